@@ -25,12 +25,12 @@ def lm(trained):
 
 @pytest.fixture(scope="module")
 def bytes_lm():
-    """Nothing but a tokenizer whose tokens are the bytes."""
+    """A language model that has only a tokenizer, whose tokens are bytes."""
     tokenizer = train_bpe(["a"], SMALLEST_VOCABULARY)
     return api.LanguageModel(types.SimpleNamespace(tokenizer=tokenizer), Assets())
 
 
-def test_every_method_completes_texts_alike(lm):
+def test_methods_give_the_same_completions(lm):
     plain = api.generate(lm, PROMPTS, "greedy", max_new_tokens=20, batch_size=3)
     drafted = api.generate(lm, PROMPTS, "medusa:8", max_new_tokens=20, batch_size=3)
     assert [c.text for c in drafted] == [c.text for c in plain]
@@ -55,23 +55,27 @@ def test_a_prompt_may_be_token_ids(lm):
     assert len(texts) == 1
 
 
-def test_a_text_ends_before_a_stop_text(lm):
-    [whole] = api.generate(lm, PROMPTS[:1], max_new_tokens=30)
-    stop = whole.text[4:6]
-    [one] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=stop)
-    [several] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=["#", stop])
-    assert one.text == several.text == whole.text[: whole.text.index(stop)]
+def test_completion_ends_before_the_stop_text(lm):
+    [complete] = api.generate(lm, PROMPTS[:1], max_new_tokens=30)
+    stop = complete.text[4:6]
+    [single_stop] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=stop)
+    [two_stops] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=["#", stop])
+    assert (
+        single_stop.text == two_stops.text == complete.text[: complete.text.index(stop)]
+    )
     # Decoding ended there too.
-    assert len(one.generation.output_ids) < len(whole.generation.output_ids)
+    assert len(single_stop.generation.output_ids) < len(complete.generation.output_ids)
 
 
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.9, "seed": 3}, {"stop": ("is.\n times", "####")}]
 )
-def test_pieces_of_a_stream_are_the_text(lm, options):
-    [whole] = api.generate(lm, PROMPTS[:1], "medusa:8", max_new_tokens=24, **options)
+def test_streamed_pieces_join_to_the_completion(lm, options):
+    [completion] = api.generate(
+        lm, PROMPTS[:1], "medusa:8", max_new_tokens=24, **options
+    )
     pieces = list(api.stream(lm, PROMPTS[0], "medusa:8", max_new_tokens=24, **options))
-    assert "".join(pieces) == whole.text
+    assert "".join(pieces) == completion.text
     assert len(pieces) > 1
 
 
@@ -83,7 +87,7 @@ def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
 
 
 @pytest.mark.parametrize(
-    "keywords, message",
+    "options, message",
     [
         ({"tokens": 8}, r"unknown option 'tokens': choose from \['temperature'"),
         ({"method": "nothing"}, "unknown method 'nothing'"),
@@ -97,12 +101,12 @@ def test_each_asset_comes_from_the_run_folder_or_from_its_argument(lm, trained):
         ({"max_new_tokens": 95}, "prompt 1 has .* tokens, but the model holds 96"),
     ],
 )
-@pytest.mark.parametrize("many", [True, False])
-def test_bad_input_is_refused_at_once(lm, keywords, message, many):
-    # A stream says so before its first piece is asked for.
-    run, prompts = (api.generate, PROMPTS) if many else (api.stream, PROMPTS[0])
+@pytest.mark.parametrize("batched", [True, False])
+def test_invalid_options_are_refused_immediately(lm, options, message, batched):
+    # `stream` raises before its first piece is requested.
+    run, prompts = (api.generate, PROMPTS) if batched else (api.stream, PROMPTS[0])
     with pytest.raises(UserError, match=message):
-        run(lm, prompts, **keywords)
+        run(lm, prompts, **options)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_invalid_prompts_are_refused(lm, prompt, message):
         api.stream(lm, prompt)
 
 
-def test_a_single_text_is_refused(lm):
+def test_a_string_instead_of_a_list_of_prompts_is_refused(lm):
     with pytest.raises(
         UserError, match="prompts must be a list of texts, not the text 'hello'"
     ):
@@ -139,7 +143,7 @@ def test_an_unknown_asset_is_refused(trained):
 
 
 def pieces_of(bytes_lm, text, cuts, stop=()):
-    """What is shown of a text that is decoded in pieces of so many bytes."""
+    """The visible pieces of a text that is decoded in parts split at byte `cuts`."""
     tokens = np.array(bytes_lm.loaded.tokenizer.encode(text))
     parts = np.split(tokens, sorted(cut for cut in cuts if cut < len(tokens)))
     last = object()
@@ -152,28 +156,28 @@ def pieces_of(bytes_lm, text, cuts, stop=()):
     return [piece for piece, _ in shown]
 
 
-def test_accepted_draft_tokens_are_apart_from_the_certain_one(bytes_lm):
+def test_accepted_draft_tokens_are_marked(bytes_lm):
     ids = np.array(bytes_lm.loaded.tokenizer.encode("abcdé"))
     last = object()
     calls = iter([(ids[:3], None), (ids[3:4], None), (ids[4:], last)])
     options = DecodeOptions(end_of_text=bytes_lm.loaded.tokenizer.end_of_text)
-    found = list(api.marked_pieces(bytes_lm, calls, options))
-    # The last call decodes the two bytes of é: one alone is no character.
-    assert [(text, marked) for text, marked, _ in found if text] == [
+    pieces = list(api.marked_pieces(bytes_lm, calls, options))
+    # The last call decodes both bytes of é, which form one character.
+    assert [(text, marked) for text, marked, _ in pieces if text] == [
         ("a", False),
         ("bc", True),
         ("d", False),
         ("é", True),
     ]
-    assert [generation for *_, generation in found][-1] is last
+    assert [generation for *_, generation in pieces][-1] is last
 
 
-def test_half_a_character_waits_for_its_other_half(bytes_lm):
+def test_incomplete_utf8_characters_are_held_back(bytes_lm):
     """é has two bytes, 漢 three and 🙂 four."""
     assert pieces_of(bytes_lm, "aé漢🙂", [2, 4, 7]) == ["a", "é", "漢", "🙂"]
 
 
-def test_half_a_stop_text_waits_too(bytes_lm):
+def test_partial_stop_texts_are_held_back(bytes_lm):
     # The longest stop text has three characters, so two are held back.
     assert pieces_of(bytes_lm, "one\n\n#", [3, 4, 5], ("\n\n#",)) == ["o", "n", "e", ""]
     assert pieces_of(bytes_lm, "one\n\nx", [4, 5], ("\n\n#",)) == ["on", "e", "\n\nx"]
@@ -185,7 +189,9 @@ def test_half_a_stop_text_waits_too(bytes_lm):
     st.lists(st.integers(1, 30), max_size=8, unique=True),
     st.lists(st.text("ab\né", min_size=1, max_size=3), max_size=2),
 )
-def test_pieces_join_to_the_text_up_to_its_first_stop(bytes_lm, text, cuts, stops):
+def test_pieces_join_to_the_text_before_its_first_stop_text(
+    bytes_lm, text, cuts, stops
+):
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     decoded = text[: min(ends)] if ends else text
     pieces = pieces_of(bytes_lm, decoded, cuts, tuple(stops))

@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import what, and how long a file may be.
+"""Layers of the package, which files may import a heavy library, lengths of files.
 
 Imports are read from the syntax tree, so an import inside a function counts, and a
 name in a comment or a string does not.
@@ -17,9 +17,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted((ROOT / "bpd_jax").rglob("*.py"))
-MOST_LINES = 500
+MAX_LINES = 500
 
-# From the bottom up: a layer imports itself and what stands before it.
+# From the bottom up: a layer imports itself and the layers before it.
 BASE = [
     "errors",
     "typing",
@@ -52,7 +52,7 @@ LAYERS = [
 ]
 
 # Heavy libraries, and the files that may import each.
-ROOMS = {
+ALLOWED_FILES = {
     "tensorflow": ["bpd_jax/data/*"],
     "tensorflow_text": ["bpd_jax/data/*"],
     "tensorflow_datasets": ["bpd_jax/data/*"],
@@ -80,7 +80,7 @@ ROOMS = {
     "rouge_score": ["bpd_jax/evaluation/metrics/rouge.py"],
 }
 
-# What a GPU or TPU host does not have.
+# Libraries that are not installed on GPU and TPU hosts.
 ABSENT = [
     "tensorflow",
     "tensorflow_datasets",
@@ -124,7 +124,7 @@ def is_within(name: str, module: str) -> bool:
 
 
 def layer_of(parts: tuple[str, ...]) -> int:
-    """Height of `bpd_jax.<parts>`: base 0, rooms 1 and up, entry points on top."""
+    """Layer of `bpd_jax.<parts>`: base 0, packages from 1, entry points the highest."""
     if not parts or parts[0] in BASE:
         return 0
     if parts[0] in LAYERS:
@@ -133,7 +133,7 @@ def layer_of(parts: tuple[str, ...]) -> int:
 
 
 def layer_of_file(file: pathlib.Path) -> int:
-    """Height of a file; the package itself hands on the interface, from the top."""
+    """Layer of a file; `bpd_jax/__init__.py`, which re-exports the API, is highest."""
     parts = tuple(module_name(file).split(".")[1:])
     return layer_of(parts) if parts else 1 + len(LAYERS)
 
@@ -144,7 +144,7 @@ def module_name(file: pathlib.Path) -> str:
     return name.removesuffix(".__init__")
 
 
-def test_every_way_of_importing_is_seen():
+def test_imported_names_finds_every_form_of_import():
     source = """
 import a.b as c
 from d import e
@@ -175,46 +175,46 @@ text = "import k"
     "lower, higher",
     [("errors", "models"), ("data", "ngrams"), ("reporting", "train")],
 )
-def test_layers_stand_on_each_other(lower, higher):
+def test_layers_are_ordered(lower, higher):
     assert layer_of((lower,)) < layer_of((higher,))
 
 
-def test_every_folder_has_its_layer():
+def test_every_package_is_in_a_layer():
     folders = {file.parent.name for file in ROOT.glob("bpd_jax/*/__init__.py")}
     assert folders <= set(LAYERS)
 
 
-@pytest.mark.parametrize("library", ROOMS)
-def test_heavy_libraries_stay_in_their_room(library):
-    strays = [
+@pytest.mark.parametrize("library", ALLOWED_FILES)
+def test_heavy_libraries_are_imported_only_in_allowed_files(library):
+    violations = [
         f"{path} imports {name}"
         for file in FILES
         if not any(
-            fnmatch(path := file.relative_to(ROOT).as_posix(), room)
-            for room in ROOMS[library]
+            fnmatch(path := file.relative_to(ROOT).as_posix(), pattern)
+            for pattern in ALLOWED_FILES[library]
         )
         for name in imports_of(file)
         if is_within(name, library)
     ]
-    assert strays == []
+    assert violations == []
 
 
-def test_imports_point_down():
-    climbing = [
+def test_modules_import_only_their_layer_and_lower_ones():
+    violations = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in FILES
         for name in sorted(imports_of(file))
         if is_within(name, "bpd_jax")
         and layer_of(tuple(name.split(".")[1:])) > layer_of_file(file)
     ]
-    assert climbing == []
+    assert violations == []
 
 
-def test_no_modules_import_each_other():
+def test_imports_have_no_cycle():
     # The package itself is left out: everything is in it, and it imports the API.
     modules = {module_name(file): imports_of(file) for file in FILES}
     del modules["bpd_jax"]
-    graph = {name: found & modules.keys() for name, found in modules.items()}
+    graph = {name: imports & modules.keys() for name, imports in modules.items()}
     graphlib.TopologicalSorter(graph).prepare()  # Raises a CycleError.
 
 
@@ -226,13 +226,13 @@ def test_no_test_imports_an_entry_point():
         for file in (ROOT / folder).rglob("*.py")
         if re.search(r"flags\.DEFINE_|define_flags\(", file.read_text())
     }
-    importing = [
+    violations = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in sorted((ROOT / "tests").rglob("*.py"))
         for name in sorted(imports_of(file) & commands)
         if name not in ("bpd_jax.configuration", "bpd_jax.cli")
     ]
-    assert importing == []
+    assert violations == []
 
 
 def test_no_file_is_too_long():
@@ -241,17 +241,17 @@ def test_no_file_is_too_long():
         for folder in ("bpd_jax", "tests", "benchmarks", "experiments")
         for file in (ROOT / folder).rglob("*.py")
     }
-    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
-def test_every_module_says_what_it_is():
-    silent = [
+def test_every_module_has_a_docstring():
+    undocumented = [
         str(file.relative_to(ROOT))
         for file in FILES
         if (source := file.read_text()).strip()
         and not ast.get_docstring(ast.parse(source))
     ]
-    assert silent == []
+    assert undocumented == []
 
 
 def test_gpu_and_tpu_hosts_need_no_heavy_library():
@@ -261,8 +261,8 @@ def test_gpu_and_tpu_hosts_need_no_heavy_library():
         if file.relative_to(ROOT).parts[1] in LAYERS
         and file.relative_to(ROOT).parts[1] != "data"
         and not any(
-            fnmatch(file.relative_to(ROOT).as_posix(), room)
-            for room in ROOMS["numba"] + ROOMS["llvmlite"]
+            fnmatch(file.relative_to(ROOT).as_posix(), pattern)
+            for pattern in ALLOWED_FILES["numba"] + ALLOWED_FILES["llvmlite"]
         )
     ]
     # None in sys.modules makes the import of that name fail.

@@ -42,10 +42,10 @@ def test_invalid_arrays_are_refused(spec, values, reason):
         spec.check(values)
 
 
-@pytest.mark.parametrize("place", [1, 1 << 20, (1 << 20) + 1, 2_999_999])
-def test_order_is_compared_across_blocks(place):
+@pytest.mark.parametrize("index", [1, 1 << 20, (1 << 20) + 1, 2_999_999])
+def test_order_is_compared_across_blocks(index):
     values = np.arange(3_000_000)
-    values[place] = values[place - 1]
+    values[index] = values[index - 1]
     with pytest.raises(ValueError, match="increase"):
         ArraySpec(("<i8",), (None,), increasing=True).check(values)
 
@@ -54,7 +54,7 @@ def save(path):
     np.savez(path, ints=np.arange(9), floats=np.ones((2, 3)), key=np.str_("abc"))
 
 
-def test_names_are_compared(tmp_path):
+def test_missing_and_unknown_names_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, a=np.array([1]), c=np.array([1]))
     with pytest.raises(ValueError, match="'b' is missing"):
@@ -71,37 +71,39 @@ def test_archives_round_trip(tmp_path):
     assert arrays["ints"].tolist() == list(range(9))
     assert arrays["floats"].shape == (2, 3)
     assert str(arrays["key"]) == "abc"
-    arrays["ints"][0] = 5  # They can be written to.
+    arrays["ints"][0] = 5  # The arrays are writable.
 
 
 def test_flipped_bits_and_truncation_are_detected(tmp_path):
-    """Bits of an archive that mean nothing aside: then the arrays are the same."""
+    """Except in unused bits of the archive, which leave the arrays unchanged."""
     path = tmp_path / "a.npz"
     save(path)
-    whole, expected = path.read_bytes(), read_npz(path)
-    told = 0
-    for place in range(0, len(whole), 3):
+    intact, expected = path.read_bytes(), read_npz(path)
+    detected = 0
+    for offset in range(0, len(intact), 3):
         for data in (
-            whole[:place],
-            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :],
+            intact[:offset],
+            intact[:offset]
+            + bytes([intact[offset] ^ 1 << offset % 8])
+            + intact[offset + 1 :],
         ):
             path.write_bytes(data)
             try:
                 arrays = read_npz(path)
             except (OSError, ValueError):
-                told += 1
+                detected += 1
             else:
                 for name in arrays.keys() & expected.keys():
                     np.testing.assert_array_equal(arrays[name], expected[name])
-    assert told > len(whole) // 3
+    assert detected > len(intact) // 3
 
 
 def test_damaged_arrays_are_detected(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.arange(20))
-    whole = path.read_bytes()
-    for place in range(128):
-        for data in (whole[:place], whole[:place] + b"(" + whole[place + 1 :]):
+    intact = path.read_bytes()
+    for offset in range(128):
+        for data in (intact[:offset], intact[:offset] + b"(" + intact[offset + 1 :]):
             path.write_bytes(data)
             try:
                 array = open_npy(path)
@@ -110,7 +112,7 @@ def test_damaged_arrays_are_detected(tmp_path):
             assert array.size <= 20  # Never more than the file has.
 
 
-def test_no_more_is_allocated_than_the_file_has(tmp_path):
+def test_allocation_is_limited_by_the_file_size(tmp_path):
     path = tmp_path / "a.npz"
     header = str({"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
@@ -135,7 +137,7 @@ def test_python_objects_are_refused(tmp_path):
         read_npz(tmp_path / "a.npz")
 
 
-def test_the_reason_is_one_line(tmp_path):
+def test_long_error_messages_of_numpy_become_one_line(tmp_path):
     """numpy explains a long header on several lines."""
     np.save(tmp_path / "a.npy", np.zeros(3))
     data = (tmp_path / "a.npy").read_bytes()

@@ -14,24 +14,24 @@ ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.npz"])
-def test_an_artifact_is_read_as_it_was_written(tmp_path, name):
+def test_artifacts_round_trip(tmp_path, name):
     folder = tmp_path / "thing"
     KIND.write(folder, {"size": 1}, name, {})
     KIND.write(folder, {"size": 2}, name, ARRAYS)
     assert KIND.read_header(folder, {"size": int}) == {"format": 1, "size": 2}
     path = folder / name
     if name.endswith(".npz"):
-        found = array_files.read_npz(path)
+        arrays = array_files.read_npz(path)
     else:
-        found, identity = read_tensors(path)
+        arrays, identity = read_tensors(path)
         assert len(identity) == 16
-    np.testing.assert_array_equal(found["a"], ARRAYS["a"], strict=True)
+    np.testing.assert_array_equal(arrays["a"], ARRAYS["a"], strict=True)
     assert sorted(path.name for path in folder.iterdir()) == ["thing.json", name]
     assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
-    "header, words",
+    "header, message",
     [
         ("{", "Expecting"),
         ("[]", "thing.json"),
@@ -43,9 +43,9 @@ def test_an_artifact_is_read_as_it_was_written(tmp_path, name):
         ('{"format": 1, "size": NaN}', "NaN"),
     ],
 )
-def test_a_damaged_header_is_reported_with_the_remedy(tmp_path, header, words):
+def test_a_damaged_header_is_reported_with_the_remedy(tmp_path, header, message):
     (tmp_path / "thing.json").write_text(header)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         KIND.read_header(tmp_path, {"size": int})
     assert str(caught.value).endswith("make it again.")
 
@@ -57,7 +57,7 @@ def test_a_missing_header_is_reported_with_the_remedy(tmp_path):
             KIND.read_header(folder)
 
 
-def test_no_other_folder_is_replaced(tmp_path):
+def test_folders_of_another_kind_are_not_replaced(tmp_path):
     (tmp_path / "thing.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(UserError, match="not that of a thing"):
         KIND.write(tmp_path, {"size": 1}, "x.npz", ARRAYS)

@@ -1,4 +1,4 @@
-"""Files, folders and checkpoints in a storage emulator that others wrote."""
+"""Files, folders and checkpoints in gcp-storage-emulator, a third-party server."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ import pytest
 from tests.commands import ROOT
 
 BUCKET = "gs://bpd-test"
-# In a new process, because a process looks for its server once.
+# In a new process, because clients look up the server once per process.
 PROGRAM = """
 import os, sys
 import jax, numpy as np
@@ -112,15 +112,15 @@ main(sys.argv[1:])
 @pytest.fixture
 def emulator(tmp_path: pathlib.Path) -> Iterator[str]:
     """The address of an emulator with an empty bucket."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    words = [sys.executable, "-c", SERVER, "start", "--host=127.0.0.1"]
-    words += [f"--port={port}", "--in-memory"]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-c", SERVER, "start", "--host=127.0.0.1"]
+    command += [f"--port={port}", "--in-memory"]
     with (
         (tmp_path / "emulator.log").open("wb") as log,
         subprocess.Popen(
-            [*words, "--default-bucket=bpd-test"], stdout=log, stderr=log
+            [*command, "--default-bucket=bpd-test"], stdout=log, stderr=log
         ) as server,
     ):
         try:
@@ -154,14 +154,16 @@ def run(
     )
 
 
-def test_what_is_written_is_read_back(emulator: str, tmp_path: pathlib.Path) -> None:
-    done = run(emulator, tmp_path, PROGRAM, BUCKET)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("equal\n")
+def test_files_models_and_checkpoints_round_trip(
+    emulator: str, tmp_path: pathlib.Path
+) -> None:
+    result = run(emulator, tmp_path, PROGRAM, BUCKET)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("equal\n")
 
 
 @pytest.mark.parametrize("kill", [1, 2, 4])
-def test_what_a_killed_upload_leaves_is_refused_and_replaced(
+def test_interrupted_upload_is_refused_and_replaced(
     emulator: str, tmp_path: pathlib.Path, kill: int
 ) -> None:
     folder = f"{BUCKET}/letter"

@@ -68,11 +68,11 @@ def run(storage, tmp_path_factory):
 
 def test_a_killed_run_resumes_bit_exactly(run, storage):
     config = load_config(run / "local" / "model.json")
-    ends = [
+    parameters = [
         load_parameters(as_path(workdir) / "checkpoints", config, step=9)
         for workdir in (RUN, run / "local")
     ]
-    jax.tree.map(np.testing.assert_array_equal, *ends)
+    jax.tree.map(np.testing.assert_array_equal, *parameters)
     logs = [
         [
             {k: v for k, v in row.items() if "per_second" not in k}
@@ -81,18 +81,18 @@ def test_a_killed_run_resumes_bit_exactly(run, storage):
         for workdir in (RUN, run / "local")
     ]
     assert logs[0] == logs[1]
-    # Its end gives the lock back, and leaves nothing half written.
+    # A finished run releases the lock and leaves no partial file.
     names = storage.objects["bpd-test"]
     assert not [name for name in names if name.endswith((".lock", ".part"))]
 
 
-def test_a_finished_run_says_so(run):
+def test_training_a_finished_run_again_reports_it(run):
     result = train(run, RUN)
     assert result.returncode == 0, result.stderr
     assert "already finished" in result.stdout
 
 
-def test_it_is_decoded_and_evaluated_where_it_lies(run, storage):
+def test_decode_and_evaluate_read_and_write_the_bucket(run, storage):
     common = ["--max_new_tokens=8", "--prompt=3 times"]
     remote, local = start(
         "bpd_jax.decode",
@@ -118,19 +118,19 @@ def test_it_is_decoded_and_evaluated_where_it_lies(run, storage):
     assert not [name for name in written if name.endswith(".part")]
 
 
-def test_damage_of_a_checkpoint_is_told(run, storage):
+def test_damaged_checkpoints_are_reported(run, storage):
     objects = storage.objects["bpd-test"]
     config = load_config(as_path(RUN) / "model.json")
-    saved = f"{RUN}/checkpoints"
-    assert best_step(saved) in (3, 6, 9)
+    checkpoints = f"{RUN}/checkpoints"
+    assert best_step(checkpoints) in (3, 6, 9)
     of_params = [name for name in objects if name.startswith(f"{CHECKPOINTS}/9/params")]
     largest = max(of_params, key=lambda name: len(objects[name].data))
     for name, read in (
-        (largest, lambda: load_parameters(saved, config, step=9)),
-        (f"{CHECKPOINTS}/9/data/metadata", lambda: best_step(saved)),
+        (largest, lambda: load_parameters(checkpoints, config, step=9)),
+        (f"{CHECKPOINTS}/9/data/metadata", lambda: best_step(checkpoints)),
     ):
-        whole = objects[name]
-        flipped = bytearray(whole.data)
+        intact = objects[name]
+        flipped = bytearray(intact.data)
         flipped[len(flipped) // 2] ^= 1
         storage.put("bpd-test", name, bytes(flipped))
         with pytest.raises(UserError, match="cannot read the checkpoint"):
@@ -138,17 +138,17 @@ def test_damage_of_a_checkpoint_is_told(run, storage):
         del objects[name]
         with pytest.raises(UserError, match="cannot read the checkpoint"):
             read()
-        objects[name] = whole
+        objects[name] = intact
         read()
 
 
 def test_digests_are_compared_without_a_download(run, storage):
     name = f"{CHECKPOINTS}/9/optimizer/_sharding"
-    whole = storage.objects["bpd-test"][name]
-    storage.put("bpd-test", name, whole.data + b" ")
+    intact = storage.objects["bpd-test"][name]
+    storage.put("bpd-test", name, intact.data + b" ")
     storage.requests.clear()
     with pytest.raises(UserError, match="has changed since it was saved"):
         _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))
-    storage.objects["bpd-test"][name] = whole
+    storage.objects["bpd-test"][name] = intact
     _check_digests(as_path(f"{RUN}/checkpoints/9/optimizer"))
     assert set(storage.downloads()) <= {f"{CHECKPOINTS}/9/digests.json"}

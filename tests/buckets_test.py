@@ -18,7 +18,7 @@ KIND = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write i
 
 
 @pytest.fixture(autouse=True)
-def empty(request):
+def empty_bucket(request):
     """An empty bucket without a hook, for the tests that use one."""
     if "storage" in request.fixturenames:
         storage = request.getfixturevalue("storage")
@@ -53,20 +53,20 @@ def test_only_names_under_gs_are_bucket_paths(tmp_path):
     for bad in ("gs://", "gs://b/../c"):
         with pytest.raises(UserError, match="gs://bucket"):
             as_path(bad)
-    for other in ("s3://b/a", "file:///etc", "hdfs://h/a"):
+    for url in ("s3://b/a", "file:///etc", "hdfs://h/a"):
         with pytest.raises(UserError, match="not supported"):
-            as_path(other)
+            as_path(url)
     assert as_path("a:b/c") == pathlib.Path("a:b/c")
 
 
-def test_a_missing_package_is_told(monkeypatch):
+def test_missing_package_is_reported(monkeypatch):
     buckets._client.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage", None)
     with pytest.raises(UserError, match=r"bpd_jax\[gcs\]"):
         as_path("gs://b/a").exists()
 
 
-def test_files_and_folders_are_looked_at_like_those_of_a_disk(storage):
+def test_bucket_paths_behave_like_local_paths(storage):
     for name in ("a/b.txt", "a/c/d.txt", "a/c/e.md", "ab.txt"):
         put(storage, name, name.encode())
     top = as_path(BUCKET) / "a"
@@ -90,7 +90,7 @@ def test_files_and_folders_are_looked_at_like_those_of_a_disk(storage):
         (top / "b.txt").open("a")
 
 
-def test_a_file_is_copied_once_and_again_when_it_has_changed(storage):
+def test_local_copies_are_reused_until_the_object_changes(storage):
     path = as_path(f"{BUCKET}/x.bin")
     put(storage, "x.bin", b"first")
     first = np.memmap(path, mode="r")
@@ -99,11 +99,11 @@ def test_a_file_is_copied_once_and_again_when_it_has_changed(storage):
     put(storage, "x.bin", b"other")
     assert path.read_bytes() == b"other"
     assert storage.downloads() == ["x.bin"] * 2
-    assert bytes(first) == b"first"  # Whoever reads the older one keeps it.
+    assert bytes(first) == b"first"  # Open maps keep the old content.
     assert len(list(path.local().parent.parent.glob("@*/x.bin"))) == 1
 
 
-def test_a_copy_is_on_the_disk_before_it_has_its_name(storage, monkeypatch):
+def test_local_copies_are_synced_before_they_are_renamed(storage, monkeypatch):
     put(storage, "x.bin", b"first")
     steps = []
     fsync, replace = os.fsync, os.replace
@@ -113,7 +113,7 @@ def test_a_copy_is_on_the_disk_before_it_has_its_name(storage, monkeypatch):
     assert steps == ["sync", "name"]
 
 
-def test_a_copy_of_another_size_is_refused(storage):
+def test_incomplete_downloads_are_refused(storage):
     put(storage, "x.json", b"[1]").reported = 4
     with pytest.raises(OSError, match="3 of its 4 bytes"):
         as_path(f"{BUCKET}/x.json").read_text()
@@ -123,7 +123,7 @@ def test_a_copy_of_another_size_is_refused(storage):
         KIND.read_header(f"{BUCKET}/m")
 
 
-def test_a_file_is_replaced_when_it_is_whole(storage):
+def test_files_are_replaced_when_the_upload_is_complete(storage):
     path = f"{BUCKET}/a/text.txt"
     files.check_writable(path)
     with files.replacing_file(path) as temporary:
@@ -140,7 +140,7 @@ def test_a_file_is_replaced_when_it_is_whole(storage):
     assert not list(buckets.staging(as_path(path)).parent.iterdir())
 
 
-def test_a_bucket_that_does_not_exist_is_told_before_the_work(storage):
+def test_missing_bucket_is_reported_before_writing(storage):
     for check in (
         lambda: files.check_writable("gs://no-such-bucket/x.txt"),
         lambda: folders.check_folder("gs://no-such-bucket/x", KIND),
@@ -149,7 +149,7 @@ def test_a_bucket_that_does_not_exist_is_told_before_the_work(storage):
             check()
 
 
-def test_a_folder_of_another_kind_is_not_written_to(storage):
+def test_folders_of_another_kind_are_unchanged(storage):
     put(storage, "theirs/photo.jpg", b"...")
     with pytest.raises(UserError, match=r"photo\.jpg"):
         write_letter(f"{BUCKET}/theirs")
@@ -177,15 +177,15 @@ def _write_killed(number, value):
 
 
 @pytest.mark.parametrize("last", [".upload.part", "1.npz", "letter.json"])
-def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
+def test_interrupted_upload_is_refused_and_replaced(storage, last):
     write_letter(f"{BUCKET}/mine", value=1)
     process = multiprocessing.get_context("spawn").Process(
         target=_write_killed, args=(0, 2)
     )
-    seen = []
+    uploads = []
 
     def kill(name):
-        seen.append(name)
+        uploads.append(name)
         if name == f"mine/{last}":
             os.kill(process.pid, signal.SIGKILL)
             raise ConnectionAbortedError
@@ -194,10 +194,10 @@ def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert f"mine/{last}" in seen
+    assert f"mine/{last}" in uploads
     storage.before_upload = lambda name: None
     if last == ".upload.part":
-        # Nothing of the older one is gone yet.
+        # The old folder is still complete.
         assert KIND.read_header(f"{BUCKET}/mine")["count"] == 3
     else:
         with pytest.raises(UserError, match="interrupted"):
@@ -207,11 +207,11 @@ def test_what_a_killed_upload_leaves_is_refused_and_replaced(storage, last):
     with np.load(as_path(f"{BUCKET}/mine/0.npz")) as arrays:
         assert arrays["x"].tolist() == [3] * 4
     assert "mine/.upload.part" not in names(storage)
-    # What it had staged on this disk is gone with the next writer of that name.
+    # The next writer of that name has removed the local staging folder.
     assert not list(buckets.staging(as_path(f"{BUCKET}/mine")).parent.glob(".mine.*"))
 
 
-def test_an_interrupted_folder_belongs_to_its_own_kind(storage):
+def test_interrupted_folders_are_replaced_by_their_own_kind_only(storage):
     put(storage, "f/.upload.part", b'{"title": "a photo album"}')
     put(storage, "f/0.npz", b"...")
     with pytest.raises(UserError, match="it is not a letter"):
@@ -222,25 +222,25 @@ def test_an_interrupted_folder_belongs_to_its_own_kind(storage):
 
 
 @pytest.mark.parametrize("moment", ["mine/1.npz", "mine/letter.json"])
-def test_of_two_writers_at_once_none_leaves_a_mixture(storage, moment):
-    """While one uploads `moment`, another one writes the whole folder."""
-    other = threading.Thread(
+def test_concurrent_writers_leave_no_mixture(storage, moment):
+    """While one writer uploads `moment`, another one writes the complete folder."""
+    writer = threading.Thread(
         target=write_letter, args=(f"{BUCKET}/mine",), kwargs={"value": 2}
     )
 
     def interrupt(name):
         if name == moment:
             storage.before_upload = lambda name: None
-            other.start()
-            other.join()
+            writer.start()
+            writer.join()
 
     storage.before_upload = interrupt
     with pytest.raises(UserError, match="another process"):
         write_letter(f"{BUCKET}/mine", value=1)
-    found = set()
+    values = set()
     for number in range(3):
         with np.load(as_path(f"{BUCKET}/mine/{number}.npz")) as arrays:
-            found |= set(arrays["x"].tolist())
-    # The folder is the other's, or has no header.
+            values |= set(arrays["x"].tolist())
+    # The folder is complete and the second writer's, or has no header.
     if "mine/letter.json" in names(storage):
-        assert found == {2}
+        assert values == {2}

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.build_ngram as a program."""
+"""`bpd_jax.build_ngram` as a command."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ def test_token_file_to_model(tmp_path: pathlib.Path) -> None:
     sequences = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
     tokens.write_text("".join(f"{' '.join(map(str, line))}\n" for line in sequences))
     output = tmp_path / "model"
-    done = run(
+    result = run(
         f"--tokens={tokens}",
         f"--output={output}",
         "--order=3",
@@ -27,18 +27,18 @@ def test_token_file_to_model(tmp_path: pathlib.Path) -> None:
         "--end_of_text=4",
         "--bins=3",
     )
-    assert done.returncode == 0, done.stderr
-    assert "50 tokens in 10 sequences" in done.stdout
-    assert "after min counts" in done.stdout
-    assert str(output / "model.arpa.gz") in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "50 tokens in 10 sequences" in result.stdout
+    assert "after min counts" in result.stdout
+    assert str(output / "model.arpa.gz") in result.stdout
     model = NGramModel.load(output)
     assert model.order == 3
     assert model.end_of_text == 4
     perplexity = model.perplexity(sequences)
-    assert f"perplexity, training text: {perplexity:.2f}" in done.stdout
+    assert f"perplexity, training text: {perplexity:.2f}" in result.stdout
 
 
-def test_bad_flags_end_in_one_sentence() -> None:
+def test_invalid_flags_are_refused() -> None:
     cases = [
         (["--tokens=ids.txt"], "error: --output is missing"),
         (["--output=x"], "error: give exactly one of --task"),
@@ -54,20 +54,20 @@ def test_bad_flags_end_in_one_sentence() -> None:
         (["--output=x", "--model=missing"], "error: there is no missing"),
         (["--output=x", "--counts=missing"], "error: cannot read missing"),
     ]
-    ends = start("bpd_jax.build_ngram", *(flags for flags, _ in cases))
-    for done, (_, message) in zip(ends, cases, strict=True):
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    results = start("bpd_jax.build_ngram", *(flags for flags, _ in cases))
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
     assert not (ROOT / "x").exists()
 
 
-def test_pruning_and_mixing(tmp_path: pathlib.Path) -> None:
+def test_pruning_and_interpolation(tmp_path: pathlib.Path) -> None:
     rng = np.random.default_rng(1)
     tokens = tmp_path / "ids.txt"
     rows = np.minimum(rng.geometric(0.3, (200, 9)), 8)
     tokens.write_text("".join(f"{' '.join(map(str, row))}\n" for row in rows))
-    done = run(
+    result = run(
         f"--tokens={tokens}",
         f"--output={tmp_path / 'one'}",
         "--theta=1e-5",
@@ -75,21 +75,21 @@ def test_pruning_and_mixing(tmp_path: pathlib.Path) -> None:
         "--memory=100MB",
         f"--heldout_tokens={tokens}",
     )
-    assert done.returncode == 0, done.stderr
-    assert "perplexity, held-out text: " in done.stdout
-    assert " before pruning, " in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "perplexity, held-out text: " in result.stdout
+    assert " before pruning, " in result.stdout
     model = NGramModel.load(tmp_path / "one")
     assert 20 < model.sizes[1] <= 40
     assert model.sizes[3] <= 20
-    done = run(
+    result = run(
         f"--model={tmp_path / 'one'},{tmp_path / 'one' / 'model.fst'}",
         "--weight=0.25",
         "--vocab_size=9",
         f"--output={tmp_path / 'two'}",
     )
-    assert done.returncode == 0, done.stderr
-    assert "perplexity: not measured" in done.stdout
-    assert "tokens in" not in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "perplexity: not measured" in result.stdout
+    assert "tokens in" not in result.stdout
     assert NGramModel.load(tmp_path / "two").sizes == model.sizes
 
 
@@ -102,14 +102,14 @@ def test_text_files_to_model(tmp_path: pathlib.Path) -> None:
             f"The cat number {number} sat on the mat. " * 5
         )
     output = tmp_path / "model"
-    done = run(
+    result = run(
         f"--text={tmp_path}/*.txt",
         f"--output={output}",
         "--heldout_split=validation",
         "--max_ngrams=200",
     )
-    assert done.returncode == 0, done.stderr
-    assert "perplexity, held-out text: " in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "perplexity, held-out text: " in result.stdout
     model = NGramModel.load(output)
     assert (model.vocab_size, model.end_of_text) == (50_257, 50_256)
     assert sum(model.sizes) <= 200

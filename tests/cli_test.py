@@ -36,11 +36,13 @@ def test_gin_arguments_without_a_value_are_refused(argument):
         ("--gin.STEPS", "error: --gin.STEPS has no value: write --gin.NAME=VALUE"),
     ],
 )
-def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
+def test_invalid_flags_are_reported_in_one_sentence(
+    argument, message, monkeypatch, capsys
+):
     monkeypatch.setattr(sys, "argv", ["program", argument])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         cli.run(lambda: pytest.fail("main ran"))
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     captured = capsys.readouterr()
     assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
@@ -48,18 +50,18 @@ def test_bad_flags_are_one_sentence(argument, message, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flag", ["--help", "--helpfull", "--helpshort"])
-def test_help_is_no_error(flag, monkeypatch, capsys):
+def test_help_exits_with_status_0(flag, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["program", flag])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         cli.run(lambda: pytest.fail("main ran"))
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""
 
 
-def test_every_command_is_a_program():
-    """Most tests call `cli.run(main)` themselves: so must `python -m bpd_jax.NAME`."""
+def test_every_command_runs_as_a_module():
+    """Tests call `cli.run(main)`; `python -m bpd_jax.NAME` must do the same."""
     files = [
         file
         for file in (ROOT / "bpd_jax").glob("*.py")
@@ -73,13 +75,13 @@ def test_every_command_is_a_program():
         assert end.strip() == main, file
 
 
-def test_what_is_no_flag_is_passed_on_where_it_is_asked_for(monkeypatch):
+def test_positional_arguments_are_passed_to_main_on_request(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program", "one", "two"])
-    given = []
-    with pytest.raises(SystemExit) as ended:
-        cli.run(given.append, positional=True)
-    assert not ended.value.code
-    assert given == [["one", "two"]]
+    received = []
+    with pytest.raises(SystemExit) as exit_info:
+        cli.run(received.append, positional=True)
+    assert not exit_info.value.code
+    assert received == [["one", "two"]]
 
 
 def test_a_missing_flag_is_named(monkeypatch):
@@ -93,14 +95,14 @@ def test_a_missing_flag_is_named(monkeypatch):
     assert cli.required("model") == "m"
 
 
-def test_a_platform_that_cannot_start_is_one_sentence(monkeypatch, capsys):
+def test_unavailable_platform_is_reported_in_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     jax = types.ModuleType("jax")
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setattr(jax, "devices", _no_devices, raising=False)
-    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
         raise AssertionError
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     error = capsys.readouterr().err
     assert "JAX_PLATFORMS=cuda" in error
     assert error.count("\n") == 1
@@ -110,10 +112,10 @@ def _no_devices() -> None:
     raise RuntimeError("Unable to initialize\nbackend 'cuda'.")
 
 
-def test_a_path_that_the_system_refuses_is_one_sentence(capsys):
-    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+def test_invalid_path_is_reported_in_one_sentence(capsys):
+    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
         pathlib.Path("x" * 5000).stat()
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot use xxx")
     assert len(error) < 1000
@@ -126,18 +128,18 @@ def _exhaust_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "use, words",
+    "allocate, message",
     [
         (lambda: np.zeros(2**50), "not enough memory (Unable to allocate"),
         (_exhaust_device, "has not enough memory (RESOURCE_EXHAUSTED: Out of"),
     ],
 )
-def test_too_little_memory_is_one_sentence(use, words, capsys):
-    with pytest.raises(SystemExit) as ended, cli.telling_errors():
-        use()
-    assert ended.value.code == 1
+def test_out_of_memory_is_reported_in_one_sentence(allocate, message, capsys):
+    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
+        allocate()
+    assert exit_info.value.code == 1
     error = capsys.readouterr().err
-    assert words in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -146,7 +148,7 @@ def test_other_failed_assertions_keep_their_traceback():
         raise AssertionError
 
 
-def test_long_values_are_cut_in_messages():
+def test_long_values_are_truncated_in_messages():
     text = str(UserError(f"--name={'x' * 5000} is wrong: {', '.join('ab' * 5000)}."))
     assert text.startswith("--name=xxx")
     assert "is wrong" in text

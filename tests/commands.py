@@ -39,7 +39,7 @@ _PROCESSES.set_forkserver_preload(
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """Exit status and output of a command."""
 
     returncode: int
     stdout: str
@@ -58,19 +58,19 @@ def start(
     process.start()
     sender.close()
     try:
-        done = receiver.recv()
+        results = receiver.recv()
     except EOFError:
         process.join()
         raise AssertionError(f"{module} ended with {process.exitcode}") from None
     process.join()
-    assert isinstance(done, list), done
-    return [Done(*end) for end in done]
+    assert isinstance(results, list), results
+    return [Done(*result) for result in results]
 
 
 def call(module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT) -> Done:
     """Runs an entry point with these arguments, in a folder."""
-    [done] = start(module, list(arguments), folder=folder)
-    return done
+    [result] = start(module, list(arguments), folder=folder)
+    return result
 
 
 class Script:
@@ -99,7 +99,7 @@ class Script:
         self._process.start()
 
     def wait(self, timeout: float) -> Done:
-        """Waits for its end; kills it after so many seconds."""
+        """Waits for it to end; kills it after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             self._process.kill()
@@ -132,24 +132,26 @@ def _run(
     folder: str,
     environment: dict[str, str],
 ) -> None:
-    """Runs in the new process; sends the ends of the commands, or a traceback."""
+    """Runs in the new process; sends the results of the commands, or a traceback."""
     try:
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
-        sender.send(_ends(module, commands))
+        sender.send(_results(module, commands))
     except BaseException:
         sender.send(traceback.format_exc())
 
 
-def _ends(module: str, commands: tuple[list[str], ...]) -> list[tuple[int, str, str]]:
+def _results(
+    module: str, commands: tuple[list[str], ...]
+) -> list[tuple[int, str, str]]:
     from absl import flags
 
     from bpd_jax import cli
 
     main = importlib.import_module(module).main
     positional = bool(inspect.signature(main).parameters)
-    ends = []
+    results = []
     for arguments in commands:
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
@@ -158,10 +160,10 @@ def _ends(module: str, commands: tuple[list[str], ...]) -> list[tuple[int, str, 
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 cli.run(main, positional=positional)
-            except SystemExit as end:
-                status = end.code or 0
+            except SystemExit as exit_error:
+                status = exit_error.code or 0
             except Exception:
                 status = 1
                 traceback.print_exc()
-        ends.append((status, out.getvalue(), err.getvalue()))
-    return ends
+        results.append((status, out.getvalue(), err.getvalue()))
+    return results

@@ -20,8 +20,8 @@ from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
-HERE = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
-FILES = {file.relative_to(ROOT).as_posix(): file.read_text() for file in HERE}
+PATHS = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
+FILES = {file.relative_to(ROOT).as_posix(): file.read_text() for file in PATHS}
 
 RUN = """
 include 'gin_configs/models/tiny.gin'
@@ -96,7 +96,7 @@ def test_saved_text_builds_the_same_objects(write):
     assert "OptimizerConfig.beta2 = 0.98" in first.operative
 
 
-def test_gin_is_left_clean(write):
+def test_parse_clears_gin_bindings(write):
     parse([write(RUN)], [], TrainConfig)
     assert gin.config_str() == ""
     with pytest.raises(UserError):
@@ -105,7 +105,7 @@ def test_gin_is_left_clean(write):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, message",
     [
         ("TrainConfig.steps = = 3\n", r"bad.gin:1: "),
         ("STEPS = 5\nTrainConfig.steps = (3\n", r"bad.gin:\d: "),
@@ -134,14 +134,14 @@ def test_gin_is_left_clean(write):
         ("import os\n", r"bad.gin:1: imports are not supported"),
     ],
 )
-def test_bad_files_end_with_one_sentence(write, text, words):
-    with pytest.raises(UserError, match=words) as error:
+def test_invalid_files_are_reported_in_one_sentence(write, text, message):
+    with pytest.raises(UserError, match=message) as error:
         parse([write(text, "bad.gin")], [], TrainConfig)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "binding, words",
+    "binding, message",
     [
         ("STEP = 3", r"--gin.STEP=3: nothing uses STEP; did you mean STEPS"),
         (
@@ -171,15 +171,15 @@ def test_bad_files_end_with_one_sentence(write, text, words):
         ),
     ],
 )
-def test_bad_settings_end_with_one_sentence(write, binding, words):
-    with pytest.raises(UserError, match=words) as error:
+def test_invalid_bindings_are_reported_in_one_sentence(write, binding, message):
+    with pytest.raises(UserError, match=message) as error:
         parse([write(RUN)], [binding], TrainConfig)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize(
-    "value, words",
+    "value, message",
     [
         ("true", "true is not a gin value: write True"),
         ("gelu", "text needs quotes"),
@@ -187,8 +187,8 @@ def test_bad_settings_end_with_one_sentence(write, binding, words):
         ("(1, 2", "a bracket is not closed"),
     ],
 )
-def test_words_without_quotes_in_files_are_explained(write, value, words):
-    with pytest.raises(UserError, match=words) as error:
+def test_invalid_values_in_files_are_explained(write, value, message):
+    with pytest.raises(UserError, match=message) as error:
         parse([write(f"STEPS = {value}\n")], [], TrainConfig)
     assert "ast." not in str(error.value)
 
@@ -205,14 +205,14 @@ def test_a_missing_file_is_named(tmp_path):
         parse([tmp_path / "nowhere.gin"], [], TrainConfig)
 
 
-def whole(name: str) -> str:
+def with_includes(name: str) -> str:
     """The text of a file after that of the files that it includes."""
     included = re.findall("^include '(.*)'", FILES[name], re.MULTILINE)
-    return "".join(map(whole, included)) + FILES[name]
+    return "".join(map(with_includes, included)) + FILES[name]
 
 
 # What a user gives for each macro and parameter that a file requires.
-GIVEN = {
+REQUIRED_VALUES = {
     "STEPS": 10,
     "BATCH_SIZE": 8,
     "LENGTH": 64,
@@ -230,25 +230,27 @@ TINY = ("gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin")
 TRAIN = "gin_configs/runs/train.gin"
 
 
-def surroundings(name: str) -> tuple[type, list[str]]:
+def target_and_files(name: str) -> tuple[type, list[str]]:
     """What a file builds, and the files on the command line, itself among them."""
     folder = name.split("/")[1]
     if name.startswith("gin_configs/models/"):
         return BlockwiseConfig, [name]
-    if "DecodeConfig:" in whole(name):
+    if "DecodeConfig:" in with_includes(name):
         return DecodeConfig, [name]
     if "StudyConfig:" in FILES[name]:
         return StudyConfig, [name]
     if name.endswith(("heads.gin", "drafter.gin")) and "/heads/" not in name:
         # Which layers a drafter reads depends on the model.
         needs_layers = name == "gin_configs/runs/drafter.gin"
-        rest = ["experiments/smollm2/drafter.gin"] if needs_layers else []
-        return HeadsTrainConfig, [name, *rest]
+        more_files = ["experiments/smollm2/drafter.gin"] if needs_layers else []
+        return HeadsTrainConfig, [name, *more_files]
     if folder == "tasks":
         return TrainConfig, [TINY[0], TRAIN, name]
     if folder in ("meshes", "heads") and name.startswith("gin_configs/"):
         return TrainConfig, [*TINY, TRAIN, name]
-    if not re.search("^include 'gin_configs/models/", whole(name), re.MULTILINE):
+    if not re.search(
+        "^include 'gin_configs/models/", with_includes(name), re.MULTILINE
+    ):
         return TrainConfig, [*TINY, name]
     if "finetune.gin" in name:
         return TrainConfig, [name, "gin_configs/tasks/squad.gin"]
@@ -258,13 +260,13 @@ def surroundings(name: str) -> tuple[type, list[str]]:
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_builds_its_objects(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    kind, paths = surroundings(name)
-    text = "\n" + "".join(map(whole, paths))
+    kind, paths = target_and_files(name)
+    text = "\n" + "".join(map(with_includes, paths))
     bindings = ["StudyConfig.study = 'table4'"] if kind is StudyConfig else []
     bindings += [
         f"{macro} = {value}"
-        for macro, value in GIVEN.items()
-        # The last file that names it has its way.
+        for macro, value in REQUIRED_VALUES.items()
+        # The last binding takes effect.
         if re.findall(rf"\n{macro} = (.*)", text)[-1:] == ["%gin.REQUIRED"]
     ]
     if "vocab_size" in text or kind not in (DecodeConfig, StudyConfig):
@@ -286,7 +288,7 @@ def test_the_vocabulary_of_gpt3_is_known_without_its_tokenizer():
 @pytest.mark.parametrize(
     "mesh", ["one_device", "gpu_8", "v4_128", "v5e_256", "v5p_128", "v6e_256"]
 )
-def test_pretraining_is_the_paper_s_on_every_mesh(mesh, monkeypatch):
+def test_pretraining_has_the_papers_settings_on_every_mesh(mesh, monkeypatch):
     monkeypatch.chdir(ROOT)
     paths = ["gin_configs/runs/pretrain.gin", f"gin_configs/meshes/{mesh}.gin"]
     config = parse(paths, [], TrainConfig).value
@@ -299,7 +301,7 @@ def test_pretraining_is_the_paper_s_on_every_mesh(mesh, monkeypatch):
     assert config.compute.scan_layers
 
 
-def test_finetuning_is_the_paper_s(monkeypatch):
+def test_finetuning_has_the_papers_settings(monkeypatch):
     monkeypatch.chdir(ROOT)
     names = ("runs/finetune", "tasks/squad", "meshes/finetune_8")
     paths = [f"gin_configs/{name}.gin" for name in names]
@@ -307,7 +309,7 @@ def test_finetuning_is_the_paper_s(monkeypatch):
     assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
     assert config.optimizer.learning_rate == 1e-4
     assert config.optimizer.schedule == "cosine"
-    # Two examples, each in a row of its own; none chooses a checkpoint and is reported.
+    # Two examples per step, unpacked; early stopping holds out training examples.
     squad = ExampleTask("squad", validation_from="train", packed=False)
     assert (config.start, config.task) == ("base", squad)
     assert config.patience is not None
@@ -315,7 +317,7 @@ def test_finetuning_is_the_paper_s(monkeypatch):
 
 
 @pytest.mark.parametrize("size", ["32m", "61m", "94m"])
-def test_an_in_domain_rescorer_is_finetuned_as_the_model_is(size, monkeypatch):
+def test_in_domain_rescorers_have_the_models_finetuning_settings(size, monkeypatch):
     monkeypatch.chdir(ROOT)
     names = ("runs/finetune", f"models/rescorer_{size}", "tasks/samsum")
     paths = [f"gin_configs/{name}.gin" for name in names]
@@ -329,18 +331,18 @@ def test_an_in_domain_rescorer_is_finetuned_as_the_model_is(size, monkeypatch):
 @pytest.mark.parametrize(
     "run", ["gin_configs/runs/finetune.gin", "experiments/finetune/finetune.gin"]
 )
-def test_a_task_is_named_before_or_after_the_run_and_not_left_out(run, monkeypatch):
+def test_task_file_is_required_before_or_after_the_run_file(run, monkeypatch):
     monkeypatch.chdir(ROOT)
-    task, start = "gin_configs/tasks/squad.gin", ["START = 'base'"]
-    # Before START is looked at, whose tokens the smaller run takes.
-    start += ["ExampleTask.vocabulary = 'gpt3'"]
-    first = parse([task, run], start, TrainConfig).value
-    after = parse([run, task], start, TrainConfig).value
-    assert first == after
-    assert isinstance(first.task, ExampleTask)
-    assert first.task.name == "squad"
+    task, bindings = "gin_configs/tasks/squad.gin", ["START = 'base'"]
+    # So that the vocabulary of START, which does not exist, is not loaded.
+    bindings += ["ExampleTask.vocabulary = 'gpt3'"]
+    task_first = parse([task, run], bindings, TrainConfig).value
+    task_last = parse([run, task], bindings, TrainConfig).value
+    assert task_first == task_last
+    assert isinstance(task_first.task, ExampleTask)
+    assert task_first.task.name == "squad"
     with pytest.raises(UserError) as error:
-        parse([run], start[:1], TrainConfig)
+        parse([run], bindings[:1], TrainConfig)
     line = FILES[TRAIN].splitlines().index("  task = %TASK") + 1
     assert str(error.value) == (
         "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
@@ -349,18 +351,18 @@ def test_a_task_is_named_before_or_after_the_run_and_not_left_out(run, monkeypat
 
 
 @pytest.mark.parametrize("number", [3, 6, 9])
-def test_the_ablation_changes_nothing_but_the_heads(number, monkeypatch):
+def test_ablation_changes_only_the_number_of_heads(number, monkeypatch):
     monkeypatch.chdir(ROOT)
-    whole_run = parse(["gin_configs/runs/pretrain.gin"], [], TrainConfig).value
-    found = parse([f"experiments/heads/heads_{number}.gin"], [], TrainConfig).value
-    assert found.model.heads is not None
-    assert found.model.heads.num_heads == number
-    given = dataclasses.replace(found.model.heads, num_heads=9)
-    model = dataclasses.replace(found.model, heads=given)
-    assert dataclasses.replace(found, model=model) == whole_run
+    pretraining = parse(["gin_configs/runs/pretrain.gin"], [], TrainConfig).value
+    config = parse([f"experiments/heads/heads_{number}.gin"], [], TrainConfig).value
+    assert config.model.heads is not None
+    assert config.model.heads.num_heads == number
+    heads = dataclasses.replace(config.model.heads, num_heads=9)
+    model = dataclasses.replace(config.model, heads=heads)
+    assert dataclasses.replace(config, model=model) == pretraining
 
 
-def test_ways_to_train_heads(monkeypatch):
+def test_options_of_head_training(monkeypatch):
     monkeypatch.chdir(ROOT)
 
     def config(name: str, *bindings: str) -> TrainConfig:
@@ -381,12 +383,12 @@ def test_ways_to_train_heads(monkeypatch):
     assert drafter.loss.anchors_per_row == 16
 
 
-def test_a_file_that_sets_another_kind_builds_that(write):
-    """As `bpd_jax.train` tells heads from whole models."""
+def test_parse_builds_the_kind_that_the_file_sets(write):
+    """`bpd_jax.train` distinguishes runs of heads and runs of models this way."""
     kinds = (TrainConfig, HeadsTrainConfig)
     bindings = ["MODEL = 'base'", "DATA = 'texts'"]
-    found = parse([ROOT / "gin_configs/runs/heads.gin"], bindings, *kinds).value
-    assert (found.model, found.heads.draft_vocabulary) == ("base", 8192)
+    config = parse([ROOT / "gin_configs/runs/heads.gin"], bindings, *kinds).value
+    assert (config.model, config.heads.draft_vocabulary) == ("base", 8192)
     assert isinstance(parse([write(RUN)], [], *kinds).value, TrainConfig)
 
 
@@ -430,7 +432,7 @@ def test_parameter_counts(name, expected):
     path = f"gin_configs/models/{name}.gin"
     config = parse([path], [], BlockwiseConfig).value
     assert count_parameters(config)["total"] == hand_count(config) == expected
-    # The file's own header says the same, and the page on training.
+    # The header of the file and docs/training.md state the same number.
     assert f"{expected:,} parameters" in FILES[path]
     page = (ROOT / "docs" / "training.md").read_text()
     assert re.search(rf"^\| `{name}` \|.*\| {expected:,} \|$", page, re.MULTILINE)
@@ -454,7 +456,7 @@ def test_parameter_counts_of_the_rescorers_of_smollm2(name, layers, width):
     assert f"{expected:,} parameters" in FILES[path]
 
 
-def test_hand_count_knows_first_head():
+def test_hand_count_includes_the_ffn_of_the_first_head():
     trunk = TransformerConfig(50, 1, 8, 16, 2, max_length=4)
     config = BlockwiseConfig(trunk, BlockHeadsConfig(3, 5, first_has_ffn=True))
     assert hand_count(config) == count_parameters(config)["total"]

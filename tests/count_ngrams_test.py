@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.count_ngrams as a program."""
+"""`bpd_jax.count_ngrams` as a command."""
 
 import os
 import pathlib
@@ -27,10 +27,10 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_token_files_to_counts(folder: pathlib.Path) -> None:
     arguments = ["--tokens=*.txt", "--order=3", "--min_counts=1,1,6", "--memory=1MB"]
-    done = run(folder, *arguments, "--output=counts")
-    assert done.returncode == 0, done.stderr
-    assert "50 tokens in 10 sequences" in done.stdout
-    assert "after min counts" in done.stdout
+    result = run(folder, *arguments, "--output=counts")
+    assert result.returncode == 0, result.stderr
+    assert "50 tokens in 10 sequences" in result.stdout
+    assert "after min counts" in result.stdout
     counts = NGramCounts.load(folder / "counts")
     expected = count_ngrams(SEQUENCES, order=3)
     assert counts.seen == expected.sizes
@@ -39,10 +39,10 @@ def test_token_files_to_counts(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
+def test_beam_workers_give_the_same_counts(folder: pathlib.Path) -> None:
     pytest.importorskip("apache_beam")
     assert run(folder, "--tokens=*.txt", "--output=one").returncode == 0
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-m", "bpd_jax.count_ngrams", "--tokens=*.txt"),
             *("--output=beam", "--beam_runner=DirectRunner"),
@@ -55,12 +55,12 @@ def test_beam_workers_count_the_same(folder: pathlib.Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     for path in (folder / "one").iterdir():
         assert path.read_bytes() == (folder / "beam" / path.name).read_bytes()
 
 
-def test_bad_flags_end_in_one_sentence(folder: pathlib.Path) -> None:
+def test_invalid_flags_are_refused(folder: pathlib.Path) -> None:
     cases = [
         (["--tokens=a.txt"], "error: --output is missing"),
         (["--output=x"], "--tokens and --generations: found none"),
@@ -84,9 +84,9 @@ def test_bad_flags_end_in_one_sentence(folder: pathlib.Path) -> None:
         (["--output=x", "--tokens=a.txt", "--min_counts=1,1,1,1,2"], "has 5 numbers"),
     ]
     commands = [flags for flags, _ in cases]
-    ends = start("bpd_jax.count_ngrams", *commands, folder=folder)
-    for done, (_, message) in zip(ends, cases, strict=True):
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    results = start("bpd_jax.count_ngrams", *commands, folder=folder)
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.txt"]

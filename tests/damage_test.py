@@ -1,4 +1,4 @@
-"""Readers of our own JSON files take whatever they hold or raise a `UserError`."""
+"""Readers of our own JSON files accept any content or raise a `UserError`."""
 
 import copy
 import dataclasses
@@ -71,8 +71,8 @@ def save_small_heads(folder):
 def save_small_drafter(folder):
     config = BlockDrafterConfig((0,), block_size=3).resolve(TRUNK)
     params = DrafterFunctions(config, TRUNK).init(jax.random.key(0))
-    about = {"base": "a", "base_name": "b", "d_model": 16, "vocab_size": 40}
-    save_drafter(folder, config, params, facts={"steps": 3}, **about)
+    model_facts = {"base": "a", "base_name": "b", "d_model": 16, "vocab_size": 40}
+    save_drafter(folder, config, params, facts={"steps": 3}, **model_facts)
 
 
 def save_markov(folder):
@@ -130,7 +130,7 @@ READERS: dict[str, tuple[str, Callable, Callable]] = {
     ),
     "ngrams": ("ngram_model.json", save_model_of_ngrams, NGramModel.load),
 }
-NO_JSON = [
+INVALID_JSON = [
     b"", b"\xff", b"{", b"[]", b"null", b"1", b'"x"', b"NaN", b"-Infinity",
     b"1e999", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000,
 ]  # fmt: skip
@@ -165,9 +165,9 @@ def artifact(request, tmp_path):
     return folder, folder / name, read
 
 
-def test_damaged_json_is_told(artifact):
+def test_damaged_json_is_reported(artifact):
     folder, header, read = artifact
-    for data in NO_JSON:
+    for data in INVALID_JSON:
         header.write_bytes(data)
         with pytest.raises(UserError):
             read(folder)
@@ -177,12 +177,12 @@ def test_damaged_json_is_told(artifact):
         read(folder)
 
 
-def test_changed_values_are_taken_or_told(artifact):
+def test_changed_values_are_accepted_or_reported(artifact):
     folder, header, read = artifact
-    told = 0
+    reported = 0
     for value in mutated(json.loads(header.read_text())):
         if header.name == "ngram_model.json" and isinstance(value, dict):
-            # As whoever means harm would.
+            # Update the checksum, as an attacker would.
             try:
                 value["crc32"] = _content_checksum(value)
             except (TypeError, AttributeError):
@@ -191,5 +191,5 @@ def test_changed_values_are_taken_or_told(artifact):
         try:
             read(folder)
         except UserError:
-            told += 1
-    assert told > len(VALUES) // 2
+            reported += 1
+    assert reported > len(VALUES) // 2

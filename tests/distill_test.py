@@ -1,4 +1,4 @@
-"""The command that lets a model write texts: shards, going on, refusals."""
+"""`bpd_jax.distill`, which generates texts with a model: shards, resuming, errors."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def distill(folder: pathlib.Path, *arguments: str) -> Done:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A folder with a tiny model, prompts, and what the command wrote."""
+    """A folder with a tiny model, prompts and generated texts, and the arguments."""
     folder = tmp_path_factory.mktemp("distill")
     shutil.copytree(GOLDEN, folder / "tiny")
     prompts = ["a b", "c", "b a c a", "c c c", "a"]
@@ -37,9 +37,9 @@ def written(tmp_path_factory):
         "--batch_size=2",
         "--output=texts",
     ]
-    run = distill(folder, *arguments)
-    assert run.returncode == 0, run.stderr
-    assert "5 texts: texts" in run.stdout
+    result = distill(folder, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert "5 texts: texts" in result.stdout
     return folder, arguments
 
 
@@ -50,13 +50,13 @@ def test_texts_begin_with_their_prompts(written):
     assert texts.base == fingerprint(loaded.functions.config, loaded.params)
     assert texts.vocab_size == loaded.vocab_size
     assert Tokenizer.load(folder / "texts").to_json() == loaded.tokenizer.to_json()
-    found = sorted(
+    beginnings = sorted(
         texts[row][:length].tolist() for row, length in enumerate(texts.prompt_lengths)
     )
     plain = loaded.without_chat()
     lines = (folder / "prompts.jsonl").read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines]
-    assert found == sorted(plain.encode_prompt(text).tolist() for text in prompts)
+    assert beginnings == sorted(plain.encode_prompt(text).tolist() for text in prompts)
     assert (texts.lengths - texts.prompt_lengths >= 1).all()
     assert (texts.lengths - texts.prompt_lengths <= 6).all()
 
@@ -65,29 +65,30 @@ def test_a_run_resumes_with_any_batch_size(written):
     folder, arguments = written
 
     def texts(name="texts"):
-        found = open_generations(folder / name)
+        generations = open_generations(folder / name)
         return sorted(
-            (int(found.indices[row]), found[row].tolist()) for row in range(len(found))
+            (int(generations.indices[row]), generations[row].tolist())
+            for row in range(len(generations))
         )
 
     before = texts()
     shutil.copytree(folder / "texts", folder / "again")
     [path] = shard_paths(folder / "again")
     with np.load(path) as shard:
-        kept = int(shard["offsets"][4])
-        short = {
-            "tokens": shard["tokens"][:kept],
+        num_tokens = int(shard["offsets"][4])
+        arrays = {
+            "tokens": shard["tokens"][:num_tokens],
             "offsets": shard["offsets"][:5],
             "prompt_lengths": shard["prompt_lengths"][:4],
         }
-    # As an earlier version wrote it, four texts and no indices.
-    np.savez(path, **short)
-    run = distill(folder, *arguments, "--output=again", "--batch_size=3")
-    assert run.returncode == 0, run.stderr
-    assert "4 of 5 texts exist already." in run.stdout
+    # The format of an earlier version: four texts and no indices.
+    np.savez(path, **arrays)
+    result = distill(folder, *arguments, "--output=again", "--batch_size=3")
+    assert result.returncode == 0, result.stderr
+    assert "4 of 5 texts exist already." in result.stdout
     assert sorted(text for _, text in texts("again")) == sorted(t for _, t in before)
-    run = distill(folder, *arguments, "--output=other", "--answered=texts")
-    assert "5 prompts are answered in other folders" in run.stdout
+    result = distill(folder, *arguments, "--output=other", "--answered=texts")
+    assert "5 prompts are answered in other folders" in result.stdout
     assert not shard_paths(folder / "other")
 
 
@@ -106,38 +107,40 @@ def test_incompatible_settings_are_refused(written):
         (["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
     ]
     commands = [[*arguments, *changed] for changed, _ in cases]
-    ends = start("bpd_jax.distill", *commands, folder=folder)
-    for end, (_, message) in zip(ends, cases, strict=True):
-        assert end.returncode == 1
-        assert message in end.stderr
-        assert end.stderr.strip().splitlines()[-1].startswith("error: ")
-    # Nothing is left that would refuse the corrected command.
+    results = start("bpd_jax.distill", *commands, folder=folder)
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert result.stderr.strip().splitlines()[-1].startswith("error: ")
+    # No folder is left that would make the corrected command fail.
     assert not any((folder / name).exists() for name in ("short", "long"))
 
 
-def test_the_contents_of_prompts_files_count_and_not_their_names(written):
+def test_prompts_files_are_compared_by_content(written):
     folder, arguments = written
     lines = (folder / "prompts.jsonl").read_text()
     (folder / "renamed.jsonl").write_text(lines)
-    renamed = [word.replace("prompts.jsonl", "renamed.jsonl") for word in arguments]
-    run = distill(folder, *renamed)
-    assert run.returncode == 0, run.stderr
-    assert "5 of 5 texts exist already." in run.stdout
+    renamed_arguments = [
+        word.replace("prompts.jsonl", "renamed.jsonl") for word in arguments
+    ]
+    result = distill(folder, *renamed_arguments)
+    assert result.returncode == 0, result.stderr
+    assert "5 of 5 texts exist already." in result.stdout
     (folder / "renamed.jsonl").write_text(lines.replace("c c c", "w5 c c"))
-    run = distill(folder, *renamed)
-    assert run.returncode == 1
-    assert "other prompts than those of ['renamed.jsonl']" in run.stderr
+    result = distill(folder, *renamed_arguments)
+    assert result.returncode == 1
+    assert "other prompts than those of ['renamed.jsonl']" in result.stderr
 
 
 @pytest.fixture(scope="module")
-def talking(tmp_path_factory):
-    """A folder with a tiny model that converses, and a command that fits it."""
+def chat_model(tmp_path_factory):
+    """A folder with a tiny model that has a chat template, and arguments for it."""
     folder = tmp_path_factory.mktemp("talking")
     shutil.copytree(GOLDEN, folder / "tiny")
     path = folder / "tiny" / "tokenizer_config.json"
     template = "w7 w8 {% for turn in messages %}{{ turn.content }} w9 {% endfor %}w10"
-    about = {**json.loads(path.read_text()), "chat_template": template}
-    path.write_text(json.dumps(about))
+    config = {**json.loads(path.read_text()), "chat_template": template}
+    path.write_text(json.dumps(config))
     arguments = [
         "--model=tiny",
         "--made_up_prompts=3",
@@ -149,39 +152,39 @@ def talking(tmp_path_factory):
     return folder, arguments
 
 
-def test_generated_prompts_that_cannot_be_continued_are_dropped(talking):
-    folder, arguments = talking
+def test_generated_prompts_without_room_for_an_answer_are_refused(chat_model):
+    folder, arguments = chat_model
     cases = [
         (["--made_up_tokens=63"], "holds 64 and max_new_tokens is 63"),
         (["--max_new_tokens=63"], "holds 64 and max_new_tokens is 63"),
         (["--longest_prompt=3"], "no prompt has 3 tokens or fewer"),
     ]
     commands = [[*arguments, "--output=refused", *changed] for changed, _ in cases]
-    ends = start("bpd_jax.distill", *commands, folder=folder)
-    for end, (_, message) in zip(ends, cases, strict=True):
-        assert end.returncode == 1
-        assert message in end.stderr
+    results = start("bpd_jax.distill", *commands, folder=folder)
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert result.returncode == 1
+        assert message in result.stderr
     assert not (folder / "refused").exists()
 
 
-def test_generated_prompts_are_stored_and_validated(talking):
-    folder, arguments = talking
-    run = distill(folder, *arguments)
-    assert run.returncode == 0, run.stderr
+def test_generated_prompts_are_stored_and_validated(chat_model):
+    folder, arguments = chat_model
+    result = distill(folder, *arguments)
+    assert result.returncode == 0, result.stderr
     path = folder / "texts" / "prompts.json"
     made_up = json.loads(path.read_text())
     assert len(open_generations(folder / "texts")) == len(set(made_up)) == 3
     for damaged in ('["w3 w4', json.dumps([*made_up[:2], 3])):
         path.write_text(damaged)
-        run = distill(folder, *arguments)
-        assert run.returncode == 1
-        assert "prompts.json" in run.stderr
-        assert run.stderr.strip().splitlines()[-1].startswith("error: ")
+        result = distill(folder, *arguments)
+        assert result.returncode == 1
+        assert "prompts.json" in result.stderr
+        assert result.stderr.strip().splitlines()[-1].startswith("error: ")
 
 
 def test_prompts_are_required(written):
     folder, _ = written
-    run = distill(folder, "--model=tiny", "--output=unwritten")
-    assert run.returncode == 1
-    assert "there are no prompts" in run.stderr
+    result = distill(folder, "--model=tiny", "--output=unwritten")
+    assert result.returncode == 1
+    assert "there are no prompts" in result.stderr
     assert not (folder / "unwritten").exists()

@@ -1,7 +1,7 @@
-"""The pages of docs/ hang together, and what they name exists.
+"""Links between the pages of docs/ resolve, and the names on them exist.
 
-Pages are read as text, so that none of this needs what builds the site; the last test
-builds it where mkdocs is installed.
+Pages are read as text, so that these tests do not need mkdocs; the last test builds the
+site if mkdocs is installed.
 """
 
 import ast
@@ -68,13 +68,13 @@ def shell_blocks(text: str) -> list[str]:
 
 def anchors(page: pathlib.Path) -> set[str]:
     """The ids of headings, as the site has them."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", prose(page.read_text()), re.M):
-        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
-        plain = words.encode("ascii", "ignore").decode()
-        plain = re.sub(r"[^\w\s-]", "", plain).strip().lower()
-        found.add(re.sub(r"[-\s]+", "-", plain))
-    return found
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        anchor = title.encode("ascii", "ignore").decode()
+        anchor = re.sub(r"[^\w\s-]", "", anchor).strip().lower()
+        ids.add(re.sub(r"[-\s]+", "-", anchor))
+    return ids
 
 
 def test_every_page_is_in_the_nav_once() -> None:
@@ -92,7 +92,7 @@ def test_links_and_anchors_resolve(page: pathlib.Path) -> None:
         target = (page.parent / path).resolve() if path else page
         if target == DOCS / HOOKS.COMMANDS_PAGE:  # made when the site is built
             continue
-        # Results of studies are committed when they have been measured.
+        # Results of studies are committed after they have been measured.
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
@@ -104,19 +104,19 @@ def flags_of(module: str) -> dict[str, bool]:
 
 
 def commands(page: pathlib.Path) -> list[list[str]]:
-    """Every `python -m …` of a page, in blocks and in running text, as words."""
+    """Every `python -m …` of a page, in code blocks and inline code, as arguments."""
     text = page.read_text()
     blocks = shell_blocks(text)
     spans = re.findall(r"`([^`]*python -m [^`]*)`", prose(text))
-    found = []
+    command_lines = []
     for code in [*blocks, *spans]:
         for line in code.replace("\\\n", " ").splitlines():
             _, marker, rest = line.partition("python -m ")
             if marker:
                 # `…` stands for anything, and so does a Unicode dash.
                 rest = rest.replace("…", "").partition(" #")[0].partition(" > ")[0]
-                found.append(shlex.split(rest.replace("$'\\n\\n'", "STOP")))
-    return found
+                command_lines.append(shlex.split(rest.replace("$'\\n\\n'", "STOP")))
+    return command_lines
 
 
 COMMANDS = [
@@ -169,7 +169,7 @@ def macros() -> set[str]:
 @functools.cache
 def parameters() -> dict[str, set[str]]:
     """Fields of classes, and parameters of functions, by name."""
-    found: dict[str, set[str]] = {}
+    parameter_names: dict[str, set[str]] = {}
     for path in (ROOT / "bpd_jax").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
@@ -179,11 +179,11 @@ def parameters() -> dict[str, set[str]]:
                     if isinstance(item, ast.AnnAssign)
                     and isinstance(item.target, ast.Name)
                 }
-                found.setdefault(node.name, set()).update(fields)
+                parameter_names.setdefault(node.name, set()).update(fields)
             elif isinstance(node, ast.FunctionDef):
                 names = {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
-                found.setdefault(node.name, set()).update(names)
-    return found
+                parameter_names.setdefault(node.name, set()).update(names)
+    return parameter_names
 
 
 def check_gin_name(name: str, page: pathlib.Path) -> None:
@@ -212,7 +212,7 @@ def test_files_and_targets_that_are_named_exist(page: pathlib.Path) -> None:
             assert (ROOT / path).is_file() or made_here, path
 
 
-def test_the_page_of_what_is_reproduced_names_every_study() -> None:
+def test_reproduction_page_names_every_study() -> None:
     text = (DOCS / "reproduction.md").read_text()
     section = text.partition("<!-- findings")[2].partition("<!-- end of findings")[0]
     assert sorted(re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)) == sorted(NAMES)
@@ -222,14 +222,14 @@ def test_the_page_of_what_is_reproduced_names_every_study() -> None:
 
 
 def test_every_package_is_in_the_reference() -> None:
-    shown = {
+    documented = {
         name
         for page in (DOCS / "reference").glob("*.md")
         for name in re.findall(r"^::: bpd_jax\.(\w+)$", page.read_text(), re.M)
     }
     packages = {path.parent.name for path in (ROOT / "bpd_jax").glob("*/__init__.py")}
-    assert packages <= shown
-    for name in shown - packages:
+    assert packages <= documented
+    for name in documented - packages:
         assert (ROOT / "bpd_jax" / f"{name}.py").is_file()
 
 
@@ -244,34 +244,34 @@ def test_every_command_is_in_the_reference() -> None:
     assert "| `--prompts_file` | " in page.partition("## bpd_jax.decode")[2]
 
 
-def test_flags_are_those_of_the_module_and_of_what_it_shares() -> None:
+def test_flags_include_shared_ones() -> None:
     tune = flags_of("bpd_jax.tune")
     assert {"batch_sizes", "model", "max_new_tokens", "gin_file"} <= set(tune)
     assert "workdir" not in tune
     assert flags_of("bpd_jax.train")["dry_run"]
 
 
-def test_a_wrong_method_is_noticed() -> None:
+def test_unknown_methods_are_detected() -> None:
     with pytest.raises(UserError):
         check_methods("bigram_walk:8", DOCS / "index.md")
 
 
 @pytest.mark.slow
 def test_the_site_builds(tmp_path: pathlib.Path) -> None:
-    own = ROOT / ".venv-docs" / "bin" / "python"
-    python = str(own) if own.is_file() else sys.executable
+    docs_python = ROOT / ".venv-docs" / "bin" / "python"
+    python = str(docs_python) if docs_python.is_file() else sys.executable
     if python == sys.executable and importlib.util.find_spec("mkdocs") is None:
         pytest.skip("what builds the site is not installed: make docs installs it")
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     built = tmp_path / "site"
-    shown = (built / "reference" / "drafting.html").read_text()
-    assert 'id="bpd_jax.drafting.draft_tree.DraftTree"' in shown
+    reference_page = (built / "reference" / "drafting.html").read_text()
+    assert 'id="bpd_jax.drafting.draft_tree.DraftTree"' in reference_page
     for page in built.rglob("*.html"):
         assert not re.search(r'<(?:script|link)[^>]*"https?://', page.read_text()), page

@@ -1,4 +1,4 @@
-"""The Python in the tours of docs/ runs as it stands, after the commands above it."""
+"""The Python code of the tours in docs/ runs as printed, after the commands there."""
 
 import ast
 import importlib
@@ -26,7 +26,7 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 
 
 def run(folder: pathlib.Path, *arguments: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -34,29 +34,29 @@ def run(folder: pathlib.Path, *arguments: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.mark.exhaustive
 def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorflow")
     (command,) = blocks(NGRAMS, "bash")
-    words = shlex.split(command.replace("\\\n", "").partition("\npython ")[2])
-    assert words[:2] == ["-m", "bpd_jax.build_ngram"]
-    built = call("bpd_jax.build_ngram", *words[2:], folder=tmp_path)
+    arguments = shlex.split(command.replace("\\\n", "").partition("\npython ")[2])
+    assert arguments[:2] == ["-m", "bpd_jax.build_ngram"]
+    built = call("bpd_jax.build_ngram", *arguments[2:], folder=tmp_path)
     assert built.returncode == 0, built.stderr
     assert "before pruning" in built.stdout
     printed = run(tmp_path, "-c", "\n".join(blocks(NGRAMS, "python")))
-    scores = [float(found) for found in re.findall(r"^refined +(\S+)", printed, re.M)]
+    scores = [float(score) for score in re.findall(r"^refined +(\S+)", printed, re.M)]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    drawn = (tmp_path / "runs" / "tour" / "lattice.html").read_text()
-    assert drawn.count('class="path"') == 4  # two in the legend, two in the picture
+    html = (tmp_path / "runs" / "tour" / "lattice.html").read_text()
+    assert html.count('class="path"') == 4  # two in the legend, two in the picture
 
 
 @pytest.mark.parametrize("page", [NGRAMS, DECODING], ids=lambda page: page.stem)
-def test_tours_import_what_there_is(page: pathlib.Path) -> None:
+def test_imports_of_the_tours_exist(page: pathlib.Path) -> None:
     """Every name of bpd_jax in the Python blocks, which `make test-all` runs."""
     imports = [
         node
@@ -74,7 +74,7 @@ def test_tours_import_what_there_is(page: pathlib.Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_tour_of_decoding_runs(trained: pathlib.Path, tmp_path: pathlib.Path):
-    """On a model that takes seconds to train, in the place of `make demo`'s."""
+    """On a model that trains in seconds, instead of the one of `make demo`."""
     shutil.copytree(trained / "run", tmp_path / "runs" / "demo")
     printed = run(tmp_path, "-c", "\n".join(blocks(DECODING, "python")))
     replayed = re.findall(r"^ngram:4:alpha=\S+ +(\S+) tokens per", printed, re.M)
@@ -84,7 +84,7 @@ def test_the_tour_of_decoding_runs(trained: pathlib.Path, tmp_path: pathlib.Path
     assert "8 devices, same texts: True" in printed
 
 
-def test_the_tour_of_decoding_names_everything() -> None:
+def test_the_tour_of_decoding_names_every_method() -> None:
     text = DECODING.read_text()
     _, methods, rest = re.split(r"^## 3\..*|^## 4\..*", text, flags=re.MULTILINE)
     rows = re.findall(r"^\| `(\w+)[:`]", methods, re.MULTILINE)

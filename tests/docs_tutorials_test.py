@@ -1,4 +1,4 @@
-"""The tutorials that add a method and a task run as they stand, on a copy of all.
+"""The tutorials that add a method and a task run as printed, on a copy of the package.
 
 Their files are written, their patches applied, their code and commands run in order.
 """
@@ -20,7 +20,7 @@ BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 
 
 class Reader:
-    """Does what a page says, in a folder of its own."""
+    """Follows the steps of a page in a folder of its own."""
 
     def __init__(self, page: pathlib.Path, folder: pathlib.Path) -> None:
         self.text, self.folder = page.read_text(), folder
@@ -37,7 +37,7 @@ class Reader:
         return bool(title) or language == "diff"
 
     def follow(self) -> str:
-        """Everything in its order; returns what was printed."""
+        """Performs all steps in order; returns what was printed."""
         printed, script = "", ""
         for language, title, code in BLOCK.findall(self.text):
             if self.write(language, title, code):
@@ -55,7 +55,7 @@ class Reader:
         return self._run([sys.executable, "-c", script]) if script.strip() else ""
 
     def _run(self, command: list[str], text: str | None = None) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.folder)},
@@ -64,8 +64,8 @@ class Reader:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+        return result.stdout
 
 
 @pytest.mark.parametrize("page", ["add_method", "add_task"])
@@ -83,19 +83,19 @@ def test_patches_apply_and_code_compiles(page: str, tmp_path: pathlib.Path) -> N
 
 @pytest.mark.exhaustive
 def test_a_method_is_added(trained: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """On a model that takes seconds to train, in the place of SmolLM2."""
+    """On a model that trains in seconds, instead of SmolLM2."""
     reader = Reader(TUTORIALS / "add_method.md", tmp_path)
     shutil.copytree(trained / "run", tmp_path / "runs" / "demo")
     prompts = tmp_path / "experiments" / "smollm2" / "prompts.txt"
     prompts.parent.mkdir(parents=True)
     prompts.write_text("3 times 4\n5 times\n")
-    for said, meant in (
+    for printed_text, replacement in (
         ('"smollm2"', '"demo"'),
         ("--model=smollm2", "--model=demo"),
         ("max_new_tokens=48", "max_new_tokens=24"),  # of texts of 96 in all
     ):
-        assert said in reader.text
-        reader.text = reader.text.replace(said, meant)
+        assert printed_text in reader.text
+        reader.text = reader.text.replace(printed_text, replacement)
     printed = reader.follow()
     assert len(re.findall(r"^[\d.]+ tokens per serial call$", printed, re.M)) == 2
     assert len(re.findall(r"^[\d.]+ tokens .* by heads", printed, re.M)) == 3

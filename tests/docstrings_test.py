@@ -1,4 +1,4 @@
-"""The worked examples in docstrings agree with the code."""
+"""The examples in docstrings are run as doctests."""
 
 import doctest
 import importlib
@@ -22,7 +22,7 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_hold(name):
+def test_docstring_examples_give_the_printed_results(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0
     assert result.failed == 0

@@ -22,7 +22,7 @@ FIELDS = [
 
 @pytest.fixture(scope="module")
 def folder(trained, tmp_path_factory):
-    """A folder of this module's own: `run`, `bare` without n-grams, and `plain`."""
+    """A copy for this module: `run`, `bare` without n-grams, and `plain`."""
     folder = tmp_path_factory.mktemp("entry")
     for name in ("run", "plain"):
         shutil.copytree(trained / name, folder / name)
@@ -58,7 +58,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         ("greedy", 0.9),
         ("zero_gram:3", 0.9),
     ]
-    given = {"ngram:2": "model.arpa.gz", "ngram:3": "model.fst"}
+    ngram_files = {"ngram:2": "model.arpa.gz", "ngram:3": "model.fst"}
     commands = [
         [
             "--model=run",
@@ -68,7 +68,11 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
             "--max_new_tokens=16",
             "--batch_size=2",
             f"--output=out_{number}.jsonl",
-            *([f"--ngram=run/ngram/{given[method]}"] if method in given else []),
+            *(
+                [f"--ngram=run/ngram/{ngram_files[method]}"]
+                if method in ngram_files
+                else []
+            ),
         ]
         for number, (method, temperature) in enumerate(runs)
     ]
@@ -139,7 +143,7 @@ def test_evaluate_proves_equality_and_writes_a_report(folder, evaluations):
     assert sum(ngram["accepted"]) == pytest.approx(1)
 
 
-def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder, evaluations):
+def test_evaluate_streams_an_answer_and_alternates_methods(folder, evaluations):
     result = evaluations[1]
     assert result.returncode == 0, result.stderr
     answered = result.stdout.index("ngram:4: 16 tokens in ")
@@ -150,12 +154,12 @@ def test_evaluate_shows_an_answer_and_times_methods_in_turns(folder, evaluations
     assert sum(method["automatic"] for method in report["methods"]) == 1
     assert report["settings"]["rounds"] == 2
     assert result.stdout.splitlines()[-1].startswith("Fastest: ")
-    # Both are shown while they work: a log gets a line for each.
+    # Progress is shown: a log gets one line for each phase.
     assert "compiling" in result.stderr
     assert "decoding" in result.stderr
 
 
-def test_bad_input_is_refused_and_leaves_nothing(folder):
+def test_invalid_input_is_refused_and_leaves_no_files(folder):
     shutil.copytree(folder / "run", folder / "other")
     model = json.loads((folder / "other" / "model.json").read_text())
     model["trunk"]["d_ff"] = 64
@@ -163,8 +167,8 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
     keys = folder / "other" / "ngram" / "keys_2.npy"
     keys.write_bytes(keys.read_bytes()[:-8])
     arpa = folder / "other" / "cut.arpa.gz"
-    whole = (folder / "run" / "ngram" / "model.arpa.gz").read_bytes()
-    arpa.write_bytes(whole[: len(whole) // 2])
+    intact = (folder / "run" / "ngram" / "model.arpa.gz").read_bytes()
+    arpa.write_bytes(intact[: len(intact) // 2])
     base = ["--model=run", "--output=never.jsonl", "--max_new_tokens=8"]
     prompt = [*base, "--prompt=x"]
     cases = [
@@ -175,9 +179,9 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         ([*prompt, "--method=ngram", "--ngram=other/ngram"], "keys_2.npy"),
         ([*prompt, "--method=ngram", f"--ngram={arpa}"], "cut.arpa.gz"),
     ]
-    ends = decode(folder, *(arguments for arguments, _ in cases))
-    for end, (_, message) in zip(ends, cases, strict=True):
-        assert_refused(end, message)
+    results = decode(folder, *(arguments for arguments, _ in cases))
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert_refused(result, message)
     assert not (folder / "never.jsonl").exists()
     cases = [
         ([], "no model 'nowhere"),
@@ -186,9 +190,9 @@ def test_bad_input_is_refused_and_leaves_nothing(folder):
         (["--rounds=0"], "positive integer"),
     ]
     commands = [["--model=nowhere", *arguments] for arguments, _ in cases]
-    ends = start("bpd_jax.evaluate", *commands, folder=folder)
-    for end, (_, message) in zip(ends, cases, strict=True):
-        assert_refused(end, message)
+    results = start("bpd_jax.evaluate", *commands, folder=folder)
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert_refused(result, message)
 
 
 def test_help_lists_the_methods_without_a_model(folder):
@@ -197,7 +201,7 @@ def test_help_lists_the_methods_without_a_model(folder):
     assert result.stdout.strip() == describe_methods()
 
 
-def test_one_prompt_is_answered_as_its_tokens_come(folder):
+def test_the_answer_to_a_single_prompt_is_streamed(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=16"]
     several = "--prompts_file=prompts.jsonl"
     (folder / "prompts.jsonl").write_text('{"prompt": "3 times"}\n{"prompt": "4"}\n')
@@ -241,18 +245,18 @@ def test_sampling_stop_texts_and_gin(folder):
     )
     for result in results:
         assert result.returncode == 0, result.stderr
-    whole, stopped, speculative, typical, by_gin = (r.stdout for r in results)
-    text = whole.removesuffix(whole[whole.rindex("greedy: ") :]).rstrip("\n")
+    complete, stopped, speculative, typical, by_gin = (r.stdout for r in results)
+    text = complete.removesuffix(complete[complete.rindex("greedy: ") :]).rstrip("\n")
     assert "." in text
     assert stopped.startswith(text[: text.index(".")] + "\n")
     assert "LOSSY" not in speculative
     assert "(typical acceptance: LOSSY)" in typical
-    # A flag that is given, the number of tokens, comes after the file.
+    # A flag on the command line, max_new_tokens, overrides the gin file.
     assert by_gin.startswith(text)
     assert "\nmedusa:8: 20 tokens in " in by_gin
 
 
-def test_auto_says_what_it_chose_and_why(folder):
+def test_auto_reports_the_chosen_method_and_its_prediction(folder):
     """A model without heads has few methods to choose from."""
     [result] = decode(
         folder,
@@ -274,7 +278,7 @@ def test_auto_says_what_it_chose_and_why(folder):
     )
 
 
-def test_bad_settings_are_refused_in_one_sentence(folder):
+def test_invalid_settings_are_refused_in_one_sentence(folder):
     base = ["--model=run", "--prompt=3 times", "--max_new_tokens=8"]
     refused = {
         "alpha must be a finite number of at least 0, not -1": ["--alpha=-1"],

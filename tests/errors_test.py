@@ -4,17 +4,17 @@ from bpd_jax.errors import UserError, library_errors
 
 
 class PanicException(BaseException):
-    """As libraries written in Rust raise it."""
+    """The exception that libraries written in Rust raise."""
 
 
 @pytest.mark.parametrize("error", [Exception, ValueError, PanicException])
-def test_faults_of_libraries_are_told(error):
+def test_library_errors_become_user_errors(error):
     with pytest.raises(UserError, match=r"x\.json is damaged: reason"):
         _fail(error)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, UserError])
-def test_what_is_no_fault_of_the_library_passes(error):
+def test_interrupts_and_user_errors_are_not_converted(error):
     with pytest.raises(error, match=r"^reason$"):
         _fail(error)
 

@@ -1,4 +1,4 @@
-"""bpd_jax.export_params as a program: what it writes decodes as the run does."""
+"""`bpd_jax.export_params` as a command: its output loads like the run."""
 
 import jax
 import jax.numpy as jnp
@@ -9,33 +9,33 @@ from bpd_jax.decoding.loading import load_model
 from tests.commands import call
 
 
-def test_a_slim_model_is_used_as_the_run_is(trained, tmp_path):
+def test_exported_model_loads_like_the_run(trained, tmp_path):
     flags = f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}"
-    done = call("bpd_jax.export_params", *flags)
-    assert done.returncode == 0, done.stderr
-    assert "bytes of parameters" in done.stdout
-    whole, slim = (
+    result = call("bpd_jax.export_params", *flags)
+    assert result.returncode == 0, result.stderr
+    assert "bytes of parameters" in result.stdout
+    original, exported = (
         load_model(str(path)) for path in (trained / "run", tmp_path / "slim")
     )
-    assert slim.functions == whole.functions
-    assert slim.task == whole.task
+    assert exported.functions == original.functions
+    assert exported.task == original.task
     rounded = jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16).astype(x.dtype), whole.params
+        lambda x: x.astype(jnp.bfloat16).astype(x.dtype), original.params
     )
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, slim.params, rounded))
-    assert Tokenizer.load(tmp_path / "slim").to_json() == whole.tokenizer.to_json()
-    # It helps another model, too.
-    given = {"rescorer": str(tmp_path / "slim")}
-    assert load_assets(whole, given).rescorer.functions == whole.functions
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, exported.params, rounded))
+    assert Tokenizer.load(tmp_path / "slim").to_json() == original.tokenizer.to_json()
+    # It also serves as the rescorer of another model.
+    folders = {"rescorer": str(tmp_path / "slim")}
+    assert load_assets(original, folders).rescorer.functions == original.functions
 
 
-def test_bad_flags_end_in_one_sentence(trained, tmp_path):
+def test_invalid_flags_are_refused(trained, tmp_path):
     for flags, message in (
         (["--output=x"], "error: --model is missing"),
         ([f"--model={tmp_path / 'no'}", f"--output={tmp_path / 'x'}"], "is this a run"),
     ):
-        done = call("bpd_jax.export_params", *flags)
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        result = call("bpd_jax.export_params", *flags)
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,4 @@
-"""export and import_heads, as a user calls them."""
+"""The commands `bpd_jax.export` and `bpd_jax.import_heads`."""
 
 import ast
 import json
@@ -72,11 +72,11 @@ def heads(tmp_path_factory):
     return folder
 
 
-def test_out_and_back_in(heads, tmp_path):
+def test_exported_medusa_heads_are_imported_unchanged(heads, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").write_text("the only copy")
     base = [f"--model={BASE}", f"--heads={heads / 'medusa'}"]
-    vllm, medusa, again, bare, plain, taken = call(
+    vllm, medusa, repeated, without_heads, other_kind, taken = call(
         tmp_path,
         "export",
         [*base, "--output=vllm", "--precision=float32", "--base=org/tiny"],
@@ -86,36 +86,40 @@ def test_out_and_back_in(heads, tmp_path):
         [f"--model={BASE}", f"--heads={heads / 'plain'}", "--output=never"],
         [*base, "--output=taken"],
     )
-    for result in (vllm, medusa, again):
+    for result in (vllm, medusa, repeated):
         assert result[0] == 0, result[2]
-    said = vllm[1].splitlines()
-    assert said[0] == (
+    lines = vllm[1].splitlines()
+    assert lines[0] == (
         "2 Medusa heads over 4 tokens of llama written to vllm: config.json and "
         "model.safetensors, float32."
     )
-    # The command is one that a shell takes, with settings that are JSON.
-    *words, settings = shlex.split(said[1])
-    assert words == ["vllm", "serve", "org/tiny", "--speculative-config"]
-    wanted = {"method": "medusa", "model": "vllm", "num_speculative_tokens": 2}
-    assert json.loads(settings) == wanted
-    assert "single chain" in said[2]
+    # A shell can parse the printed command, and its settings are JSON.
+    *command, settings = shlex.split(lines[1])
+    assert command == ["vllm", "serve", "org/tiny", "--speculative-config"]
+    expected = {"method": "medusa", "model": "vllm", "num_speculative_tokens": 2}
+    assert json.loads(settings) == expected
+    assert "single chain" in lines[2]
     assert "no draft vocabulary" in medusa[1]
     written = json.loads((tmp_path / "medusa" / "config.json").read_text())
     assert written["base_model_name_or_path"] == str(BASE)
 
-    assert_refused(bare, "no block heads to export: give a folder with --heads")
-    assert_refused(plain, "of kind feed_forward; train heads of kind medusa")
+    assert_refused(
+        without_heads, "no block heads to export: give a folder with --heads"
+    )
+    assert_refused(other_kind, "of kind feed_forward; train heads of kind medusa")
     assert_refused(taken, "holds thesis.txt")
     assert {path.name for path in tmp_path.iterdir()} == {"vllm", "medusa", "taken"}
 
-    wrong = tmp_path / "wrong"
-    wrong.mkdir()
+    wrong_folder = tmp_path / "wrong"
+    wrong_folder.mkdir()
     tensors = load_file(tmp_path / "vllm" / "model.safetensors")
     tensors["blocks.1.layers.0.weight"] = np.zeros((8, 8), np.float32)
-    save_file(tensors, wrong / "model.safetensors")
-    (wrong / "config.json").write_text((tmp_path / "vllm/config.json").read_text())
+    save_file(tensors, wrong_folder / "model.safetensors")
+    (wrong_folder / "config.json").write_text(
+        (tmp_path / "vllm/config.json").read_text()
+    )
     name = f"--model={BASE}"
-    whole, into, other, nothing = call(
+    imported, into_taken, wrong_shape, without_medusa = call(
         tmp_path,
         "import_heads",
         [name, "--medusa=vllm", "--output=back", "--precision=float32"],
@@ -123,12 +127,12 @@ def test_out_and_back_in(heads, tmp_path):
         [name, "--medusa=wrong", "--output=never"],
         [name, "--medusa=taken", "--output=never"],
     )
-    assert whole[0] == 0, whole[2]
-    assert "2 Medusa heads with the softmax of the base over 4 tokens" in whole[1]
-    assert "they predict 2 to 3 tokens ahead" in whole[1]
-    assert_refused(into, "holds thesis.txt")
-    assert_refused(other, "blocks.1.layers.0.weight of wrong has shape [8, 8]")
-    assert_refused(nothing, "taken contains no Medusa heads")
+    assert imported[0] == 0, imported[2]
+    assert "2 Medusa heads with the softmax of the base over 4 tokens" in imported[1]
+    assert "they predict 2 to 3 tokens ahead" in imported[1]
+    assert_refused(into_taken, "holds thesis.txt")
+    assert_refused(wrong_shape, "blocks.1.layers.0.weight of wrong has shape [8, 8]")
+    assert_refused(without_medusa, "taken contains no Medusa heads")
     assert not (tmp_path / "never").exists()
     assert (tmp_path / "taken" / "thesis.txt").read_text() == "the only copy"
 
@@ -136,7 +140,7 @@ def test_out_and_back_in(heads, tmp_path):
     assert (second.config, second.base) == (first.config, first.base)
     for key, value in first.tensors.items():
         np.testing.assert_array_equal(second.tensors[key], value, strict=True)
-    # The base takes them, and drafts.
+    # The base model loads the imported heads.
     loaded = load_model(str(BASE), str(tmp_path / "back"))
     assert loaded.functions.config.heads == first.config
     assert loaded.accuracies is None
@@ -164,9 +168,9 @@ def drafter(tmp_path_factory):
     return folder
 
 
-def test_an_exported_block_drafter_drafts(drafter, tmp_path):
+def test_exported_block_drafter_drafts(drafter, tmp_path):
     base = [f"--model={BASE}", "--format=speculators"]
-    whole, bare, heads, layout = call(
+    exported, without_drafter, heads, layout = call(
         tmp_path,
         "export",
         [*base, f"--drafter={drafter}", "--output=out", "--precision=float32"],
@@ -174,26 +178,26 @@ def test_an_exported_block_drafter_drafts(drafter, tmp_path):
         [*base, "--heads=some", "--output=never"],
         [f"--model={BASE}", f"--drafter={drafter}", "--output=never"],
     )
-    assert whole[0] == 0, whole[2]
-    said = whole[1].splitlines()
-    # The tokenizer uses all ids; nothing follows the end of a text.
-    assert "block drafter of llama with 1 layers (dspark) written to out" in said[0]
-    assert "embedding of token 1 is the mask embedding" in said[0]
-    *words, settings = shlex.split(said[1])
-    assert words == ["vllm", "serve", str(BASE), "--speculative-config"]
-    wanted = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}
-    assert json.loads(settings) == wanted
-    assert_refused(bare, "no block drafter to export")
+    assert exported[0] == 0, exported[2]
+    lines = exported[1].splitlines()
+    # The tokenizer uses all ids, so the mask token is the end of text.
+    assert "block drafter of llama with 1 layers (dspark) written to out" in lines[0]
+    assert "embedding of token 1 is the mask embedding" in lines[0]
+    *command, settings = shlex.split(lines[1])
+    assert command == ["vllm", "serve", str(BASE), "--speculative-config"]
+    expected = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}
+    assert json.loads(settings) == expected
+    assert_refused(without_drafter, "no block drafter to export")
     assert_refused(heads, "--format=speculators is for block drafters")
     assert_refused(layout, "--format=speculators")
     assert not (tmp_path / "never").exists()
 
     loaded = load_model(str(BASE))
-    found = read_drafter(loaded, tmp_path / "out")
+    imported = read_drafter(loaded, tmp_path / "out")
     first = load_drafter(drafter)
-    assert found.config == first.config
+    assert imported.config == first.config
     for name, value in first.tensors.items():
-        np.testing.assert_array_equal(found.tensors[name], value, err_msg=name)
+        np.testing.assert_array_equal(imported.tensors[name], value, err_msg=name)
 
     options = [f"--model={BASE}", "--prompt=w5 w9 w30", "--max_new_tokens=12"]
     plain, drafted, refused = call(
@@ -208,27 +212,27 @@ def test_an_exported_block_drafter_drafts(drafter, tmp_path):
     assert_refused(refused, "never")
 
 
-def test_the_documented_command_is_of_the_heads_that_are_shipped():
-    """What the page shows is what the command says, by the headers of the heads."""
+def test_documented_command_matches_the_shipped_heads():
+    """The page shows what the command prints for the committed heads."""
     page = (ROOT / "docs" / "export.md").read_text()
     out, serve = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[:2]
     words = shlex.split(out.replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "bpd_jax.export"]
-    given = dict(word.removeprefix("--").split("=") for word in words[3:])
-    assert given.keys() == {"model", "heads", "format", "base", "output"}
-    assert given["format"] == VLLM.name
-    heads = load_heads(ROOT / given["heads"])
-    assert heads.base_name == given["model"]
+    flags = dict(word.removeprefix("--").split("=") for word in words[3:])
+    assert flags.keys() == {"model", "heads", "format", "base", "output"}
+    assert flags["format"] == VLLM.name
+    heads = load_heads(ROOT / flags["heads"])
+    assert heads.base_name == flags["model"]
     check_exportable(heads.config, VLLM)
     printed = vllm_command(
-        given["base"], "medusa", given["output"], heads.config.num_heads - 1
+        flags["base"], "medusa", flags["output"], heads.config.num_heads - 1
     )
     assert shlex.split(serve.replace("\\\n", " ")) == shlex.split(printed)
     source = (ROOT / "bpd_jax" / "export.py").read_text()
-    explained = ast.get_docstring(ast.parse(source)) or ""
+    docstring = ast.get_docstring(ast.parse(source)) or ""
     assert " ".join(out.replace("\\\n", " ").split()) in " ".join(
-        explained.replace("\\\n", " ").split()
+        docstring.replace("\\\n", " ").split()
     )
-    # Both pages say that the heads in use by default are others.
+    # The default heads cannot be exported, as both pages state.
     with pytest.raises(UserError, match="of kind feed_forward"):
-        check_exportable(load_heads(SHIPPED / given["model"] / "heads").config, VLLM)
+        check_exportable(load_heads(SHIPPED / flags["model"] / "heads").config, VLLM)

@@ -1,8 +1,8 @@
-"""A storage server for tests: what this project uses of Cloud Storage's JSON API.
+"""A storage server for tests: the part of Cloud Storage's JSON API that we use.
 
 Objects are kept in memory, with generations, preconditions, checksums, ranges and
-uploads in several requests. A test can look at `requests`, change `objects`, and take
-part in an upload by `before_upload`, which drops it by a `ConnectionError`.
+uploads in several requests. A test can read `requests`, change `objects`, and intercept
+uploads with `before_upload`, which drops an upload by raising `ConnectionError`.
 """
 
 import base64
@@ -38,7 +38,7 @@ class Stored:
 
 
 class FakeStorage:
-    """Buckets in memory and a server of them; a context manager."""
+    """Buckets in memory and a server for them; a context manager."""
 
     def __init__(self, *buckets: str) -> None:
         self.objects: dict[str, dict[str, Stored]] = {name: {} for name in buckets}
@@ -66,14 +66,14 @@ class FakeStorage:
         return stored
 
     def downloads(self) -> list[str]:
-        """Names of the objects whose content was asked for, in order."""
-        found = []
+        """Names of the objects whose content was requested, in order."""
+        names = []
         for request in self.requests:
             path, _, query = request.partition(" ")[2].partition("?")
             match = OBJECT.match(path)
             if match and request.startswith("GET") and "alt=media" in query:
-                found.append(urllib.parse.unquote(match[2]))
-        return found
+                names.append(urllib.parse.unquote(match[2]))
+        return names
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -120,40 +120,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return body
 
     def _object(self, bucket: str, name: str, query: dict[str, str]) -> None:
-        found = self.storage.objects.get(bucket, {}).get(name)
-        wanted = query.get("generation")
-        if found is None or wanted not in (None, str(found.generation)):
+        stored = self.storage.objects.get(bucket, {}).get(name)
+        generation = query.get("generation")
+        if stored is None or generation not in (None, str(stored.generation)):
             self._error(404, f"No such object: {bucket}/{name}")
             return
-        if query.get("ifGenerationMatch") not in (None, str(found.generation)):
+        if query.get("ifGenerationMatch") not in (None, str(stored.generation)):
             self._error(412, "conditionNotMet")
-        elif query.get("ifGenerationNotMatch") == str(found.generation):
+        elif query.get("ifGenerationNotMatch") == str(stored.generation):
             self._send(304, b"")
         elif self.command == "DELETE":
             del self.storage.objects[bucket][name]
             self._send(204, b"")
         elif query.get("alt") == "media":
-            self._media(found)
+            self._media(stored)
         else:
-            self._json(200, _description(bucket, name, found))
+            self._json(200, _description(bucket, name, stored))
 
-    def _media(self, found: Stored) -> None:
+    def _media(self, stored: Stored) -> None:
         headers = {
-            "X-Goog-Hash": f"crc32c={_crc(found.data)},md5={_md5(found.data)}",
-            "X-Goog-Generation": str(found.generation),
+            "X-Goog-Hash": f"crc32c={_crc(stored.data)},md5={_md5(stored.data)}",
+            "X-Goog-Generation": str(stored.generation),
             "Content-Type": "application/octet-stream",
         }
         match = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range") or "")
         if not match:
-            self._send(200, found.data, headers)
+            self._send(200, stored.data, headers)
             return
-        size = len(found.data)
+        size = len(stored.data)
         begin, end = int(match[1]), min(int(match[2] or size - 1), size - 1)
         if begin >= size:
             self._error(416, "Requested Range Not Satisfiable")
             return
         headers["Content-Range"] = f"bytes {begin}-{end}/{size}"
-        self._send(206, found.data[begin : end + 1], headers)
+        self._send(206, stored.data[begin : end + 1], headers)
 
     def _listing(self, bucket: str, query: dict[str, str]) -> None:
         if bucket not in self.storage.objects:
@@ -163,8 +163,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         entries: dict[str, bool] = {}
         for name in sorted(self.storage.objects[bucket]):
             if name.startswith(prefix):
-                head, found, _ = name[len(prefix) :].partition(delimiter or "\0")
-                entries[prefix + head + found if found else name] = bool(found)
+                head, separator, _ = name[len(prefix) :].partition(delimiter or "\0")
+                entries[prefix + head + separator if separator else name] = bool(
+                    separator
+                )
         begin = int(query.get("pageToken") or 0)
         end = begin + min(int(query.get("maxResults") or PAGE), PAGE)
         page = list(entries)[begin:end]
@@ -195,14 +197,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             name = query.get("name") or json.loads(body)["name"]
             session = hashlib.md5(f"{name}{len(self.storage.sessions)}".encode())
             self.storage.sessions[session.hexdigest()] = (name, query, bytearray())
-            place = f"/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id="
-            location = f"{self.storage.url}{place}{session.hexdigest()}"
+            path = f"/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id="
+            location = f"{self.storage.url}{path}{session.hexdigest()}"
             self._send(200, b"", {"Location": location})
         elif kind == "multipart":
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
             parser = email.parser.BytesParser(policy=email.policy.HTTP)
-            about, media = parser.parsebytes(head + body).iter_parts()
-            facts = json.loads(about.get_content())
+            metadata, media = parser.parsebytes(head + body).iter_parts()
+            facts = json.loads(metadata.get_content())
             name = query.get("name") or facts["name"]
             # Not through the e-mail parser, which changes the ends of lines.
             boundary = body.partition(b"\r\n")[0]
@@ -224,8 +226,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if bucket not in self.storage.objects:
                 self._error(404, "The specified bucket does not exist.")
                 return
-            found = self.storage.objects[bucket].get(name)
-            generation = str(found.generation if found else 0)
+            current = self.storage.objects[bucket].get(name)
+            generation = str(current.generation if current else 0)
             if query.get("ifGenerationMatch") not in (None, generation):
                 self._error(412, "conditionNotMet")
                 return

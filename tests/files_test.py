@@ -21,7 +21,7 @@ def write(path, text):
         temporary.write_text(text)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_files_are_replaced_atomically(tmp_path):
     path = tmp_path / "new" / "a.txt"
     write(path, "one")
     assert path.read_text() == "one"
@@ -31,7 +31,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
 
 
-def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
+def test_check_writable(tmp_path):
     (tmp_path / "file").write_text("one")
     for path, folder in [("file", False), ("", True), ("new/a", False), ("b", True)]:
         files.check_writable(tmp_path / path, folder=folder)
@@ -48,7 +48,7 @@ def test_whether_a_result_can_be_written_is_told_beforehand(tmp_path):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+def test_target_of_a_symlink_is_replaced(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("there/file")  # Which does not exist yet.
     for text in ("one", "two"):
@@ -62,7 +62,7 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path):
         write(link, "three")
 
 
-def test_a_device_is_written_and_stays_one():
+def test_devices_are_written_in_place():
     before = os.stat("/dev/null")
     files.check_writable("/dev/null")
     write("/dev/null", "gone")
@@ -72,7 +72,7 @@ def test_a_device_is_written_and_stays_one():
         write("/dev/full", "much")
 
 
-def test_a_pipe_is_written_and_stays_one(tmp_path):
+def test_pipes_are_written_in_place(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     received = []
@@ -85,7 +85,7 @@ def test_a_pipe_is_written_and_stays_one(tmp_path):
     assert pipe.is_fifo()
 
 
-def test_what_the_shell_redirects_is_written(tmp_path):
+def test_redirected_stdout_is_written(tmp_path):
     program = (
         "from bpd_jax import files\n"
         "with files.replacing_file('/dev/stdout') as path: path.write_text('text')"
@@ -96,20 +96,23 @@ def test_what_the_shell_redirects_is_written(tmp_path):
     assert (tmp_path / "out").read_text() == "text"
 
 
-def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
-    """The names of temporary files differ each time, and none that exists is opened."""
-    seen = []
+def test_planted_symlinks_are_not_followed(tmp_path, monkeypatch):
+    """Names of temporary files are random, and existing files are not opened."""
+    temporary_names = []
     for text in ("one", "two"):
         with files.replacing_file(tmp_path / "a") as temporary:
-            seen.append(temporary.name)
+            temporary_names.append(temporary.name)
             assert not temporary.is_symlink()
             temporary.write_text(text)
-    assert seen[0] != seen[1]
+    assert temporary_names[0] != temporary_names[1]
     (tmp_path / "victim").write_text("precious")
     candidates = iter(["planted", "free"])
     names = type("Names", (), {"__next__": lambda _: next(candidates)})()
     monkeypatch.setattr("tempfile._get_candidate_names", lambda: names)
-    (tmp_path / seen[0].replace(seen[0].split(".")[-2], "planted")).symlink_to("victim")
+    (
+        tmp_path
+        / temporary_names[0].replace(temporary_names[0].split(".")[-2], "planted")
+    ).symlink_to("victim")
     with files.replacing_file(tmp_path / "a") as temporary:
         assert ".free." in temporary.name
         temporary.write_text("three")
@@ -117,7 +120,7 @@ def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_text() == "three"
 
 
-def test_permissions_are_those_of_the_file_before(tmp_path):
+def test_permissions_are_kept(tmp_path):
     path = tmp_path / "a"
     umask = os.umask(0o027)
     try:
@@ -130,7 +133,7 @@ def test_permissions_are_those_of_the_file_before(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_result_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     steps = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr("os.fsync", lambda fd: (steps.append("sync"), fsync(fd)))
@@ -155,42 +158,42 @@ with files.replacing_file(path / "a") as file, files.replacing_file(path / "b"):
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "wait"])
-def test_what_a_dead_process_left_is_removed_by_the_next_writer(tmp_path, how):
+@pytest.mark.parametrize("action", ["kill", "wait"])
+def test_temporary_files_of_dead_processes_are_removed(tmp_path, action):
     child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, os.fspath(tmp_path), how],
+        [sys.executable, "-c", KILLED, os.fspath(tmp_path), action],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=pathlib.Path(__file__).parent.parent,
     )
     assert child.stdout.readline() == "ready\n"
-    if how == "kill":
+    if action == "kill":
         child.wait()
 
-    def left():
+    def remainders():
         return sorted(p.name.split(".")[1] for p in tmp_path.glob(".*.part"))
 
-    assert left() == ["a", "b", "f"]
+    assert remainders() == ["a", "b", "f"]
     write(tmp_path / "a", "whole")
-    # What lives is left alone, and so is what another result was to be.
-    assert left() == (["b", "f"] if how == "kill" else ["a", "b", "f"])
+    # Files of a live process are kept, and so are those of other outputs.
+    assert remainders() == (["b", "f"] if action == "kill" else ["a", "b", "f"])
     temporaries.remove_remainders(tmp_path)
-    assert left() == ([] if how == "kill" else ["a", "b", "f"])
+    assert remainders() == ([] if action == "kill" else ["a", "b", "f"])
     child.communicate("")
-    assert left() == []
-    assert (tmp_path / "a").read_text() == ("whole" if how == "kill" else "half")
+    assert remainders() == []
+    assert (tmp_path / "a").read_text() == ("whole" if action == "kill" else "half")
 
 
-def test_integers_beyond_all_numbers_are_refused():
-    most = int(sys.float_info.max)
+def test_integers_beyond_float64_are_refused():
+    largest = int(sys.float_info.max)
     assert files.parse_json(f"[{10**307}, -{2**70}]") == [10**307, -(2**70)]
-    for number in (10 * most, -10 * most):
+    for number in (10 * largest, -10 * largest):
         with pytest.raises(ValueError, match="beyond the range"):
             files.parse_json(f'{{"a": {number}}}')
 
 
-def test_no_more_is_read_than_the_limit(tmp_path):
+def test_size_limit_of_reading(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     assert files.read_bytes(path, 5) == files.read_bytes(path, None) == b"12345"
@@ -199,14 +202,14 @@ def test_no_more_is_read_than_the_limit(tmp_path):
     assert files.read_bytes("/proc/self/stat")  # A regular file of size 0.
     with pytest.raises(ValueError, match="more than 9 bytes"):
         files.read_bytes("/dev/zero", 9)
-    # No memory is allocated for what a file does not have, or has too much of.
+    # The size is checked before memory is allocated.
     os.truncate(path, 1 << 40)
     for read in (files.read_bytes, text_readers.read_text, model_from_fst):
         with pytest.raises((ValueError, UserError), match=r"more than|not an OpenFst"):
             read(path)
 
 
-def test_a_device_without_an_end_is_refused(monkeypatch):
+def test_endless_devices_are_refused(monkeypatch):
     monkeypatch.setattr(files, "_MOST_BYTES", 1 << 20)
     for read in (text_readers.read_text, model_from_fst):
         with pytest.raises(UserError, match="more than 1,048,576 bytes"):
@@ -215,7 +218,7 @@ def test_a_device_without_an_end_is_refused(monkeypatch):
         list(text_readers.read_lines("/dev/zero"))
 
 
-def test_a_device_in_place_of_a_part_is_refused(tmp_path):
+def test_device_instead_of_a_part_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     split_file(tmp_path / "empty", tmp_path / "parts", 9)
     (tmp_path / "parts" / "part_001").unlink()
@@ -227,7 +230,7 @@ def test_a_device_in_place_of_a_part_is_refused(tmp_path):
         pass
 
 
-def test_no_line_fills_the_memory(tmp_path, monkeypatch):
+def test_length_of_a_line_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_LINE", 10)
     path = tmp_path / "lines.gz"
     with gzip.open(path, "wb") as stream:
@@ -238,14 +241,14 @@ def test_no_line_fills_the_memory(tmp_path, monkeypatch):
         next(lines)
 
 
-def test_the_lines_that_are_kept_do_not_fill_the_memory(tmp_path, monkeypatch):
+def test_total_size_of_kept_lines_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_KEPT", 10 * (files.LINE_COST + 2))
     for name, line in {"a.txt.gz": b"a\n", "a.jsonl.gz": b'{"prompt": "a"}\n'}.items():
         path = tmp_path / name
         path.write_bytes(gzip.compress(line * 11))
         with pytest.raises(UserError, match="too large to be kept in memory"):
             read_prompts_file(path)
-        # What is read line by line may have any number of them.
+        # A file that is read line by line may have any number of lines.
         assert len(list(text_readers.read_lines(path))) == 11
     (tmp_path / "few.txt").write_bytes(b"a\n" * 10)
     assert read_prompts_file(tmp_path / "few.txt") == ["a"] * 10

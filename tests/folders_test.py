@@ -24,7 +24,7 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+def test_folders_are_replaced_atomically(tmp_path):
     path = tmp_path / "new" / "f"
     for data in ("data_1.bin", "data_2.bin"):
         write(path, data)
@@ -48,15 +48,15 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
         ({"data_1.bin": "mine"}, "has no file marker.json"),
     ],
 )
-def test_a_folder_of_something_else_is_refused(tmp_path, content, reason):
+def test_folders_of_another_kind_are_refused(tmp_path, content, reason):
     path = tmp_path / "f"
     path.mkdir()
     for name, text in content.items():
         (path / name).write_text(text)
     begun = False
-    for refused in (folders.check_folder, folders.remove_folder):
+    for function in (folders.check_folder, folders.remove_folder):
         with pytest.raises(UserError, match=reason):
-            refused(path, KIND)
+            function(path, KIND)
     with pytest.raises(UserError, match=reason), folders.replacing_folder(path, KIND):
         begun = True
     assert not begun
@@ -64,17 +64,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path, content, reason):
     assert names(tmp_path) == ["f"]
 
 
-def test_what_came_meanwhile_is_not_lost(tmp_path):
+def test_folder_made_during_the_write_is_kept(tmp_path):
     path = tmp_path / "f"
 
-    def write_and_meanwhile():
+    def write_with_conflict():
         with folders.replacing_folder(path, KIND) as temporary:
             fill(temporary)
             path.mkdir()
             (path / "notes.txt").write_text("mine")
 
     with pytest.raises(UserError, match=r"holds notes\.txt"):
-        write_and_meanwhile()
+        write_with_conflict()
     assert names(path) == ["notes.txt"]
     assert names(tmp_path) == ["f"]
 
@@ -85,19 +85,19 @@ def test_an_empty_folder_is_filled(tmp_path):
     assert names(tmp_path / "f") == ["data_1.bin", "marker.json"]
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_link_stays_and_its_folder_is_replaced(tmp_path, made):
-    link, there = tmp_path / "link", tmp_path / "disk" / "there"
+@pytest.mark.parametrize("exists", [True, False])
+def test_target_of_a_symlink_is_replaced(tmp_path, exists):
+    link, target = tmp_path / "link", tmp_path / "disk" / "there"
     link.symlink_to("disk/there")
-    if made:
-        there.mkdir(parents=True)
-        fill(there, "data_0.bin")
+    if exists:
+        target.mkdir(parents=True)
+        fill(target, "data_0.bin")
     write(link)
     assert link.is_symlink()
-    assert names(there) == ["data_1.bin", "marker.json"]
-    assert names(there.parent) == ["there"]
+    assert names(target) == ["data_1.bin", "marker.json"]
+    assert names(target.parent) == ["there"]
     folders.remove_folder(link, KIND)
-    assert not there.exists()
+    assert not target.exists()
 
 
 def test_a_folder_is_removed(tmp_path):
@@ -108,14 +108,14 @@ def test_a_folder_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["file", "file/f", "/", "/dev/null"])
-def test_what_cannot_be_a_folder_is_refused(tmp_path, path):
+def test_invalid_folders_are_refused(tmp_path, path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         write(tmp_path / path)
 
 
-def test_a_folder_between_two_names_gets_its_own_back(tmp_path):
-    """As a kill exactly between the two renames leaves it."""
+def test_interrupted_replacement_is_restored(tmp_path):
+    """The state after a kill between the two renames of a replacement."""
     write(tmp_path / "f")
     with folders.replacing_folder(tmp_path / "g", KIND) as temporary:
         name = temporary.name

@@ -1,4 +1,4 @@
-"""Commands whose results go to a full disk, or to one that is mounted read-only.
+"""Commands that write to a full disk, or to one that is mounted read-only.
 
 A new mount namespace holds a file system of 256 kB; without such namespaces (containers
 may forbid them) the tests are skipped.
@@ -43,8 +43,8 @@ print(json.dumps({"ends": ends, "same": before == sorted(map(str, disk.rglob("*"
 """
 
 
-# A run whose disk is filled as soon as it has a checkpoint, and which is started again
-# when there is space.
+# A run whose disk is filled after its first checkpoint, and which is restarted when
+# there is space.
 TRAINING = """
 import json, os, pathlib, subprocess, sys, time
 disk, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -80,16 +80,16 @@ def namespaces() -> bool:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces here")
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_commands_end_with_one_sentence(
+def test_write_errors_are_reported_in_one_sentence(
     tmp_path: pathlib.Path, trained: pathlib.Path, state: str
 ) -> None:
     lines = [" ".join(str((i * j) % 50) for j in range(200)) for i in range(400)]
     (tmp_path / "ids.txt").write_text("\n".join(lines))
-    counted = call(
+    count_result = call(
         *("bpd_jax.count_ngrams", "--tokens=ids.txt", "--order=4", "--output=counts"),
         folder=tmp_path,
     )
-    assert counted.returncode == 0, counted.stderr
+    assert count_result.returncode == 0, count_result.stderr
     disk = tmp_path / "disk"
     disk.mkdir()
     model = [f"--model={trained / 'run'}", "--prompt=3 times", "--max_new_tokens=8"]
@@ -98,28 +98,28 @@ def test_commands_end_with_one_sentence(
         ["bpd_jax.build_ngram", "--counts=counts", f"--output={disk}/model"],
         ["bpd_jax.decode", *model, f"--output={disk}/file"],
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [*UNSHARE, sys.executable, "-c", SCRIPT, disk, state, json.dumps(commands)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
     reason = "No space left" if state == "full" else "Read-only file system"
-    for module, status, printed in found["ends"]:
+    for module, status, printed in report["ends"]:
         assert status == 1, (module, printed)
         assert "Traceback" not in printed
         assert reason in printed.splitlines()[-1], (module, printed)
-    assert found["kept"]
+    assert report["kept"]
     # A count on a full disk keeps what it has finished, so that it can resume.
-    assert found["same"] or state == "full"
+    assert report["same"] or state == "full"
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces here")
-def test_a_disk_that_fills_while_a_model_trains(tmp_path: pathlib.Path) -> None:
+def test_training_resumes_after_the_disk_was_full(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("seqio")
     (tmp_path / "disk").mkdir()
     for number in range(12):
@@ -131,23 +131,25 @@ def test_a_disk_that_fills_while_a_model_trains(tmp_path: pathlib.Path) -> None:
         f"--gin.TEXT_FILES='{tmp_path}/*.txt'",
         f"--workdir={tmp_path}/disk/run",
     ]
-    words = [sys.executable, "-c", TRAINING, tmp_path / "disk", json.dumps(command)]
-    done = subprocess.run(
-        [*UNSHARE, *words],
+    program = [sys.executable, "-c", TRAINING, tmp_path / "disk", json.dumps(command)]
+    result = subprocess.run(
+        [*UNSHARE, *program],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": ""},  # one device
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    (status, printed, saved), (again, output, at_end) = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    (status, printed, saved), (resumed_status, output, at_end) = json.loads(
+        result.stdout
+    )
     assert status == 1, printed
     assert "Traceback" not in printed
     last = printed.strip().splitlines()[-1]
     assert "No space left on device; the newest complete checkpoint is that of" in last
     assert "50" in saved
-    assert again == 0
+    assert resumed_status == 0
     newest = max(int(name) for name in saved if name.isdigit())
     assert f"run: steps {newest} to 400" in output
     assert "400" in at_end

@@ -1,4 +1,4 @@
-"""Requests of an evaluation harness, answered by a small trained model."""
+"""Requests of the Evaluation Harness, answered by a small trained model."""
 
 import dataclasses
 import types
@@ -25,21 +25,21 @@ def harness(trained):
 
 
 @pytest.fixture(scope="module")
-def bare(harness):
-    """The same model as one whose texts have no begin-of-text token."""
+def without_bos(harness):
+    """The same model without a begin-of-text token."""
     loaded = dataclasses.replace(harness.lm.loaded, begin_of_text=None)
-    return changed(harness, loaded)
+    return with_loaded(harness, loaded)
 
 
-def changed(harness, loaded):
-    other = object.__new__(HarnessModel)
-    other.__dict__.update(harness.__dict__)
-    other.lm = dataclasses.replace(harness.lm, loaded=loaded)
-    return other
+def with_loaded(harness, loaded):
+    copy = object.__new__(HarnessModel)
+    copy.__dict__.update(harness.__dict__)
+    copy.lm = dataclasses.replace(harness.lm, loaded=loaded)
+    return copy
 
 
 @pytest.mark.parametrize("method", ["bpd", "zero_gram:4", "prompt_lookup"])
-def test_drafting_changes_no_text(harness, trained, method):
+def test_generated_text_does_not_depend_on_the_method(harness, trained, method):
     drafted = HarnessModel(model=str(trained / "run"), method=method, batch_size=2)
     task = {"until": ["\n", "7."], "max_gen_toks": 20}
     requests = [request(text, task) for text in CONTEXTS]
@@ -47,25 +47,27 @@ def test_drafting_changes_no_text(harness, trained, method):
 
 
 def test_texts_end_before_their_stop_texts(harness):
-    [whole] = harness.generate_until([request("3 times", {"max_gen_toks": 40})])
-    first, second = whole[5:7], whole[9:11]
-    ends = [[first], first, [second, "", first], None]
-    requests = [request("3 times", {"until": end, "max_gen_toks": 40}) for end in ends]
-    found = harness.generate_until(requests)
-    early, late = whole[: whole.index(first)], whole[: whole.index(second)]
-    assert found == [early, early, min(early, late, key=len), whole]
+    [complete] = harness.generate_until([request("3 times", {"max_gen_toks": 40})])
+    first, second = complete[5:7], complete[9:11]
+    stops = [[first], first, [second, "", first], None]
+    requests = [
+        request("3 times", {"until": stop, "max_gen_toks": 40}) for stop in stops
+    ]
+    texts = harness.generate_until(requests)
+    early, late = complete[: complete.index(first)], complete[: complete.index(second)]
+    assert texts == [early, early, min(early, late, key=len), complete]
 
 
 def test_texts_are_in_the_order_of_the_requests(harness):
     settings = [{"max_gen_toks": 6 + number % 2} for number in range(6)]
     contexts = ["5 times 1 is 5.\n" * (n % 4) + f"{n} times {n} is" for n in range(6)]
     requests = [request(*pair) for pair in zip(contexts, settings, strict=True)]
-    alone = [harness.generate_until([one])[0] for one in requests]
-    assert harness.generate_until(requests) == alone
-    assert len(set(alone)) > 3
+    single_texts = [harness.generate_until([single])[0] for single in requests]
+    assert harness.generate_until(requests) == single_texts
+    assert len(set(single_texts)) > 3
 
 
-def test_prompts_of_like_length_go_together():
+def test_length_classes_of_prompts():
     lengths = [1, 128, 129, 512, 513, 2048, 2049]
     assert [_length_class(length) for length in lengths] == [0, 0, 1, 1, 2, 2, 3]
 
@@ -75,9 +77,9 @@ def test_long_contexts_are_truncated_on_the_left(harness):
     ids = harness.lm.encode(context)
     assert len(ids) > 96
     task = {"max_gen_toks": 16}
-    found = harness.generate_until([request(context, task)])
-    kept = api.generate(harness.lm, [ids[-80:]], "greedy", max_new_tokens=16)
-    assert found == [kept[0].text]
+    texts = harness.generate_until([request(context, task)])
+    completions = api.generate(harness.lm, [ids[-80:]], "greedy", max_new_tokens=16)
+    assert texts == [completions[0].text]
     with pytest.raises(
         UserError, match="up to 256 new tokens, but the model supports 96"
     ):
@@ -85,18 +87,25 @@ def test_long_contexts_are_truncated_on_the_left(harness):
 
 
 def test_scores_do_not_depend_on_batches(harness, trained):
-    one = HarnessModel(model=str(trained / "run"), method="greedy")
+    unbatched = HarnessModel(model=str(trained / "run"), method="greedy")
     pairs = [(text, answer) for text in CONTEXTS for answer in (" 12.", " no", "7 ")]
     requests = [request(*pair) for pair in pairs]
-    together, alone = harness.loglikelihood(requests), one.loglikelihood(requests)
-    assert [greedy for _, greedy in together] == [greedy for _, greedy in alone]
-    np.testing.assert_allclose(
-        [score for score, _ in together], [score for score, _ in alone], rtol=1e-5
+    batch_scores, single_scores = (
+        harness.loglikelihood(requests),
+        unbatched.loglikelihood(requests),
     )
-    assert all(type(score) is float for score, _ in together)
+    assert [greedy for _, greedy in batch_scores] == [
+        greedy for _, greedy in single_scores
+    ]
+    np.testing.assert_allclose(
+        [score for score, _ in batch_scores],
+        [score for score, _ in single_scores],
+        rtol=1e-5,
+    )
+    assert all(type(score) is float for score, _ in batch_scores)
 
 
-def test_the_text_that_is_written_is_the_greedy_one(harness):
+def test_generated_text_is_scored_as_greedy(harness):
     [text] = harness.generate_until([request(CONTEXTS[0], {"max_gen_toks": 9})])
     scores = harness.loglikelihood(
         [request(CONTEXTS[0], text), request(CONTEXTS[0], text[:-1] + "#")]
@@ -105,22 +114,22 @@ def test_the_text_that_is_written_is_the_greedy_one(harness):
     assert scores[0][0] > scores[1][0]
 
 
-def test_a_rolling_score_is_that_of_the_complete_text(harness):
+def test_rolling_score_equals_the_score_of_the_text(harness):
     texts = ["3 times 4 is 12.", "", "7"]
     rolling = harness.loglikelihood_rolling([request(text) for text in texts])
-    whole = harness.loglikelihood([request("", text) for text in texts])
-    assert rolling == [score for score, _ in whole]
+    scores = harness.loglikelihood([request("", text) for text in texts])
+    assert rolling == [score for score, _ in scores]
     assert rolling[1] == 0.0
     begin, end = texts[0][:7], texts[0][7:]
     parts = harness.loglikelihood([request("", begin), request(begin, end)])
     assert rolling[0] == pytest.approx(sum(score for score, _ in parts), rel=1e-5)
-    # 96 tokens are read at once; the rest follows in windows of its own.
+    # Longer texts are scored in windows of 96 tokens.
     [long] = harness.loglikelihood_rolling([request("7 times 3 is 21.\n" * 30)])
     [score] = harness.loglikelihood_rolling([request("7 times 3 is 21.\n" * 29)])
     assert long < score < 0
 
 
-def test_pairs_are_split_between_context_and_continuation(harness, bare):
+def test_pairs_are_split_between_context_and_continuation(harness, without_bos):
     begin = harness.lm.loaded.begin_of_text
 
     def pair(model, *texts):
@@ -129,42 +138,42 @@ def test_pairs_are_split_between_context_and_continuation(harness, bare):
         decode = model.lm.loaded.tokenizer.decode
         return ids[0] == begin, decode(ids[len(ids) - count :])
 
-    for model, begun in ((harness, True), (bare, False)):
-        assert pair(model, "4 times 2 is ", "8.") == (begun, " 8.")
-        assert pair(model, "4 times 2 is", " 8.") == (begun, " 8.")
-        # Something must come before what is scored.
+    for model, begins in ((harness, True), (without_bos, False)):
+        assert pair(model, "4 times 2 is ", "8.") == (begins, " 8.")
+        assert pair(model, "4 times 2 is", " 8.") == (begins, " 8.")
+        # A scored token needs a preceding token.
         assert pair(model, "", "8.") == (True, "8.")
         assert pair(model, " \n", "8.") == (True, " \n8.")
         assert model.encode_pair("", "")[1] == 0
         assert model.encode_pair("4", "")[1] == 0
 
 
-def test_a_token_over_the_border_is_scored(bare):
-    tokenizer = bare.lm.loaded.tokenizer
+def test_token_across_the_boundary_is_scored(without_bos):
+    tokenizer = without_bos.lm.loaded.tokenizer
     merged = next(
         text
         for text in map(tokenizer.piece, range(tokenizer.vocab_size - 1, 0, -1))
         if text.isalpha() and len(tokenizer.encode(text)) == 1 and len(text) > 1
     )
-    ids, count = bare.encode_pair(merged[:-1], merged[-1])
+    ids, count = without_bos.encode_pair(merged[:-1], merged[-1])
     assert count == 1
     assert ids.tolist() == [tokenizer.end_of_text, *tokenizer.encode(merged)]
 
 
-def test_answers_are_kept_unless_they_were_drawn(harness):
-    kept = {}
+def test_answers_are_cached_unless_sampled(harness):
+    cached = {}
 
-    class Keeping(HarnessModel):
+    class CachingModel(HarnessModel):
         def keep(self, kind, arguments, answer):
-            kept[kind, arguments[0]] = answer
+            cached[kind, arguments[0]] = answer
 
-    keeping = changed(harness, harness.lm.loaded)
-    keeping.__class__ = Keeping
-    [score] = keeping.loglikelihood([request("2", " times")])
-    [rolling] = keeping.loglikelihood_rolling([request("2 times")])
-    drawn = request("5", {"max_gen_toks": 4, "temperature": 1.0})
-    text, _ = keeping.generate_until([request("2", {"max_gen_toks": 4}), drawn])
-    assert kept == {
+    model = with_loaded(harness, harness.lm.loaded)
+    model.__class__ = CachingModel
+    [score] = model.loglikelihood([request("2", " times")])
+    [rolling] = model.loglikelihood_rolling([request("2 times")])
+    sampled = request("5", {"max_gen_toks": 4, "temperature": 1.0})
+    text, _ = model.generate_until([request("2", {"max_gen_toks": 4}), sampled])
+    assert cached == {
         ("loglikelihood", "2"): score,
         ("loglikelihood_rolling", "2 times"): rolling,
         ("generate_until", "2"): text,
@@ -228,17 +237,17 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
         ({"lattice_width": 0}, "lattice_width must be"),
     ],
 )
-def test_wrong_arguments_are_refused_at_once(trained, arguments, message):
+def test_invalid_arguments_are_refused_on_construction(trained, arguments, message):
     with pytest.raises(UserError, match=message):
         HarnessModel(**{"model": str(trained / "run"), **arguments})
 
 
 @pytest.mark.parametrize("folder, method", [("run", "bpd"), ("plain", "prompt_lookup")])
-def test_the_method_suits_the_model(trained, folder, method):
+def test_default_method_depends_on_the_model(trained, folder, method):
     assert HarnessModel(model=str(trained / folder)).method == method
 
 
-def test_arguments_may_come_as_the_harness_gives_them(trained):
+def test_arguments_may_be_strings(trained):
     model = HarnessModel(
         model=str(trained / "plain"),
         method="prompt_lookup:2",
@@ -263,21 +272,21 @@ def test_chats_are_rendered_with_the_models_template(harness):
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     loaded = dataclasses.replace(harness.lm.loaded, chat=chat)
-    talking = changed(harness, loaded)
-    asked = [{"role": "user", "content": "3 times 4?"}]
-    text = talking.apply_chat_template(asked)
+    chat_model = with_loaded(harness, loaded)
+    messages = [{"role": "user", "content": "3 times 4?"}]
+    text = chat_model.apply_chat_template(messages)
     assert text == "<user>3 times 4?<|endoftext|>\n<assistant>"
-    begun = [*asked, {"role": "assistant", "content": "It is "}]
-    text = talking.apply_chat_template(begun, add_generation_prompt=False)
+    continued = [*messages, {"role": "assistant", "content": "It is "}]
+    text = chat_model.apply_chat_template(continued, add_generation_prompt=False)
     assert text == "<user>3 times 4?<|endoftext|>\n<assistant>It is"
-    assert talking.chat_template(True) == chat.template
-    assert talking.tokenizer_name == harness.lm.loaded.name
-    # The template's special tokens are read as such, and only once.
+    assert chat_model.chat_template(True) == chat.template
+    assert chat_model.tokenizer_name == harness.lm.loaded.name
+    # Special tokens of the template are encoded as such, and the first only once.
     begin = loaded.begin_of_text
-    assert talking.encode(text).count(begin) == 2
+    assert chat_model.encode(text).count(begin) == 2
     assert harness.encode(text).count(begin) == 1
-    assert talking.encode("<|endoftext|>3") == [begin, *loaded.tokenizer.encode("3")]
+    assert chat_model.encode("<|endoftext|>3") == [begin, *loaded.tokenizer.encode("3")]
     with pytest.raises(UserError, match="one chat template"):
-        talking.chat_template("tools")
+        chat_model.chat_template("tools")
     with pytest.raises(UserError, match="has no chat template: leave out"):
-        harness.apply_chat_template(asked)
+        harness.apply_chat_template(messages)

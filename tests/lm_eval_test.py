@@ -1,4 +1,4 @@
-"""The Evaluation Harness runs our models; without it, one sentence says what to do."""
+"""The Evaluation Harness with our models, and the error message if it is missing."""
 
 import json
 import os
@@ -35,10 +35,12 @@ def test_a_missing_harness_is_reported(tmp_path, missing):
         "from bpd_jax.lm_eval import main\n"
         "main()\n"
     )
-    done = run(tmp_path, "-c", program)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    result = run(tmp_path, "-c", program)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    [error] = [
+        line for line in result.stderr.splitlines() if line.startswith("error: ")
+    ]
     assert "the Evaluation Harness cannot be imported" in error
     assert "pip install 'lm_eval" in error
 
@@ -78,12 +80,12 @@ def tasks(tmp_path):
     }
     choice = {"doc_to_choice": "answers", "target_delimiter": ""}
     rolling = {"doc_to_text": "", "doc_to_target": "{{fact}}"}
-    for name, kind, more in (
+    for name, kind, overrides in (
         ("choice", "multiple_choice", choice),
         ("rolling", "loglikelihood_rolling", rolling),
     ):
         # JSON is YAML.
-        fields = {"task": name, "output_type": kind, **common, **more}
+        fields = {"task": name, "output_type": kind, **common, **overrides}
         (tmp_path / "tasks" / f"{name}.yaml").write_text(json.dumps(fields))
     return tmp_path
 
@@ -106,23 +108,23 @@ def evaluate(folder, model, *arguments):
 
 @pytest.mark.slow
 def test_results_are_the_same_for_every_method(tasks, trained):
-    found = []
+    outcomes = []
     for method in ("greedy", "zero_gram:4"):
         output = tasks / method.partition(":")[0]
-        done = evaluate(
+        result = evaluate(
             tasks,
             f"model={trained / 'run'},method={method},batch_size=3",
             *("--output_path", str(output), "--log_samples"),
         )
-        assert done.returncode == 0, done.stderr
-        assert f"{method}: " in done.stderr  # the tokens per serial call
+        assert result.returncode == 0, result.stderr
+        assert f"{method}: " in result.stderr  # the tokens per serial call
         [results] = output.rglob("results*.json")
         samples = [
             [json.loads(line)["resps"] for line in path.open()]
             for path in sorted(output.rglob("samples*.jsonl"))
         ]
-        found.append((json.loads(results.read_text())["results"], samples))
-    (results, samples), drafted = found
+        outcomes.append((json.loads(results.read_text())["results"], samples))
+    (results, samples), drafted = outcomes
     assert drafted == (results, samples)
     assert list(map(len, samples)) == [4, 5, 4]
     assert 0 <= results["choice"]["acc,none"] <= 1
@@ -131,7 +133,7 @@ def test_results_are_the_same_for_every_method(tasks, trained):
 
 @pytest.mark.slow
 def test_invalid_model_arguments_are_refused(tasks, trained):
-    done = evaluate(tasks, f"model={trained / 'run'},methods=bpd")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "error: unknown model argument 'methods': give model," in done.stderr
+    result = evaluate(tasks, f"model={trained / 'run'},methods=bpd")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "error: unknown model argument 'methods': give model," in result.stderr

@@ -1,15 +1,15 @@
-"""Damages files of every format and reads them: each is read or refused in a sentence.
+"""Damages files of every format and reads them: each must be read, or refused cleanly.
 
     python -m tests.mutations                       # all formats, 2,000 inputs each
     python -m tests.mutations --formats=arpa,gguf --inputs=50 --seed=3
     python -m tests.mutations --table               # the result as Markdown
 
 The formats are those of `tests/mutation_formats.py`. Each is tested in a process of its
-own, with a limit of memory, and of seconds per input during which the process is not
-stopped. An input passes if its reader
-returns or raises a `UserError` without a line break. Anything else is a failure:
-another exception, a crash, too much memory or time. The seed and the number of an input
-determine it. Prints a row per format and writes one JSON file.
+own, with a limit of memory, and a limit of seconds per input, in which time that the
+process was suspended does not count. An input passes if its reader returns or raises a
+`UserError` without a line break. Anything else is a failure: another exception, a
+crash, too much memory or time. The seed and the number of an input determine it. Prints
+a row per format and writes one JSON file.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "mutations.json"
 INPUTS = 2000
-# Beyond what the process has when it starts to read.
+# Beyond the memory of the process before it reads.
 MEMORY = 1 << 30
 SECONDS = 30
 
@@ -65,7 +65,7 @@ class Format:
       make: writes a valid example into an empty folder.
       read: reads it from there, as the commands do.
       files: pattern of the files that are damaged.
-      reseal: makes the checksums fit a damaged folder, as whoever means harm would;
+      reseal: updates the checksums of a damaged folder, as an attacker would;
         None for formats without any.
     """
 
@@ -75,77 +75,77 @@ class Format:
     reseal: Callable[[pathlib.Path], object] | None = None
 
 
-def mutate(data: bytes, chance: random.Random, name: str) -> bytes:
-    """Returns a damaged copy: of a gzip file what is packed, in half of the cases."""
-    if name.endswith(".gz") and chance.random() < 0.5:
-        inner = mutate(gzip.decompress(data), chance, name.removesuffix(".gz"))
+def mutate(data: bytes, rng: random.Random, name: str) -> bytes:
+    """Returns a damaged copy; half of the gzip files are damaged before compression."""
+    if name.endswith(".gz") and rng.random() < 0.5:
+        inner = mutate(gzip.decompress(data), rng, name.removesuffix(".gz"))
         return gzip.compress(inner, 1, mtime=0)
-    if name.endswith(".json") and chance.random() < 0.5:
-        fields = _change_value(json.loads(data), chance)
+    if name.endswith(".json") and rng.random() < 0.5:
+        fields = _change_value(json.loads(data), rng)
         return json.dumps(fields).encode()
-    if name.endswith(".jsonl") and chance.random() < 0.5:
+    if name.endswith(".jsonl") and rng.random() < 0.5:
         lines = data.splitlines(keepends=True)
-        place = chance.randrange(len(lines))
-        fields = _change_value(json.loads(lines[place]), chance)
-        lines[place] = json.dumps(fields).encode() + b"\n"
+        index = rng.randrange(len(lines))
+        fields = _change_value(json.loads(lines[index]), rng)
+        lines[index] = json.dumps(fields).encode() + b"\n"
         return b"".join(lines)
-    for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        data = chance.choice(_DAMAGES)(data, chance)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        data = rng.choice(_DAMAGES)(data, rng)
     return data
 
 
-def _truncate(data: bytes, chance: random.Random) -> bytes:
-    return data[: chance.randrange(len(data) + 1)]
+def _truncate(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
 
 
-def _flip_bits(data: bytes, chance: random.Random) -> bytes:
+def _flip_bits(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
-    for _ in range(chance.choice((1, 1, 8)) if data else 0):
-        changed[_place(data, chance)] ^= 1 << chance.randrange(8)
+    for _ in range(rng.choice((1, 1, 8)) if data else 0):
+        changed[_random_offset(data, rng)] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def _overwrite(data: bytes, chance: random.Random) -> bytes:
-    place, word = _place(data, chance), chance.choice(_WORDS)
-    return data[:place] + word + data[place + len(word) :]
+def _overwrite(data: bytes, rng: random.Random) -> bytes:
+    offset, word = _random_offset(data, rng), rng.choice(_WORDS)
+    return data[:offset] + word + data[offset + len(word) :]
 
 
-def _delete(data: bytes, chance: random.Random) -> bytes:
-    place = _place(data, chance)
-    return data[:place] + data[place + 1 + int(chance.expovariate(0.05)) :]
+def _delete(data: bytes, rng: random.Random) -> bytes:
+    offset = _random_offset(data, rng)
+    return data[:offset] + data[offset + 1 + int(rng.expovariate(0.05)) :]
 
 
-def _repeat(data: bytes, chance: random.Random) -> bytes:
-    place = _place(data, chance)
-    piece = data[place : place + 1 + int(chance.expovariate(0.02))]
-    return data[:place] + piece * chance.choice((2, 2, 1000)) + data[place:]
+def _repeat(data: bytes, rng: random.Random) -> bytes:
+    offset = _random_offset(data, rng)
+    piece = data[offset : offset + 1 + int(rng.expovariate(0.02))]
+    return data[:offset] + piece * rng.choice((2, 2, 1000)) + data[offset:]
 
 
-def _move(data: bytes, chance: random.Random) -> bytes:
-    begin, place = _place(data, chance), _place(data, chance)
-    piece = data[begin : begin + 1 + int(chance.expovariate(0.05))]
-    return data[:place] + piece + data[place:]
+def _move(data: bytes, rng: random.Random) -> bytes:
+    begin, offset = _random_offset(data, rng), _random_offset(data, rng)
+    piece = data[begin : begin + 1 + int(rng.expovariate(0.05))]
+    return data[:offset] + piece + data[offset:]
 
 
-def _insert(data: bytes, chance: random.Random) -> bytes:
-    place = _place(data, chance)
-    return data[:place] + chance.choice(_TOKENS) + data[place:]
+def _insert(data: bytes, rng: random.Random) -> bytes:
+    offset = _random_offset(data, rng)
+    return data[:offset] + rng.choice(_TOKENS) + data[offset:]
 
 
-def _change_number(data: bytes, chance: random.Random) -> bytes:
-    begin = _place(data, chance)
+def _change_number(data: bytes, rng: random.Random) -> bytes:
+    begin = _random_offset(data, rng)
     while begin < len(data) and not data[begin : begin + 1].isdigit():
         begin += 1
     end = begin
     while end < len(data) and data[end : end + 1] in b"0123456789.e":
         end += 1
-    return data[:begin] + chance.choice(_NUMBERS) + data[end:]
+    return data[:begin] + rng.choice(_NUMBERS) + data[end:]
 
 
-def _place(data: bytes, chance: random.Random) -> int:
-    """An index; in half of the cases of the beginning, where headers are."""
-    most = max(len(data), 1)
-    return chance.randrange(min(most, 256) if chance.random() < 0.5 else most)
+def _random_offset(data: bytes, rng: random.Random) -> int:
+    """A random offset, in half of the cases within the first 256 bytes."""
+    size = max(len(data), 1)
+    return rng.randrange(min(size, 256) if rng.random() < 0.5 else size)
 
 
 _DAMAGES = (
@@ -154,17 +154,17 @@ _DAMAGES = (
 )
 
 
-def _change_value(value: Any, chance: random.Random) -> Any:
+def _change_value(value: Any, rng: random.Random) -> Any:
     """Replaces or removes a part of parsed JSON."""
-    if not isinstance(value, dict | list) or not value or chance.random() < 0.05:
-        return chance.choice(_VALUES)
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.05:
+        return rng.choice(_VALUES)
     keys = list(value) if isinstance(value, dict) else range(len(value))
-    key = chance.choice(keys)
+    key = rng.choice(keys)
     changed = dict(value) if isinstance(value, dict) else list(value)
-    if chance.random() < 0.1:
+    if rng.random() < 0.1:
         del changed[key]
     else:
-        changed[key] = _change_value(value[key], chance)
+        changed[key] = _change_value(value[key], rng)
     return changed
 
 
@@ -174,19 +174,19 @@ def damaged(
     """Damages a file of the folder; yields after each input and restores the file."""
     example.make(folder)
     example.read(folder)
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    chosen = sorted(path for path in folder.glob(example.files) if path in kept)
+    original = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    targets = sorted(path for path in folder.glob(example.files) if path in original)
     for number in range(inputs):
-        chance = random.Random(f"{seed} {number}")
-        path = chance.choice(chosen)
-        path.write_bytes(mutate(kept[path], chance, path.name))
+        rng = random.Random(f"{seed} {number}")
+        path = rng.choice(targets)
+        path.write_bytes(mutate(original[path], rng, path.name))
         touched = [path]
-        if example.reseal is not None and chance.random() < 0.7:
-            touched = list(kept)
+        if example.reseal is not None and rng.random() < 0.7:
+            touched = list(original)
             example.reseal(folder)
         yield number
         for path in touched:
-            path.write_bytes(kept[path])
+            path.write_bytes(original[path])
 
 
 class Expired(BaseException):
@@ -251,8 +251,8 @@ def run(example: Format, inputs: int, seed: int) -> dict[str, Any]:
         except EOFError:
             child.join()
             output.seek(0)
-            printed = output.read()[-500:].decode(errors="replace")
-            fault = f"the process ended with {child.exitcode}: {printed}"
+            tail = output.read()[-500:].decode(errors="replace")
+            fault = f"the process ended with {child.exitcode}: {tail}"
             return {"inputs": inputs, "failures": [fault]}
 
 
@@ -264,7 +264,7 @@ def _in_child(
 
     seconds = 0
 
-    # Of the time during which the process is stopped, at most one second counts.
+    # While the process is suspended, at most one second is counted.
     def tick(*_: object) -> None:
         nonlocal seconds
         seconds += 1
@@ -281,12 +281,12 @@ def _in_child(
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     signal.signal(signal.SIGALRM, tick)
-    # What compiles and loads at the first use belongs to no input.
+    # Compilation and loading at the first use do not count for an input.
     read_damaged(example, 1, seed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     row = read_damaged(dataclasses.replace(example, read=timed), inputs, seed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sender.send({**row, "memory_mb": (peak - before) >> 10})
@@ -302,8 +302,8 @@ def table(result: dict[str, Any]) -> str:
         numbers = [row["inputs"], row.get("read", 0), row.get("refused", 0)]
         counts = " | ".join(f"{n:,}" for n in [*numbers, len(row["failures"])])
         seconds = row["slowest_cpu_seconds"]
-        used = f"{seconds} s | {row.get('memory_mb', 0)} MB"
-        lines.append(f"| `{name}` | {counts} | {used} |")
+        usage = f"{seconds} s | {row.get('memory_mb', 0)} MB"
+        lines.append(f"| `{name}` | {counts} | {usage} |")
     total = sum(row["inputs"] for row in result["formats"].values())
     faults = sum(len(row["failures"]) for row in result["formats"].values())
     lines.append(f"| all | {total:,} | | | {faults} | | |")
@@ -332,7 +332,7 @@ def main() -> int:
     names = flags.formats.split(",") if flags.formats else list(FORMATS)
     result = {
         "command": "python -m tests.mutations",
-        # jax would start threads to tell it, and a process with threads must not fork.
+        # Not from jax, which starts threads: a process with threads must not fork.
         "device": f"cpu, {os.cpu_count()} cores, {platform.machine()}",
         "versions": provenance.versions(),
         "memory_limit_mb": MEMORY >> 20,

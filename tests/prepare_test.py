@@ -1,4 +1,4 @@
-"""prepare, as a user calls it."""
+"""The command `bpd_jax.prepare`."""
 
 import json
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_rows_shards_gin_files_and_caches(folder):
+def test_rows_shards_and_gin_files(folder):
     task = ["--task=samsum", "--files={split}.jsonl"]
     rows = ["--length=64", "--output=rows"]
     gin_task = [
@@ -36,7 +36,7 @@ def test_rows_shards_gin_files_and_caches(folder):
         "--gin.ExampleTask.files='{split}.jsonl'",
     ]
     shard = ["--length=64", "--output=parts", "--num_shards=2"]
-    done = prepare(
+    results = prepare(
         folder,
         [*task, *rows],
         [*gin_task, *rows],
@@ -44,13 +44,13 @@ def test_rows_shards_gin_files_and_caches(folder):
         [*task, *shard, "--shard=0"],
         [*task, "--split=validation", "--length=16", "--output=short"],
     )
-    for status, _, err in done:
+    for status, _, err in results:
         assert status == 0, err
-    assert " rows of 64 tokens: " in done[0][1]
-    assert "of 12 texts" in done[0][1]
-    assert "the inputs of 0 and the targets of 0 examples" in done[1][1]
-    assert "shard-00001-of-00002: " in done[2][1]
-    assert "the inputs of 5 and the targets of 0 examples" in done[4][1]
+    assert " rows of 64 tokens: " in results[0][1]
+    assert "of 12 texts" in results[0][1]
+    assert "the inputs of 0 and the targets of 0 examples" in results[1][1]
+    assert "shard-00001-of-00002: " in results[2][1]
+    assert "the inputs of 5 and the targets of 0 examples" in results[4][1]
     assert open_rows(folder / "parts").num_documents == 12
     assert open_rows(folder / "rows").num_documents == 12
     assert open_rows(folder / "rows").fingerprint == (
@@ -59,7 +59,7 @@ def test_rows_shards_gin_files_and_caches(folder):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "messages",
     [
         {
             "": "--task is missing",
@@ -93,10 +93,10 @@ def test_rows_shards_gin_files_and_caches(folder):
         }
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(folder, given):
+def test_invalid_input_is_refused_in_one_sentence(folder, messages):
     before = sorted(folder.rglob("*"))
-    results = prepare(folder, *[command.split() for command in given])
-    for (status, _, err), message in zip(results, given.values(), strict=True):
+    results = prepare(folder, *[command.split() for command in messages])
+    for (status, _, err), message in zip(results, messages.values(), strict=True):
         assert status == 1, err
         errors = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, err

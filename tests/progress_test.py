@@ -1,4 +1,4 @@
-"""Progress bars, and what becomes of output that nobody can read."""
+"""Progress bars, and output to streams that are closed or full."""
 
 import contextlib
 import fcntl
@@ -22,11 +22,11 @@ open(sys.argv[1], "w").write("done")
 
 
 def work(file, out, err):
-    """Runs `WORK` with these streams; its exit status."""
-    words = [sys.executable, "-c", WORK, str(file)]
+    """Runs `WORK` with these streams; returns its exit status."""
+    command = [sys.executable, "-c", WORK, str(file)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     return subprocess.run(
-        words, stdout=out, stderr=err, env=environment, timeout=120, check=False
+        command, stdout=out, stderr=err, env=environment, timeout=120, check=False
     ).returncode
 
 
@@ -60,18 +60,18 @@ def test_a_full_pipe_does_not_block(tmp_path, pipe):
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
 def test_a_closed_terminal_does_not_end_the_work(tmp_path):
-    ours, theirs = os.openpty()
-    os.close(ours)
-    assert work(tmp_path / "file", theirs, theirs) == 0
-    os.close(theirs)
+    controller, terminal = os.openpty()
+    os.close(controller)
+    assert work(tmp_path / "file", terminal, terminal) == 0
+    os.close(terminal)
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_all_formats_are_written(tmp_path):
+def test_lines_and_bar_are_written_to_files(tmp_path):
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         assert work(tmp_path / "file", out, err) == 0
-    said = ["begins", "number 0", "number 1", "number 2"]
-    assert (tmp_path / "out").read_text().splitlines() == said
+    lines = ["begins", "number 0", "number 1", "number 2"]
+    assert (tmp_path / "out").read_text().splitlines() == lines
     assert "counting" in (tmp_path / "err").read_text()
     assert "3/3" in (tmp_path / "err").read_text()
 

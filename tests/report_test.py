@@ -1,4 +1,4 @@
-"""The report of results, as a user calls it."""
+"""The command `bpd_jax.report`."""
 
 import csv
 import json
@@ -24,8 +24,8 @@ TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
 
 def call(folder, *arguments):
-    [done] = start("bpd_jax.report", list(arguments), folder=folder)
-    return done
+    [result] = start("bpd_jax.report", list(arguments), folder=folder)
+    return result
 
 
 def drafts(contender, accepted):
@@ -39,8 +39,8 @@ def drafts(contender, accepted):
     ]  # fmt: skip
 
 
-def explored():
-    """Four tokens `a b c d` and heads that see two of them right."""
+def explorer_record():
+    """Four tokens `a b c d`, of which the heads predict two correctly."""
     block = [[1, 2], [2, 3], [3, 0]]
     return ExplorerRecord(
         task="squad",
@@ -86,7 +86,9 @@ def results(tmp_path_factory):
         OracleRecord(task, 0, REPORT, 8, [[8, 6], [5, 3], [4, 2]]) for task in TASKS
     ]
     write(folder / "figure6" / "results" / "tiny", "figure6", "tiny", oracle)
-    write(folder / "figure4" / "results" / "tiny", "figure4", "tiny", [explored()])
+    write(
+        folder / "figure4" / "results" / "tiny", "figure4", "tiny", [explorer_record()]
+    )
     for size in ("tiny", "smollm2"):
         write(folder / "table4" / "results" / size, "table4", size, records)
     (folder / "table4" / ".old").mkdir()
@@ -136,7 +138,7 @@ def test_the_explorer_has_the_records(written):
     assert (text["key"], text["group"]) == ("squad/7", "SQuAD")
     assert text["title"] == "example 7 · What? </script>"
     assert text["pieces"] == ["a", " b", "<c>", "d"]
-    # A contender without a call is nothing to step through.
+    # The explorer omits contenders without calls.
     assert [trace["contender"] for trace in text["traces"]] == ["bpd", "ngram:4"]
 
 
@@ -184,7 +186,7 @@ def test_unwritable_folders_are_refused_first(results, tmp_path, flag):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_the_picture_of_the_documentation_is_of_the_committed_records(tmp_path):
+def test_picture_in_the_docs_matches_the_committed_records(tmp_path):
     picture = tmp_path / "drafts.svg"
     figure = str(ROOT / "experiments" / "figure4")
     result = call(tmp_path, figure, f"--picture={picture}")

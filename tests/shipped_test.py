@@ -1,4 +1,4 @@
-"""What comes with bpd_jax for SmolLM2: small, whole, and made for that very model."""
+"""The files shipped for SmolLM2: their sizes, and that they belong to this model."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def lm():
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SMOLLM2.iterdir()))
-def test_everything_is_small_enough_to_ship(name):
+def test_shipped_files_are_small(name):
     path = SMOLLM2 / name
     if path.is_file():
         assert path.stat().st_size < 100_000
@@ -39,13 +39,13 @@ def test_everything_is_small_enough_to_ship(name):
     assert 0 < total <= MEGABYTES[name] * 1_000_000
 
 
-def test_heads_tell_how_they_were_made():
+def test_heads_record_their_training():
     heads = load_heads(SMOLLM2 / "heads")
     assert heads.config.num_heads == 9
     assert len(heads.facts["accuracies"]) == 8
-    # A head further away knows less, and more candidates hold more.
-    firsts = [head[0] for head in heads.facts["accuracies"]]
-    assert firsts == sorted(firsts, reverse=True)
+    # The accuracy decreases with the distance of the head.
+    top1_accuracies = [head[0] for head in heads.facts["accuracies"]]
+    assert top1_accuracies == sorted(top1_accuracies, reverse=True)
     assert {"settings", "positions", "versions"} <= heads.facts.keys()
     text = json.dumps(heads.facts)
     assert "/tmp" not in text
@@ -69,7 +69,7 @@ def test_ngrams_are_over_the_models_tokens():
     assert sum(model.sizes) > 300_000
 
 
-def test_heads_and_model_belong_together(lm):
+def test_heads_and_ngrams_are_loaded_with_the_model(lm):
     heads = load_heads(SMOLLM2 / "heads")
     functions = lm.loaded.functions
     assert heads.base == lm.loaded.fingerprint
@@ -78,7 +78,7 @@ def test_heads_and_model_belong_together(lm):
     assert lm.assets.accuracies is not None
 
 
-def test_drafts_do_not_change_what_it_says(lm):
+def test_drafts_do_not_change_the_output(lm):
     prompts = ["Why is the sky blue?", "Count from one to ten."]
     options = {"max_new_tokens": 16, "batch_size": 2}
     plain, drafted = (
@@ -89,5 +89,5 @@ def test_drafts_do_not_change_what_it_says(lm):
     assert sum(t.generation.serial_calls for t in drafted) < 30
 
 
-def test_the_drafter_drafts_where_no_method_is_named(lm):
+def test_drafter_is_used_by_the_default_method(lm):
     assert lm.decoder().default_method.startswith("block+ngram:alpha=0.25/tree:")

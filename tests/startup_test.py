@@ -1,4 +1,4 @@
-"""Ctrl-C; streams that are closed, full or unread; encodings that lack characters."""
+"""Ctrl-C; closed, full or unread streams; encodings that lack characters."""
 
 import contextlib
 import io
@@ -40,25 +40,33 @@ def _program(body: str, **kwargs: object) -> subprocess.CompletedProcess:
 
 def test_an_interrupt_while_libraries_are_imported_is_not_swallowed():
     """Even if a library catches everything and file descriptor 2 goes elsewhere."""
-    done = _program(
+    result = _program(
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
         "try:\n    interrupt()\nexcept:\n    pass\nprint('went on')\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        130,
+        "",
+        "interrupted\n",
+    )
 
 
-def test_a_command_that_does_not_end_after_an_interrupt_is_ended():
-    done = _program(
+def test_command_that_ignores_an_interrupt_is_terminated():
+    result = _program(
         "import time\n"
         "startup._GRACE_SECONDS = 0.1\n"
         "with startup.interruptible():\n"
         "    try:\n        interrupt()\n    except:\n        time.sleep(100)\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        130,
+        "",
+        "interrupted\n",
+    )
 
 
 def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
-    done = _program(
+    result = _program(
         "class Array:\n"
         "    def __del__(self):\n"
         "        interrupt()\n"
@@ -68,9 +76,9 @@ def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
         "    Array()\n"
         "    print('continued')\n"
     )
-    assert done.returncode == 130
-    assert done.stdout == "continued\n"
-    assert done.stderr == "interrupted\n"
+    assert result.returncode == 130
+    assert result.stdout == "continued\n"
+    assert result.stderr == "interrupted\n"
 
 
 def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
@@ -84,9 +92,9 @@ def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
         except BaseException:
             cleaned.append(True)
 
-    with pytest.raises(SystemExit) as ended, cli.telling_errors():
+    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
         swallow()
-    assert ended.value.code == 130
+    assert exit_info.value.code == 130
     assert cleaned
     assert capsys.readouterr().err == "interrupted\n"
     assert signal.getsignal(signal.SIGINT) is before
@@ -111,8 +119,8 @@ def test_only_programs_of_the_package_change_signals(
     assert startup.is_program() == expected
 
 
-def test_closed_streams_are_not_taken_by_the_next_file():
-    done = _program(
+def test_descriptors_of_closed_streams_are_not_reused():
+    result = _program(
         "print('lost')\n"
         "os._exit(os.open(os.devnull, os.O_RDONLY) > 2 and sys.stdin.read() == '')",
         stdin=None,
@@ -120,17 +128,19 @@ def test_closed_streams_are_not_taken_by_the_next_file():
         stdout=None,
         stderr=subprocess.PIPE,
     )
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (result.returncode, result.stderr) == (1, "")
 
 
-def _printing(stream: io.TextIOWrapper, text: str, monkeypatch) -> int | str | None:
-    """How a command ends that prints to a stream."""
+def _status_of_printing(
+    stream: io.TextIOWrapper, text: str, monkeypatch
+) -> int | str | None:
+    """The exit status of a command that prints to a stream."""
     monkeypatch.setattr(sys, "stdout", stream)
     try:
         with cli.telling_errors():
             print(text)
-    except SystemExit as end:
-        return end.code
+    except SystemExit as exit_error:
+        return exit_error.code
     finally:
         monkeypatch.undo()
         with contextlib.closing(stream):
@@ -139,18 +149,18 @@ def _printing(stream: io.TextIOWrapper, text: str, monkeypatch) -> int | str | N
 
 
 @pytest.mark.parametrize("text", ["short", "long" * 100_000])
-def test_a_reader_that_is_gone_ends_the_command_quietly(text, monkeypatch, capsys):
+def test_closed_pipe_ends_the_command_silently(text, monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    assert _printing(stream, text, monkeypatch) == 141
+    assert _status_of_printing(stream, text, monkeypatch) == 141
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["short", "long" * 100_000])
-def test_a_full_device_is_told(text, monkeypatch, capsys):
+def test_full_device_is_reported(text, monkeypatch, capsys):
     stream = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
-    assert _printing(stream, text, monkeypatch) == 1
+    assert _status_of_printing(stream, text, monkeypatch) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot write")
     assert error.count("\n") == 1
@@ -165,21 +175,21 @@ def test_other_broken_pipes_are_not_hidden():
 def test_text_beyond_the_encoding_is_escaped(encoding, tmp_path, monkeypatch):
     path = tmp_path / "out"
     stream = path.open("w", encoding=encoding)
-    assert _printing(stream, "é→\udc80.", monkeypatch) == 0
+    assert _status_of_printing(stream, "é→\udc80.", monkeypatch) == 0
     text = path.read_bytes().decode(encoding).rstrip()
     assert text.encode().decode("unicode_escape").endswith(".")
     assert text.isascii() == (encoding == "ascii")
 
 
-def test_help_into_a_pipe_without_a_reader():
+def test_help_into_a_closed_pipe():
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as stream:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "bpd_jax.export_params", "--help"],
             cwd=ROOT,
             stdout=stream,
             stderr=subprocess.PIPE,
             timeout=300,
         )
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (result.returncode, result.stderr) == (141, b"")

@@ -1,4 +1,4 @@
-"""The entry point as a user calls it, in processes of its own."""
+"""The command `bpd_jax.train_refiner`."""
 
 import os
 import pathlib
@@ -53,7 +53,7 @@ def test_trains_into_the_run_folder(folder):
     assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
     assert loaded.facts["command"].endswith("--steps=25 --rank=8")
     assert len(loaded.facts["held_out"]["refined_text_accuracy"]) == 3
-    # The run is still one that can go on.
+    # The run can still be resumed.
     assert (folder / "run" / "model.json").exists()
 
 
@@ -67,7 +67,7 @@ def test_the_default_data_are_rows_or_else_states(tmp_path):
     assert default_data(tmp_path) == tmp_path / "data"
 
 
-def test_bad_input_is_refused_without_output(folder):
+def test_invalid_input_is_refused_without_output(folder):
     before = sorted(folder.rglob("*"))
     cases = [
         (["--model=run"], "--kind is missing"),
@@ -75,13 +75,13 @@ def test_bad_input_is_refused_without_output(folder):
         (["--model=run", "--kind=hydra", "--output=run"], "run is not written to"),
         (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
     ]
-    given = [arguments for arguments, _ in cases]
-    ends = commands.start("bpd_jax.train_refiner", *given, folder=folder)
-    for (status, _, stderr), (_, words) in zip(ends, cases, strict=True):
+    argument_lists = [arguments for arguments, _ in cases]
+    results = commands.start("bpd_jax.train_refiner", *argument_lists, folder=folder)
+    for (status, _, stderr), (_, message) in zip(results, cases, strict=True):
         errors = [line for line in stderr.splitlines() if "error: " in line]
         assert status == 1
         assert len(errors) == 1
-        assert words in errors[0]
+        assert message in errors[0]
         assert "Traceback" not in stderr
     assert sorted(folder.rglob("*")) == before
 
@@ -89,12 +89,12 @@ def test_bad_input_is_refused_without_output(folder):
 def test_an_interrupted_run_resumes(folder):
     process = start(folder, "--model=run", "--kind=markov", "--steps=1000000")
     assert process.stderr is not None
-    # The bar appears when training begins.
-    seen = ""
-    while "training" not in seen:
+    # The progress bar appears when training begins.
+    output = ""
+    while "training" not in output:
         character = process.stderr.read(1)
-        assert character, seen
-        seen += character
+        assert character, output
+        output += character
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 130

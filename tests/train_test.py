@@ -1,4 +1,4 @@
-"""The entry point as a user calls it, in a process of its own."""
+"""The command `bpd_jax.train`."""
 
 import importlib.util
 
@@ -52,7 +52,7 @@ def test_dry_run_describes_the_run_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     result = run(folder, "--dry_run", "--gin.TEXT_FILES='texts/*.txt'", "--gin.STEPS=5")
     assert result.returncode == 0, result.stderr
-    for words in (
+    for expected in (
         "gin_configs/runs/train.gin\n",
         "STEPS = 12   (overridden, --gin.STEPS=5)",
         "TransformerConfig(vocab_size=270",
@@ -60,18 +60,18 @@ def test_dry_run_describes_the_run_and_writes_nothing(folder):
         "trunk/embedding: float32[270, 16] P('model', 'fsdp')",
         "tokens per step: 256",
     ):
-        assert words in result.stdout
+        assert expected in result.stdout
     assert sorted(folder.rglob("*")) == before
 
 
-def test_bad_input_is_one_sentence(folder):
-    for arguments, words in (
+def test_invalid_input_is_refused_in_one_sentence(folder):
+    for arguments, message in (
         (["--workdir=w"], "error: TEXT_FILES has no value: add --gin.TEXT_FILES=VALUE"),
         (["--gin.TEXT_FILES='texts/*.txt'"], "error: --workdir is missing"),
     ):
         result = run(folder, *arguments)
         assert result.returncode == 1
-        assert result.stderr.startswith(words)
+        assert result.stderr.startswith(message)
         assert result.stderr.count("\n") == 1
         assert "Traceback" not in result.stderr
 
@@ -91,13 +91,13 @@ def test_trains_and_reports_when_finished(folder):
     assert params["trunk"]["embedding"].shape == (270, 16)
     assert "TEXT_FILES = 'texts/*.txt'" in (folder / "w" / "config.gin").read_text()
 
-    again = run(folder, *arguments)
-    assert again.returncode == 0, again.stderr
-    assert "already finished" in again.stdout
-    _goes_on_in_another_run(folder, params)
+    repeated = run(folder, *arguments)
+    assert repeated.returncode == 0, repeated.stderr
+    assert "already finished" in repeated.stdout
+    _check_continued_runs(folder, params)
 
 
-def _goes_on_in_another_run(folder, params):
+def _check_continued_runs(folder, params):
     start = (
         "--gin.TEXT_FILES='texts/*.txt'",
         "--gin.TrainConfig.start='w'",
@@ -109,11 +109,11 @@ def _goes_on_in_another_run(folder, params):
     assert result.returncode == 0, result.stderr
     assert "start: trunk and block heads of w\n" in result.stdout
     model = load_config(folder / "same" / "model.json")
-    found = load_parameters(folder / "same" / "checkpoints", model)
+    continued_params = load_parameters(folder / "same" / "checkpoints", model)
     assert float(np.abs(params["heads"]["kernel_out"]).max()) > 1e-3
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7),
-        found,
+        continued_params,
         params,
     )
 

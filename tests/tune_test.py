@@ -1,4 +1,4 @@
-"""tune on a small model that others made, with random heads, as a user calls it."""
+"""The command `bpd_jax.tune` on a small Hugging Face model with random heads."""
 
 import json
 import pathlib
@@ -21,11 +21,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 HEADS = BlockHeadsConfig(num_heads=3, hidden=8)
 
 
-def write_heads(loaded, place, seed):
+def write_heads(loaded, folder, seed):
     config, params = loaded.functions.config, loaded.params
     heads = init_heads(config, params, HEADS, jax.random.key(seed))
     save_heads(
-        place,
+        folder,
         HEADS,
         heads,
         base=fingerprint(config, params),
@@ -39,24 +39,24 @@ def write_heads(loaded, place, seed):
 def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "tests" / "pretrained" / "golden" / "llama", "tiny")
-    plain = load_model("tiny")
-    write_heads(plain, "runs/tiny/heads", 0)
-    write_heads(plain, "other", 1)
+    without_heads = load_model("tiny")
+    write_heads(without_heads, "runs/tiny/heads", 0)
+    write_heads(without_heads, "other", 1)
     pathlib.Path("prompts.txt").write_text("w5 w6 w7\nw8 w9\nw10\nw11\n")
     command = (
         "--model=tiny --prompts_file=prompts.txt --methods=bpd "
         "--lattice_width=4 --max_new_tokens=24"
     )
-    done = call("bpd_jax.tune", *command.split(), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    loaded, given = load_model("tiny"), load_model("tiny", "other")
+    result = call("bpd_jax.tune", *command.split(), folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    loaded, with_other_heads = load_model("tiny"), load_model("tiny", "other")
     path = find_tuning(loaded)
     assert path == pathlib.Path("runs/tiny/drafting.json")
-    measured = json.loads(path.read_text())["accuracies"]
-    assert np.array(measured).shape == (2, 10)
-    assert load_assets(loaded).accuracies == tuple(map(tuple, measured))
+    accuracies = json.loads(path.read_text())["accuracies"]
+    assert np.array(accuracies).shape == (2, 10)
+    assert load_assets(loaded).accuracies == tuple(map(tuple, accuracies))
     assert tuned_choice(path, provenance.device(), 1) is not None
-    # Nothing of it holds for other heads, or for the model without any.
-    assert find_tuning(given) is None
-    assert load_assets(given).accuracies == ((0.5,), (0.25,))
-    assert find_tuning(plain) is None
+    # The tuning applies neither to other heads nor to the model without heads.
+    assert find_tuning(with_other_heads) is None
+    assert load_assets(with_other_heads).accuracies == ((0.5,), (0.25,))
+    assert find_tuning(without_heads) is None

@@ -1,4 +1,4 @@
-"""The check of accelerators, at the smallest sizes and on a CPU."""
+"""The accelerator benchmark, at the smallest sizes and on a CPU."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accelerator")
     prompts = folder / "prompts.txt"
     prompts.write_text("w5 w6 w7\nw8 w9\n")
-    words = [
+    arguments = [
         "accelerator",
         *SMALL,
         f"--output={folder}",
@@ -39,10 +39,10 @@ def measured(tmp_path_factory):
     program = (
         "import runpy, sys\n"
         f"sys.modules.update(dict.fromkeys({ABSENT}))\n"
-        f"sys.argv = {words}\n"
+        f"sys.argv = {arguments}\n"
         "runpy.run_module('benchmarks.accelerator', run_name='__main__')\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -50,21 +50,21 @@ def measured(tmp_path_factory):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return folder
 
 
 def rows_of(folder, part):
     [path] = folder.glob(f"accelerator_*_{part}.json")
-    found = json.loads(path.read_text())
-    assert found["part"] == part
-    assert found["platform"] == "cpu"
-    for row in found["rows"].values():
+    report = json.loads(path.read_text())
+    assert report["part"] == part
+    assert report["platform"] == "cpu"
+    for row in report["rows"].values():
         assert row["tiny"]
         assert row["versions"]["jax"]
         assert row["date"]
         assert row["command"].startswith("python -m benchmarks.accelerator")
-    return found["rows"]
+    return report["rows"]
 
 
 def test_attention_kernels_are_compared_with_a_reference(measured):
@@ -77,7 +77,7 @@ def test_attention_kernels_are_compared_with_a_reference(measured):
     assert len(rows["tiny, pallas"]["errors"]) == 4
 
 
-def test_plain_decoding_has_its_floor(measured):
+def test_plain_decoding_is_compared_with_the_bandwidth_limit(measured):
     rows = rows_of(measured, "plain")
     bandwidth = rows["copy"]["bytes_per_second"]
     row = rows["smollm2_135m, batch 2"]
@@ -89,7 +89,7 @@ def test_plain_decoding_has_its_floor(measured):
     assert row["weights_bytes"] == 4 * weights
 
 
-def test_shapes_have_passes_and_drafting(measured):
+def test_shapes_report_forward_passes_and_drafting(measured):
     rows = rows_of(measured, "shapes")
     assert list(rows["blockwise_1b5, batch 2, passes"]["ms_by_tokens"]) == ["1", "4"]
     drafting = [row["ms_drafting"] for row in rows.values() if "ms_drafting" in row]
@@ -97,11 +97,11 @@ def test_shapes_have_passes_and_drafting(measured):
     assert min(drafting) > 0
 
 
-def test_results_that_are_there_are_not_measured_again(measured, tmp_path):
+def test_missing_flag_skips_existing_results(measured, tmp_path):
     shutil.copytree(measured, tmp_path / "copy")
     flags = *SMALL, "--part=shapes", "--missing", f"--output={tmp_path / 'copy'}"
-    done = call(COMMAND, *flags)
-    assert done.returncode == 0, done.stderr
+    result = call(COMMAND, *flags)
+    assert result.returncode == 0, result.stderr
     assert rows_of(tmp_path / "copy", "shapes") == rows_of(measured, "shapes")
 
 
@@ -109,13 +109,13 @@ def test_a_training_step_is_timed(measured):
     [row] = rows_of(measured, "training").values()
     assert row["tokens_per_second"] > 0
     assert row["planned_bytes_per_device"] > 0
-    assert row["mfu"] is None  # nobody knows the peak of a CPU
+    assert row["mfu"] is None  # the peak FLOP/s of a CPU is unknown
 
 
 def test_methods_are_compared_with_plain_decoding(measured):
     rows = rows_of(measured, "smollm2")
     methods = rows["llama, batch 2"]["methods"]
-    # The model has nothing that the others draft with.
+    # The other methods need heads, a drafter or n-grams, which the model lacks.
     assert list(methods) == ["greedy", "prompt_lookup:8"]
     assert methods["greedy"]["speedup"] == 1
     for row in methods.values():
@@ -124,7 +124,7 @@ def test_methods_are_compared_with_plain_decoding(measured):
 
 
 def test_every_method_of_the_shapes_can_be_built():
-    """Tests measure a few of them only."""
+    """The tests above measure only a few of them."""
     setting = Setting(tiny=True, rounds=1, batch_sizes=(1,))
     for name in shapes.MODELS:
         config = setting.model(name)
@@ -134,25 +134,27 @@ def test_every_method_of_the_shapes_can_be_built():
             assert decoder.drafter(method).on_device
 
 
-def test_what_cannot_be_done_is_one_sentence(tmp_path):
+def test_invalid_flags_are_refused(tmp_path):
     output = f"--output={tmp_path}"
-    for flags, words in {
+    for flags, message in {
         ("--part=speed",): "--part=speed is not known: choose from attention",
         ("--platform=tpu",): "jax has no tpu here, only cpu",
         ("--rounds=0",): "must be 1 or more",
         ("--part=smollm2", "--tiny", f"--weights={tmp_path}"): "parts.json",
         ("--part=smollm2", "--weights=x", f"--model={GOLDEN}"): "--weights is for",
     }.items():
-        done = call(COMMAND, output, *flags)
-        assert done.returncode == 1
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr
+        result = call(COMMAND, output, *flags)
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
 
 
-def test_no_job_starts_past_the_time(tmp_path):
-    done = call(COMMAND, *SMALL, "--part=plain", "--minutes=0", f"--output={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    assert "no time for: plain" in done.stdout
+def test_no_job_starts_after_the_time_limit(tmp_path):
+    result = call(
+        COMMAND, *SMALL, "--part=plain", "--minutes=0", f"--output={tmp_path}"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "no time for: plain" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -161,13 +163,13 @@ def row(**figures):
 
 
 def write(folder, part, platform="gpu", **rows):
-    found = {"part": part, "device": "Fast X1", "platform": platform, "rows": rows}
+    report = {"part": part, "device": "Fast X1", "platform": platform, "rows": rows}
     path = results.path_of(folder, f"Fast X1 {platform}", part)
-    results.write(path, found)
+    results.write(path, report)
     return path
 
 
-def test_tables_are_made_of_the_files(tmp_path):
+def test_tables_are_generated_from_the_result_files(tmp_path):
     assert results.tables(tmp_path).startswith("Nothing has been measured")
     plain = row(ms_per_call=2.0, ms_floor=1.0, times_floor=2.0, tokens_per_second=500.0)
     write(tmp_path, "plain", a=plain, b=row(failed="no room"))
@@ -202,7 +204,7 @@ def test_tables_are_made_of_the_files(tmp_path):
         results.update_page(page, tmp_path)
 
 
-def test_the_page_has_the_tables_of_the_committed_files():
+def test_docs_page_contains_the_tables_of_the_committed_results():
     assert results.tables(ROOT / results.FOLDER) in (ROOT / results.PAGE).read_text()
 
 

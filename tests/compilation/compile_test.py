@@ -1,4 +1,4 @@
-"""The command itself; what needs libtpu runs by `make tpu-test`."""
+"""The command `bpd_jax.compile`; tests that need libtpu run by `make tpu-test`."""
 
 import importlib.util
 import json
@@ -34,13 +34,13 @@ TINY = [
 ]
 
 
-def words_of(*flags, batch_size=8, length=128):
+def arguments_of(*flags, batch_size=8, length=128):
     return [*TINY, f"--gin.BATCH_SIZE={batch_size}", f"--gin.LENGTH={length}", *flags]
 
 
 def run(*flags, **sizes):
     return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.compile", *words_of(*flags, **sizes)],
+        [sys.executable, "-m", "bpd_jax.compile", *arguments_of(*flags, **sizes)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         capture_output=True,
@@ -59,12 +59,12 @@ def assert_refused(result, message):
 @pytest.mark.parametrize(
     "name", [name for name in SETTINGS if not name.startswith("drafter")]
 )
-def test_settings_that_are_compiled_fit_their_slices(name):
-    """Their gin files resolve, and the mesh shares out the slice's cores and rows."""
-    topology, words = SETTINGS[name]
-    found = [word.partition("=") for word in rewrite_gin_arguments(words)]
+def test_compiled_settings_fit_their_slices(name):
+    """Their gin files resolve, and the mesh divides the slice's cores and the rows."""
+    topology, arguments = SETTINGS[name]
+    flags = [word.partition("=") for word in rewrite_gin_arguments(arguments)]
     values = {
-        kind: [value for flag, _, value in found if flag == f"--{kind}"]
+        kind: [value for flag, _, value in flags if flag == f"--{kind}"]
         for kind in ("gin_file", "gin_bindings")
     }
     config = configuration.parse(
@@ -78,12 +78,12 @@ def test_settings_that_are_compiled_fit_their_slices(name):
     assert cores % parts == 0
     if mesh.data > 0:
         assert mesh.data * parts == cores
-    if "--program=decode" not in words:
+    if "--program=decode" not in arguments:
         assert config.batch_size % (cores // mesh.model) == 0
 
 
-def test_bad_flags_are_refused(tmp_path):
-    """Folders that cannot be written too, before anything is compiled."""
+def test_invalid_flags_are_refused(tmp_path):
+    """Also output folders that cannot be written, before anything is compiled."""
     (tmp_path / "file").write_text("")
     (tmp_path / "train.txt").mkdir()
     cases = {
@@ -94,14 +94,14 @@ def test_bad_flags_are_refused(tmp_path):
         ("--topology=v9:2x2", f"--hlo={folder}"): f"cannot write {folder / 'train.txt'}"
         for folder in (tmp_path / "file", tmp_path)
     }
-    commands = [words_of(*flags) for flags in cases]
-    ends = start("bpd_jax.compile", *commands)
-    for refused, message in zip(ends, cases.values(), strict=True):
-        assert_refused(refused, message)
+    commands = [arguments_of(*flags) for flags in cases]
+    results = start("bpd_jax.compile", *commands)
+    for result, message in zip(results, cases.values(), strict=True):
+        assert_refused(result, message)
 
 
 @NEEDS_LIBTPU
-def test_a_step_is_compiled_for_a_slice_that_is_not_there(tmp_path):
+def test_train_step_is_compiled_without_a_tpu(tmp_path):
     output, text = tmp_path / "figures.json", tmp_path / "hlo"
     result = run(
         "--topology=v5e:2x2",
@@ -126,7 +126,7 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there(tmp_path):
 
 
 @NEEDS_LIBTPU
-def test_programs_that_do_not_fit_are_refused_with_the_compilers_numbers():
+def test_programs_that_do_not_fit_in_memory_are_refused():
     refused = run("--topology=v5e:2x2", "--gin.MeshConfig.fsdp=3")
     assert_refused(refused, "data × fsdp × model = -1 × 3 × 1, but there are 4 devices")
     refused = run(
@@ -142,14 +142,14 @@ def test_programs_that_do_not_fit_are_refused_with_the_compilers_numbers():
 
 
 @NEEDS_LIBTPU
-def test_a_step_is_compiled_for_two_slices(tmp_path):
+def test_train_step_is_compiled_for_two_slices(tmp_path):
     output = tmp_path / "figures.json"
     flags = ["--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=2"]
     result = run(*flags, f"--output={output}")
     assert result.returncode == 0, result.stderr
     assert "2 × v5e:2x2: 8 cores, data 4 × fsdp 2 × model 1" in result.stdout
     train = json.loads(output.read_text())["programs"]["train"]
-    # The gradients of a slice, each core its share of what fsdp and data split.
+    # The gradients of a slice: each core sends its shard.
     assert 0 < train["network_bytes_per_core"] < train["memory_per_core"]["arguments"]
     assert train["roofline"]["network"] > 0
     refused = run("--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=8")

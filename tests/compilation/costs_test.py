@@ -34,7 +34,7 @@ def test_bytes_that_a_collective_sends(kind, sent):
     assert collective(kind, 100, 1).sent == 0
 
 
-def test_products_count_with_the_turns_of_a_loop():
+def test_flops_of_a_loop_count_for_every_iteration():
     def f(w, x):
         def layer(c, w):
             return jnp.tanh(c @ w), None
@@ -42,38 +42,38 @@ def test_products_count_with_the_turns_of_a_loop():
         return jax.lax.scan(layer, x, w)[0]
 
     compiled = jax.jit(f).lower(jnp.ones((5, 64, 64)), jnp.ones((16, 64))).compile()
-    found = costs_of(parse(compiled.as_text()), 1)
-    assert found.flops == 5 * 2 * 16 * 64 * 64
-    # At least the weights of each layer once, and not all of them each time.
+    total = costs_of(parse(compiled.as_text()), 1)
+    assert total.flops == 5 * 2 * 16 * 64 * 64
+    # An iteration reads the weights of its layer, not those of all layers.
     weights = 5 * 64 * 64 * 4
-    assert weights <= found.hbm_bytes < 5 * weights
+    assert weights <= total.hbm_bytes < 5 * weights
 
 
 def test_collectives_of_a_real_program():
-    """Rows over 8 devices: gradients are added up, 1/8 of the weights gathered."""
+    """Rows over 8 devices: sums are all-reduced, and sharded weights all-gathered."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
-    spread = NamedSharding(mesh, PartitionSpec("fsdp"))
-    whole = NamedSharding(mesh, PartitionSpec())
+    sharded = NamedSharding(mesh, PartitionSpec("fsdp"))
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def f(w, x):
         return x @ w, x.sum(0)
 
     shapes = (
-        jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=spread),
-        jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=spread),
+        jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=sharded),
+        jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=sharded),
     )
-    compiled = jax.jit(f, out_shardings=(spread, whole)).lower(*shapes).compile()
-    found = costs_of(parse(compiled.as_text()), 8)
-    sizes = {x.kind: (x.nbytes, x.group_size, n) for x, n in found.collectives.items()}
+    compiled = jax.jit(f, out_shardings=(sharded, replicated)).lower(*shapes).compile()
+    total = costs_of(parse(compiled.as_text()), 8)
+    sizes = {x.kind: (x.nbytes, x.group_size, n) for x, n in total.collectives.items()}
     assert sizes == {
         "all-gather": (8 * 32 * 4, 8, 1),
         "all-reduce": (64 * 4, 8, 1),
     }
-    assert found.flops == 2 * 2 * 64 * 32
+    assert total.flops == 2 * 2 * 64 * 32
 
 
-def test_a_collective_in_a_loop_runs_in_every_turn():
-    found = costs("""\
+def test_collectives_in_a_loop_count_for_every_iteration():
+    total = costs("""\
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
   %b = f32[] parameter(1)
@@ -102,20 +102,20 @@ ENTRY %main (a: f32[256]) -> (s32[], f32[256]) {
     backend_config={"known_trip_count":{"n":"6"}}
 }
 """)
-    [(kind, times)] = found.collectives.items()
+    [(kind, times)] = total.collectives.items()
     assert (kind.kind, kind.nbytes, kind.group_size, times) == (
         "all-reduce",
         1024,
         2,
         6,
     )
-    # Read and written once a turn.
-    assert found.hbm_bytes == 6 * 2 * 1024
+    # Read and written once per iteration.
+    assert total.hbm_bytes == 6 * 2 * 1024
 
 
 def test_a_collective_spread_over_fusions_counts_once():
-    """As the TPU compiler writes one that runs beside a product of [64,64] matrices."""
-    found = costs("""\
+    """As the TPU compiler overlaps one with a product of [64,64] matrices."""
+    total = costs("""\
 %start (p: f32[8]) -> (f32[8], f32[64]) {
   %p = f32[8]{0} parameter(0)
   %begun = f32[64]{0} all-gather(%p), channel_id=9, replica_groups=[1,8]<=[8],
@@ -144,15 +144,15 @@ ENTRY %main (a: f32[8], x: f32[64,64]) -> f32[64,64] {
   ROOT %y = f32[64,64]{1,0} get-tuple-element(%f), index=2
 }
 """)
-    [(kind, times)] = found.collectives.items()
+    [(kind, times)] = total.collectives.items()
     assert (kind.kind, kind.nbytes, times) == ("all-gather", 32, 1)
-    assert found.flops == 2 * 64**3
+    assert total.flops == 2 * 64**3
     # The collective's operand and result; then the matrix read and its square written.
-    assert found.hbm_bytes == 32 + 256 + 2 * 64 * 64 * 4
+    assert total.hbm_bytes == 32 + 256 + 2 * 64 * 64 * 4
 
 
-def test_a_reduce_scatter_is_an_all_reduce_of_which_a_slice_is_used():
-    found = costs("""\
+def test_all_reduce_followed_by_a_slice_is_a_reduce_scatter():
+    total = costs("""\
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
   %b = f32[] parameter(1)
@@ -172,13 +172,13 @@ ENTRY %main (a: f32[64]) -> f32[8] {
   ROOT %mine = f32[8]{0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter
 }
 """)
-    [(kind, times)] = found.collectives.items()
+    [(kind, times)] = total.collectives.items()
     assert (kind.kind, kind.sent, times) == ("reduce-scatter", 256 * 7 / 8, 1)
-    assert found.hbm_bytes == 256 + 32
+    assert total.hbm_bytes == 256 + 32
 
 
 def test_fusions_access_only_slices_and_updates():
-    found = costs("""\
+    total = costs("""\
 %slices (p: f32[5,100], i: s32[]) -> f32[1,100] {
   %p = f32[5,100]{1,0} parameter(0)
   %i = s32[] parameter(1)
@@ -222,12 +222,12 @@ ENTRY %main (a: f32[5,100], i: s32[]) -> f32[5,100] {
 }
 """)
     # A row read and written, four times, and the number three times.
-    assert found.hbm_bytes == 4 * 2 * 400 + 3 * 4
+    assert total.hbm_bytes == 4 * 2 * 400 + 3 * 4
 
 
-def test_copies_and_slices_that_run_beside_other_work():
+def test_asynchronous_copies_and_slices():
     """Into fast memory: what is copied is read once, in full or in part."""
-    found = costs("""\
+    total = costs("""\
 ENTRY %main (a: f32[5,100]) -> f32[1,100] {
   %a = f32[5,100]{1,0} parameter(0)
   %c = (f32[5,100]{1,0:S(1)}, f32[5,100]{1,0}, u32[]{:S(2)}) copy-start(%a)
@@ -237,12 +237,12 @@ ENTRY %main (a: f32[5,100]) -> f32[1,100] {
   ROOT %row = f32[1,100]{1,0:S(1)} slice-done(%s)
 }
 """)
-    assert found.hbm_bytes == 2000 + 400
+    assert total.hbm_bytes == 2000 + 400
 
 
-def test_a_batched_product_written_as_a_convolution():
+def test_batched_matmul_written_as_a_convolution():
     """Twelve products [16,32] x [32,8]; the window meets padding elsewhere."""
-    found = costs("""\
+    total = costs("""\
 ENTRY %main (a: f32[12,16,32], b: f32[12,32,8]) -> f32[12,16,8] {
   %a = f32[12,16,32]{2,1,0:S(1)} parameter(0)
   %b = f32[12,32,8]{2,1,0:S(1)} parameter(1)
@@ -250,13 +250,13 @@ ENTRY %main (a: f32[12,16,32], b: f32[12,32,8]) -> f32[12,16,8] {
     window={size=12 stride=11 pad=0_0 lhs_dilate=12}, dim_labels=0bf_0io->0bf
 }
 """)
-    assert found.flops == 12 * 2 * 16 * 32 * 8
-    assert found.hbm_bytes == 0
+    assert total.flops == 12 * 2 * 16 * 32 * 8
+    assert total.hbm_bytes == 0
 
 
 def test_the_flops_of_splash_attention():
     """Two blocks of 256: three of the four are computed, in two products."""
-    found = costs("""\
+    total = costs("""\
 ENTRY %main (m: s8[1,1,1], q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {
   %m = s8[1,1,1]{2,1,0} parameter(0)
   %q = bf16[2,4,512,64]{3,2,1,0} parameter(1)
@@ -266,11 +266,11 @@ ENTRY %main (m: s8[1,1,1], q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {
 }}
 }
 """)
-    assert found.flops == 2 * 2 * (2 * 4) * 512 * 512 * 64 * 3 / 4
-    assert found.kernels == {"splash_mha_fwd": 1}
+    assert total.flops == 2 * 2 * (2 * 4) * 512 * 512 * 64 * 3 / 4
+    assert total.kernels == {"splash_mha_fwd": 1}
 
 
-def test_a_rare_way_out_does_not_count():
+def test_conditional_counts_as_its_cheaper_branch():
     def f(x, flag):
         return jax.lax.cond(flag, lambda x: x, lambda x: jnp.sin(x @ x), x)
 
@@ -278,9 +278,9 @@ def test_a_rare_way_out_does_not_count():
     assert costs_of(parse(text), 1).flops == 0
 
 
-def test_bytes_for_other_slices():
+def test_bytes_sent_to_other_slices():
     """As the TPU compiler writes an all-reduce among slices, inside a loop or not."""
-    found = costs(
+    total = costs(
         """ENTRY %main (a: f32[4,8]) -> f32[4,8] {
   %a = f32[4,8]{1,0} parameter(0)
   %t = token[] after-all()
@@ -296,7 +296,7 @@ is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
 }
 """
     )
-    assert found.network == {"ALL_REDUCE": 4 * 8 * 4}
-    assert found.times(3).network == {"ALL_REDUCE": 3 * 4 * 8 * 4}
-    assert (found + found).network == {"ALL_REDUCE": 2 * 4 * 8 * 4}
-    assert not found.collectives
+    assert total.network == {"ALL_REDUCE": 4 * 8 * 4}
+    assert total.times(3).network == {"ALL_REDUCE": 3 * 4 * 8 * 4}
+    assert (total + total).network == {"ALL_REDUCE": 2 * 4 * 8 * 4}
+    assert not total.collectives

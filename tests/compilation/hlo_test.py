@@ -35,7 +35,7 @@ ENTRY %main (a: bf16[4,8]) -> (s32[], bf16[4,8]) {
 """
 
 
-def test_a_program_is_read():
+def test_program_is_parsed():
     module = parse(PROGRAM)
     assert module.entry == "main"
     assert list(module.computations) == ["body", "test", "main"]
@@ -52,7 +52,7 @@ def test_a_program_is_read():
     assert 'body":"TUzv' in main.instructions["kernel"].attributes
 
 
-def test_trips_follow_from_the_test_of_a_loop():
+def test_trip_count_follows_from_the_loop_condition():
     """0, 2, 4 and 6 are below 7."""
     module = parse(PROGRAM)
     main = module.computations["main"]

@@ -1,4 +1,4 @@
-"""The programs as the CPU compiles them: eight virtual devices in place of a slice."""
+"""Programs compiled for eight virtual CPU devices instead of a TPU slice."""
 
 from dataclasses import replace
 
@@ -53,16 +53,16 @@ def config(**changes):
     return TrainConfig(**{**settings, **changes})
 
 
-def test_a_train_step_costs_what_its_model_needs():
+def test_train_step_has_the_flops_and_memory_of_its_model():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
     program = train_program(config(), mesh)
     assert program.tokens == 16 * 32
     compiled = program.lower().compile()
-    found = costs_of(parse(compiled.as_text()), 8)
+    costs = costs_of(parse(compiled.as_text()), 8)
     # Loops over layers, heads and chunks count in full, unlike in XLA's own count.
-    assert found.flops == pytest.approx(program.model_flops / 8, rel=0.02)
-    assert found.open_loops == 0
-    assert {x.group_size for x in found.collectives} <= {2, 4, 8}
+    assert costs.flops == pytest.approx(program.model_flops / 8, rel=0.02)
+    assert costs.open_loops == 0
+    assert {x.group_size for x in costs.collectives} <= {2, 4, 8}
     # The state is donated: parameters and two moments, float32.
     memory = compiled.memory_analysis()
     parameters = jax.tree.leaves(abstract_parameters(MODEL, mesh))
@@ -70,7 +70,7 @@ def test_a_train_step_costs_what_its_model_needs():
     assert memory.alias_size_in_bytes == pytest.approx(state / 4, rel=0.1)
 
 
-def test_a_decode_step_holds_its_ngrams():
+def test_decode_step_has_the_ngrams_as_arguments():
     mesh = make_mesh(MeshConfig(data=4, model=2))
     program = decode_program(MODEL, SHAPES, mesh)
     table = ngram_shapes(MODEL, SHAPES, mesh).table
@@ -78,10 +78,10 @@ def test_a_decode_step_holds_its_ngrams():
     compiled = program.lower().compile()
     arguments = compiled.memory_analysis().argument_size_in_bytes
     assert arguments > sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(table))
-    found = costs_of(parse(compiled.as_text()), 8)
-    assert found.open_loops == 1
-    # One turn; half of each product of every row is another device's.
-    assert found.flops == pytest.approx(program.model_flops / 8, rel=0.3)
+    costs = costs_of(parse(compiled.as_text()), 8)
+    assert costs.open_loops == 1
+    # One iteration; `model=2` splits each product over two devices.
+    assert costs.flops == pytest.approx(program.model_flops / 8, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_sizes_of_decoding_are_positive(field, flag, size):
 
 
 @pytest.mark.parametrize("anchor_guesses", [True, False])
-def test_training_a_block_drafter_costs_what_it_needs(anchor_guesses):
+def test_drafter_training_has_the_flops_of_its_model(anchor_guesses):
     mesh = make_mesh(MeshConfig(data=8))
     drafter = BlockDrafterConfig(
         (0, 1),
@@ -165,9 +165,9 @@ def test_training_a_block_drafter_costs_what_it_needs(anchor_guesses):
     )
     for program in drafter_programs(training, MODEL, mesh):
         compiled = program.lower().compile()
-        found = costs_of(parse(compiled.as_text()), 8)
-        assert found.open_loops == 0
-        assert found.flops == pytest.approx(program.model_flops / 8, rel=0.05)
+        costs = costs_of(parse(compiled.as_text()), 8)
+        assert costs.open_loops == 0
+        assert costs.flops == pytest.approx(program.model_flops / 8, rel=0.05)
     heads = replace(training, heads=BlockHeadsConfig(3, 16))
     with pytest.raises(UserError, match="block drafter"):
         drafter_programs(heads, MODEL, mesh)

@@ -46,12 +46,12 @@ def test_time_of_a_collective(group, sides, seconds):
     assert link_seconds(exchange(*group), CHIP, sides, PLACES) == seconds
 
 
-def test_the_longest_of_the_three_binds():
+def test_longest_of_compute_memory_and_links_is_the_bound():
     ring, inside = exchange(0, 2, 4, 6), exchange(0, 1)
     costs = Costs(flops=600, other_bytes=50, collectives=Counter({ring: 3, inside: 9}))
-    found = roofline(costs, CHIP, SIDES, PLACES)
-    assert (found.compute, found.memory, found.links) == (6, 5, 24)
-    assert (found.seconds, found.bound) == (24, "links")
+    estimate = roofline(costs, CHIP, SIDES, PLACES)
+    assert (estimate.compute, estimate.memory, estimate.links) == (6, 5, 24)
+    assert (estimate.seconds, estimate.bound) == (24, "links")
     assert link_bytes(costs, PLACES) == 3 * 8
     assert roofline(costs, CHIP, SIDES, [(0, 0, 0)] * 32).bound == "compute"
 
@@ -65,13 +65,13 @@ def test_the_longest_of_the_three_binds():
         ("ONE_TO_ONE", 100),
     ],
 )
-def test_the_network_between_slices(kind, sent):
+def test_time_of_the_network_between_slices(kind, sent):
     costs = Costs(flops=600, network=Counter({kind: 100}))
     assert network_bytes(costs, 4) == sent
     # Two cores share what a chip can send.
     chip = dataclasses.replace(CHIP, network=4.0)
-    found = roofline(costs, chip, SIDES, PLACES, 4)
-    assert found.network == sent / 2
-    assert (found.seconds, found.bound) == (sent / 2, "network")
-    # Where its speed is not known it does not count.
+    estimate = roofline(costs, chip, SIDES, PLACES, 4)
+    assert estimate.network == sent / 2
+    assert (estimate.seconds, estimate.bound) == (sent / 2, "network")
+    # A network of unknown speed is ignored.
     assert roofline(costs, CHIP, SIDES, PLACES, 4).network == 0

@@ -22,12 +22,12 @@ from bpd_jax.errors import UserError
         ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
     ],
 )
-def test_a_slice_that_cannot_be_is_refused(name, message):
+def test_invalid_slices_are_refused(name, message):
     with pytest.raises(UserError, match=message):
         find_slice(name)
 
 
-def test_without_the_compiler_the_remedy_is_named(monkeypatch):
+def test_missing_libtpu_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"libtpu, is not installed.*make tpu-compile"):
         find_slice("v4:4x4x4")
@@ -37,7 +37,7 @@ def test_without_the_compiler_the_remedy_is_named(monkeypatch):
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu, the TPU compiler, is in an environment of its own",
 )
-def test_the_compiler_describes_its_slices():
+def test_slices_have_the_cores_of_their_chips():
     cores = {"v4": 8, "v4-megacore": 4, "v5p": 4, "v5e": 4, "v6e": 4}
     for name, chip in CHIPS.items():
         sides = "x".join(["2", "2", "1"][: chip.dimensions])
@@ -47,7 +47,7 @@ def test_the_compiler_describes_its_slices():
 
 
 @pytest.mark.parametrize(
-    "message, refused",
+    "message, expected",
     [
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
@@ -63,5 +63,5 @@ def test_the_compiler_describes_its_slices():
         ("INVALID_ARGUMENT: no", None),
     ],
 )
-def test_the_compilers_numbers(message, refused):
-    assert out_of_memory(message) == refused
+def test_out_of_memory_messages_are_parsed(message, expected):
+    assert out_of_memory(message) == expected

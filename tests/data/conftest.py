@@ -40,8 +40,8 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "below").mkdir()
     for number in range(40):
-        place = folder / "below" if number % 3 else folder
-        (place / f"{number:02d}.txt").write_bytes(document(number).encode())
+        parent = folder / "below" if number % 3 else folder
+        (parent / f"{number:02d}.txt").write_bytes(document(number).encode())
     return folder
 
 

@@ -54,8 +54,10 @@ def test_splits_partition_the_corpus(text_task):
     validation = ids(corpora.split_documents(text_task, "validation"))
     assert sorted(train + validation) == ids(corpora.all_documents(text_task))
     # A larger fraction only adds to the validation split.
-    more = dataclasses.replace(text_task, validation_fraction=0.5)
-    assert set(validation) < set(ids(corpora.split_documents(more, "validation")))
+    larger_fraction = dataclasses.replace(text_task, validation_fraction=0.5)
+    assert set(validation) < set(
+        ids(corpora.split_documents(larger_fraction, "validation"))
+    )
 
 
 def test_fractions_are_stable():
@@ -69,8 +71,8 @@ def test_fraction_is_uniform_and_independent_of_purpose():
     names = [f"document {n}" for n in range(2000)]
     split = [corpora.fraction_of("split", name) for name in names]
     order = [corpora.fraction_of("order", name) for name in names]
-    assert all(0 <= place < 1 for place in split + order)
-    assert abs(sum(place < 0.1 for place in split) / 2000 - 0.1) < 0.03
+    assert all(0 <= fraction < 1 for fraction in split + order)
+    assert abs(sum(fraction < 0.1 for fraction in split) / 2000 - 0.1) < 0.03
     both = sum(a < 0.5 and b < 0.5 for a, b in zip(split, order, strict=True))
     assert abs(both / 2000 - 0.25) < 0.04
 
@@ -93,12 +95,12 @@ def test_sample_is_the_prefix_in_hash_order(text_task, limit):
 
 def test_max_bytes_limits_both_splits_together(text_task):
     small = dataclasses.replace(text_task, max_bytes=900)
-    taken = [
+    sampled = [
         document
         for split in ("train", "validation")
         for document in corpora.split_documents(small, split)
     ]
-    assert 600 < sum(len(document.text.encode()) for document in taken) <= 900
+    assert 600 < sum(len(document.text.encode()) for document in sampled) <= 900
     train = set(ids(corpora.split_documents(text_task, "train")))
     assert set(ids(corpora.split_documents(small, "train"))) < train
 

@@ -17,12 +17,14 @@ def example(inputs, targets):
 
 
 def join(examples, length):
-    cut = Truncation()
-    return [piece.T.tolist() for piece in join_examples(examples, length, 1, cut)], cut
+    truncation = Truncation()
+    return [
+        piece.T.tolist() for piece in join_examples(examples, length, 1, truncation)
+    ], truncation
 
 
 @pytest.mark.parametrize(
-    "length, tokens, cut",
+    "length, tokens, truncation",
     [
         (9, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
         (8, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
@@ -32,11 +34,11 @@ def join(examples, length):
         (3, [0, 1, 4], Truncation(1, 1, 5)),
     ],
 )
-def test_inputs_are_truncated_before_targets(length, tokens, cut):
-    (got,), counted = join([example([7, 8, 9], [4, 5])], length)
-    learnt = [int(place > tokens.index(1)) for place in range(len(tokens))]
-    assert got == [tokens, learnt]
-    assert counted == cut
+def test_inputs_are_truncated_before_targets(length, tokens, truncation):
+    (piece,), actual = join([example([7, 8, 9], [4, 5])], length)
+    loss_mask = [int(position > tokens.index(1)) for position in range(len(tokens))]
+    assert piece == [tokens, loss_mask]
+    assert actual == truncation
 
 
 def test_row_without_room_for_a_target_is_refused():
@@ -50,18 +52,18 @@ lists = st.lists(st.integers(2, 99), max_size=12)
 @given(st.lists(st.tuples(lists, lists), max_size=5), st.integers(3, 20))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_targets_are_complete_if_they_fit(pairs, length):
-    pieces, cut = join([example(*pair) for pair in pairs], length)
+    pieces, truncation = join([example(*pair) for pair in pairs], length)
     assert len(pieces) == len(pairs)
-    for (inputs, targets), (tokens, learnt) in zip(pairs, pieces, strict=True):
+    for (inputs, targets), (tokens, loss_mask) in zip(pairs, pieces, strict=True):
         assert len(tokens) == min(length, len(inputs) + len(targets) + 3)
-        start = learnt.index(1)
-        assert learnt == [0] * start + [1] * (len(tokens) - start)
+        start = loss_mask.index(1)
+        assert loss_mask == [0] * start + [1] * (len(tokens) - start)
         assert tokens[start:] == [*targets, END][: length - 2]
         assert tokens[0] == END
         assert tokens[start - 1] == SEPARATOR
         assert tokens[1 : start - 1] == inputs[: start - 2]
-    whole = sum(len(inputs) + len(targets) + 3 for inputs, targets in pairs)
-    assert cut.tokens == whole - sum(len(tokens) for tokens, _ in pieces)
+    total = sum(len(inputs) + len(targets) + 3 for inputs, targets in pairs)
+    assert truncation.tokens == total - sum(len(tokens) for tokens, _ in pieces)
 
 
 def test_documents_are_split_into_pieces():

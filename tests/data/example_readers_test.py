@@ -21,12 +21,14 @@ def write(path, *records):
 
 
 def test_examples_are_in_the_order_of_files_and_lines(squad_task):
-    found = list(read_examples(squad_task, "train"))
-    assert len(found) == 60
-    assert found[0].id == "train-0.jsonl.gz:1"
-    assert found[21].id == "train-1.jsonl.gz:2"
-    assert found[4].inputs.startswith("question: !4 😀? context: naïve <|endoftext|> t")
-    assert found[4].targets == "five nine three seven one five nine"
+    examples = list(read_examples(squad_task, "train"))
+    assert len(examples) == 60
+    assert examples[0].id == "train-0.jsonl.gz:1"
+    assert examples[21].id == "train-1.jsonl.gz:2"
+    assert examples[4].inputs.startswith(
+        "question: !4 😀? context: naïve <|endoftext|> t"
+    )
+    assert examples[4].targets == "five nine three seven one five nine"
     assert len(list(read_examples(squad_task, "validation"))) == 12
     assert existing_splits(squad_task) == ("train", "validation")
 
@@ -39,12 +41,12 @@ def test_targets_are_the_first_answer(tmp_path):
     }
     write(tmp_path / "a.jsonl", record, record)
     task = ExampleTask("squad", files=str(tmp_path / "*.jsonl"))
-    found = [
+    targets = [
         example.targets
         for split in task.splits
         for example in _all_or_none(task, split)
     ]
-    assert found == ["one", "one"]
+    assert targets == ["one", "one"]
 
 
 def _all_or_none(task, split):
@@ -84,16 +86,16 @@ def test_validation_records_may_come_from_the_train_split(squad_task):
         {e.id: e for e in read_examples(divided, split)}
         for split in ("train", "validation")
     )
-    whole = {e.id: e for e in read_examples(squad_task, "train")}
-    assert train | held_out == whole
+    undivided = {e.id: e for e in read_examples(squad_task, "train")}
+    assert train | held_out == undivided
     assert train
     assert held_out
     assert not set(train) & set(held_out)
-    about = [
+    contexts = [
         {e.inputs.partition("context: ")[2] for e in part.values()}
         for part in (train, held_out)
     ]
-    assert not about[0] & about[1]
+    assert not contexts[0] & contexts[1]
     with pytest.raises(UserError, match=r"validation_from .*'test'"):
         dataclasses.replace(squad_task, validation_from="test")
 

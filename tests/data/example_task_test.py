@@ -46,7 +46,7 @@ def test_prompts_are_those_of_the_paper(name, texts, inputs):
 
 
 def test_every_prompt_names_its_fields():
-    topics = {name: about.topic for name, about in DATASETS.items()}
+    topics = {name: dataset.topic for name, dataset in DATASETS.items()}
     assert topics == {
         "c4": "text",
         "lambada": "passage",
@@ -60,7 +60,7 @@ def test_every_prompt_names_its_fields():
     assert DATASETS["squad"].fields == ("question", "context", "answers/text")
 
 
-def test_tasks_survive_json():
+def test_tasks_round_trip_through_json():
     for task in (
         ExampleTask("squad", files="a/{split}.jsonl", max_examples=3),
         ExampleTask("c4", data_dir="d", vocabulary="bpe:300"),

@@ -73,14 +73,19 @@ def test_splits_are_disjoint_and_stable_when_texts_are_added(folder, tmp_path):
     assert sorted(train + validation) == split_texts(texts, "all", 0.25)
     assert 8 < len(validation) < 32
     # The same texts after others, and each twice.
-    more, _ = texts_of(5, seed=1)
-    again = [texts[row] for row in range(len(texts))]
+    other_texts, _ = texts_of(5, seed=1)
+    copied_texts = [texts[row] for row in range(len(texts))]
     write_header(tmp_path, base="abc", vocab_size=V, facts={})
-    write_shard(tmp_path, 0, [*more, *again, *again], [0] * (5 + 2 * len(texts)))
-    later = set(split_texts(open_generations(tmp_path), "validation", 0.25))
+    write_shard(
+        tmp_path,
+        0,
+        [*other_texts, *copied_texts, *copied_texts],
+        [0] * (5 + 2 * len(texts)),
+    )
+    held_out = set(split_texts(open_generations(tmp_path), "validation", 0.25))
     for copy in range(2):
         first = 5 + copy * len(texts)
-        assert later & set(range(first, first + len(texts))) == {
+        assert held_out & set(range(first, first + len(texts))) == {
             first + row for row in validation
         }
 
@@ -142,9 +147,9 @@ def test_invalid_generations_are_refused(folder, task, tmp_path):
         prepare_rows(elsewhere, "train", LENGTH, tmp_path / "rows")
     write_header(tmp_path / "few", base="abc", vocab_size=200, facts={})
     write_shard(tmp_path / "few", 0, [np.array([1, 2])], [0])
-    few = dataclasses.replace(task, text_files=str(tmp_path / "few"))
+    small_vocabulary = dataclasses.replace(task, text_files=str(tmp_path / "few"))
     with pytest.raises(UserError, match=r"has 257 tokens and the model .* 200: give"):
-        prepare_rows(few, "train", LENGTH, tmp_path / "rows")
+        prepare_rows(small_vocabulary, "train", LENGTH, tmp_path / "rows")
     with pytest.raises(EmptySplitError, match=r"none of the 1 texts .*generate more"):
         split_texts(open_generations(tmp_path / "few"), "validation", 1e-9)
     assert not (tmp_path / "rows").exists()

@@ -24,13 +24,19 @@ def write(folder: pathlib.Path) -> None:
 
 def test_shards_are_read_as_one(tmp_path):
     write(tmp_path)
-    found = open_generations(tmp_path)
-    assert len(found) == 3
-    assert [found[row].tolist() for row in range(3)] == [t.tolist() for t in TEXTS]
-    assert found.tokens.dtype == np.int32
-    assert found.prompt_lengths.tolist() == PROMPTS
-    assert found.lengths.tolist() == [4, 2, 3]
-    assert (found.base, found.vocab_size, found.facts) == ("abc", 9, {"end": 1})
+    generations = open_generations(tmp_path)
+    assert len(generations) == 3
+    assert [generations[row].tolist() for row in range(3)] == [
+        t.tolist() for t in TEXTS
+    ]
+    assert generations.tokens.dtype == np.int32
+    assert generations.prompt_lengths.tolist() == PROMPTS
+    assert generations.lengths.tolist() == [4, 2, 3]
+    assert (generations.base, generations.vocab_size, generations.facts) == (
+        "abc",
+        9,
+        {"end": 1},
+    )
 
 
 def test_shards_may_be_replaced_and_may_be_empty(tmp_path):
@@ -44,12 +50,12 @@ def test_shards_are_in_the_order_of_their_indices(tmp_path):
     write_header(tmp_path, base="abc", vocab_size=9, facts={})
     for number in reversed(numbers):
         write_shard(tmp_path, number, [np.array([number % 7])], [0])
-    for other in ("shard-1.npz", "shard-000001.npz", "shard-part.npz"):
-        (tmp_path / other).touch()
+    for name in ("shard-1.npz", "shard-000001.npz", "shard-part.npz"):
+        (tmp_path / name).touch()
     names = [path.name for path in shard_paths(tmp_path)]
     assert names == [shard_name(number) for number in numbers]
-    found = open_generations(tmp_path)
-    assert found.tokens.tolist() == [number % 7 for number in numbers]
+    generations = open_generations(tmp_path)
+    assert generations.tokens.tolist() == [number % 7 for number in numbers]
 
 
 def test_invalid_folders_are_refused(tmp_path):

@@ -29,8 +29,8 @@ def test_every_piece_is_in_one_row(pieces, open_rows):
     packed = [piece for row in rows for piece in segments(*row)]
     assert sorted(packed) == sorted(tuple(piece) for piece in pieces)
     if open_rows == 64:  # Best fit: the two emptiest rows do not fit into one.
-        used = sorted(np.count_nonzero(ids) for _, ids in rows)
-        assert len(used) < 2 or used[0] + used[1] > 7
+        lengths = sorted(np.count_nonzero(ids) for _, ids in rows)
+        assert len(lengths) < 2 or lengths[0] + lengths[1] > 7
 
 
 def test_worked_example():

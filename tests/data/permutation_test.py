@@ -9,29 +9,29 @@ from bpd_jax.data.permutation import Permutation
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 9))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_every_number_occurs_once(size, seed, epoch):
-    found = Permutation(size, (seed, epoch))(np.arange(size))
-    assert found.dtype == np.int64
-    assert sorted(found.tolist()) == list(range(size))
+    elements = Permutation(size, (seed, epoch))(np.arange(size))
+    assert elements.dtype == np.int64
+    assert sorted(elements.tolist()) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [400_000_000, 2**40 + 1])
 def test_large_permutation_has_distinct_and_spread_elements(size):
-    places = np.arange(200_000)
-    found = Permutation(size, (1, 0))(places)
-    assert len(np.unique(found)) == len(places)
-    assert found.min() >= 0
-    assert found.max() < size
-    counts, _ = np.histogram(found, 100, (0, size))
+    positions = np.arange(200_000)
+    elements = Permutation(size, (1, 0))(positions)
+    assert len(np.unique(elements)) == len(positions)
+    assert elements.min() >= 0
+    assert elements.max() < size
+    counts, _ = np.histogram(elements, 100, (0, size))
     # A uniform sample has a mean of 2,000 and a standard deviation of 45.
     assert abs(counts - 2000).max() < 250
-    steps = np.corrcoef(found[1:], found[:-1])[0, 1]
-    assert abs(steps) < 0.01
+    correlation = np.corrcoef(elements[1:], elements[:-1])[0, 1]
+    assert abs(correlation) < 0.01
 
 
 def test_positions_may_have_any_order_and_number():
     order = Permutation(1000, (3, 4))
-    whole = order(np.arange(1000))
-    places = np.array([7, 999, 0, 7])
-    assert order(places).tolist() == whole[places].tolist()
+    complete = order(np.arange(1000))
+    positions = np.array([7, 999, 0, 7])
+    assert order(positions).tolist() == complete[positions].tolist()
     assert order(np.arange(0)).tolist() == []
-    assert (Permutation(1000, (3, 5))(np.arange(1000)) != whole).any()
+    assert (Permutation(1000, (3, 5))(np.arange(1000)) != complete).any()

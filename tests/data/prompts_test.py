@@ -23,31 +23,31 @@ def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
     windows = {name: len(stream) // 8 for name, stream in streams.items()}
     total = sum(windows.values())
     prompts = held_out_prompts(text_task, total, 8)
-    seen: dict[str, int] = {}
+    num_windows: dict[str, int] = {}
     turns = []
     for name, tokens in prompts:
-        turn = seen.get(name, 0)
+        turn = num_windows.get(name, 0)
         assert tokens.dtype == np.int32
         assert tokens.tolist() == streams[name][turn * 8 : turn * 8 + 8]
         assert (tokens[0] == tokenizer.end_of_text) == (turn == 0)
-        seen[name] = turn + 1
+        num_windows[name] = turn + 1
         turns.append(turn)
-    assert seen == windows
+    assert num_windows == windows
     assert turns == sorted(turns)
     with pytest.raises(UserError, match=f"yield only {total} of {total + 1} prompts"):
         held_out_prompts(text_task, total + 1, 8)
 
 
 def test_fewer_prompts_are_a_prefix_of_more(text_task):
-    def plain(prompts):
+    def as_lists(prompts):
         return [(prompt.document, prompt.tokens.tolist()) for prompt in prompts]
 
     tokenizer = task_tokenizer(text_task)
-    many = plain(held_out_prompts(text_task, 12, 5, tokenizer=tokenizer))
-    assert plain(held_out_prompts(text_task, 4, 5)) == many[:4]
-    other = plain(held_out_prompts(text_task, 12, 5, seed=1))
-    assert other != many
-    assert len({name for name, _ in many[:4]}) == 4
+    twelve = as_lists(held_out_prompts(text_task, 12, 5, tokenizer=tokenizer))
+    assert as_lists(held_out_prompts(text_task, 4, 5)) == twelve[:4]
+    reseeded = as_lists(held_out_prompts(text_task, 12, 5, seed=1))
+    assert reseeded != twelve
+    assert len({name for name, _ in twelve[:4]}) == 4
 
 
 def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
@@ -61,7 +61,7 @@ def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "prompt, words",
+    "prompt, message",
     [
         ("", "prompt 2 is empty"),
         # Python represents an invalid byte of the command line this way.
@@ -69,9 +69,9 @@ def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
         ("\ud83d", r"prompt 2 is not UTF-8 text: .* lone surrogate U\+D83D"),
     ],
 )
-def test_prompts_that_are_not_valid_text_are_refused(prompt, words):
+def test_prompts_that_are_not_valid_text_are_refused(prompt, message):
     check_texts(["é😀", np.array([1])])
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         check_texts(["a", prompt])
 
 
@@ -111,17 +111,17 @@ def test_prompts_of_examples_are_inputs(squad_task):
         example.id: [end, *tokenizer.encode(example.inputs)]
         for example in read_examples(squad_task, "validation")
     }
-    whole = held_out_prompts(squad_task, 12, 500)
-    assert {name: tokens.tolist() for name, tokens in whole} == {
+    complete = held_out_prompts(squad_task, 12, 500)
+    assert {name: tokens.tolist() for name, tokens in complete} == {
         name: ids + separator for name, ids in inputs.items()
     }
     short = held_out_prompts(squad_task, 3, 20)
-    assert [name for name, _ in short] == [name for name, _ in whole[:3]]
+    assert [name for name, _ in short] == [name for name, _ in complete[:3]]
     for name, tokens in short:
         assert tokens.dtype == np.int32
         assert tokens.tolist() == inputs[name][:19] + separator
     assert [name for name, _ in held_out_prompts(squad_task, 12, 20, seed=1)] != [
-        name for name, _ in whole
+        name for name, _ in complete
     ]
     with pytest.raises(UserError, match=r"yield only 12 of 13 prompts"):
         held_out_prompts(squad_task, 13, 20)
@@ -143,5 +143,5 @@ def test_prompts_of_language_modelling_tasks_are_windows(tmp_path):
     for name, tokens in second.items():
         assert tokens == streams[int(name.rpartition(":")[2]) - 1][4:8]
     # Fewer prompts are the same, without tokenizing the other documents.
-    few = held_out_prompts(task, 4, 4)
-    assert [tokens.tolist() for _, tokens in few] == first[:4]
+    fewer_prompts = held_out_prompts(task, 4, 4)
+    assert [tokens.tolist() for _, tokens in fewer_prompts] == first[:4]

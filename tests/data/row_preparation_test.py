@@ -55,8 +55,8 @@ def test_header_describes_the_rows(text_task, train):
     # The folder serves as the vocabulary of another task.
     saved = Tokenizer.load(train.folder)
     assert saved.to_json() == task_tokenizer(text_task).to_json()
-    about = json.loads((train.folder / "rows.json").read_text())
-    assert about["task"] == dataclasses.asdict(text_task)
+    header = json.loads((train.folder / "rows.json").read_text())
+    assert header["task"] == dataclasses.asdict(text_task)
     assert sorted(contents(train.folder)) == [
         "rows.json",
         "segment_ids.npy",
@@ -66,8 +66,8 @@ def test_header_describes_the_rows(text_task, train):
 
 
 def test_prepared_rows_are_deterministic(text_task, train, tmp_path):
-    again = prepare_rows(text_task, "train", LENGTH, tmp_path / "again")
-    assert contents(again.folder) == contents(train.folder)
+    repeated = prepare_rows(text_task, "train", LENGTH, tmp_path / "again")
+    assert contents(repeated.folder) == contents(train.folder)
 
 
 @pytest.fixture
@@ -215,15 +215,15 @@ def test_only_targets_are_in_the_loss_and_none_is_lost(
     assert (rows.truncation["inputs"] > 0) == truncates
     assert (rows.truncation["tokens"] > 0) == truncates
     assert rows.truncation["targets"] == 0
-    about = json.loads((rows.folder / "rows.json").read_text())
-    assert about["task"] == dataclasses.asdict(squad_task)
+    header = json.loads((rows.folder / "rows.json").read_text())
+    assert header["task"] == dataclasses.asdict(squad_task)
 
 
 def test_unpacked_examples_have_one_row_each(squad_task, tmp_path):
     """The same examples as in packed rows, and as many rows as examples."""
     packed = prepare_rows(squad_task, "train", 256, tmp_path / "packed")
-    alone = dataclasses.replace(squad_task, packed=False)
-    rows = prepare_rows(alone, "train", 256, tmp_path / "rows")
+    unpacked = dataclasses.replace(squad_task, packed=False)
+    rows = prepare_rows(unpacked, "train", 256, tmp_path / "rows")
     assert segments(rows) == segments(packed)
     assert len(rows) == rows.num_documents > len(packed)
     assert rows.batch(slice(None)).segment_ids.max() == 1
@@ -249,11 +249,11 @@ def test_every_token_of_language_modelling_is_in_the_loss(tmp_path):
         rows = prepare_rows(task, split, 16, tmp_path / split)
         assert rows.loss_mask is None
         assert rows.truncation == {}
-        want = []
+        expected = []
         for _, _, text in read_examples(task, split):
             ids = [END, *tokenizer.encode(text), END]
-            want += [ids[start : start + 16] for start in range(0, len(ids), 16)]
-        assert segments(rows) == sorted((ids, [True] * len(ids)) for ids in want)
+            expected += [ids[start : start + 16] for start in range(0, len(ids), 16)]
+        assert segments(rows) == sorted((ids, [True] * len(ids)) for ids in expected)
 
 
 def test_shards_together_contain_the_rows_of_one_folder(squad_task, tmp_path):
@@ -262,11 +262,11 @@ def test_shards_together_contain_the_rows_of_one_folder(squad_task, tmp_path):
         part = prepare_rows(squad_task, "train", 64, folder, Shard(index, 3))
         assert part.num_documents == 20
     joined = open_rows(folder)
-    whole = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
-    assert segments(joined) == segments(whole)
-    assert joined.num_documents == whole.num_documents == 60
-    assert joined.fingerprint == whole.fingerprint
-    assert joined.truncation == whole.truncation
+    unsharded = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
+    assert segments(joined) == segments(unsharded)
+    assert joined.num_documents == unsharded.num_documents == 60
+    assert joined.fingerprint == unsharded.fingerprint
+    assert joined.truncation == unsharded.truncation
     # A run reuses them, and reads all of them.
     rows = prepare_rows(squad_task, "train", 64, folder)
     assert len(rows) == len(joined)
@@ -289,26 +289,26 @@ def test_shards_are_never_replaced(squad_task, tmp_path):
     with pytest.raises(UserError, match="lacks 1 of 2 shards"):
         prepare_rows(squad_task, "train", 64, folder)
     assert before == {path: path.read_bytes() for path in folder.rglob("*.npy")}
-    whole = tmp_path / "whole"
-    prepare_rows(squad_task, "validation", 64, whole)
+    unsharded = tmp_path / "whole"
+    prepare_rows(squad_task, "validation", 64, unsharded)
     with pytest.raises(UserError, match="rows that are not a shard"):
-        prepare_rows(squad_task, "validation", 64, whole, Shard(0, 2))
+        prepare_rows(squad_task, "validation", 64, unsharded, Shard(0, 2))
 
 
 def test_empty_shards_are_refused(squad_task, tmp_path):
-    few = dataclasses.replace(squad_task, max_examples=1)
+    task = dataclasses.replace(squad_task, max_examples=1)
     with pytest.raises(UserError, match="shard 1 of 2 of the train split of squad is"):
-        prepare_rows(few, "train", 64, tmp_path / "rows", Shard(1, 2))
+        prepare_rows(task, "train", 64, tmp_path / "rows", Shard(1, 2))
     assert not (tmp_path / "rows" / "shard-00001-of-00002").exists()
 
 
 def test_shards_of_text_contain_all_documents(text_task, tmp_path):
-    whole = prepare_rows(text_task, "train", 32, tmp_path / "whole")
+    unsharded = prepare_rows(text_task, "train", 32, tmp_path / "whole")
     for index in range(3):
         prepare_rows(text_task, "train", 32, tmp_path / "parts", Shard(index, 3))
     joined = open_rows(tmp_path / "parts")
-    assert segments(joined) == segments(whole)
-    assert joined.num_documents == whole.num_documents
+    assert segments(joined) == segments(unsharded)
+    assert joined.num_documents == unsharded.num_documents
     assert len(np.unique(joined.tokens[:2], axis=0)) == 2
 
 

@@ -22,7 +22,7 @@ def write_shard(folder, first, size, mask=True):
     np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
     if mask:
         np.save(folder / "loss_mask.npy", segment_ids == 2)
-    about = {
+    header = {
         "format": 1,
         "rows": size,
         "length": 4,
@@ -36,7 +36,7 @@ def write_shard(folder, first, size, mask=True):
         "fingerprint": {"length": 4, "shard": [first, 4]},
         "cut": {"inputs": size, "tokens": 1},
     }
-    (folder / "rows.json").write_text(json.dumps(about))
+    (folder / "rows.json").write_text(json.dumps(header))
 
 
 @pytest.fixture
@@ -83,25 +83,25 @@ def test_iterator_over_shards_equals_iterator_over_one_folder(folder, tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-def test_order_of_many_rows_needs_no_table(folder, monkeypatch):
+def test_large_corpora_are_shuffled_without_a_table(folder, monkeypatch):
     rows = open_rows(folder)
     with_table = next(RowIterator(rows, 13, 5)).tokens[:, 0].tolist()
     monkeypatch.setattr(rows_file, "_MAX_TABLE_ROWS", 12)
-    whole = RowIterator(rows, 26, 5)
-    seen = next(whole).tokens[:, 0].tolist()
-    assert sorted(seen[:13]) == sorted(seen[13:]) == list(range(13))
-    assert seen[:13] != seen[13:]
-    assert seen[:13] != with_table
+    iterator = RowIterator(rows, 26, 5)
+    order = next(iterator).tokens[:, 0].tolist()
+    assert sorted(order[:13]) == sorted(order[13:]) == list(range(13))
+    assert order[:13] != order[13:]
+    assert order[:13] != with_table
     # Batches that do not divide an epoch, after resuming, on several processes.
     parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
-    got = []
+    resumed = []
     for _ in range(6):
         state = parts[0].state()
         parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
         for part in parts:
             part.restore(state)
-            got += next(part).tokens[:, 0].tolist()
-    assert got == seen[:24]
+            resumed += next(part).tokens[:, 0].tolist()
+    assert resumed == order[:24]
 
 
 def test_order_of_few_rows_is_numpys_permutation(folder):
@@ -115,8 +115,8 @@ def test_incomplete_or_inconsistent_shards_are_refused(folder):
     with pytest.raises(UserError, match=r"lacks 1 of 4 shards, .* shard-00001-of-"):
         open_rows(folder)
     write_shard(folder / shard_name(1, 4), 0, 2)
-    about = folder / shard_name(1, 4) / "rows.json"
-    about.write_text(about.read_text().replace('"length": 4, "s', '"length": 5, "s'))
+    header = folder / shard_name(1, 4) / "rows.json"
+    header.write_text(header.read_text().replace('"length": 4, "s', '"length": 5, "s'))
     with pytest.raises(UserError, match=r"does not belong to .*length is 5 here and 4"):
         open_rows(folder)
     write_shard(folder / shard_name(0, 2), 0, 2)
@@ -126,14 +126,14 @@ def test_incomplete_or_inconsistent_shards_are_refused(folder):
 
 def test_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch):
     upload(storage, folder)
-    for host, mine, shards in (
+    for host, selection, shards in (
         ("a", slice(0, 8), {0, 1}),
         ("b", np.array([8, 12, 8]), {2, 3}),
     ):
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / host))
         storage.requests.clear()
         rows = open_rows("gs://bpd-test/rows")
-        batch, local = rows.batch(mine), open_rows(folder).batch(mine)
+        batch, local = rows.batch(selection), open_rows(folder).batch(selection)
         for name, array in batch._asdict().items():
             np.testing.assert_array_equal(array, getattr(local, name))
         copied = [name for name in storage.downloads() if name.endswith(".npy")]
@@ -142,7 +142,7 @@ def test_host_copies_only_the_shards_of_its_rows(folder, storage, monkeypatch):
             for index in shards
             for name in ("tokens", "segment_ids", "loss_mask")
         )
-        rows.batch(mine)
+        rows.batch(selection)
         assert len(copied) == len(
             [name for name in storage.downloads() if name.endswith(".npy")]
         )

@@ -64,26 +64,26 @@ def test_positions_restart_in_each_segment(lengths, padding):
     row = np.array(segments + [0] * padding, np.int32)
     if row.size == 0:
         return
-    got = segment_positions(row[None])[0]
-    assert got.tolist() == expected + [0] * padding
+    positions = segment_positions(row[None])[0]
+    assert positions.tolist() == expected + [0] * padding
 
 
 def test_unshuffled_rows_are_in_the_order_of_the_file(rows):
     iterator = RowIterator(rows, 4, seed=0, shuffle=False)
-    got = [first_tokens(next(iterator)) for _ in range(3)]
-    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    batches = [first_tokens(next(iterator)) for _ in range(3)]
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
 
 
 def test_every_epoch_visits_every_row_in_another_order(rows):
     iterator = RowIterator(rows, 4, seed=7)
-    seen = [row for _ in range(5) for row in first_tokens(next(iterator))]
+    order = [row for _ in range(5) for row in first_tokens(next(iterator))]
     assert iterator.epoch == 2.0
-    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
-    assert seen[:10] != seen[10:]
-    again = RowIterator(rows, 4, seed=7)
-    assert seen == [row for _ in range(5) for row in first_tokens(next(again))]
-    other = RowIterator(rows, 10, seed=8)
-    assert first_tokens(next(other)) != seen[:10]
+    assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
+    assert order[:10] != order[10:]
+    repeated = RowIterator(rows, 4, seed=7)
+    assert order == [row for _ in range(5) for row in first_tokens(next(repeated))]
+    reseeded = RowIterator(rows, 10, seed=8)
+    assert first_tokens(next(reseeded)) != order[:10]
 
 
 def test_batch_may_be_larger_than_the_corpus(rows):
@@ -97,30 +97,30 @@ def test_batch_may_be_larger_than_the_corpus(rows):
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_restored_iterator_continues(tmp_path_factory, steps, batch_size):
     rows = write_rows(tmp_path_factory.mktemp("rows"))
-    one = RowIterator(rows, batch_size, seed=3)
+    iterator = RowIterator(rows, batch_size, seed=3)
     for _ in range(steps):
-        next(one)
-    state = json.loads(json.dumps(one.state()))
-    two = RowIterator(rows, batch_size, seed=3)
-    two.restore(state)
+        next(iterator)
+    state = json.loads(json.dumps(iterator.state()))
+    restored = RowIterator(rows, batch_size, seed=3)
+    restored.restore(state)
     for _ in range(4):
-        for a, b in zip(next(one), next(two), strict=True):
+        for a, b in zip(next(iterator), next(restored), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert one.state() == two.state()
+    assert iterator.state() == restored.state()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_processes_divide_the_batch(rows, count):
-    whole = RowIterator(rows, 6, seed=1)
+    complete = RowIterator(rows, 6, seed=1)
     parts = [RowIterator(rows, 6, 1, True, index, count) for index in range(count)]
     for _ in range(5):
-        expected = next(whole)
-        got = [next(part) for part in parts]
-        assert all(len(part.tokens) == 6 // count for part in got)
+        expected = next(complete)
+        batches = [next(part) for part in parts]
+        assert all(len(part.tokens) == 6 // count for part in batches)
         for name in Batch._fields:
-            joined = np.concatenate([getattr(part, name) for part in got])
+            joined = np.concatenate([getattr(part, name) for part in batches])
             np.testing.assert_array_equal(joined, getattr(expected, name))
-    assert all(part.state() == whole.state() for part in parts)
+    assert all(part.state() == complete.state() for part in parts)
 
 
 def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
@@ -128,7 +128,7 @@ def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
     length, size, count = 1 << 14, 512, 8
     on_disk = write_rows(tmp_path / "rows", rows=length)
     rows = dataclasses.replace(on_disk, folder=as_path("gs://bpd-test/rows"))
-    whole = RowIterator(on_disk, size, seed=1)
+    complete = RowIterator(on_disk, size, seed=1)
     parts = [RowIterator(rows, size, 1, True, index, count) for index in range(count)]
     read = [set() for _ in range(count)]
     for step in range(2 * length // size):
@@ -136,11 +136,13 @@ def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
             for index, part in enumerate(parts):
                 parts[index] = RowIterator(rows, size, 1, True, index, count)
                 parts[index].restore(part.state())
-        got = [first_tokens(next(part)) for part in parts]
-        assert [*itertools.chain(*got)] == sorted(first_tokens(next(whole)))
-        for seen, tokens in zip(read, got, strict=True):
+        tokens_of_parts = [first_tokens(next(part)) for part in parts]
+        assert [*itertools.chain(*tokens_of_parts)] == sorted(
+            first_tokens(next(complete))
+        )
+        for shards, tokens in zip(read, tokens_of_parts, strict=True):
             assert len(tokens) == size // count
-            seen.update(token * 64 // length for token in tokens)
+            shards.update(token * 64 // length for token in tokens)
     # There are 64 shards; an eighth is 8.
     assert max(map(len, read)) <= 20
     assert set.union(*read) == set(range(64))
@@ -148,9 +150,9 @@ def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
 
 def test_state_of_other_rows_is_refused(rows, tmp_path):
     iterator = RowIterator(rows, 2, seed=3)
-    other = write_rows(tmp_path / "other", rows=11)
+    other_rows = write_rows(tmp_path / "other", rows=11)
     with pytest.raises(UserError, match="rows was 11 and is 10"):
-        iterator.restore(RowIterator(other, 2, seed=3).state())
+        iterator.restore(RowIterator(other_rows, 2, seed=3).state())
     with pytest.raises(UserError, match="seed was 4 and is 3"):
         iterator.restore(RowIterator(rows, 2, seed=4).state())
     with pytest.raises(UserError, match="given was None"):

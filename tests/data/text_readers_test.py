@@ -46,8 +46,8 @@ def test_json_lines_plain_and_gzip(tmp_path):
         file.write(data)
     for name in ("a.jsonl", "a.jsonl.gz"):
         assert text_readers.is_json_lines(tmp_path / name)
-        read = list(text_readers.read_json_field(tmp_path / name, "text"))
-        assert read == [(1, "a\nb"), (3, "é")]
+        texts = list(text_readers.read_json_field(tmp_path / name, "text"))
+        assert texts == [(1, "a\nb"), (3, "é")]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         text_readers.read_text(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
         list(text_readers.read_lines(tmp_path / "none.txt"))
-    whole = gzip.compress(b'{"text": "a"}\n' * 100)
-    for name, data in {"cut": whole[:-9], "plain": b"not packed"}.items():
+    intact = gzip.compress(b'{"text": "a"}\n' * 100)
+    for name, data in {"cut": intact[:-9], "plain": b"not packed"}.items():
         path = tmp_path / f"{name}.jsonl.gz"
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
@@ -89,8 +89,8 @@ def test_all_texts_of_a_field_are_read(tmp_path):
     path.write_text(
         '{"a": {"text": ["one", "two"]}}\n\n{"a": {"text": []}}\n{"a": null}\n'
     )
-    found = list(text_readers.read_json_texts(path, "a/text"))
-    assert found == [(1, ["one", "two"]), (3, []), (4, [])]
+    texts = list(text_readers.read_json_texts(path, "a/text"))
+    assert texts == [(1, ["one", "two"]), (3, []), (4, [])]
     path.write_text('{"summary": "short"}\n{"summary": null}\n')
     assert list(text_readers.read_json_texts(path, "summary")) == [
         (1, ["short"]),

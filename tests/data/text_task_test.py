@@ -9,7 +9,7 @@ from bpd_jax.errors import UserError
 GENERATIONS = {"corpus": "generations", "text_files": "texts"}
 
 
-def test_task_survives_json():
+def test_task_round_trips_through_json():
     task = TextTask("text_files", "a/*.txt", "bpe:300", 0.1, 1000)
     assert TextTask(**json.loads(json.dumps(dataclasses.asdict(task)))) == task
 

@@ -1,4 +1,4 @@
-"""The block drafter in the loop drafts what it drafts from whole texts."""
+"""Drafts of the block drafter in the loop equal those from whole texts."""
 
 import dataclasses
 import functools
@@ -42,15 +42,15 @@ def drafted(model, functions, params, drafter_params, tokens, length, certain):
 
 
 def drafted_from(decoder, text, certain):
-    """The best tokens behind the certain one, from a pass over the whole text."""
+    """The best tokens after the certain one, from a pass over the whole text."""
     drafter = decoder.assets.drafter
     tokens = np.zeros((1, LONGEST), np.int32)
     tokens[0, : len(text)] = text
     numbers = (tokens, np.int32(len(text)), np.int32(certain))
-    found = drafted(
+    candidates = drafted(
         decoder.model, drafter.functions, decoder.params, drafter.params, *numbers
     )
-    return [certain, *found.tolist()]
+    return [certain, *candidates.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -71,29 +71,29 @@ def test_drafts_equal_those_from_whole_texts(
     prompts = make_prompts([3, 1, 19])
     texts = decoder.decode(parse_method(method), prompts, options)
     for text in texts:
-        whole = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
         end = len(text.input_ids)
         for draft, accepted in zip(text.proposed, text.accepted, strict=True):
             certain = int(draft[0])
             drafted = draft[draft >= 0].tolist()  # A tree may be less deep.
-            want = drafted_from(decoder, whole[:end], certain)
+            want = drafted_from(decoder, tokens[:end], certain)
             assert drafted == want[: len(drafted)]
             assert len(drafted) == len(want) or "tree" in method
             end += int(accepted)
-        assert end == len(whole)
+        assert end == len(tokens)
 
 
 def test_sizes_that_do_not_fit_are_refused(decoder, make_model):
-    for method, words in (
+    for method, message in (
         ("block:9/greedy", "2 to 5"),
         ("block:k=10/best:2", "only 9 tokens"),
         ("block+markov/best:2", "needs a trained markov"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             decoder.drafter(parse_method(method))
-    without = Decoder(*make_model(0), width=3)
+    plain_decoder = Decoder(*make_model(0), width=3)
     with pytest.raises(UserError, match="needs a block drafter"):
-        without.drafter(parse_method("block/greedy"))
+        plain_decoder.drafter(parse_method("block/greedy"))
 
 
 def test_the_loop_stays_on_the_device(decoder, make_prompts):
@@ -108,7 +108,7 @@ def test_the_loop_stays_on_the_device(decoder, make_prompts):
 
 
 def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts):
-    """Heads that read the certain token and a layer draft what they draft alone."""
+    """Heads that read the certain token and a layer, against a pass over the text."""
     plain, params = make_model(1, block_size=1)
     config = dataclasses.replace(
         plain.config,
@@ -134,28 +134,30 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
             params, tokens, jnp.arange(LONGEST)[None], mask, layers=(0,)
         )
         last = hidden[:, end - 1], features[:, end - 1]
-        found = functions.block_candidates(
+        best_tokens = functions.block_candidates(
             params, last[0], 3, 1, certain[None], last[1]
         )
-        return found[0][0, :, 0]
+        return best_tokens[0][0, :, 0]
 
     for want, text in zip(greedy, by_heads, strict=True):
         assert text.output_ids.tolist() == want.output_ids.tolist()
-        whole = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        all_tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
         end = len(text.input_ids)
         for draft, accepted in zip(text.proposed, text.accepted, strict=True):
             tokens = np.zeros((1, LONGEST), np.int32)
-            tokens[0, :end] = whole[:end]
-            found = candidates(tokens, end, draft[0])
-            assert draft[1:].tolist() == found.tolist()
+            tokens[0, :end] = all_tokens[:end]
+            best_tokens = candidates(tokens, end, draft[0])
+            assert draft[1:].tolist() == best_tokens.tolist()
             end += int(accepted)
     replayed = record(decoder, greedy, options).decode(parse_method("bpd"))
-    for one, other in zip(by_heads, replayed, strict=True):
-        assert one.accepted.tolist() == other.accepted.tolist()
-        assert one.proposed.tolist() == other.proposed.tolist()
+    for decoded_text, replayed_text in zip(by_heads, replayed, strict=True):
+        assert decoded_text.accepted.tolist() == replayed_text.accepted.tolist()
+        assert decoded_text.proposed.tolist() == replayed_text.proposed.tolist()
 
 
-def test_its_markov_head_refines_its_lattice(make_model, make_drafter, make_prompts):
+def test_markov_head_of_the_drafter_refines_the_lattice(
+    make_model, make_drafter, make_prompts
+):
     model = make_model(0, block_size=1)
     drafter = make_drafter(model, feature_layers=LAYERS, markov_rank=3)
     decoder = Decoder(*model, width=3, assets=Assets(drafter=drafter))

@@ -49,7 +49,7 @@ def start(model, rows=4, sharding=None):
 
 
 def visible(state):
-    """Everything of a state that means something, as numpy arrays."""
+    """The parts of a state that matter, without padding, as numpy arrays."""
     lengths = np.asarray(state.lengths)
     history = jax.device_get(state.history)
     calls = np.asarray(state.calls)
@@ -86,21 +86,21 @@ def test_finished_rows_are_frozen(make_model):
     state = start(model)
     assert state.done.tolist() == [False, False, True, False]
     before = visible(state)
-    end = decode_on_device(
+    final = decode_on_device(
         model.functions, bound(model.params), DRAFTER, state, OPTIONS
     )
-    assert end.calls[2] == 0
-    assert visible(end)[2][0] == before[2][0]
-    np.testing.assert_array_equal(visible(end)[2][4], before[2][4])
-    assert (end.lengths <= end.limits).all()
+    assert final.calls[2] == 0
+    assert visible(final)[2][0] == before[2][0]
+    np.testing.assert_array_equal(visible(final)[2][4], before[2][4])
+    assert (final.lengths <= final.limits).all()
 
 
 def test_cache_always_holds_the_keys_of_the_text(make_model):
-    """What block decoding left in the cache is what one pass over the text gives."""
+    """The cache after block decoding equals that of one pass over the text."""
     model = make_model(1)
     functions, params = model
-    end = decode_on_device(functions, bound(params), DRAFTER, start(model), OPTIONS)
-    for row, (text, *_, values) in enumerate(visible(end)):
+    final = decode_on_device(functions, bound(params), DRAFTER, start(model), OPTIONS)
+    for row, (text, *_, values) in enumerate(visible(final)):
         tokens = jnp.asarray([text])
         mask = jnp.tril(jnp.ones((1, len(text), len(text)), bool))
         positions = jnp.arange(len(text))[None]
@@ -120,23 +120,23 @@ def test_loop_donates_its_state_and_never_leaves_the_device(make_model):
     assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
     assert "callback" not in compiled.as_text()
     with jax.transfer_guard("disallow"):
-        end = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
-        jax.block_until_ready(end)
-    assert end.done.all()
+        final = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
+        jax.block_until_ready(final)
+    assert final.done.all()
 
 
 def test_sharded_decoding_gives_the_same_texts(make_model):
     functions, params = make_model(0, vocab_size=14)
-    one = start((functions, params), rows=8)
-    want = decode_on_device(functions, bound(params), DRAFTER, one, OPTIONS)
+    single = start((functions, params), rows=8)
+    want = decode_on_device(functions, bound(params), DRAFTER, single, OPTIONS)
 
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
-    split = jax.device_put(params, parameter_shardings(boxed, mesh))
+    sharded = jax.device_put(params, parameter_shardings(boxed, mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    state = start((functions, split), rows=8, sharding=rows)
-    loop = decode_on_device.lower(functions, bound(split), DRAFTER, state, OPTIONS)
-    # The cache never leaves its devices: nothing as long as its rows goes around.
+    state = start((functions, sharded), rows=8, sharding=rows)
+    loop = decode_on_device.lower(functions, bound(sharded), DRAFTER, state, OPTIONS)
+    # The cache never leaves its devices: no collective has arrays of its length.
     assert state.cache.values[0].sharding.spec[0] == ("data", "fsdp")
     collectives = [
         line
@@ -146,5 +146,5 @@ def test_sharded_decoding_gives_the_same_texts(make_model):
     assert collectives
     slots = state.cache.slots
     assert not [c for c in collectives if re.search(rf"f32\[[^]]*\b{slots}\b", c)]
-    got = decode_on_device(functions, bound(split), DRAFTER, state, OPTIONS)
+    got = decode_on_device(functions, bound(sharded), DRAFTER, state, OPTIONS)
     assert_same(got, want, atol=1e-4)

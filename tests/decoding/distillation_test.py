@@ -1,4 +1,4 @@
-"""A model's own texts: order, shards, resuming, made-up prompts."""
+"""Distillation: order, shards, resuming, generated prompts."""
 
 import dataclasses
 import itertools
@@ -39,7 +39,7 @@ def prompts():
     return [rng.integers(1, 13, length).astype(np.int32) for length in LENGTHS]
 
 
-def test_padding_grows_by_halves_and_holds_the_length():
+def test_bucketed_lengths_grow_by_at_most_two_thirds():
     sizes = [bucketed_length(length) for length in range(1, 5000)]
     assert all(size >= length for length, size in enumerate(sizes, 1))
     shapes = sorted(set(sizes))
@@ -91,8 +91,8 @@ def test_a_stopped_run_resumes_with_the_remaining_prompts(
     done = answered_prompts(prompts, tmp_path)
     # The fifth text was in a shard that was not full.
     assert len(done) == 4 == len(open_generations(tmp_path))
-    waiting = [index for index in order if index not in done]
-    distill(task, prompts, waiting, tmp_path, texts_per_shard=2)
+    remaining = [index for index in order if index not in done]
+    distill(task, prompts, remaining, tmp_path, texts_per_shard=2)
     assert len(shard_paths(tmp_path)) == 4
     assert texts_of(tmp_path) == {
         index: (text.input_ids.tolist(), text.output_ids.tolist())
@@ -101,12 +101,12 @@ def test_a_stopped_run_resumes_with_the_remaining_prompts(
     assert sum(counts[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
 
 
-def test_shards_without_indices_are_known_by_their_prompts(prompts, tmp_path):
+def test_shards_without_indices_are_identified_by_their_prompts(prompts, tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
     assert answered_prompts(prompts, tmp_path) == set()
     write_shard(tmp_path, 0, [prompts[4], prompts[0]], [7, 5])
     assert answered_prompts(prompts, tmp_path) == {0, 4}
-    # A prompt that stands there twice is answered as often as it is in the shards.
+    # A repeated prompt is answered as often as it is in the shards.
     assert answered_prompts([prompts[4], *prompts], tmp_path) == {0, 1}
 
 
@@ -122,14 +122,16 @@ def test_generated_prompts_differ_and_exclude_the_end_token(model):
     task = Decoder(model.functions, model.params, width=4).task(GREEDY, options)
     opening = np.array([3, 4], np.int32)
     counts = []
-    texts = generate_prompts(task, opening, 5, 8, counts.append)
-    assert len({tuple(words) for words in texts}) == len(texts) == 5
+    prompts = generate_prompts(task, opening, 5, 8, counts.append)
+    assert len({tuple(prompt) for prompt in prompts}) == len(prompts) == 5
     assert sum(counts) == 5
-    for words in texts:
-        assert 0 not in words
-        assert 4 <= len(words) < 20
-    again = generate_prompts(task, opening, 5, 8)
-    assert [words.tolist() for words in again] == [words.tolist() for words in texts]
+    for prompt in prompts:
+        assert 0 not in prompt
+        assert 4 <= len(prompt) < 20
+    repeated = generate_prompts(task, opening, 5, 8)
+    assert [prompt.tolist() for prompt in repeated] == [
+        prompt.tolist() for prompt in prompts
+    ]
 
 
 def test_repeated_prompts_are_an_error(model):

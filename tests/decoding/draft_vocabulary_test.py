@@ -1,4 +1,4 @@
-"""Heads that choose from a part of the vocabulary draft worse, and never wrong."""
+"""Decoding with a draft vocabulary is lossless."""
 
 import dataclasses
 
@@ -24,18 +24,18 @@ VOCABULARY = np.array([0, 2, 3, 5, 7, 8, 11], np.int32)
 
 @pytest.fixture(scope="module")
 def model(make_model):
-    """A random model of 13 tokens whose later heads know 7 of them."""
+    """A random model of 13 tokens with a draft vocabulary of 7."""
     plain = make_model()
     heads = BlockHeadsConfig(4, 8, draft_vocabulary=len(VOCABULARY))
     trunk = plain.functions.config.trunk
-    added = init_heads(
+    head_params = init_heads(
         BlockwiseConfig(trunk), plain.params, heads, jax.random.key(0), VOCABULARY
     )
     rng = np.random.default_rng(0)
-    added["kernel_out"] = jnp.asarray(
-        rng.normal(0, 0.3, added["kernel_out"].shape), jnp.float32
+    head_params["kernel_out"] = jnp.asarray(
+        rng.normal(0, 0.3, head_params["kernel_out"].shape), jnp.float32
     )
-    params = {"trunk": plain.params["trunk"], "heads": added}
+    params = {"trunk": plain.params["trunk"], "heads": head_params}
     return plain._replace(
         functions=ModelFunctions(BlockwiseConfig(trunk, heads)), params=params
     )
@@ -68,27 +68,27 @@ def assets(make_ngram):
         ),
     ],
 )
-def test_the_text_is_that_of_plain_decoding(name, model, assets, make_prompts):
+def test_text_equals_that_of_plain_decoding(name, model, assets, make_prompts):
     decoder = Decoder(model.functions, model.params, width=4, assets=assets)
     prompts = make_prompts([5, 1, 9])
     options = DecodeOptions(max_new_tokens=30)
     want = decoder.decode(parse_method("greedy"), prompts, options)
-    found = decoder.decode(parse_method(name), prompts, options)
-    for mine, theirs in zip(found, want, strict=True):
-        assert mine.output_ids.tolist() == theirs.output_ids.tolist()
-        drafted = {token for draft in mine.drafts for token in draft[1:]}
-        # -1 fills up shorter drafts.
+    outputs = decoder.decode(parse_method(name), prompts, options)
+    for text, expected in zip(outputs, want, strict=True):
+        assert text.output_ids.tolist() == expected.output_ids.tolist()
+        drafted = {token for draft in text.drafts for token in draft[1:]}
+        # -1 pads shorter drafts.
         assert drafted - {-1} <= set(VOCABULARY.tolist())
 
 
-def test_more_candidates_than_tokens_are_told(model, assets):
+def test_more_candidates_than_tokens_are_refused(model, assets):
     decoder = Decoder(model.functions, model.params, width=4, assets=assets)
     with pytest.raises(UserError, match="only 7 tokens to choose from"):
         decoder.drafter(parse_method("zero_gram:2:k=8"))
 
 
 def test_the_lattice_is_no_wider_than_the_draft_vocabulary(model, assets):
-    # The whole vocabulary has 13 tokens, so that a width of 8 is one for a decoder.
+    # The vocabulary has 13 tokens, so that a decoder may have a width of 8.
     decoder = Decoder(model.functions, model.params, width=8, assets=assets)
     for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "hydra:3", "oracle"):
         with pytest.raises(UserError, match=r"lattice_width = 8 .* only 7 tokens"):
@@ -105,7 +105,7 @@ def test_a_replay_records_no_more_than_the_draft_vocabulary(model, make_prompts)
     assert record(decoder, texts, options, width=10).model.width == 7
 
 
-def test_the_vocabulary_of_the_model_is_whole(model):
+def test_model_without_heads_has_no_draft_vocabulary(model):
     config = dataclasses.replace(model.functions.config, heads=None)
     assert model.functions.config.draft_vocab_size == 7
     assert config.draft_vocab_size == 13

@@ -22,11 +22,11 @@ EXACT = ["ngram_viterbi:4", "ngram_device:4"]
 def decode_all(functions, params, ngram, prompts, options, methods=METHODS):
     decoder = Decoder(functions, params, width=4, assets=Assets(ngram=ngram))
     reference = decoder.decode(parse_method("greedy"), prompts, options)
-    others = {
+    outputs = {
         name: decoder.decode(parse_method(name), prompts, options, reference=reference)
         for name in methods
     }
-    return reference, others
+    return reference, outputs
 
 
 def test_acceptance_on_a_script_is_exact(scripted_model):
@@ -47,7 +47,7 @@ def test_acceptance_on_a_script_is_exact(scripted_model):
         position += count
     assert generation.output_ids.tolist() == list(script[2:26])
     assert generation.accepted.tolist() == accepted
-    # The limit cut the last one: what it had beyond is neither right nor wrong.
+    # The limit cut the last draft: tokens past it are not recorded.
     drafts[-1][accepted[-1] :] = [-1] * (4 - accepted[-1])
     assert generation.drafts.tolist() == drafts
     assert generation.serial_calls == len(accepted)
@@ -66,7 +66,7 @@ def test_script_ends_at_its_first_end_of_text(scripted_model):
     assert outputs[0].accepted.tolist() == [4, 3]
     assert outputs[1].output_ids.tolist() == [5, 6, 7]
     assert outputs[1].accepted.tolist() == [3]
-    # Row 3 never meets it and stops at its limit, frozen rows beside it.
+    # Row 3 has none and stops at its limit, beside finished rows.
     assert outputs[2].output_ids.tolist() == [9, 10, 11, 12, 12, 12, 12]
     assert outputs[2].accepted.sum() == 7
 
@@ -75,11 +75,11 @@ def test_more_drafts_never_need_more_calls(make_model, make_prompts, make_ngram)
     functions, params = make_model(0)
     prompts = make_prompts([1, 5, 17, 33, 8])
     options = DecodeOptions(max_new_tokens=40, end_of_text=0, batch_size=2)
-    reference, others = decode_all(functions, params, make_ngram(), prompts, options)
+    reference, outputs = decode_all(functions, params, make_ngram(), prompts, options)
     assert all(g.block_efficiency == 1 for g in reference)
     assert sum(len(g.output_ids) for g in reference) > 20
     calls = {}
-    for name, generations in others.items():
+    for name, generations in outputs.items():
         assert all(len(text.accepted) == text.serial_calls for text in generations)
         calls[name] = sum(g.serial_calls for g in generations)
     # More drafts never need more calls, and nothing beats the oracle.
@@ -94,9 +94,11 @@ def test_a_prompts_text_does_not_depend_on_its_batch(make_model, make_prompts):
     decoder = Decoder(functions, params, width=4)
     method = parse_method("zero_gram:3")
     options = DecodeOptions(max_new_tokens=20, temperature=1.0)
-    together = decoder.decode(method, prompts, options)
-    alone = decoder.decode(method, prompts, dataclasses.replace(options, batch_size=1))
-    for a, b in zip(together, alone, strict=True):
+    batched = decoder.decode(method, prompts, options)
+    unbatched = decoder.decode(
+        method, prompts, dataclasses.replace(options, batch_size=1)
+    )
+    for a, b in zip(batched, unbatched, strict=True):
         assert a.output_ids.tolist() == b.output_ids.tolist()
         assert a.accepted.tolist() == b.accepted.tolist()
 
@@ -136,7 +138,7 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
 
 
 @pytest.mark.parametrize("acceptance", ["speculative", "typical"])
-def test_the_oracle_knows_only_what_exact_acceptance_decodes(make_model, acceptance):
+def test_oracle_needs_exact_acceptance(make_model, acceptance):
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
@@ -168,12 +170,12 @@ def test_the_exact_engines_take_the_same_steps(make_model, make_prompts, make_ng
     functions, params = make_model(2)
     prompts = make_prompts([3, 20, 11])
     options = DecodeOptions(max_new_tokens=30, end_of_text=0, batch_size=2)
-    reference, others = decode_all(
+    reference, outputs = decode_all(
         functions, params, make_ngram(), prompts, options, EXACT
     )
-    for generations in others.values():
+    for generations in outputs.values():
         for got, want, first in zip(
-            generations, reference, others[EXACT[0]], strict=True
+            generations, reference, outputs[EXACT[0]], strict=True
         ):
             assert got.output_ids.tolist() == want.output_ids.tolist()
             assert got.drafts.tolist() == first.drafts.tolist()

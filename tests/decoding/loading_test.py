@@ -14,16 +14,16 @@ from bpd_jax.errors import UserError
         ("demo", r"runs/demo is not a file or folder \(make train-demo trains it\)"),
     ],
 )
-def test_a_missing_model_is_named(name, message, tmp_path, monkeypatch):
+def test_missing_model_is_reported(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         load_model(name)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_folder_without_a_run_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"model\.json does not exist: is this a run"):
         load_model(str(tmp_path))
-    # A checkpoint folder stands for the run that it lies in.
+    # A checkpoint folder refers to its run.
     checkpoint = tmp_path / "checkpoints" / "7"
     checkpoint.mkdir(parents=True)
     (tmp_path / "model.json").write_text("{}")
@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
     assert str(tmp_path / "model.json") in str(error.value)
 
 
-def test_a_task_is_read_back(tmp_path):
+def test_task_is_loaded(tmp_path):
     path = tmp_path / "task.json"
     with pytest.raises(UserError, match=r"task\.json does not exist"):
         load_task(path)
@@ -42,7 +42,7 @@ def test_a_task_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"corpus"', '{"colour": 1}', "[1]"])
-def test_a_damaged_task_is_named(text, tmp_path):
+def test_damaged_task_is_reported(text, tmp_path):
     path = tmp_path / "task.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"task\.json does not describe a task"):

@@ -1,8 +1,8 @@
 """Every method decodes the text of plain decoding, token for token.
 
 In float32, greedily and with exact acceptance of sampled tokens, with every layout of
-the drafts, on random models with random prompts, alone and in batches, on one device
-and on eight. `METHODS` names the methods once for all of it.
+the drafts, on random models with random prompts, singly and in batches, on one device
+and on eight. `METHODS` lists the methods for all tests.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardin
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import KINDS
 
-# Each with the least sizes that leave it something to go wrong with.
+# Each with the smallest sizes at which it could go wrong.
 METHODS = [
     "bpd",
     "bpd:heads=2",
@@ -69,7 +69,7 @@ METHODS = [
     "block+ngram/best:2:engine=viterbi",
     "block/oracle",
 ]
-# Those whose parts others have too.
+# Methods whose parts are covered by others.
 ALIKE = {
     "bpd:heads=2",
     "ngram:3",
@@ -91,12 +91,12 @@ LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
 
 
 def often(names):
-    """All methods; those that are not named belong to the whole matrix."""
-    rest = pytest.mark.exhaustive
-    return [n if n in names else pytest.param(n, marks=rest) for n in METHODS]
+    """All methods; those that are not in `names` are marked exhaustive."""
+    mark = pytest.mark.exhaustive
+    return [n if n in names else pytest.param(n, marks=mark) for n in METHODS]
 
 
-def test_every_part_and_alias_is_here():
+def test_all_parts_and_aliases_are_covered():
     methods = [parse_method(name) for name in [*METHODS, "greedy"]]
     named = {part.name for method in methods for part in method.all_parts}
     assert named == set(parts())
@@ -105,7 +105,7 @@ def test_every_part_and_alias_is_here():
 
 @pytest.fixture(scope="module")
 def make_decoder(make_model, make_ngram, make_drafter, make_refiner):
-    """A function that binds a random model to all that methods draft with."""
+    """A function that makes a decoder of a random model with all assets."""
 
     ngram = make_ngram(14)
 
@@ -133,7 +133,7 @@ def make_decoder(make_model, make_ngram, make_drafter, make_refiner):
 
 @pytest.fixture(autouse=True)
 def _no_transfers(monkeypatch):
-    """Whatever claims to run on the device decodes without asking the host."""
+    """Drafters on the device decode without transfers to the host."""
 
     def guarded(drafter):
         loop = decode_loop(drafter)
@@ -170,7 +170,7 @@ def check_all(make_decoder, name, examples, **options):
         pytest.importorskip("pynini")
     calls = []
 
-    # A failure is reported as it is: smaller ones take too long to find.
+    # Failures are not shrunk, which would take too long.
     @settings(
         max_examples=examples,
         deadline=None,
@@ -187,7 +187,7 @@ def check_all(make_decoder, name, examples, **options):
         calls.append(check(decoder, name, prompts, DecodeOptions(**fields)))
 
     run()
-    # It drafted something that was right.
+    # Some drafted tokens were accepted.
     assert any(serial < tokens for tokens, serial in calls)
 
 
@@ -247,8 +247,8 @@ def sharded(make_decoder):
     return lambda seed: make_decoder(seed, mesh=mesh)
 
 
-# One that stays on the device, one with tables, one on the host, and one that is given
-# something for every row.
+# One method on the device with tables, one on the host, and one with an argument for
+# every row.
 FEW = ["ngram_device:3:adaptive=1", "ngram_viterbi:4", "oracle"]
 
 
@@ -264,7 +264,7 @@ def test_chains_on_eight_devices(make_decoder, name):
     check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)
 
 
-def test_eight_devices_give_what_one_gives(make_decoder):
+def test_eight_devices_equal_one(make_decoder):
     prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14, 6)]
     options = DecodeOptions(max_new_tokens=16, batch_size=5)
     one, eight = (
@@ -278,7 +278,7 @@ def test_eight_devices_give_what_one_gives(make_decoder):
 
 
 def test_drawn_texts_do_not_depend_on_batch_layout_or_devices(make_decoder):
-    """Speculative sampling: seed, prompt and method alone decide."""
+    """Speculative sampling: texts depend on seed, prompt and method only."""
     prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14, 6)]
     options = DecodeOptions(max_new_tokens=12, temperature=1.0, batch_size=5)
     options = dataclasses.replace(options, acceptance=SPECULATIVE)
@@ -301,7 +301,7 @@ def test_drawn_texts_do_not_depend_on_batch_layout_or_devices(make_decoder):
 def test_bfloat16_texts_are_compared_and_their_differences_explained(make_decoder):
     """In bfloat16 drafts may change the text, where two tokens are nearly as likely.
 
-    Nothing says that texts differ, but where they do the comparison must see it.
+    Texts need not differ, but where they do the comparison must report it.
     """
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 14, n).astype(np.int32) for n in [3, 9, 17, 24] * 4]
@@ -309,13 +309,13 @@ def test_bfloat16_texts_are_compared_and_their_differences_explained(make_decode
     options = DecodeOptions(max_new_tokens=32, batch_size=16)
     reference = decoder.decode(parse_method("greedy"), prompts, options)
     outputs = decoder.decode(parse_method("medusa:8"), prompts, options)
-    found = differences(decoder.model, decoder.params, reference, outputs)
-    places = {difference.prompt_index: difference for difference in found}
+    text_differences = differences(decoder.model, decoder.params, reference, outputs)
+    by_prompt = {difference.prompt_index: difference for difference in text_differences}
     assert sum(len(g.output_ids) for g in reference) == 16 * 32
     for index, (a, b) in enumerate(zip(reference, outputs, strict=True)):
-        place = first_difference(a.output_ids, b.output_ids)
-        assert (place is None) == (index not in places)
-        if place is not None:
-            assert places[index].position == place
+        position = first_difference(a.output_ids, b.output_ids)
+        assert (position is None) == (index not in by_prompt)
+        if position is not None:
+            assert by_prompt[index].position == position
             # bfloat16 has 8 bits: equal up to the rounding of a few of them.
-            assert places[index].gap < 0.1
+            assert by_prompt[index].gap < 0.1

@@ -95,7 +95,7 @@ def test_numbers_and_searches_have_defaults():
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, message",
     [
         ("", "unknown method"),
         ("BPD", "unknown method"),
@@ -134,8 +134,8 @@ def test_numbers_and_searches_have_defaults():
         ("bpd:lookup=0", "must be an integer from 1 to 1024"),
     ],
 )
-def test_unknown_methods_are_refused(text, words):
-    with pytest.raises(UserError, match=words):
+def test_unknown_methods_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
         parse_method(text)
 
 
@@ -169,7 +169,7 @@ def test_help_names_every_part_setting_and_alias():
         ("heads+ngram/oracle", "refiners change nothing"),
     ],
 )
-def test_a_method_must_suit_what_there_is(make_model, name, message):
+def test_methods_without_their_assets_are_refused(make_model, name, message):
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     with pytest.raises(UserError, match=message):
@@ -184,7 +184,7 @@ def test_a_tree_counts_nodes_where_there_are_few_paths(make_model):
         decoder.drafter(parse_method("zero_gram:2:k=1"))
 
 
-def test_everything_must_fit_the_model(make_model, make_ngram):
+def test_assets_must_fit_the_model(make_model, make_ngram):
     functions, params = make_model(0)
     with pytest.raises(UserError, match="lattice_width must be"):
         Decoder(functions, params, width=14)

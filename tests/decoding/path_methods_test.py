@@ -1,4 +1,4 @@
-"""Methods that run small networks along the draft; `lossless_test` decodes by them."""
+"""Methods that run small networks along the draft; see also `lossless_test`."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def prompts(make_prompts):
     return make_prompts([5, 1, 30])
 
 
-def test_small_model_reaches_as_far_as_drafts_beside_its_own(decoder):
+def test_reach_of_the_small_model_includes_lookup(decoder):
     def reach(name):
         drafter = decoder.drafter(parse_method(name))
         return getattr(drafter, "first", drafter).paths.others[0].small.reach
@@ -36,7 +36,7 @@ def test_small_model_reaches_as_far_as_drafts_beside_its_own(decoder):
 
 
 @pytest.mark.parametrize("acceptance", ["exact", SPECULATIVE])
-def test_a_draft_model_equal_to_the_model_is_always_right(
+def test_draft_model_equal_to_the_model_is_always_accepted(
     make_model, prompts, acceptance
 ):
     model = make_model(0, block_size=1, num_layers=1)
@@ -46,7 +46,7 @@ def test_a_draft_model_equal_to_the_model_is_always_right(
     options = DecodeOptions(
         max_new_tokens=20, temperature=temperature, acceptance=acceptance
     )
-    # All tokens are kept of its distributions, so that they are the model's own.
+    # All tokens are candidates, so that its distributions equal the model's.
     method = parse_method(f"draft_model:4:k={VOCAB}")
     for generation in decoder.decode(method, prompts, options):
         assert generation.accepted.tolist() == [5] * 4
@@ -54,7 +54,7 @@ def test_a_draft_model_equal_to_the_model_is_always_right(
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, message",
     [
         ("draft_model:4:k=2:drafts=3", "different first tokens"),
         ("draft_model:600:drafts=2", "more than 1024"),
@@ -63,13 +63,13 @@ def test_a_draft_model_equal_to_the_model_is_always_right(
         ("medusa_ngram:8:normalise=0", "not a setting"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(decoder, name, words):
-    with pytest.raises(UserError, match=words):
+def test_settings_that_do_not_fit_are_refused(decoder, name, message):
+    with pytest.raises(UserError, match=message):
         decoder.drafter(parse_method(name))
 
 
 @pytest.mark.parametrize(
-    "kind, given, heads, words",
+    "kind, refiner_kind, heads, message",
     [
         ("markov", "hydra", LENGTH, "pass it as --hydra"),
         ("hydra", "hydra", 5, "5 heads"),
@@ -77,16 +77,16 @@ def test_settings_that_do_not_fit_are_refused(decoder, name, words):
     ],
 )
 def test_refiners_that_do_not_fit_are_refused(
-    make_model, make_refiner, kind, given, heads, words
+    make_model, make_refiner, kind, refiner_kind, heads, message
 ):
     model = make_model(0, block_size=LENGTH, num_layers=1)
-    refiner = given and make_refiner(given, heads=heads)
+    refiner = refiner_kind and make_refiner(refiner_kind, heads=heads)
 
     def build():
         decoder = Decoder(*model, width=WIDTH, assets=Assets(**{kind: refiner}))
         return decoder.drafter(parse_method(kind))
 
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         build()
 
 
@@ -97,9 +97,9 @@ def test_texts_longer_than_the_small_model_reads_are_refused(make_model, prompts
     model = make_model(0, block_size=LENGTH, num_layers=1)
     decoder = Decoder(*model, width=WIDTH, assets=assets)
     options = DecodeOptions(max_new_tokens=15)
-    words = "prompt 3 has 30 tokens, but the small model holds 40"
+    message = "prompt 3 has 30 tokens, but the small model holds 40"
     for run in (decoder.check, decoder.decode):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             run(parse_method(name), prompts, options)
     with pytest.raises(UserError, match="prompt 1 has 30 tokens"):
         decoder.stream(parse_method(name), prompts[2], options)

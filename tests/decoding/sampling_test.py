@@ -46,16 +46,16 @@ def test_samples_follow_the_softmax():
 def test_the_draw_depends_on_row_and_position_alone():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(1, 1, 1000)))
-    one = choose(logits, jnp.array([[7]]), row_keys(3, jnp.array([5])), SAMPLING)
-    many = choose(
+    single = choose(logits, jnp.array([[7]]), row_keys(3, jnp.array([5])), SAMPLING)
+    batch = choose(
         jnp.broadcast_to(logits, (3, 4, 1000)),
         jnp.array([[1, 7, 7, 2]] * 3),
         row_keys(3, jnp.array([4, 5, 6])),
         SAMPLING,
     )
-    assert many[1, 1] == many[1, 2] == one[0, 0]
-    assert many[1, 0] != one[0, 0]
-    assert many[0, 1] != one[0, 0]
+    assert batch[1, 1] == batch[1, 2] == single[0, 0]
+    assert batch[1, 0] != single[0, 0]
+    assert batch[0, 1] != single[0, 0]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -65,7 +65,7 @@ def test_the_draw_depends_on_row_and_position_alone():
     st.sampled_from([1e-6, 0.2, 0.5, 0.9, 0.999, 1.0]),
     st.sampled_from([0.5, 1.0, 3.0]),
 )
-def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperature):
+def test_filters_follow_their_definitions(scores, top_k, top_p, temperature):
     """Top-k, the lowest ids of equal scores; then the fewest best that have `top_p`."""
     options = StepOptions(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = np.array(scores, np.float32) / 2
@@ -77,7 +77,7 @@ def test_filters_keep_what_their_definitions_keep(scores, top_k, top_p, temperat
     mass = {v: (logits[in_top_k] == v).sum() * np.exp(v / temperature) for v in kept}
     reached, total, final = 0.0, sum(mass.values()), []
     for value in kept:
-        # Within equal scores it does not matter which of them reach `top_p`.
+        # Tokens of equal scores are kept or dropped together.
         if reached >= top_p * total - 1e-6:
             break
         final.append(value)
@@ -104,24 +104,24 @@ def test_filtered_tokens_are_never_chosen():
     assert share[2] == 0
 
 
-def test_choices_are_drawn_from_the_filtered_logits_among_equal_ones():
-    """Tokens 1, 2, 4 and 5 are equal at the edge: two of them make four."""
+def test_choices_follow_the_filtered_logits_with_ties():
+    """Tokens 1, 2, 4 and 5 are tied at the limit of top-k, which keeps two of them."""
     logits, count = jnp.array([3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 0.0]), 4000
     keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
     for top_p in (1.0, 0.95):
         options = StepOptions(temperature=1.0, top_k=4, top_p=top_p)
-        left = filter_once(logits, options)
-        assert jnp.flatnonzero(jnp.isfinite(left)).tolist() == [0, 1, 2, 3]
+        filtered_logits = filter_once(logits, options)
+        assert jnp.flatnonzero(jnp.isfinite(filtered_logits)).tolist() == [0, 1, 2, 3]
         rows = jnp.broadcast_to(logits, (1, count, 7))
         drawn = choose(rows, positions, keys, options)
         share = np.bincount(np.asarray(drawn)[0], minlength=7) / count
-        want = jax.nn.softmax(left)
+        want = jax.nn.softmax(filtered_logits)
         np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
         assert not share[4:].any()
 
 
 def test_rounding_changes_as_few_draws_with_top_k_as_without():
-    """Tokens nearly equal change places under rounding; their noise must not."""
+    """Rounding reorders nearly equal tokens, but must not reorder their noise."""
     count, vocab_size = 4000, 50
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 0.01, (1, count, vocab_size))
@@ -129,18 +129,18 @@ def test_rounding_changes_as_few_draws_with_top_k_as_without():
     keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
 
     def changed(options: StepOptions) -> float:
-        draws = (choose(jnp.asarray(x), positions, keys, options) for x in kinds)
+        draws = (choose(jnp.asarray(x), positions, keys, options) for x in variants)
         return float(jnp.mean(next(draws) != next(draws)))
 
-    kinds = (logits, rounded)
+    variants = (logits, rounded)
     assert changed(SAMPLING) < 0.005
     # Top-k of 49 leaves out one token, which may be another one.
     assert changed(StepOptions(temperature=1.0, top_k=vocab_size - 1)) < 0.01
 
 
 def test_streams_of_noise_share_no_key():
-    keys, places = row_keys(0, jnp.arange(3)), jnp.arange(3) + 5
-    choices = jax.vmap(jax.random.fold_in)(keys, places)
-    streams = [stream_keys(keys, places, stream) for stream in (DRAFTS, ACCEPTANCE)]
+    keys, positions = row_keys(0, jnp.arange(3)), jnp.arange(3) + 5
+    choices = jax.vmap(jax.random.fold_in)(keys, positions)
+    streams = [stream_keys(keys, positions, stream) for stream in (DRAFTS, ACCEPTANCE)]
     data = jnp.concatenate([jax.random.key_data(k) for k in (choices, *streams)])
     assert len(np.unique(np.asarray(data), axis=0)) == 9

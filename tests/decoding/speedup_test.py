@@ -1,4 +1,4 @@
-"""Will it pay? Predictions from costs that are set here, not measured."""
+"""Predicted speedups, from costs that are set here, not measured."""
 
 import dataclasses
 import json
@@ -48,20 +48,20 @@ def replay(decoder, prompts):
 
 @pytest.fixture
 def costs(monkeypatch):
-    """Sets what a pass costs by M, and drafting by the method's kind."""
+    """Sets the cost of a pass over M tokens, and of drafting by a method."""
 
     def give(passes, drafting=lambda method: 0.0):
-        asked = []
+        requests = []
 
         def measure_passes(decoder, batch_size, text_length, sizes):
-            asked.append((batch_size, text_length, list(sizes)))
+            requests.append((batch_size, text_length, list(sizes)))
             return PassCosts(batch_size, {size: passes(size) for size in sizes})
 
         monkeypatch.setattr(speedup, "measure_passes", measure_passes)
         monkeypatch.setattr(
             speedup, "measure_drafting", lambda decoder, method, *rest: drafting(method)
         )
-        return asked
+        return requests
 
     return give
 
@@ -70,57 +70,65 @@ def costs(monkeypatch):
     "nodes, seconds",
     [(1, 1.0), (2, 1.5), (4, 2.5), (5, 3.5), (8, 6.5), (12, 10.5)],
 )
-def test_costs_are_linear_between_and_beyond_what_was_measured(nodes, seconds):
-    """1 and 2 and 4 were measured, slope 1/2, then 8, slope 1."""
+def test_costs_are_interpolated_and_extrapolated_linearly(nodes, seconds):
+    """Measured at 1, 2 and 4, with slope 1/2, and at 8, with slope 1."""
     costs = PassCosts(1, {1: 1.0, 2: 1.5, 4: 2.5, 8: 6.5})
     assert costs.at(nodes) == pytest.approx(seconds)
 
 
-def test_one_measurement_is_all_there_is_to_know():
+def test_single_measurement_is_used_for_all_sizes():
     assert PassCosts(1, {4: 2.5}).at(9) == 2.5
 
 
-def test_the_speedup_is_that_of_the_formula(decoder, replay, costs):
+def test_speedup_follows_the_formula(decoder, replay, costs):
     """A pass takes 10 ms and 0.1 ms per token; drafting by several takes 5 ms."""
-    asked = costs(
+    requests = costs(
         lambda size: 0.010 + 0.0001 * size,
         lambda method: 0.005 if method == SEVERAL else 0.0,
     )
-    found = {p.method: p for p in predict(decoder, replay, [BPD, SEVERAL], [2])[2]}
-    # 20 new tokens after 3 and 17: in the middle 30.
-    assert [(batch, length) for batch, length, _ in asked] == [(2, 30)]
-    assert asked[0][2][-1] >= found[SEVERAL].nodes > found[BPD].nodes == 4
+    predictions = {
+        p.method: p for p in predict(decoder, replay, [BPD, SEVERAL], [2])[2]
+    }
+    # Texts of 3 + 20 and 17 + 20 tokens: the median is 30.
+    assert [(batch, length) for batch, length, _ in requests] == [(2, 30)]
+    assert (
+        requests[0][2][-1] >= predictions[SEVERAL].nodes > predictions[BPD].nodes == 4
+    )
     for method, drafting in ((GREEDY, 0), (BPD, 0), (SEVERAL, 0.005)):
         texts = decoder.decode(method, [t.input_ids for t in replay.texts], OPTIONS)
         tokens = sum(len(text.output_ids) for text in texts)
         efficiency = tokens / sum(text.serial_calls for text in texts)
-        prediction = found[method]
+        prediction = predictions[method]
         assert prediction.block_efficiency == pytest.approx(efficiency)
         call = 0.010 + 0.0001 * prediction.nodes + drafting
         # Both rows of the one batch wait for the slower.
-        turns = max(text.serial_calls for text in texts)
-        assert prediction.speedup == pytest.approx(20 / turns * 0.0101 / call)
-    assert found[GREEDY].speedup == 1.0
+        most_calls = max(text.serial_calls for text in texts)
+        assert prediction.speedup == pytest.approx(20 / most_calls * 0.0101 / call)
+    assert predictions[GREEDY].speedup == 1.0
 
 
 def test_free_passes_rank_methods_by_block_efficiency(decoder, replay, costs):
     costs(lambda size: 0.010)
-    found = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
-    assert [p.method for p in found] == [SEVERAL, BPD, GREEDY]
-    efficiencies = [p.block_efficiency for p in found]
+    predictions = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
+    assert [p.method for p in predictions] == [SEVERAL, BPD, GREEDY]
+    efficiencies = [p.block_efficiency for p in predictions]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    assert [p.speedup for p in found] == pytest.approx(efficiencies)
+    assert [p.speedup for p in predictions] == pytest.approx(efficiencies)
 
 
-def test_what_loses_anyhow_is_not_timed_and_comes_last(decoder, replay, costs):
+def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):
     costs(lambda size: 0.001 * size, lambda method: pytest.fail("timed"))
     lookup = parse_method("prompt_lookup:4")
-    found = predict(decoder, replay, [SEVERAL, lookup], [1])[1]
-    assert [p.method for p in found] == [GREEDY, lookup, SEVERAL]
-    assert [p.draft_seconds for p in found] == [0.0, None, None]
-    assert found[0].speedup == 1.0 > max(found[1].speedup, found[2].speedup)
-    # The oracle says nothing about drafts from elsewhere.
-    assert [p.replayed for p in found] == [True, True, False]
+    predictions = predict(decoder, replay, [SEVERAL, lookup], [1])[1]
+    assert [p.method for p in predictions] == [GREEDY, lookup, SEVERAL]
+    assert [p.draft_seconds for p in predictions] == [0.0, None, None]
+    assert (
+        predictions[0].speedup
+        == 1.0
+        > max(predictions[1].speedup, predictions[2].speedup)
+    )
+    # The oracle is no bound for drafts that are not from the heads.
+    assert [p.replayed for p in predictions] == [True, True, False]
 
 
 def test_one_replay_serves_all_batch_sizes(decoder, make_prompts, costs, monkeypatch):
@@ -130,60 +138,66 @@ def test_one_replay_serves_all_batch_sizes(decoder, make_prompts, costs, monkeyp
     texts = decoder.decode(GREEDY, make_prompts([3, 17, 9]), options)
     replay = record(decoder, texts, options)
     calls = [text.serial_calls for text in replay.decode(BPD)]
-    asked = []
+    replayed = []
     decode = type(replay).decode
 
     def counted(self, method, *rest):
-        asked.append(method.kind)
+        replayed.append(method.kind)
         return decode(self, method, *rest)
 
     monkeypatch.setattr(type(replay), "decode", counted)
-    found = predict(decoder, replay, [BPD], [1, 2, 4])
-    assert asked == ["oracle", "bpd"]
-    gains = {b: {p.method: p.speedup for p in found[b]}[BPD] for b in found}
-    assert gains[1] == pytest.approx(60 / sum(calls))
-    assert gains[2] == pytest.approx(40 / (max(calls[:2]) + calls[2]))
-    assert gains[4] == pytest.approx(20 / max(calls))
+    predictions = predict(decoder, replay, [BPD], [1, 2, 4])
+    assert replayed == ["oracle", "bpd"]
+    speedups = {
+        b: {p.method: p.speedup for p in predictions[b]}[BPD] for b in predictions
+    }
+    assert speedups[1] == pytest.approx(60 / sum(calls))
+    assert speedups[2] == pytest.approx(40 / (max(calls[:2]) + calls[2]))
+    assert speedups[4] == pytest.approx(20 / max(calls))
 
 
-def test_what_cannot_be_the_fastest_is_not_replayed(decoder, replay, costs):
-    """A pass over several tokens is dear, yet not over the four of BPD."""
+def test_methods_that_cannot_be_the_fastest_are_not_replayed(decoder, replay, costs):
+    """Passes are expensive, except those over the four tokens of BPD or fewer."""
     costs(lambda size: 0.010 if size <= 4 else 1.0)
-    found = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
-    assert {p.method: p.replayed for p in found} == {
+    predictions = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
+    assert {p.method: p.replayed for p in predictions} == {
         GREEDY: True,
         BPD: True,
         SEVERAL: False,
     }
-    assert found[-1].method == SEVERAL
+    assert predictions[-1].method == SEVERAL
 
 
-def test_batched_verification_lays_out_every_chain(decoder, prompts, costs):
+def test_batched_verification_counts_the_nodes_of_every_chain(decoder, prompts, costs):
     costs(lambda size: 0.010)
     options = dataclasses.replace(OPTIONS, verification=BATCHED)
     replay = record(decoder, decoder.decode(GREEDY, prompts, options), options)
-    found = predict(decoder, replay, [BPD, SEVERAL], [2])[2]
-    assert {p.method: p.nodes for p in found} == {GREEDY: 1, BPD: 4, SEVERAL: 9 * 4}
+    predictions = predict(decoder, replay, [BPD, SEVERAL], [2])[2]
+    assert {p.method: p.nodes for p in predictions} == {
+        GREEDY: 1,
+        BPD: 4,
+        SEVERAL: 9 * 4,
+    }
 
 
-def test_a_mesh_fills_up_its_devices(make_model, prompts, costs, monkeypatch):
-    """Two rows become four; and what was not replaced here runs there."""
+def test_batches_are_padded_to_the_mesh(make_model, prompts, costs, monkeypatch):
+    """Two rows become four; the real measurements run on a mesh too."""
     functions, params = make_model(3, num_layers=1, vocab_size=16)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
     params = jax.device_put(params, parameter_shardings(boxed, mesh))
     decoder = Decoder(functions, params, width=4, mesh=mesh)
-    asked = costs(lambda size: 0.010)
+    requests = costs(lambda size: 0.010)
     choose_method(decoder, prompts, OPTIONS, methods=[BPD])
-    assert [batch for batch, *_ in asked] == [4]
+    assert [batch for batch, *_ in requests] == [4]
     assert measure_passes(decoder, 4, 8, [1, 2]).seconds[2] > 0
     assert measure_drafting(decoder, BPD, prompts[0], 2) > 0
 
 
-def test_lattices_are_as_wide_as_the_decoder_says(
+def test_predictions_use_the_width_of_the_decoder(
     make_model, make_ngram, prompts, costs
 ):
-    """Whatever was recorded for methods that name a larger k; likewise the weight."""
+    """k and alpha default to those of the decoder, even if more was recorded."""
     model = make_model(3, num_layers=1)
     assets = Assets(ngram=make_ngram())
     decoder = Decoder(*model, width=2, alpha=0.25, assets=assets)
@@ -192,20 +206,20 @@ def test_lattices_are_as_wide_as_the_decoder_says(
     costs(lambda size: 0.010)
     names = ["ngram_device:4", "ngram_device:4:k=2:alpha=0.25", "ngram_device:4:k=6"]
     methods = [parse_method(name) for name in names]
-    found = {p.method: p for p in predict(decoder, replay, methods, [1])[1]}
-    open_, closed, wide = (found[method] for method in methods)
-    assert open_.block_efficiency == closed.block_efficiency
-    assert open_.nodes == closed.nodes < wide.nodes
+    predictions = {p.method: p for p in predict(decoder, replay, methods, [1])[1]}
+    default, explicit, wide = (predictions[method] for method in methods)
+    assert default.block_efficiency == explicit.block_efficiency
+    assert default.nodes == explicit.nodes < wide.nodes
 
 
 def test_drafting_that_does_not_pay_is_not_chosen(decoder, prompts, costs):
     costs(lambda size: 0.001 * size)
-    told = []
+    progress = []
     choice = choose_method(
-        decoder, prompts, OPTIONS, methods=[BPD], on_progress=told.append
+        decoder, prompts, OPTIONS, methods=[BPD], on_progress=progress.append
     )
     assert choice.method == GREEDY
-    assert told == [GREEDY, BPD]
+    assert progress == [GREEDY, BPD]
     assert str(choice).startswith(
         "greedy: no method is predicted to be faster; bpd, predicted at most "
     )
@@ -214,7 +228,7 @@ def test_drafting_that_does_not_pay_is_not_chosen(decoder, prompts, costs):
 
 def test_the_fastest_is_chosen_where_passes_are_cheap(decoder, prompts, costs):
     costs(lambda size: 0.010)
-    # Sampling is no matter of the trial.
+    # The trial is greedy even if the options sample.
     options = DecodeOptions(max_new_tokens=20, temperature=0.8)
     choice = choose_method(decoder, prompts, options, methods=[BPD, SEVERAL])
     assert choice.method == SEVERAL
@@ -226,7 +240,7 @@ def prediction(name, speedup, drafting):
     return Prediction(parse_method(name), 2.0, 8, 0.012, drafting, speedup)
 
 
-def test_a_choice_in_words():
+def test_choice_as_text():
     plain = prediction("greedy", 1.0, 0.0)
     choice = Choice.among([prediction("bpd", 1.5, 0.0005), plain])
     assert str(choice) == (
@@ -241,15 +255,15 @@ def test_a_choice_in_words():
     )
 
 
-def test_plain_decoding_may_be_all_there_is():
+def test_choice_from_plain_decoding_alone():
     choice = Choice.among([prediction("greedy", 1.0, 0.0)])
     assert choice.method == GREEDY
     assert str(choice) == "greedy: there is no other method to choose from."
 
 
 def test_the_oracle_is_not_chosen():
-    found = [prediction("oracle", 3.0, 0.0), prediction("bpd", 1.5, 0.0)]
-    assert Choice.among(found).method == BPD
+    predictions = [prediction("oracle", 3.0, 0.0), prediction("bpd", 1.5, 0.0)]
+    assert Choice.among(predictions).method == BPD
 
 
 def test_a_gain_within_the_error_of_a_prediction_is_no_gain():
@@ -257,14 +271,17 @@ def test_a_gain_within_the_error_of_a_prediction_is_no_gain():
     assert Choice.among([prediction("bpd", 1.04, 0.0), plain]).method == GREEDY
 
 
-def test_there_must_be_prompts(decoder):
+def test_prompts_are_required(decoder):
     with pytest.raises(UserError, match="needs prompts"):
         choose_method(decoder, [], OPTIONS)
 
 
-def test_what_cannot_be_predicted_is_told_at_once(decoder, prompts):
-    for name, said in (("lookahead", "cannot be replayed"), ("auto", "name a method")):
-        with pytest.raises(UserError, match=said):
+def test_unpredictable_methods_are_refused(decoder, prompts):
+    for name, message in (
+        ("lookahead", "cannot be replayed"),
+        ("auto", "name a method"),
+    ):
+        with pytest.raises(UserError, match=message):
             choose_method(decoder, prompts, OPTIONS, methods=[parse_method(name)])
 
 
@@ -280,7 +297,7 @@ def test_small_models_must_hold_the_texts(make_model, make_prompts):
     assert kinds(21) == kinds(20) - {"neural", "draft_model"} != kinds(20)
 
 
-def test_what_tune_chose_is_found_for_this_device_and_batch(tmp_path):
+def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
     path = tmp_path / "drafting.json"
     assert tuned_choice(path, "cpu", 1) is None
     path.write_text(json.dumps({"device": "cpu", "choices": {"1": "zero_gram:9"}}))

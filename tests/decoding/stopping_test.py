@@ -18,7 +18,7 @@ from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
 
-# Few different bytes, so that stop texts overlap, repeat and hide in each other.
+# Few different bytes, so that stop texts overlap, repeat and contain each other.
 pieces = st.binary(min_size=0, max_size=3).map(lambda b: bytes(97 + x % 3 for x in b))
 stop_texts = pieces.filter(len)
 
@@ -29,7 +29,7 @@ stop_texts = pieces.filter(len)
     st.lists(pieces, min_size=1, max_size=6),
     st.lists(st.integers(0, 5), min_size=1, max_size=10),
 )
-def test_the_automaton_finds_what_a_search_finds(stops, vocabulary, text):
+def test_automaton_equals_a_search(stops, vocabulary, text):
     text = [token % len(vocabulary) for token in text]
     table = np.asarray(StopTable.of(stops, vocabulary).next_state)
     state, read = 0, b""
@@ -38,11 +38,11 @@ def test_the_automaton_finds_what_a_search_finds(stops, vocabulary, text):
         assert (state == len(table) - 1) == any(stop in read for stop in stops)
 
 
-def test_a_batch_runs_like_its_rows():
+def test_batch_equals_its_rows():
     table = StopTable.of([b"aba"], [b"a", b"b", b"ab", b"xabax"])
     tokens = jnp.array([[0, 1, 0, 1], [2, 2, 1, 1], [1, 0, 3, 0], [1, 1, 1, 0]])
-    states, found = table.run(jnp.array([0, 0, 0, 2]), tokens)
-    assert found.tolist() == [
+    states, stopped = table.run(jnp.array([0, 0, 0, 2]), tokens)
+    assert stopped.tolist() == [
         [False, False, True, True],
         [False, True, True, True],
         [False, False, True, True],
@@ -63,7 +63,7 @@ def test_a_batch_runs_like_its_rows():
         ("stop", ["stop"], ""),
     ],
 )
-def test_cut(text, stops, want):
+def test_cut_at_stop(text, stops, want):
     assert cut_at_stop(text, stops) == want
 
 
@@ -85,15 +85,15 @@ def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
     decoder = Decoder(functions, params, width=4, token_bytes=lambda: BYTES)
     # Sampled, because greedy texts of random models repeat themselves.
     options = DecodeOptions(max_new_tokens=24, batch_size=5, temperature=1.5)
-    whole = decoder.decode(parse_method("greedy"), prompts, options)
-    texts = [[BYTES[t] for t in g.output_ids] for g in whole]
+    unstopped = decoder.decode(parse_method("greedy"), prompts, options)
+    texts = [[BYTES[t] for t in g.output_ids] for g in unstopped]
     # Across three tokens, across two, and in the middle of three.
     stops = [b"".join(texts[row][n : n + 3]) for row, n in ((0, 5), (1, 12), (2, 17))]
     stops[1], stops[2] = stops[1][:2], stops[2][1:]
     stopped = dataclasses.replace(options, stop=tuple(s.decode() for s in stops))
     outputs = decoder.decode(parse_method(name), prompts, stopped)
     ends = []
-    for tokens, want, got in zip(texts, whole, outputs, strict=True):
+    for tokens, want, got in zip(texts, unstopped, outputs, strict=True):
         ends.append(
             next(
                 n
@@ -103,7 +103,7 @@ def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
         )
         assert got.output_ids.tolist() == want.output_ids[: ends[-1]].tolist()
         assert got.accepted.sum() == ends[-1]
-        # Whatever the draft went on with does not count.
+        # Tokens of the draft past the stop text are not counted.
         assert len(got.accepted) == got.serial_calls
     assert len(set(ends)) > 2
 

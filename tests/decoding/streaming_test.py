@@ -31,13 +31,13 @@ def test_pieces_are_those_of_the_serial_calls(make_model, make_ngram, name):
     decoder = Decoder(functions, params, width=3, assets=Assets(ngram=make_ngram()))
     options = DecodeOptions(max_new_tokens=22, end_of_text=0, temperature=0.7)
     method = parse_method(name)
-    [whole] = decoder.decode(method, [PROMPT], options)
+    [decoded] = decoder.decode(method, [PROMPT], options)
     pieces, generations = zip(*decoder.stream(method, PROMPT, options), strict=True)
-    assert [len(piece) for piece in pieces] == whole.accepted.tolist()
-    assert np.concatenate(pieces).tolist() == whole.output_ids.tolist()
+    assert [len(piece) for piece in pieces] == decoded.accepted.tolist()
+    assert np.concatenate(pieces).tolist() == decoded.output_ids.tolist()
     assert generations[:-1] == (None,) * (len(pieces) - 1)
     for field in ("output_ids", "serial_calls", "drafts", "accepted", "ranks", "nodes"):
-        got, want = getattr(generations[-1], field), getattr(whole, field)
+        got, want = getattr(generations[-1], field), getattr(decoded, field)
         np.testing.assert_array_equal(got, want, field)
 
 
@@ -45,14 +45,16 @@ def test_several_calls_make_one_piece(make_model):
     functions, params = make_model(1, num_layers=1)
     decoder = Decoder(functions, params, width=3)
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=20)
-    [whole] = decoder.decode(method, [PROMPT], options)
+    [decoded] = decoder.decode(method, [PROMPT], options)
     pieces = [
         piece.tolist()
         for piece, _ in stream(decoder.task(method, options), PROMPT, calls=3)
     ]
-    sizes = [sum(whole.accepted[n : n + 3]) for n in range(0, whole.serial_calls, 3)]
+    sizes = [
+        sum(decoded.accepted[n : n + 3]) for n in range(0, decoded.serial_calls, 3)
+    ]
     assert [len(piece) for piece in pieces] == sizes
-    assert [token for piece in pieces for token in piece] == whole.output_ids.tolist()
+    assert [token for piece in pieces for token in piece] == decoded.output_ids.tolist()
 
 
 def test_a_table_of_stop_texts_is_made_once(make_model):
@@ -62,8 +64,8 @@ def test_a_table_of_stop_texts_is_made_once(make_model):
     options = DecodeOptions(stop=["AB"])
     first, second = (decoder.task(parse_method(n), options) for n in ("bpd", "greedy"))
     assert first.stops is second.stops is not None
-    other = DecodeOptions(stop=("BA",))
-    assert decoder.task(parse_method("bpd"), other).stops is not first.stops
+    other_options = DecodeOptions(stop=("BA",))
+    assert decoder.task(parse_method("bpd"), other_options).stops is not first.stops
 
 
 def test_one_prompt_streams_from_eight_devices(make_model):

@@ -29,7 +29,7 @@ def texts(generations):
         ("lookahead:4", 0.5),
     ],
 )
-def test_the_text_of_a_model_without_heads_is_that_of_plain_decoding(
+def test_text_of_a_model_without_heads_equals_plain_decoding(
     name, temperature, make_model, make_prompts
 ):
     model = make_model(1, block_size=1)
@@ -61,26 +61,26 @@ def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
     options = DecodeOptions(max_new_tokens=17, batch_size=2)
     prompts = [np.array([6, 4, 5, 6, 4]), np.array([9])]
     long, short = generate(Task(model, {}, drafter, options), prompts)
-    # The prompt repeats itself already: all five copied tokens are right, always.
+    # The prompt repeats itself already: all five copied tokens are always accepted.
     assert long.output_ids.tolist() == [5, 6, 4] * 5 + [5, 6]
     assert long.accepted.tolist() == [6, 6, 5]
-    cut = [5, 6, 4, 5, 6, -1]  # the limit
-    assert long.drafts.tolist() == [[5, 6, 4, 5, 6, 4]] * 2 + [cut]
-    # Here nothing comes twice before the fourth token.
+    truncated = [5, 6, 4, 5, 6, -1]  # the limit
+    assert long.drafts.tolist() == [[5, 6, 4, 5, 6, 4]] * 2 + [truncated]
+    # Here no token is repeated before the fourth one.
     assert short.output_ids.tolist() == [4, 5, 6] * 5 + [4, 5]
     assert short.accepted.tolist() == [1, 1, 1, 6, 6, 2]
-    nothing = [-1] * 5
+    padding = [-1] * 5
     assert short.drafts.tolist() == [
-        [4, *nothing],
-        [5, *nothing],
-        [6, *nothing],
+        [4, *padding],
+        [5, *padding],
+        [6, *padding],
         *[[4, 5, 6, 4, 5, 6]] * 2,
-        [4, 5, *nothing[1:]],
+        [4, 5, *padding[1:]],
     ]
     assert short.nodes.tolist() == [1, 1, 1, 6, 6, 6]
 
 
-def test_prompt_lookup_is_wrong_where_the_text_takes_a_turn(scripted_model):
+def test_prompt_lookup_is_rejected_where_the_text_changes(scripted_model):
     script = (1, 2, 3, 1, 2, 4, 4, 4, 4, 4, 4, 4)
     model = scripted_model(script, right=())
     options = DecodeOptions(max_new_tokens=10)
@@ -97,7 +97,7 @@ def test_prompt_lookup_is_wrong_where_the_text_takes_a_turn(scripted_model):
 
 
 def test_lookahead_on_a_script(scripted_model):
-    """The scripted model says what is right wherever it is asked."""
+    """The scripted model predicts the next token at every position."""
     cycle = np.random.default_rng(0).permutation(40)
     script = tuple(int(token) for token in np.tile(cycle, 5))
     model = scripted_model(script, right=())
@@ -107,13 +107,13 @@ def test_lookahead_on_a_script(scripted_model):
     [generation] = generate(task, [np.array([49])])
     assert generation.output_ids.tolist() == list(script[:60])
     # At first the window is wrong everywhere, then only its older level, and `10` is
-    # accepted. That moves the columns by one: now all are right but the one that took
-    # up the rear, and the path goes to `13`.
+    # accepted. That shifts the columns by one: now all but the last one are right, and
+    # the path goes to `13`.
     assert generation.accepted[:3].tolist() == [1, 2, 5]
     assert generation.block_efficiency > 2
 
 
-def test_what_cannot_be_made_is_refused(make_model):
+def test_unsupported_methods_are_refused(make_model):
     decoder = Decoder(*make_model(0), width=4)
     with pytest.raises(UserError, match="verifies 1200 tokens in every serial call"):
         decoder.drafter(parse_method("lookahead:200"))

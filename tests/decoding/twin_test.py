@@ -22,7 +22,7 @@ BLOCK, WIDTH, NEW_TOKENS, END = 4, 3, 20, 0
 
 
 class Reader:
-    """What the model says after any text, read from its beginning."""
+    """Predictions of the model after a text, which is read from its beginning."""
 
     def __init__(self, model):
         functions, params = model
@@ -71,16 +71,16 @@ def medusa_paths(reader, text, nodes):
 
 
 def prefixes(drafts):
-    """Each different one with the best rank of the drafts that begin with it."""
-    found = {}
+    """All distinct prefixes, with the best rank of the drafts that begin with them."""
+    ranks = {}
     for rank, draft in enumerate(drafts):
         for length in range(1, len(draft) + 1):
-            found.setdefault(tuple(draft[:length]), rank)
-    return found
+            ranks.setdefault(tuple(draft[:length]), rank)
+    return ranks
 
 
 def onward(prefix, ranks):
-    """From a prefix along the best-ranked child of each."""
+    """Extends a prefix by the best-ranked child until there is none."""
     while True:
         children = [p for p in ranks if len(p) == len(prefix) + 1 and p[:-1] == prefix]
         if not children:
@@ -140,7 +140,9 @@ def reader(make_model):
     "verification", [TREE, pytest.param(BATCHED, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("name", PROPOSALS)
-def test_the_loop_equals_its_twin(make_model, make_prompts, reader, name, verification):
+def test_loop_equals_the_python_twin(
+    make_model, make_prompts, reader, name, verification
+):
     functions, params = make_model(4, BLOCK)
     prompts = make_prompts([5, 1, 12, 7], seed=1)
     options = DecodeOptions(

@@ -1,4 +1,4 @@
-"""Trees and chains beside each other: the same outcome of every serial call."""
+"""Verification of trees and of chains: the same outcome of every serial call."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def test_both_layouts_take_the_same_steps(
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """All that a pass asks of a drafter."""
+    """The attributes of a drafter that a pass reads."""
 
     max_depth: int
     max_nodes: int
@@ -65,8 +65,8 @@ class Sizes:
     feature_layers: tuple[int, ...] = ()
 
 
-def test_every_node_is_read_after_its_own_prefix(make_model):
-    """Both layouts give what the model says after the text and the node's path."""
+def test_hidden_states_of_nodes_follow_their_prefixes(make_model):
+    """In both layouts they equal those of a pass over the text and the node's path."""
     functions, params = make_model(7)
     rng = np.random.default_rng(0)
     drafts = rng.integers(0, 3, (2, 5, 4))
@@ -96,17 +96,17 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
         )
         for row in range(2):
             valid = np.asarray(merged.valid[row])
-            wanted = {
+            expected = {
                 tuple(draft[:n])
                 for draft in drafts[row][np.isfinite(scores[row])].tolist()
                 for n in range(1, 5)
             }
             paths = []
             for node in np.flatnonzero(valid):
-                path, at = [], node
-                while at >= 0:
-                    path.insert(0, int(merged.tokens[row, at]))
-                    at = int(merged.parents[row, at])
+                path, ancestor = [], node
+                while ancestor >= 0:
+                    path.insert(0, int(merged.tokens[row, ancestor]))
+                    ancestor = int(merged.parents[row, ancestor])
                 paths.append(tuple(path))
                 text = [*prompts[row, : lengths[row]].tolist(), *path]
                 padded = (
@@ -124,7 +124,7 @@ def test_every_node_is_read_after_its_own_prefix(make_model):
                     node_new.keys[:, row, node], new.keys[:, 0, last], atol=1e-4
                 )
             # Every prefix once.
-            assert sorted(paths) == sorted(wanted)
+            assert sorted(paths) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_passes_over_fewer_nodes_change_nothing(
     # The loop is traced anew, with passes of one size, and is forgotten afterwards.
     monkeypatch.setattr(verification, "pass_sizes", one_size)
     decode_on_device.clear_cache()
-    whole = decoder.decode(method, prompts, options)
+    all_nodes = decoder.decode(method, prompts, options)
     decode_on_device.clear_cache()
     assert sizes
     nodes = np.concatenate([text.nodes for text in fewer])
     assert nodes.min() <= size < nodes.max()
-    for a, b in zip(fewer, whole, strict=True):
+    for a, b in zip(fewer, all_nodes, strict=True):
         for field in ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
 
@@ -175,8 +175,8 @@ class Watched(HostDrafter):
         for row in range(tree.tokens.shape[0]):
             paths = {-1: ()}
             for node in range(tree.size):
-                above = paths[int(tree.parents[row, node])]
-                paths[node] = (*above, int(tree.tokens[row, node]))
+                prefix = paths[int(tree.parents[row, node])]
+                paths[node] = (*prefix, int(tree.tokens[row, node]))
             rows.append({paths[n] for n in np.flatnonzero(tree.valid[row])})
         self.proposed.append(rows)
         return tree

@@ -1,4 +1,4 @@
-"""Small models, random lattices, and searches done the slow way."""
+"""Small models, random lattices, and naive searches."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ def random_lattice() -> Callable[..., Lattice]:
 
 @pytest.fixture(scope="session")
 def random_view() -> Callable[..., View]:
-    """Makes a view of a lattice behind random texts of different lengths."""
+    """Makes a view of a lattice after random texts of different lengths."""
 
     def make(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
         rng = np.random.default_rng(seed)
@@ -138,7 +138,7 @@ def _naive_steps(
 
 @pytest.fixture(scope="session")
 def naive_steps() -> Callable[..., Callable[[tuple[int, ...]], np.ndarray]]:
-    """The definition: scores of what may follow a path, under both opinions."""
+    """The definition: scores of the candidates after a path, n-gram model included."""
     return _naive_steps
 
 
@@ -201,7 +201,7 @@ def read(model: RandomModel, text) -> tuple[np.ndarray, np.ndarray]:
 
 
 def model_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
-    """Rows of random text; what stands past their ends must not matter."""
+    """Rows of random text; tokens past their ends must not matter."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
     return View(
@@ -282,12 +282,12 @@ def grow(paths, view: View, *searches):
 
 
 def check_searches(paths, view: View, offer) -> None:
-    """Every search finds what naive ones find over `offer`.
+    """Checks every search against a naive one over `offer`.
 
     Args:
       paths: the path model.
       view: what it sees.
-      offer: tells tokens and scores that may follow the tokens of a path of a row.
+      offer: returns the candidates after a path of a row, and their scores.
     """
     assert (paths.block_size, paths.width) == (LENGTH, WIDTH)
     searches = BeamSearch(1), BeamSearch(3), StaticTree(TOPOLOGY), BestFirst(NODES)

@@ -47,14 +47,16 @@ def test_best_drafts_equal_brute_force(seed, count):
             score = sum(scores[p] for p in picked)
             paths.append((-score, [tokens[row, 0, 0], *(tokens[p] for p in picked)]))
         paths.sort(key=lambda path: path[0])
-        found = min(count, 27)
+        num_drafts = min(count, 27)
         np.testing.assert_allclose(
-            drafts.scores[row, :found], [-s for s, _ in paths[:found]], rtol=1e-5
+            drafts.scores[row, :num_drafts],
+            [-s for s, _ in paths[:num_drafts]],
+            rtol=1e-5,
         )
-        assert not np.isfinite(drafts.scores[row, found:]).any()
-        got = {tuple(draft) for draft in np.asarray(drafts.tokens)[row, :found]}
-        assert len(got) == found
-        assert got == {tuple(int(t) for t in path) for _, path in paths[:found]}
+        assert not np.isfinite(drafts.scores[row, num_drafts:]).any()
+        got = {tuple(draft) for draft in np.asarray(drafts.tokens)[row, :num_drafts]}
+        assert len(got) == num_drafts
+        assert got == {tuple(int(t) for t in path) for _, path in paths[:num_drafts]}
 
 
 def test_one_best_draft_is_every_heads_best_token():

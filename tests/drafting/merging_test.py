@@ -1,4 +1,4 @@
-"""Merging against a dictionary of prefixes, unrolling against a walk to the roots."""
+"""Merging against a dictionary of prefixes, unrolling against paths to the roots."""
 
 import jax
 import jax.numpy as jnp
@@ -56,22 +56,22 @@ def prefix_of(tree, row, node):
 
 def prefixes(tree, row):
     """Every prefix of the valid nodes with its best rank, in order of appearance."""
-    found = {}
+    ranks = {}
     for node in np.flatnonzero(tree.valid[row]):
         prefix = prefix_of(tree, row, node)
-        found[prefix] = min(int(tree.ranks[row, node]), found.get(prefix, 10**6))
-    return found
+        ranks[prefix] = min(int(tree.ranks[row, node]), ranks.get(prefix, 10**6))
+    return ranks
 
 
-def assert_is_merged(merged, tree, most):
+def assert_is_merged(merged, tree, limit):
     merged, tree = jax.device_get((merged, tree))
     assert merged.num_chains == 0
     for row in range(2):
-        want = dict(list(prefixes(tree, row).items())[:most])
+        want = dict(list(prefixes(tree, row).items())[:limit])
         nodes = np.flatnonzero(merged.valid[row])
         assert nodes.tolist() == list(range(len(want)))
-        found = {prefix_of(merged, row, n): int(merged.ranks[row, n]) for n in nodes}
-        assert list(found.items()) == list(want.items())
+        ranks = {prefix_of(merged, row, n): int(merged.ranks[row, n]) for n in nodes}
+        assert list(ranks.items()) == list(want.items())
         for node in nodes:
             parent = merged.parents[row, node]
             above = -1 if parent < 0 else merged.depths[row, parent]
@@ -81,14 +81,14 @@ def assert_is_merged(merged, tree, most):
 
 @FEW
 @SEEDS
-def test_one_node_stays_of_every_prefix(seed):
+def test_merging_keeps_one_node_per_prefix(seed):
     tree = random_tree(seed)
     assert_is_merged(merge(tree, SIZE, DEPTH), tree, SIZE)
 
 
 @FEW
 @SEEDS
-def test_chains_become_a_tree_whose_children_stand_by_rank(seed):
+def test_children_of_merged_chains_are_ordered_by_rank(seed):
     chains = random_chains(seed)
     merged = merge(chains, 16, 4)
     assert_is_merged(merged, chains, 16)
@@ -98,14 +98,14 @@ def test_chains_become_a_tree_whose_children_stand_by_rank(seed):
         assert (np.diff(ranks[row, children]) > 0).all()
 
 
-@pytest.mark.parametrize("most", [1, 6])
+@pytest.mark.parametrize("limit", [1, 6])
 @FEW
 @SEEDS
-def test_what_is_too_much_is_dropped_from_the_end(most, seed):
+def test_nodes_beyond_the_limit_are_dropped(limit, seed):
     tree = random_tree(seed)
-    merged = merge(tree, most, DEPTH)
-    assert merged.size == most
-    assert_is_merged(merged, tree, most)
+    merged = merge(tree, limit, DEPTH)
+    assert merged.size == limit
+    assert_is_merged(merged, tree, limit)
 
 
 def test_the_example_of_the_docstring():
@@ -142,21 +142,21 @@ def test_unrolled_chains_are_the_paths_to_the_leaves(seed):
 
 @FEW
 @SEEDS
-def test_a_union_holds_the_prefixes_of_both_and_ranks_the_first_before(seed):
+def test_union_holds_both_trees_and_ranks_the_first_higher(seed):
     first, second = random_tree(seed), random_chains(seed)
     both = jax.jit(union)(first, second)
     merged = merge(both, both.size, DEPTH)
     assert_is_merged(merged, both, both.size)
     for row in range(2):
-        here, other = prefixes(first, row), prefixes(second, row)
-        found = prefixes(merged, row)
-        assert set(found) == set(here) | set(other)
-        # What is in both has the rank that the first gives it.
-        assert {prefix: found[prefix] for prefix in here} == here
-        behind = int(first.ranks[row].max()) + 1
-        new = {prefix: rank + behind for prefix, rank in other.items()}
-        assert {p: r for p, r in found.items() if p not in here} == {
-            p: r for p, r in new.items() if p not in here
+        first_ranks, second_ranks = prefixes(first, row), prefixes(second, row)
+        merged_ranks = prefixes(merged, row)
+        assert set(merged_ranks) == set(first_ranks) | set(second_ranks)
+        # Prefixes of both trees have the rank of the first.
+        assert {prefix: merged_ranks[prefix] for prefix in first_ranks} == first_ranks
+        offset = int(first.ranks[row].max()) + 1
+        new = {prefix: rank + offset for prefix, rank in second_ranks.items()}
+        assert {p: r for p, r in merged_ranks.items() if p not in first_ranks} == {
+            p: r for p, r in new.items() if p not in first_ranks
         }
 
 
@@ -168,6 +168,6 @@ def test_a_merged_tree_unrolls_to_its_chains():
     drafts = Drafts(jnp.asarray(tokens[None]), jnp.zeros((1, len(tokens))))
     merged = merge(from_drafts(drafts), tokens.size, 4)
     chains = unroll(merged, len(tokens), 4)
-    again = np.asarray(merged.tokens)[0][np.asarray(chains.nodes)[0]]
-    assert again.tolist() == tokens.tolist()
+    unrolled_tokens = np.asarray(merged.tokens)[0][np.asarray(chains.nodes)[0]]
+    assert unrolled_tokens.tolist() == tokens.tolist()
     assert (chains.nodes >= 0).all()

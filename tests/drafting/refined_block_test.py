@@ -1,4 +1,4 @@
-"""A tree over a block that was refined once, against Algorithm 2 done the slow way."""
+"""A tree over a block that was refined once, against a naive Algorithm 2."""
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ def ngram():
 
 @pytest.fixture(params=["neural", "ngram", "both"])
 def refined(request, base, small, ngram, slow_read):
-    """Paths under refiners, and the same scores of tokens after a text, slowly."""
+    """Paths under refiners, and a naive function for the same scores."""
     with_neural, with_ngram = (
         request.param in (name, "both") for name in ("neural", "ngram")
     )
@@ -55,13 +55,13 @@ def refined(request, base, small, ngram, slow_read):
     )
 
     def scores(text, tokens):
-        found = np.zeros(len(tokens))
+        total = np.zeros(len(tokens))
         if with_neural:
-            found += 8.0 * slow_read(small, text)[tokens]
+            total += 8.0 * slow_read(small, text)[tokens]
         if with_ngram:
             log_probs = [ngram.log_prob(text[-2:], int(token)) for token in tokens]
-            found += 3.0 * np.array(log_probs)
-        return found
+            total += 3.0 * np.array(log_probs)
+        return total
 
     return paths, scores
 
@@ -75,25 +75,27 @@ def test_all_paths_take_the_ranks_of_the_greedy_path(
         lattice = jax.device_get(
             view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
         )
-        greedy, along, block = grow_drafts(
+        greedy, by_path, block = grow_drafts(
             paths, view, BeamSearch(1), StaticTree(TREE), StaticTree(TREE, None, True)
         )
         for row in range(3):
             text, ranked = whole_text(view, row), []
             for position in range(1, LENGTH):
                 tokens = lattice.tokens[row, position]
-                found = lattice.log_probs[row, position] + scores(text, tokens)
-                ranked.append([int(tokens[i]) for i in np.argsort(-found)])
+                position_scores = lattice.log_probs[row, position] + scores(
+                    text, tokens
+                )
+                ranked.append([int(tokens[i]) for i in np.argsort(-position_scores)])
                 text = [*text, ranked[-1][0]]
             want = [ranked[len(node) - 1][node[-1]] for node in TREE.choices]
             assert block.tokens[row, 1:].tolist() == want
-            # The draft of Algorithm 2 is in both trees.
+            # Both trees contain the draft of Algorithm 2.
             assert (
                 block.tokens[row, GREEDY_PATH].tolist() == greedy.tokens[row].tolist()
             )
             assert (
-                along.tokens[row, GREEDY_PATH].tolist() == greedy.tokens[row].tolist()
+                by_path.tokens[row, GREEDY_PATH].tolist() == greedy.tokens[row].tolist()
             )
-        assert block.parents.tolist() == along.parents.tolist()
+        assert block.parents.tolist() == by_path.parents.tolist()
         # Scores that depend on the path rank other paths differently.
-        assert block.tokens.tolist() != along.tokens.tolist()
+        assert block.tokens.tolist() != by_path.tokens.tolist()

@@ -1,4 +1,4 @@
-"""What a small LM has read after many calls is what one pass over the text reads."""
+"""The cache of a small LM after many calls equals that of one pass over the text."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def model(make_model):
 
 @pytest.fixture(scope="module")
 def assert_read(model, slow_values):
-    """Checks what a row of a cache holds of a text."""
+    """Checks the values of a text in a row of a cache."""
 
     def check(cache, row, text, length=None):
         assert int(cache.lengths[row]) == (length or len(text))
@@ -41,13 +41,13 @@ def test_prompts_are_read_in_pieces(model, make_view, assert_read, monkeypatch):
             assert_read(cache, row, view.tokens[row, :length].tolist())
 
 
-def test_memory_keeps_up_with_rows_of_different_speed(
+def test_cache_follows_rows_that_accept_different_counts(
     model, make_view, assert_read, slow_read, whole_text
 ):
     """Rows accept 1 … 4 tokens per call; the last one is finished after its first."""
     functions, params = model
     reader = SmallLM(functions, REACH)
-    # The last row ends as full as a row can be.
+    # The last row ends without a free slot.
     view = make_view(model, lengths=(5, 1, 9, 15), slots=22)
     accepted = np.array([[1, 4, 2, 3], [4, 1, 3, 0], [1, 1, 4, 0], [4, 4, 1, 0]])
 
@@ -70,10 +70,10 @@ def test_memory_keeps_up_with_rows_of_different_speed(
             assert_read(cache, row, text)
             want = slow_read(model, text)
             np.testing.assert_allclose(jax.nn.log_softmax(logits[row]), want, atol=1e-4)
-        # What is accepted begins with the certain token; the rest stands there already.
+        # Accepted tokens begin with the certain one; the others are already in place.
         tokens, lengths = np.array(view.tokens), np.array(view.lengths)
-        going = np.flatnonzero(counts)
-        tokens[going, lengths[going]] = view.next_token[going]
+        active = np.flatnonzero(counts)
+        tokens[active, lengths[active]] = view.next_token[active]
         lengths += counts
         following = np.where(counts, tokens[np.arange(4), lengths], view.next_token)
         view = dataclasses.replace(
@@ -84,8 +84,10 @@ def test_memory_keeps_up_with_rows_of_different_speed(
         )
 
 
-def test_paths_see_the_text_and_themselves(model, make_view, slow_read, whole_text):
-    """Three levels of a tree whose paths fork, die out and change places."""
+def test_paths_attend_to_the_text_and_their_own_tokens(
+    model, make_view, slow_read, whole_text
+):
+    """Three levels of a tree whose paths branch, end and are reordered."""
     functions, params = model
     view = make_view(model)
     reader = SmallLM(functions, REACH)

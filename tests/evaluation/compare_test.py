@@ -35,17 +35,17 @@ def test_all_methods_sample_the_same_tokens(decoder, prompts):
         max_new_tokens=12, temperature=0.8, end_of_text=0, batch_size=2
     )
     methods = [parse_method(name) for name in [*METHODS, "bpd"]]
-    seen = []
+    progress = []
 
     def on_progress(label, tokens):
-        seen.append((label, tokens))
+        progress.append((label, tokens))
 
     sampled = compare(decoder, methods, prompts, options, on_progress)
     assert [r.method.name for r in sampled] == ["greedy", *METHODS]
     for result in sampled:
         assert result.differences == []
-        told = sum(tokens for label, tokens in seen if label == result.label)
-        assert told == sum(len(g.output_ids) for g in result.generations)
+        num_tokens = sum(tokens for label, tokens in progress if label == result.label)
+        assert num_tokens == sum(len(g.output_ids) for g in result.generations)
 
 
 def test_wrong_method_is_detected_and_raises(
@@ -61,14 +61,14 @@ def test_wrong_method_is_detected_and_raises(
 
     monkeypatch.setattr(decoder, "decode", decode)
     methods = [parse_method("zero_gram:3"), parse_method("bpd")]
-    _, zero_gram, bpd = found = compare(
+    _, zero_gram, bpd = compared = compare(
         decoder, methods, prompts, DecodeOptions(max_new_tokens=16)
     )
     assert zero_gram.differences == []
     [error] = bpd.errors
     assert (error.prompt_index, error.position) == (1, 2)
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 2 at token 3"):
-        fail_on_errors(found, tmp_path)
+        fail_on_errors(compared, tmp_path)
 
 
 def test_methods_alternate_in_rounds(decoder, prompts):
@@ -95,9 +95,9 @@ def test_methods_alternate_in_rounds(decoder, prompts):
 def test_speedup_is_the_median_of_ratios_within_a_round():
     """The machine is ten times slower in the third round."""
     plain = MethodResult(parse_method("greedy"), "", [], [], (2.0, 3.0, 20.0))
-    other = MethodResult(parse_method("bpd"), "", [], [], (1.0, 2.0, 5.0))
-    assert other.speedup(plain) == 2.0
-    assert fastest([plain, other]) == parse_method("bpd")
+    bpd = MethodResult(parse_method("bpd"), "", [], [], (1.0, 2.0, 5.0))
+    assert bpd.speedup(plain) == 2.0
+    assert fastest([plain, bpd]) == parse_method("bpd")
     untimed = MethodResult(parse_method("bpd"), "", [], [])
     assert untimed.speedup(plain) is None
 

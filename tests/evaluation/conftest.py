@@ -48,7 +48,7 @@ def results(decoder, prompts):
     """Every kind of method on the prompts, by name."""
     pytest.importorskip("pynini")
     methods = [parse_method(n) for n in ("bpd", "zero_gram:3", "ngram:3", "oracle")]
-    found = compare(
+    compared = compare(
         decoder, methods, prompts, DecodeOptions(max_new_tokens=16, batch_size=3)
     )
-    return {result.method.name: result for result in found}
+    return {result.method.name: result for result in compared}

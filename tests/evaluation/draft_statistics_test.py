@@ -50,20 +50,28 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
         ranks=np.array([0]),
         entropies=np.array([[0, 4.0, NAN, NAN]]),
     )
-    found = draft_statistics([first, second])
-    assert found.nodes == 6.0
-    assert found.rank == 1.0
-    assert found.repeated == pytest.approx((2 + 0 + 1) / (3 + 3 + 1))
-    assert found.longest_run == (3 + 1 + 2) / 3
+    statistics = draft_statistics([first, second])
+    assert statistics.nodes == 6.0
+    assert statistics.rank == 1.0
+    assert statistics.repeated == pytest.approx((2 + 0 + 1) / (3 + 3 + 1))
+    assert statistics.longest_run == (3 + 1 + 2) / 3
     # Of head 2 three times, of head 3 once, of head 4 never.
-    assert found.entropies == (3.0, 2.0)
-    assert found.accepted == pytest.approx((1 / 3, 1 / 3, 0, 1 / 3))
+    assert statistics.entropies == (3.0, 2.0)
+    assert statistics.accepted == pytest.approx((1 / 3, 1 / 3, 0, 1 / 3))
 
 
 def test_plain_decoding_has_no_draft_statistics(make_generation):
-    found = draft_statistics([make_generation([1, 2, 3], 3)])
-    assert (found.nodes, found.rank, found.accepted) == (1.0, 0.0, (1.0,))
-    assert (found.repeated, found.longest_run, found.entropies) == (None, None, ())
+    statistics = draft_statistics([make_generation([1, 2, 3], 3)])
+    assert (statistics.nodes, statistics.rank, statistics.accepted) == (
+        1.0,
+        0.0,
+        (1.0,),
+    )
+    assert (statistics.repeated, statistics.longest_run, statistics.entropies) == (
+        None,
+        None,
+        (),
+    )
 
 
 def test_statistics_of_a_real_model(results):

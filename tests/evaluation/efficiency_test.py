@@ -62,8 +62,8 @@ def test_resamples_without_cases_are_omitted():
     """The second example alone has no case of the first share."""
     shares = [np.array(values) for values in ([1, 0], [2, 0], [0, 1], [1, 1])]
     assert difference_interval(*shares) == (0, 0.5)
-    nothing = np.zeros(2)
-    assert difference_interval(nothing, nothing, *shares[2:]) is None
+    no_cases = np.zeros(2)
+    assert difference_interval(no_cases, no_cases, *shares[2:]) is None
     assert difference_interval(*[np.zeros(0)] * 4) is None
 
 

@@ -54,29 +54,31 @@ def test_first_difference():
 def test_differences_and_near_ties_are_distinguished(make_generation, gap, dtype, near):
     """The limit of near ties depends on the precision of the model."""
     reference = [make_generation([0, 2, 1]), make_generation([0, 2, 1])]
-    other = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
-    [found] = differences(FlatModel(gap, dtype), {}, reference, other)
-    assert (found.prompt_index, found.position) == (1, 1)
-    assert found.gap == pytest.approx(gap)
-    assert found.near_tie is near
-    result = MethodResult(parse_method("bpd"), "BPD", other, [found])
-    assert result.errors == ([] if near else [found])
+    outputs = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
+    [difference] = differences(FlatModel(gap, dtype), {}, reference, outputs)
+    assert (difference.prompt_index, difference.position) == (1, 1)
+    assert difference.gap == pytest.approx(gap)
+    assert difference.near_tie is near
+    result = MethodResult(parse_method("bpd"), "BPD", outputs, [difference])
+    assert result.errors == ([] if near else [difference])
 
 
 @pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
 def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got):
     texts = [make_generation([2, wanted])], [make_generation([2, got])]
-    [found] = differences(FlatModel(0.0), {}, *texts)
-    assert found.gap == (6.0 if 1 in (wanted, got) else 5.0)
-    assert not found.near_tie
+    [difference] = differences(FlatModel(0.0), {}, *texts)
+    assert difference.gap == (6.0 if 1 in (wanted, got) else 5.0)
+    assert not difference.near_tie
 
 
 def test_text_that_stops_early_is_not_a_near_tie(make_generation):
     texts = [make_generation([2, 3])], [make_generation([2])]
-    for reference, other in (texts, texts[::-1]):
-        found = differences(FlatModel(0.0), {}, reference, other)
-        assert found == [Difference(0, 1, float("inf"), False)]
-        assert divergence(found, 1) == Divergence(rate=1.0, first=2, gap=None)
+    for reference, outputs in (texts, texts[::-1]):
+        text_differences = differences(FlatModel(0.0), {}, reference, outputs)
+        assert text_differences == [Difference(0, 1, float("inf"), False)]
+        assert divergence(text_differences, 1) == Divergence(
+            rate=1.0, first=2, gap=None
+        )
 
 
 def test_equal_outputs_have_no_differences(make_generation):
@@ -85,19 +87,21 @@ def test_equal_outputs_have_no_differences(make_generation):
 
 
 def test_divergence_summarises_differences():
-    found = [
+    text_differences = [
         Difference(0, 11, 0.25, False),
         Difference(3, 4, 0.0, True),
         Difference(2, 30, 0.125, True),
     ]
-    assert divergence(found, 4) == Divergence(rate=0.75, first=5, gap=0.125)
+    assert divergence(text_differences, 4) == Divergence(rate=0.75, first=5, gap=0.125)
     assert divergence([], 4) == Divergence(0.0, None, None)
 
 
 def test_difference_beyond_rounding_raises(make_generation, tmp_path):
     def result(gap, near_tie):
-        found = [Difference(0, 3, gap, near_tie)]
-        return MethodResult(parse_method("bpd"), "BPD", [make_generation([1])], found)
+        text_differences = [Difference(0, 3, gap, near_tie)]
+        return MethodResult(
+            parse_method("bpd"), "BPD", [make_generation([1])], text_differences
+        )
 
     with pytest.raises(UserError, match=r"NOT LOSSLESS: BPD .* prompt 1 at token 4"):
         fail_on_errors([result(0.7, False)], tmp_path)

@@ -44,8 +44,8 @@ def test_calls_yield_no_tokens_past_the_end():
 
 
 def test_empty_text_takes_no_calls():
-    nothing = np.zeros((0, 2, 3), int)
-    assert oracle_calls(nothing, np.zeros(0, int)).tolist() == [[0] * 3] * 2
+    no_candidates = np.zeros((0, 2, 3), int)
+    assert oracle_calls(no_candidates, np.zeros(0, int)).tolist() == [[0] * 3] * 2
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def recorded(decoder, prompts):
     "heads, width", [(2, 1), (2, 6), (3, 2), (4, 1), (4, 3), (4, 6)]
 )
 def test_every_cell_equals_the_oracle_method(recorded, heads, width):
-    played = recorded.decode(parse_method(f"oracle:k={width}:heads={heads}"))
-    for text, generation in zip(recorded.texts, played, strict=True):
-        found = oracle_calls(text.candidates, text.output_ids)
-        assert found[heads - 2, width - 1] == generation.serial_calls
+    replayed = recorded.decode(parse_method(f"oracle:k={width}:heads={heads}"))
+    for text, generation in zip(recorded.texts, replayed, strict=True):
+        grid = oracle_calls(text.candidates, text.output_ids)
+        assert grid[heads - 2, width - 1] == generation.serial_calls
 
 
 def test_one_candidate_equals_bpd(recorded):
-    played = recorded.decode(parse_method("bpd"))
+    replayed = recorded.decode(parse_method("bpd"))
     calls = [oracle_calls(t.candidates, t.output_ids)[-1, 0] for t in recorded.texts]
-    assert calls == [generation.serial_calls for generation in played]
+    assert calls == [generation.serial_calls for generation in replayed]
     assert sum(calls) < sum(len(text.output_ids) for text in recorded.texts)

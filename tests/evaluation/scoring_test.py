@@ -43,20 +43,20 @@ def expected(model, tokens, count):
     targets = tokens[len(tokens) - count :]
     peak = logits.max(-1, keepdims=True)
     log_probs = logits - peak - np.log(np.exp(logits - peak).sum(-1, keepdims=True))
-    found = log_probs[np.arange(count), targets].sum()
-    return Score(float(found), bool((logits.argmax(-1) == targets).all()))
+    log_prob = log_probs[np.arange(count), targets].sum()
+    return Score(float(log_prob), bool((logits.argmax(-1) == targets).all()))
 
 
 def scores(model, texts, **options):
-    found = dict(score_texts(*model, texts, **options))
-    assert sorted(found) == list(range(len(texts)))
-    return [found[index] for index in range(len(texts))]
+    by_index = dict(score_texts(*model, texts, **options))
+    assert sorted(by_index) == list(range(len(texts)))
+    return [by_index[index] for index in range(len(texts))]
 
 
-def assert_alike(found, wanted):
-    assert [s.is_greedy for s in found] == [s.is_greedy for s in wanted]
+def assert_alike(actual, wanted):
+    assert [s.is_greedy for s in actual] == [s.is_greedy for s in wanted]
     np.testing.assert_allclose(
-        [s.log_prob for s in found], [s.log_prob for s in wanted], rtol=1e-5, atol=1e-4
+        [s.log_prob for s in actual], [s.log_prob for s in wanted], rtol=1e-5, atol=1e-4
     )
 
 
@@ -83,26 +83,30 @@ def test_greedy_continuations_are_recognised(model):
     tokens = [5, 3]
     for _ in range(6):
         tokens.append(int(logits_after(model, tokens)[-1].argmax()))
-    other = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
-    texts = [(np.array(tokens), 6), (np.array(other), 6), (np.array(other[:-1]), 5)]
+    non_greedy = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
+    texts = [
+        (np.array(tokens), 6),
+        (np.array(non_greedy), 6),
+        (np.array(non_greedy[:-1]), 5),
+    ]
     greedy = [score.is_greedy for score in scores(model, texts, batch_size=2)]
     assert greedy == [True, False, True]
 
 
 def test_shared_inputs_are_processed_once(model, monkeypatch):
-    read = []
-    real = scoring._score_batch
+    processed = []
+    score_batch = scoring._score_batch
 
     def spy(functions, params, rows, asked, batch):
-        read.extend(rows)
-        return real(functions, params, rows, asked, batch)
+        processed.extend(rows)
+        return score_batch(functions, params, rows, asked, batch)
 
     monkeypatch.setattr(scoring, "_score_batch", spy)
     question = list(range(9))
     texts = [(np.array([*question, answer]), 1) for answer in (3, 7, 11)]
     texts.append((np.array([*question, 3]), 4))
     assert_alike(scores(model, texts), [expected(model, *text) for text in texts])
-    assert len(read) == 1
+    assert len(processed) == 1
 
 
 def test_empty_continuation_has_probability_1(model):
@@ -117,8 +121,8 @@ def test_long_text_is_scored_in_windows(model):
     text = np.random.default_rng(2).integers(0, VOCAB, 11)
     parts = [expected(model, text[0:5], 4), expected(model, text[4:9], 4)]
     parts.append(expected(model, text[6:11], 2))
-    [found] = scores(model, [(text, 10)], max_length=4, batch_size=2)
-    assert found.log_prob == pytest.approx(sum(part.log_prob for part in parts))
+    [score] = scores(model, [(text, 10)], max_length=4, batch_size=2)
+    assert score.log_prob == pytest.approx(sum(part.log_prob for part in parts))
     # A long context is truncated on the left.
     assert_alike(
         scores(model, [(text, 2)], max_length=4), [expected(model, text[6:], 2)]
@@ -126,11 +130,11 @@ def test_long_text_is_scored_in_windows(model):
 
 
 def test_windows_of_the_worked_example():
-    found = [
+    window_tokens = [
         (window.inputs.tolist(), window.targets.tolist())
         for window in windows(np.arange(11), 10, 4)
     ]
-    assert found == [
+    assert window_tokens == [
         ([0, 1, 2, 3], [1, 2, 3, 4]),
         ([4, 5, 6, 7], [5, 6, 7, 8]),
         ([6, 7, 8, 9], [9, 10]),

@@ -43,8 +43,8 @@ def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
 
 def test_sampled_p_values_depend_on_the_seed():
     differences = np.random.default_rng(1).normal(0.2, 1, 30)
-    one, same, other = (sign_flip_test(differences, seed=s) for s in (1, 1, 2))
-    assert one == same != other
+    first, repeated, second = (sign_flip_test(differences, seed=s) for s in (1, 1, 2))
+    assert first == repeated != second
 
 
 def test_efficiency_of_two_examples():
@@ -54,8 +54,8 @@ def test_efficiency_of_two_examples():
     swapped 18/9 - 18/10 and 18/10 - 18/9. Two of four are as large.
     """
     tokens = np.array([12, 6])
-    found = efficiency_test(tokens, np.array([4, 3]), tokens, np.array([6, 6]))
-    assert found == 2 / 4
+    p_value = efficiency_test(tokens, np.array([4, 3]), tokens, np.array([6, 6]))
+    assert p_value == 2 / 4
 
 
 def test_efficiency_of_many_examples():
@@ -74,13 +74,13 @@ def test_fewer_examples_are_never_significant():
     assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
 
 
-def test_an_interval_lies_on_a_side_or_on_none():
+def test_intervals_above_below_or_around_a_value():
     assert exceeds((0.1, 0.3)) is True
     assert exceeds((0.9, 0.95), 1.0) is False
     assert exceeds((0.0, 0.3)) is exceeds((-0.3, 0.0)) is None
 
 
-def test_verdicts_together():
+def test_combined_verdict():
     assert combined_verdict([True, True]) is True
     assert combined_verdict([True, None]) is combined_verdict([]) is None
     assert combined_verdict([True, None, False]) is False

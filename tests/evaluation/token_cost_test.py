@@ -40,8 +40,8 @@ def test_cost_of_a_call_is_shared_by_its_tokens():
     """Per call 2 · 1100 bytes; 60 · (7 + 4); four nodes, each 1800 + 4 · 30 · (7 + 2)
     FLOPs, and 2 · 400 of the heads. Two tokens of five sequences share the first, two
     tokens of one the others."""
-    found = cost(SMALL, 7, efficiency=2, nodes=4, batch=5)
-    assert found == Cost(220, 330, (4 * (1800 + 1080) + 800) / 2)
+    result = cost(SMALL, 7, efficiency=2, nodes=4, batch=5)
+    assert result == Cost(220, 330, (4 * (1800 + 1080) + 800) / 2)
 
 
 @pytest.mark.parametrize(("passes", "rescored"), [(1, 1), (2, 1), (2, 16)])
@@ -50,14 +50,14 @@ def test_rescorer_is_read_in_every_pass(passes, rescored):
     two tokens of the last call and those of the drafts, each 2 · 40 + 4 · 4 · (7 + 2)
     FLOPs. Two tokens share that."""
     plain = cost(SMALL, 7, efficiency=2, nodes=3)
-    found = cost(
+    with_rescorer = cost(
         SMALL, 7, efficiency=2, nodes=3, rescorer=RESCORER,
         passes=passes, rescored=rescored,
     )  # fmt: skip
     tokens = 2 + rescored
-    assert found.parameter_bytes - plain.parameter_bytes == 50 * passes
-    assert found.kv_bytes - plain.kv_bytes == 8 * (7 * passes + tokens)
-    assert found.flops - plain.flops == tokens * (80 + 144) / 2
+    assert with_rescorer.parameter_bytes - plain.parameter_bytes == 50 * passes
+    assert with_rescorer.kv_bytes - plain.kv_bytes == 8 * (7 * passes + tokens)
+    assert with_rescorer.flops - plain.flops == tokens * (80 + 144) / 2
 
 
 def test_size_of_a_small_model():
@@ -71,17 +71,17 @@ def test_size_of_a_small_model():
         11, 2, 8, 32, num_heads=4, num_kv_heads=2, head_dim=4, max_length=10,
         use_bias=False, norm="rms",
     )  # fmt: skip
-    found = model_size(BlockwiseConfig(trunk, BlockHeadsConfig(3, hidden=6)))
+    size = model_size(BlockwiseConfig(trunk, BlockHeadsConfig(3, hidden=6)))
     layer = 2 * 8 * 16 + 2 * 8 * 8 + 2 * 8 * 32
-    assert found.trunk_weights == 2 * layer + 11 * 8
-    assert found.trunk_parameters == 2 * layer + (11 + 10) * 8 + 5 * 8
-    assert found.head_parameters >= 2 * 2 * 8 * 6
-    assert found.head_weights == 2 * (2 * 8 * 6 + 11 * 8)
-    assert (found.layers, found.attention_width, found.kv_width) == (2, 16, 8)
-    assert found.kv_bytes == 2 * 2 * 8 * 2
+    assert size.trunk_weights == 2 * layer + 11 * 8
+    assert size.trunk_parameters == 2 * layer + (11 + 10) * 8 + 5 * 8
+    assert size.head_parameters >= 2 * 2 * 8 * 6
+    assert size.head_weights == 2 * (2 * 8 * 6 + 11 * 8)
+    assert (size.layers, size.attention_width, size.kv_width) == (2, 16, 8)
+    assert size.kv_bytes == 2 * 2 * 8 * 2
     # Another table of tokens is only looked up.
     untied = BlockwiseConfig(dataclasses.replace(trunk, tied_softmax=False))
-    assert model_size(untied).trunk_parameters == found.trunk_parameters
+    assert model_size(untied).trunk_parameters == size.trunk_parameters
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_formulas_reproduce_every_printed_cell(row, drafts, passes):
         )
         for context in CONTEXTS
     }
-    mine = {
+    computed = {
         "parameters": costs[2048].parameter_bytes / 1e9,
         **{f"kv_{context}": costs[context].kv_bytes / 1e9 for context in CONTEXTS},
         "flops": costs[2048].flops / 1e12,
     }
-    assert {name: round(value, 3) for name, value in mine.items()} == {
+    assert {name: round(value, 3) for name, value in computed.items()} == {
         name: value for name, value in cells.items() if name != "efficiency"
     }
 
@@ -129,18 +129,20 @@ def test_rescorer_in_the_formula_of_the_paper():
     assert once.kv_bytes - plain.kv_bytes == 73_728 * 109 / 2
     assert twice.parameter_bytes - plain.parameter_bytes == 2 * 61e6
     assert twice.kv_bytes - plain.kv_bytes == 73_728 * 209 / 2
-    more = 2 * 61e6 + 8 * 12 * 384 * 109**2
-    assert once.flops - plain.flops == more / 2
-    assert twice.flops - plain.flops == more
+    rescorer_flops = 2 * 61e6 + 8 * 12 * 384 * 109**2
+    assert once.flops - plain.flops == rescorer_flops / 2
+    assert twice.flops - plain.flops == rescorer_flops
 
 
 def test_paper_counts_keys_and_values_eight_times():
     """By hand 2 · 18 · 1536 · 2 bytes a token: 0.0142 … 0.2265 GB."""
     model, _ = paper_sizes()
-    for context, right in zip(CONTEXTS, (0.0142, 0.0566, 0.1132, 0.2265), strict=True):
-        ours = model.kv_bytes * context
-        assert ours / 1e9 == pytest.approx(right, abs=5e-5)
-        assert printed_cost(1, context).kv_bytes == 8 * ours
+    for context, expected in zip(
+        CONTEXTS, (0.0142, 0.0566, 0.1132, 0.2265), strict=True
+    ):
+        kv_bytes = model.kv_bytes * context
+        assert kv_bytes / 1e9 == pytest.approx(expected, abs=5e-5)
+        assert printed_cost(1, context).kv_bytes == 8 * kv_bytes
 
 
 def test_sizes_of_the_paper():

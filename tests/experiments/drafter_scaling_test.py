@@ -1,4 +1,4 @@
-"""The scaling table is made of the headers of finished runs."""
+"""The scaling table is generated from the headers of finished runs."""
 
 import json
 
@@ -8,14 +8,14 @@ from tests.commands import call
 
 
 def write_run(folder, kind, config, positions, tokens):
-    measured = {
+    figures = {
         "tokens_per_call": tokens,
         "top": {"1": [0.5, 0.25, 0.125], "16": [0.9, 0.8, 0.7]},
         "chain": [0.5, 0.2, 0.1],
     }
     facts = {
-        **measured,
-        "train": measured | {"tokens_per_call": tokens + 1},
+        **figures,
+        "train": figures | {"tokens_per_call": tokens + 1},
         "positions": positions,
         "steps": positions // 50,
         "seconds": 3.0,
@@ -24,8 +24,8 @@ def write_run(folder, kind, config, positions, tokens):
     }
     path = folder / f"{kind}_{positions}" / kind
     path.mkdir(parents=True)
-    about = json.dumps({"config": config, "facts": facts})
-    (path / f"{kind}.json").write_text(about)
+    header = json.dumps({"config": config, "facts": facts})
+    (path / f"{kind}.json").write_text(header)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def run(runs):
 
 def test_finished_runs_make_a_table_and_a_chart(runs):
     (runs / "results").mkdir()
-    done, output = run(runs)
-    assert done.returncode == 0, done.stderr
+    result, output = run(runs)
+    assert result.returncode == 0, result.stderr
     rows = json.loads(output.read_text())["runs"]
     assert [(row["arm"], row["positions"]) for row in rows] == [
         ("block drafter of 2 layers", 1000),
@@ -62,14 +62,14 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
     assert output.with_suffix(".svg").read_text().startswith("<svg")
 
 
-def test_runs_that_cannot_be_compared_are_told(runs):
-    done, _ = run(runs / "unfinished")
-    assert done.returncode
-    assert "no finished run" in done.stderr
+def test_missing_runs_and_figures_are_reported(runs):
+    result, _ = run(runs / "unfinished")
+    assert result.returncode
+    assert "no finished run" in result.stderr
     path = runs / "heads_1000" / "heads" / "heads.json"
-    about = json.loads(path.read_text())
-    del about["facts"]["tokens_per_call"]
-    path.write_text(json.dumps(about))
-    done, _ = run(runs)
-    assert done.returncode
-    assert "train it again" in done.stderr
+    header = json.loads(path.read_text())
+    del header["facts"]["tokens_per_call"]
+    path.write_text(json.dumps(header))
+    result, _ = run(runs)
+    assert result.returncode
+    assert "train it again" in result.stderr

@@ -1,4 +1,4 @@
-"""What `experiments.finetune.run` says of its own figures."""
+"""The figures and the command that `experiments.finetune.run` reports."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# In a process of its own, whose flags are no other command's.
+# In a process of its own, because commands share absl's global flags.
 _SCRIPT = """
 import json, pathlib, sys, types
 import numpy as np
@@ -37,16 +37,16 @@ print(json.dumps([run._given(), [
 """
 
 
-def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
-    """Of two texts, `a cat` is `the cat`; of `red cat` and `red dog` a word is shared.
+def test_reported_figures_omit_paths_and_use_rows_not_used_for_selection(tmp_path):
+    """`a cat` matches `the cat`, and `red cat` shares a word with `red dog`.
 
-    The other answers are of another example, or farther off.
+    The other answers belong to another example or match worse.
     """
     answers = [["the cat", "dogs"], ["other"], ["bird", "red dog"]]
     (tmp_path / "validation.jsonl").write_text(
         "".join(json.dumps({"answers": {"text": texts}}) + "\n" for texts in answers)
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -69,16 +69,21 @@ def test_figures_name_no_place_and_are_of_rows_that_chose_nothing(tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    given, left, found, scores, none = json.loads(done.stdout.splitlines()[-1])
-    assert given == [
+    assert result.returncode == 0, result.stderr
+    command, remaining, answers_by_id, scores, no_scores = json.loads(
+        result.stdout.splitlines()[-1]
+    )
+    assert command == [
         "--tasks=squad,xsum",
         "--rows=7",
         "--gin.STEPS=3",
         "--gin.ExampleTask.vocabulary='PATH'",
     ]
-    assert left == [10, [40, 41, 42], [True, False, True]]
-    assert found == {"validation.jsonl:1": answers[0], "validation.jsonl:3": answers[2]}
+    assert remaining == [10, [40, 41, 42], [True, False, True]]
+    assert answers_by_id == {
+        "validation.jsonl:1": answers[0],
+        "validation.jsonl:3": answers[2],
+    }
     assert scores["scores"] == {"exact_match": 50, "f1": 75}
     assert scores["score_intervals"] == {"exact_match": [0, 100], "f1": [50, 100]}
-    assert none == {}
+    assert no_scores == {}

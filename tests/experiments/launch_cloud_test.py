@@ -1,7 +1,7 @@
-"""The launcher against a gcloud that plays back states and failures.
+"""The launcher with a fake gcloud that replays states and failures.
 
-The commands that it sends to workers are run in a folder that stands for a worker's
-home: the source arrives there as a git bundle, and what trains is a small program.
+The commands that it sends to workers run in a folder that replaces a worker's home: the
+source arrives there as a git bundle, and training is a small program.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ elif verb == "ssh":
     sys.exit(subprocess.run(["bash", "-c", command], cwd=cloud / "home").returncode)
 """
 
-# "Trains" one step, as soon as nothing tells it to wait.
+# "Trains" one step, once the file `wait` is gone.
 TRAIN = """
 import pathlib, sys, time
 home = pathlib.Path.home()
@@ -85,7 +85,7 @@ sys.exit(1 if (home / "fails").exists() else 0)
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-    """A folder with `home`, `log`, and the files that say what gcloud answers."""
+    """A folder with `home`, `log`, and the files that determine gcloud's answers."""
     if shutil.which("flock") is None:
         pytest.skip("no flock here")
     home, tools, source = tmp_path / "home", tmp_path / "tools", tmp_path / "source"
@@ -96,13 +96,13 @@ def cloud(tmp_path, monkeypatch):
     (source / "train.py").write_text(TRAIN)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(source)]
     bundle = str(tmp_path / "x.bundle")
-    for words in (
+    for arguments in (
         ["init", "-q"],
         ["add", "."],
         ["commit", "-qm", "one"],
         ["bundle", "create", "-q", bundle, "HEAD"],
     ):
-        subprocess.run([*git, *words], check=True)
+        subprocess.run([*git, *arguments], check=True)
     (home / "share").mkdir(parents=True)
     tools.mkdir()
     gcloud = GCLOUD.format(python=sys.executable, cloud=str(tmp_path))
@@ -128,7 +128,7 @@ def keep(cloud, retries=0, requests=3, name="run"):
     keeper.train(prepare, (sys.executable, "train.py"), name)
 
 
-def asked(cloud):
+def requests_of(cloud):
     return [line for line in (cloud / "log").read_text().split() if line != "describe"]
 
 
@@ -137,14 +137,14 @@ def steps(cloud):
 
 
 def finish_after(cloud, follows):
-    """Lets the run end once its log has been followed so many times."""
+    """Lets the run end once its log has been followed `follows` times."""
 
-    def watch():
-        while asked(cloud).count("follow") < follows:
+    def finish():
+        while requests_of(cloud).count("follow") < follows:
             time.sleep(0.02)
         (cloud / "home" / "wait").unlink()
 
-    thread = threading.Thread(target=watch, daemon=True)
+    thread = threading.Thread(target=finish, daemon=True)
     thread.start()
     return thread
 
@@ -152,55 +152,55 @@ def finish_after(cloud, follows):
 ROUND = ["scp", "setup", "start", "follow"]
 
 
-def test_a_request_waits_in_the_queue_and_then_trains(cloud):
+def test_queued_request_is_awaited_before_training(cloud):
     states = ["NOT_FOUND", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"]
     (cloud / "states").write_text("\n".join([*states, "ACTIVE", "CREATING"]))
     keep(cloud)
-    assert asked(cloud) == ["create", *ROUND]
+    assert requests_of(cloud) == ["create", *ROUND]
     assert steps(cloud) == 1
     log = next((cloud / "home" / "bpd_jax_run").glob("run-1.log"))
     assert log.read_text() == "training\n"
 
 
-def test_a_broken_connection_ends_neither_run_nor_launcher(cloud):
+def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255\n255")
     (cloud / "log").touch()
-    watching = finish_after(cloud, 3)
+    finisher = finish_after(cloud, 3)
     keep(cloud)
-    watching.join()
-    assert asked(cloud) == [*ROUND, "follow", "follow"]
+    finisher.join()
+    assert requests_of(cloud) == [*ROUND, "follow", "follow"]
     assert steps(cloud) == 1
 
 
-def test_a_launcher_that_was_killed_is_replaced_by_another(cloud):
+def test_second_launcher_waits_for_the_run_of_a_killed_one(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255")
     # The first one starts the run, loses the connection, and gives up at once.
     with pytest.raises(UserError, match="could not be reached"):
         keep(cloud, requests=0, name="first")
-    watching = finish_after(cloud, 2)
+    finisher = finish_after(cloud, 2)
     keep(cloud, name="second")
-    watching.join()
-    # It waited for that run, then started its own, which finds little left to do.
-    assert asked(cloud)[4:] == ["scp", "setup", "follow", *ROUND]
+    finisher.join()
+    # The second launcher waits for that run, then starts its own.
+    assert requests_of(cloud)[4:] == ["scp", "setup", "follow", *ROUND]
     assert steps(cloud) == 2
 
 
-def test_a_slice_that_is_taken_back_is_requested_again(cloud):
+def test_preempted_slice_is_requested_again(cloud):
     (cloud / "states").write_text(
         "\n".join(["ACTIVE", "PREEMPTED"] * 2 + ["NOT_FOUND", "ACTIVE", "READY"])
     )
     keep(cloud)
-    assert asked(cloud)[:2] == ["delete", "create"]
+    assert requests_of(cloud)[:2] == ["delete", "create"]
     assert steps(cloud) == 1
 
 
-def test_training_that_fails_is_reported(cloud, capfd):
+def test_failed_training_is_retried_and_reported(cloud, capfd):
     (cloud / "home" / "fails").touch()
     with pytest.raises(UserError, match="2 attempts failed"):
         keep(cloud, retries=1)
-    assert asked(cloud) == [*ROUND, "report", *ROUND, "report"]
+    assert requests_of(cloud) == [*ROUND, "report", *ROUND, "report"]
     assert "status 1" in capfd.readouterr().out
 
 
@@ -221,22 +221,22 @@ def test_a_run_is_stopped_by_another_command(cloud):
     assert not (cloud / "home" / "share" / "steps").exists()
 
 
-def test_slices_that_are_not_there_are_not_stopped(cloud, capsys):
+def test_stop_skips_slices_that_are_not_ready(cloud, capsys):
     for command in SLICE.prepare(str(cloud / "x.bundle")):
         assert run(command) == 0
     states = ["WAITING_FOR_RESOURCES", "NOT_FOUND", "READY", "READY"]
     (cloud / "states").write_text("\n".join(states))
     tpus = [dataclasses.replace(SLICE, name=f"paper-{i}") for i in range(3)]
     stop_runs(tpus, pause=0)
-    assert asked(cloud).count("stop") == 1
-    printed = capsys.readouterr().out.splitlines()
-    assert [line for line in printed if "nothing" in line] == [
+    assert requests_of(cloud).count("stop") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "nothing" in line] == [
         "# paper-0 is WAITING_FOR_RESOURCES: nothing was stopped",
         "# paper-1 is not there: nothing was stopped",
     ]
 
 
-def test_set_up_does_not_disturb_a_run(cloud):
+def test_setup_does_not_disturb_a_run(cloud):
     (cloud / "home" / "bpd_jax_run").mkdir()
     [_, setup] = SLICE.prepare(str(cloud / "x.bundle"))
     with (cloud / "home" / "bpd_jax_run" / "lock").open("w") as lock:
@@ -245,7 +245,7 @@ def test_set_up_does_not_disturb_a_run(cloud):
     assert not (cloud / "home" / "mounted").exists()
 
 
-def test_nothing_is_written_beside_the_share(cloud):
+def test_nothing_is_written_to_an_unmounted_share(cloud):
     for command in SLICE.prepare(str(cloud / "x.bundle")):
         assert run(command) == 0
     (cloud / "home" / "mounted").unlink()

@@ -29,7 +29,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.fixture
 def host(tmp_path):
-    """Calls the script in a folder; stops what is left at the end."""
+    """Calls the script in a folder; stops a remaining run at the end."""
 
     def call(*words, **options):
         words = [sys.executable, SCRIPT, tmp_path / "run", *words]
@@ -43,13 +43,13 @@ def host(tmp_path):
 
 @pytest.fixture
 def work(tmp_path):
-    """The words of a program that waits for `tmp_path / "go"`."""
+    """The command line of a program that waits for `tmp_path / "go"`."""
     return lambda status=0: (sys.executable, "-c", WORK, tmp_path / "go", status)
 
 
 def follower(tmp_path, **options):
-    words = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "follow"]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, **options)
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "follow"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, **options)
 
 
 def wait_for(condition):
@@ -60,22 +60,22 @@ def wait_for(condition):
     raise AssertionError("nothing happened")
 
 
-def test_a_run_outlives_those_who_follow_it(host, work, tmp_path):
+def test_run_outlives_its_followers(host, work, tmp_path):
     assert host("start", "a", *work()).returncode == 0
     with follower(tmp_path, start_new_session=True) as first:
         assert first.stdout.readline() == b"begins\n"
-        # The connection breaks, with all that hangs on it.
+        # The connection breaks and kills the session of the follower.
         os.killpg(first.pid, signal.SIGKILL)
     with follower(tmp_path) as second:
         assert second.stdout.readline() == b"begins\n"
         second.stdout.close()  # a reader that has gone
         (tmp_path / "go").touch()
-    done = host("follow", "a")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[:2] == ["begins", "ends"]
+    result = host("follow", "a")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[:2] == ["begins", "ends"]
 
 
-def test_no_second_run_beside_the_first(host, work, tmp_path):
+def test_second_run_is_refused_while_the_first_runs(host, work, tmp_path):
     assert host("start", "a", *work()).returncode == 0
     assert host("start", "b", *work()).returncode == BUSY
     assert host("start", "a", *work()).returncode == 0
@@ -89,12 +89,12 @@ def test_no_second_run_beside_the_first(host, work, tmp_path):
     assert host("follow", "a").returncode == UNKNOWN
 
 
-def test_a_failure_is_told_and_reported(host, work, tmp_path):
+def test_failure_is_shown_by_follow_and_report(host, work, tmp_path):
     (tmp_path / "go").touch()
     host("start", "a", *work(3))
-    done = host("follow", "a")
-    assert done.returncode == FAILED
-    assert "status 3" in done.stdout
+    result = host("follow", "a")
+    assert result.returncode == FAILED
+    assert "status 3" in result.stdout
     report = host("report")
     assert "ends" in report.stdout
     assert "status 3" in report.stdout
@@ -103,11 +103,11 @@ def test_a_failure_is_told_and_reported(host, work, tmp_path):
     assert host("report").stdout == ""
 
 
-def test_a_program_that_is_missing_is_a_failure(host):
+def test_missing_program_is_a_failure(host):
     host("start", "a", "/no/such/program")
-    done = host("follow", "a")
-    assert done.returncode == FAILED
-    assert "cannot start" in done.stdout
+    result = host("follow", "a")
+    assert result.returncode == FAILED
+    assert "cannot start" in result.stdout
 
 
 def test_a_run_is_stopped_on_request(host, work, tmp_path):
@@ -115,9 +115,9 @@ def test_a_run_is_stopped_on_request(host, work, tmp_path):
     log = tmp_path / "run" / "a.log"
     wait_for(lambda: log.read_text() == "begins\n")
     assert host("stop").returncode == 0
-    done = host("follow", "a")
-    assert done.returncode == STOPPED
-    assert "status 143" in done.stdout
+    result = host("follow", "a")
+    assert result.returncode == STOPPED
+    assert "status 143" in result.stdout
 
 
 def test_a_run_is_stopped_while_it_starts(host, work, tmp_path):
@@ -127,9 +127,9 @@ def test_a_run_is_stopped_while_it_starts(host, work, tmp_path):
     (folder / "run.json").write_text('{"id": "a", "words": []}')
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        words = [sys.executable, SCRIPT, folder, "stop"]
+        command = [sys.executable, SCRIPT, folder, "stop"]
         with (
-            subprocess.Popen(list(map(str, words))) as stopping,
+            subprocess.Popen(list(map(str, command))) as stopping,
             subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as run,
         ):
             with pytest.raises(subprocess.TimeoutExpired):
@@ -140,7 +140,7 @@ def test_a_run_is_stopped_while_it_starts(host, work, tmp_path):
     assert (folder / "stopped").read_text() == "a"
 
 
-def test_those_who_look_do_not_see_each_other(host, tmp_path):
+def test_readers_do_not_count_as_a_run(host, tmp_path):
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -153,9 +153,9 @@ def test_a_killed_run_frees_the_lock(host, work, tmp_path):
     wait_for(pid.exists)
     # The session of the run; the supervisor leads it.
     os.killpg(int(pid.read_text()), signal.SIGKILL)
-    done = host("follow", "a")
-    assert done.returncode == FAILED
-    assert "killed" in done.stdout
+    result = host("follow", "a")
+    assert result.returncode == FAILED
+    assert "killed" in result.stdout
     (tmp_path / "go").touch()
     assert host("start", "b", *work()).returncode == 0
     assert host("follow", "b").returncode == 0
@@ -186,7 +186,7 @@ def test_a_run_without_its_supervisor_is_stopped(host, work, tmp_path):
     assert "ends" not in log.read_text()
 
 
-def test_what_cannot_be_stopped_is_not_called_stopped(tmp_path, monkeypatch, capsys):
+def test_stop_reports_a_run_without_known_processes(tmp_path, monkeypatch, capsys):
     """The program has ended; a process that it started still holds the lock."""
     monkeypatch.setattr(detached, "_START_UP", 0.5)
     (tmp_path / "run.json").write_text('{"id": "a", "words": []}')
@@ -218,15 +218,15 @@ def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
     assert host("stop").returncode == 0
     wait_for(lambda: "saves" in log.read_text())
     assert host("stop").returncode == 0
-    done = host("follow", "a")
-    assert done.returncode == STOPPED
-    assert "status 143" in done.stdout
+    result = host("follow", "a")
+    assert result.returncode == STOPPED
+    assert "status 143" in result.stdout
     assert host("running").returncode == 0
     assert "no run is in progress" in host("stop").stdout
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_a_damaged_description_is_that_of_no_run(host, work, tmp_path, text):
+def test_damaged_description_counts_as_no_run(host, work, tmp_path, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text(text)
     assert host("follow").returncode == UNKNOWN
@@ -236,7 +236,7 @@ def test_a_damaged_description_is_that_of_no_run(host, work, tmp_path, text):
     assert host("follow", "b").returncode == 0
 
 
-def test_nothing_to_follow(host):
+def test_commands_without_a_run(host):
     assert host("follow").returncode == UNKNOWN
     assert host("report").stdout == ""
     assert host("stop").returncode == 0

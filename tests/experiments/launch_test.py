@@ -20,15 +20,15 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 
 
-def assert_refused(done, words):
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def assert_refused(result, message):
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_slurm_dry_run(dry_run):
     mesh = "--gin_file=gin_configs/meshes/gpu_8.gin"
-    good, *bad = dry_run(
+    valid, *invalid = dry_run(
         "experiments.launch.slurm",
         [PRETRAIN, mesh, "--workdir=/w", "--nodes=4", "--sbatch=-p long", "--dry_run"],
         [PRETRAIN, mesh, "--workdir=/w", "--gpus=6", "--dry_run"],
@@ -37,11 +37,11 @@ def test_slurm_dry_run(dry_run):
         [PRETRAIN, mesh, "--workdir=/w", "--name=a b", "--dry_run"],
         [PRETRAIN, mesh, "--dry_run"],
     )
-    assert good.returncode == 0, good.stderr
-    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in good.stdout
-    assert "#SBATCH -p long\n" in good.stdout
-    for done, words in zip(
-        bad,
+    assert valid.returncode == 0, valid.stderr
+    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in valid.stdout
+    assert "#SBATCH -p long\n" in valid.stdout
+    for result, message in zip(
+        invalid,
         [
             "MeshConfig asks for data × fsdp × model = -1 × 8 × 1, but there are 6",
             "TrainConfig.batch_size = 2048 is not a multiple of",
@@ -51,7 +51,7 @@ def test_slurm_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert_refused(done, words)
+        assert_refused(result, message)
 
 
 # Trains until it is told to stop, and takes a moment to save.
@@ -63,12 +63,12 @@ while true; do sleep 0.02; done
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A folder with commands of SLURM's names; each writes down how it was called."""
+    """A folder with fake SLURM commands; each logs its arguments."""
 
     def make(status, works=False):
         """`works`: srun goes on until scancel passes TERM on to what it started."""
         srun = _WORKS if works else "exit {status}"
-        for name, does in (
+        for name, commands in (
             ("srun", srun.format(status=status, folder=tmp_path)),
             ("scancel", f'kill -TERM "$(cat "{tmp_path}/started")"'),
             ("scontrol", ""),
@@ -77,7 +77,7 @@ def cluster(tmp_path, monkeypatch):
             file.write_text(
                 f'#!/usr/bin/env bash\nprintf "%s\\n" {name} "$@" '
                 '"ids=${JAX_LOCAL_DEVICE_IDS-} cpus=${SRUN_CPUS_PER_TASK-}" '
-                f'>> "{tmp_path}/log"\n{does}\n'
+                f'>> "{tmp_path}/log"\n{commands}\n'
             )
             file.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -91,17 +91,17 @@ POINTS = [train_words("python", ["a.gin"], [f"S = 'x{n} y'"], f"w{n}") for n in 
 EVERYWHERE = SlurmJob("job", nodes=2, per="node", gpus=4)
 
 
-# 143 is also what srun ends with when one process fails and the others, still on their
-# way, are stopped for it: a job that nobody asked to stop must not start over.
+# srun also exits with 143 when one process fails and it terminates the others: a job
+# that was not asked to stop must not be requeued.
 @pytest.mark.parametrize("status", [0, 1, 143])
-def test_a_job_that_ends_by_itself_is_not_queued_again(cluster, tmp_path, status):
+def test_job_that_ends_by_itself_is_not_requeued(cluster, tmp_path, status):
     cluster(status)
     script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
-    done = subprocess.run(["bash"], input=script, text=True, check=False)
-    assert done.returncode == status
-    asked = [*POINTS[0][:4], "--gin_bindings=S = 'x0 y'", "--workdir=w0"]
+    result = subprocess.run(["bash"], input=script, text=True, check=False)
+    assert result.returncode == status
+    arguments = [*POINTS[0][:4], "--gin_bindings=S = 'x0 y'", "--workdir=w0"]
     log = (tmp_path / "log").read_text().splitlines()
-    assert log == ["srun", "--kill-on-bad-exit=1", *asked, "ids= cpus=8"]
+    assert log == ["srun", "--kill-on-bad-exit=1", *arguments, "ids= cpus=8"]
 
 
 def _signal(script, tmp_path, number):
@@ -127,7 +127,7 @@ def wait_for(file):
 
 
 @pytest.mark.parametrize("status", [143, 1, 0])
-def test_a_job_that_ran_out_of_time_is_queued_again(cluster, tmp_path, status):
+def test_job_at_its_time_limit_is_requeued(cluster, tmp_path, status):
     cluster(status, works=True)
     script = batch_script(SlurmJob("job", grace=60), str(tmp_path), POINTS[:1])
     assert "#SBATCH --signal=B:USR1@60\n" in script
@@ -137,14 +137,16 @@ def test_a_job_that_ran_out_of_time_is_queued_again(cluster, tmp_path, status):
     assert ("\nscontrol\nrequeue\n77\n" in log) is (status == 143)
 
 
-def test_a_job_that_is_cancelled_is_not_queued_again(cluster, tmp_path):
+def test_cancelled_job_is_not_requeued(cluster, tmp_path):
     cluster(143, works=True)
     script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
     assert _signal(script, tmp_path, signal.SIGTERM) == -signal.SIGTERM
     assert "requeue" not in (tmp_path / "log").read_text()
 
 
-def test_of_an_array_only_the_one_job_is_queued_again(cluster, tmp_path, monkeypatch):
+def test_only_the_interrupted_job_of_an_array_is_requeued(
+    cluster, tmp_path, monkeypatch
+):
     cluster(143, works=True)
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
@@ -155,7 +157,7 @@ def test_of_an_array_only_the_one_job_is_queued_again(cluster, tmp_path, monkeyp
     assert "\nscontrol\nrequeue\n77_1\n" in log
 
 
-def test_a_job_of_an_array_trains_its_own_point(cluster, tmp_path, monkeypatch):
+def test_job_of_an_array_trains_its_own_point(cluster, tmp_path, monkeypatch):
     cluster(0)
     script = batch_script(EVERYWHERE, str(tmp_path), POINTS)
     assert "#SBATCH --array=0-1\n" in script
@@ -164,12 +166,12 @@ def test_a_job_of_an_array_trains_its_own_point(cluster, tmp_path, monkeypatch):
     subprocess.run(["bash"], input=script, text=True, check=True)
     log = (tmp_path / "log").read_text()
     assert "--gin_bindings=S = 'x1 y'\n--workdir=w1\n" in log
-    # One process for each node has to be told of all of its GPUs.
+    # One process per node has to be given all GPUs of the node.
     assert "ids=0,1,2,3 cpus=8\n" in log
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
-def test_the_shell_is_clean(tmp_path):
+def test_shell_scripts_pass_shellcheck(tmp_path):
     files = [*(ROOT / "experiments").rglob("*.sh"), *(ROOT / "scripts").glob("*.sh")]
     for number, job in enumerate((SlurmJob("job"), EVERYWHERE)):
         files.append(tmp_path / f"{number}.sh")
@@ -178,8 +180,8 @@ def test_the_shell_is_clean(tmp_path):
 
 
 def test_shell_scripts_are_well_formed():
-    found = {"experiments": "**/*.sh", "scripts": "*.sh"}
-    for folder, pattern in found.items():
+    patterns = {"experiments": "**/*.sh", "scripts": "*.sh"}
+    for folder, pattern in patterns.items():
         files = sorted((ROOT / folder).glob(pattern))
         assert files
         for file in files:
@@ -187,15 +189,15 @@ def test_shell_scripts_are_well_formed():
 
 
 @pytest.mark.parametrize(
-    "fields, words",
+    "fields, message",
     [
         ({"nodes": 0}, "--nodes=0 must be 1 or more"),
         ({"per": "rack"}, "--per=rack must be one of gpu, node"),
         ({"cpus": 4}, "--cpus=4 is fewer than the 8 processes"),
     ],
 )
-def test_jobs_that_cannot_be(fields, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_jobs_are_refused(fields, message):
+    with pytest.raises(UserError, match=message):
         SlurmJob("job", **fields)
 
 
@@ -206,8 +208,8 @@ def checkout(tmp_path, monkeypatch):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(main)]
     main.mkdir()
     (main / "mine.gin").write_text("include 'other.gin'\nBATCH_SIZE = 1024\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *arguments], check=True)
     subprocess.run([*git, "worktree", "add", "-q", str(tree)], check=True)
     (tree / "other.gin").write_text("STEPS = 5\n")
     monkeypatch.setattr(checks, "ROOT", tree)
@@ -215,16 +217,16 @@ def checkout(tmp_path, monkeypatch):
     return tree
 
 
-def test_files_must_be_on_the_workers_too(tmp_path, checkout):
-    other = tmp_path / "theirs.gin"
-    other.write_text("")
+def test_files_must_be_committed(tmp_path, checkout):
+    outside = tmp_path / "theirs.gin"
+    outside.write_text("")
     with pytest.raises(UserError, match="is not a file of this repository"):
-        check_travels([str(other)])
+        check_travels([str(outside)])
     check_travels(["mine.gin"])
     files = ["gin_configs/runs/pretrain.gin", "mine.gin"]
-    read = check_run(files, [], (1,)).files
+    files_read = check_run(files, [], (1,)).files
     with pytest.raises(UserError, match=r"other\.gin is not a file of this repository"):
-        check_travels(read[read.index("mine.gin") :])
+        check_travels(files_read[files_read.index("mine.gin") :])
     (checkout / "mine.gin").write_text("")
     with pytest.raises(
         UserError, match=r"mine\.gin has changes that are not committed"
@@ -232,13 +234,13 @@ def test_files_must_be_on_the_workers_too(tmp_path, checkout):
         check_travels(["mine.gin"])
 
 
-def test_a_worktree_is_a_checkout_too(tmp_path, checkout):
+def test_git_folder_of_a_worktree(tmp_path, checkout):
     folder = pathlib.Path(git_folder())
     assert folder.is_absolute()
     assert folder.is_relative_to(tmp_path / "main" / ".git" / "worktrees")
 
 
-def test_a_batch_must_divide(monkeypatch):
+def test_batch_size_must_be_divisible_by_the_devices(monkeypatch):
     monkeypatch.chdir(ROOT)
     files = ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/v4_128.gin"]
     assert check_run(files, [], (64, 128)).value.mesh.fsdp == 64

@@ -1,4 +1,4 @@
-"""Training on TPU slices that come and go, over connections that break."""
+"""Training on TPU slices that are preempted, over connections that break."""
 
 import pytest
 
@@ -21,14 +21,14 @@ ABSENT, READY, COMING, LOST, REFUSED, STUCK = (
 
 
 class Cloud:
-    """Answers commands as told, and keeps what it was asked.
+    """A fake gcloud: replays answers and records the verbs of commands.
 
-    A verb ends with the statuses that are given for it, one after another, then with 0.
+    A verb exits with the statuses given for it, one after another, then with 0.
     """
 
     def __init__(self, *conditions, hours=0.0, **statuses):
         self.conditions = list(conditions)
-        self.statuses = {verb: list(each) for verb, each in statuses.items()}
+        self.statuses = {verb: list(codes) for verb, codes in statuses.items()}
         self.hours = hours  # that a run takes
         self.asked = []
         self.now = 0.0
@@ -78,39 +78,39 @@ class Cloud:
 ROUND = ["scp", "setup", "start", "follow"]
 
 
-def test_trains_on_new_slices_to_the_end():
+def test_creates_slices_and_trains():
     assert Cloud(ABSENT, READY, READY).train() == ["create", *ROUND]
 
 
-def test_uses_slices_that_are_there():
+def test_uses_existing_slices():
     assert Cloud(READY, READY).train() == ROUND
 
 
-def test_replaces_slices_that_are_taken_back_however_often():
-    taken = [LOST, LOST, ABSENT, READY]
-    cloud = Cloud(READY, READY, *taken, *taken, follow=[FAILED, FAILED])
-    again = ["sleep", "delete", "create", *ROUND]
-    assert cloud.train(retries=0) == [*ROUND, *again, *again]
+def test_preempted_slices_are_always_replaced():
+    preempted = [LOST, LOST, ABSENT, READY]
+    cloud = Cloud(READY, READY, *preempted, *preempted, follow=[FAILED, FAILED])
+    restart = ["sleep", "delete", "create", *ROUND]
+    assert cloud.train(retries=0) == [*ROUND, *restart, *restart]
 
 
-def test_a_deletion_that_takes_time_is_not_repeated_at_once():
+def test_slow_deletion_is_not_repeated_immediately():
     cloud = Cloud(READY, READY, *[LOST] * 4, ABSENT, READY, follow=[FAILED])
     waits = ["sleep", "delete", "sleep", "delete", "create"]
     assert cloud.train(retries=0) == [*ROUND, *waits, *ROUND]
 
 
-def test_slices_that_are_on_their_way_are_waited_for():
-    asked = Cloud(COMING, COMING, COMING, READY).train(requests=1)
-    assert asked == ["sleep", "sleep", *ROUND]
+def test_pending_slices_are_awaited():
+    verbs = Cloud(COMING, COMING, COMING, READY).train(requests=1)
+    assert verbs == ["sleep", "sleep", *ROUND]
 
 
-def test_slices_that_do_not_come_back_end_the_launcher_in_one_sentence():
+def test_stuck_slices_end_the_launcher():
     with pytest.raises(UserError, match="STUCK and does not come back") as error:
         Cloud(READY, READY, LOST, STUCK, follow=[FAILED]).train()
     assert "queued-resources delete paper" in str(error.value)
 
 
-def test_requests_are_not_repeated_forever():
+def test_number_of_requests_is_limited():
     cloud = Cloud(READY, *[ABSENT] * 9, create=[1] * 9)
     with pytest.raises(UserError, match="3 requests for paper were refused"):
         cloud.train(requests=3)
@@ -122,37 +122,37 @@ def test_requests_are_not_repeated_forever():
     assert cloud.asked == [*["delete", "sleep", "create"] * 2, "delete"]
 
 
-def test_a_first_request_that_fails_is_the_users_to_mend():
+def test_failure_of_the_first_request_is_reported():
     with pytest.raises(UserError, match="could not request the slice: gcloud ended"):
         Cloud(ABSENT, create=[1]).train()
     with pytest.raises(UserError, match=r"paper is REFUSED: gcloud .* describe"):
         Cloud(ABSENT, REFUSED).train()
 
 
-def test_a_connection_that_breaks_ends_nothing():
+def test_run_continues_over_broken_connections():
     """The run continues; it is not started again, and no error counts."""
     cloud = Cloud(READY, READY, *[READY] * 5, follow=[255, 255, 1, 255, 255])
     assert cloud.train(retries=0, requests=5) == [*ROUND, *["sleep", "follow"] * 5]
 
 
-def test_a_host_out_of_reach_ends_the_launcher_at_last():
+def test_unreachable_host_ends_the_launcher():
     with pytest.raises(UserError, match="could not be reached 3 times"):
         Cloud(*[READY] * 9, follow=[255] * 9).train(requests=2)
 
 
-def test_a_connection_that_breaks_because_the_slice_is_gone():
+def test_connection_lost_with_the_slice_replaces_the_slice():
     cloud = Cloud(READY, READY, LOST, LOST, LOST, ABSENT, READY, follow=[255])
-    asked = cloud.train(retries=0)
-    assert asked == [*ROUND, "sleep", "sleep", "delete", "create", *ROUND]
+    verbs = cloud.train(retries=0)
+    assert verbs == [*ROUND, "sleep", "sleep", "delete", "create", *ROUND]
 
 
 @pytest.mark.parametrize("status", [FAILED, UNKNOWN])
-def test_a_run_that_fails_is_started_again_after_a_report(status):
+def test_failed_run_is_reported_and_restarted(status):
     cloud = Cloud(*[READY] * 4, follow=[status])
     assert cloud.train() == [*ROUND, "sleep", "report", *ROUND]
 
 
-def test_gives_up_on_training_that_fails_by_itself():
+def test_number_of_failed_attempts_is_limited():
     cloud = Cloud(*[READY] * 9, follow=[FAILED, FAILED])
     with pytest.raises(UserError, match="2 attempts failed, the last with status 76"):
         cloud.train(retries=1)
@@ -160,13 +160,13 @@ def test_gives_up_on_training_that_fails_by_itself():
 
 
 @pytest.mark.parametrize("verb", ["scp", "setup", "start"])
-def test_prepares_again_after_a_pause(verb):
+def test_failed_preparation_is_repeated_after_a_pause(verb):
     cloud = Cloud(*[READY] * 4, **{verb: [255]})
-    so_far = ROUND[: ROUND.index(verb) + 1]
-    assert cloud.train() == [*so_far, "sleep", *ROUND]
+    attempted = ROUND[: ROUND.index(verb) + 1]
+    assert cloud.train() == [*attempted, "sleep", *ROUND]
 
 
-def test_errors_of_long_ago_do_not_count():
+def test_failures_before_the_window_do_not_count():
     hours = WINDOW / 3600
     conditions = [READY] * 18
     Cloud(*conditions, follow=[FAILED] * 8, hours=hours).train(retries=1)
@@ -174,15 +174,15 @@ def test_errors_of_long_ago_do_not_count():
         Cloud(*conditions, follow=[FAILED] * 8, hours=hours / 2).train(retries=1)
 
 
-def test_a_run_of_an_earlier_launcher_is_followed_to_its_end():
+def test_run_of_an_earlier_launcher_is_followed():
     cloud = Cloud(*[READY] * 4, setup=[BUSY], start=[BUSY])
-    asked = cloud.train(retries=0)
+    verbs = cloud.train(retries=0)
     busy = ["follow", "sleep"]
-    assert asked == ["scp", "setup", *busy, "scp", "setup", "start", *busy, *ROUND]
+    assert verbs == ["scp", "setup", *busy, "scp", "setup", "start", *busy, *ROUND]
 
 
 @pytest.mark.parametrize("setup", [[], [BUSY]], ids=["started here", "joined"])
-def test_a_run_that_is_stopped_is_not_started_again(setup):
+def test_stopped_run_is_not_restarted(setup):
     cloud = Cloud(READY, READY, setup=setup, follow=[STOPPED])
     with pytest.raises(UserError, match="was stopped; the same command resumes"):
         cloud.train()
@@ -190,7 +190,7 @@ def test_a_run_that_is_stopped_is_not_started_again(setup):
 
 
 class Api:
-    """Plays back the answers of gcloud to `describe`."""
+    """Replays the answers of gcloud to `describe`."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -236,16 +236,16 @@ class Api:
         ([1, 1, "ACTIVE", 1, "READY"], READY),
     ],
 )
-def test_states(answers, condition):
+def test_conditions_of_gcloud_states(answers, condition):
     assert Api(*answers).read(SLICE) is condition
 
 
-def test_a_request_that_is_not_spot_is_suspended_by_somebody():
+def test_suspended_request_that_is_not_spot_is_stuck():
     tpu = TpuSlice("paper", "zone", "v4:4x4x4", "h:/r", reserved=True)
     assert Api("SUSPENDED").read(tpu) is STUCK
 
 
-def test_of_several_slices_the_worst_counts():
+def test_worst_condition_of_several_slices_counts():
     tpu = TpuSlice("paper", "zone", "v5e:4x4", "h:/r", slices=3)
     assert Api("ACTIVE", "READY", "READY", "READY").read(tpu) is READY
     assert Api("ACTIVE", "REPAIRING", "READY", "READY").read(tpu) is COMING
@@ -253,27 +253,27 @@ def test_of_several_slices_the_worst_counts():
     assert Api("ACTIVE", "PREEMPTED", "STOPPED", "CREATING").read(tpu) is STUCK
 
 
-def test_an_answer_that_does_not_come_is_no_reason_to_give_slices_up():
+def test_unanswered_describe_is_an_error():
     with pytest.raises(UserError, match="gcloud cannot tell the state of the request"):
         Api(*[1] * 5).read(SLICE)
 
 
-def test_slices_are_given_back_when_the_run_has_ended_well_or_not():
+def test_slices_are_deleted_after_a_run_has_ended():
     assert Cloud(READY, READY).train(delete=True) == [*ROUND, "delete"]
-    for end, conditions in ((FAILED, [READY] * 3), (STOPPED, [READY] * 2)):
-        cloud = Cloud(*conditions, follow=[end])
+    for status, conditions in ((FAILED, [READY] * 3), (STOPPED, [READY] * 2)):
+        cloud = Cloud(*conditions, follow=[status])
         with pytest.raises(RunEndedError):
             cloud.train(retries=0, delete=True)
         assert cloud.asked[-1] == "delete"
         assert cloud.asked.count("delete") == 1
 
 
-def test_slices_on_which_a_run_may_continue_are_kept():
+def test_slices_are_kept_while_a_run_may_continue():
     cloud = Cloud(READY, READY, follow=[255])
     with pytest.raises(UserError, match="could not be reached"):
         cloud.train(requests=0, delete=True)
     assert "delete" not in cloud.asked
-    # An earlier run or this one may continue: the connection broke, not the command.
+    # The connection broke, so that an earlier run or this one may continue.
     for verb in ("scp", "setup", "start"):
         cloud = Cloud(*[READY] * 3, **{verb: [255]})
         with pytest.raises(UserError, match="attempts failed") as error:
@@ -282,7 +282,7 @@ def test_slices_on_which_a_run_may_continue_are_kept():
         assert "delete" not in cloud.asked
 
 
-def test_a_deletion_that_fails_is_repeated_and_then_told():
+def test_failed_deletion_is_repeated_and_reported():
     cloud = Cloud(READY, READY, delete=[1])
     assert cloud.train(delete=True) == [*ROUND, "delete", "sleep", "delete"]
     cloud = Cloud(READY, READY, delete=[1] * 9)
@@ -290,7 +290,7 @@ def test_a_deletion_that_fails_is_repeated_and_then_told():
         cloud.train(delete=True)
 
 
-def test_only_a_run_that_is_at_work_is_waited_for():
+def test_wait_follows_only_a_run_in_progress():
     def wait(*conditions, **statuses):
         cloud = Cloud(*conditions, **statuses)
         cloud.keeper(requests=2).wait()
@@ -299,15 +299,15 @@ def test_only_a_run_that_is_at_work_is_waited_for():
     assert wait(LOST) == []
     assert wait(READY) == ["running"]
     assert wait(READY, running=[BUSY], follow=[FAILED]) == ["running", "follow"]
-    # Neither a broken connection nor a slice that is lost meanwhile says anything.
-    broken = wait(READY, READY, running=[255, BUSY])
-    assert broken == ["running", "sleep", "running", "follow"]
+    # After a broken connection, the state is asked for again unless the slice is lost.
+    verbs = wait(READY, READY, running=[255, BUSY])
+    assert verbs == ["running", "sleep", "running", "follow"]
     assert wait(READY, LOST, running=[255]) == ["running", "sleep"]
     with pytest.raises(UserError, match="was stopped"):
         wait(READY, running=[BUSY], follow=[STOPPED])
 
 
-def test_a_request_is_not_waited_for_after_the_end_was_asked_for():
+def test_pending_request_is_not_awaited_after_a_stop():
     cloud = Cloud(COMING, COMING, COMING)
     keeper = cloud.keeper()
     keeper.stopped = lambda: "sleep" in cloud.asked

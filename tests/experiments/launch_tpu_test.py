@@ -1,4 +1,4 @@
-"""Launches on TPU slices: what gcloud is told, and what is run on the workers."""
+"""Launches on TPU slices: the commands of gcloud and those run on the workers."""
 
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 V4 = "--gin_file=gin_configs/meshes/v4_128.gin"
 SLICE = TpuSlice("paper", "us-central2-b", "v4:4x4x4", "10.0.0.2:/runs", spot=True)
-OF_SLICE = [
+SLICE_FLAGS = [
     "--name=paper",
     "--zone=us-central2-b",
     "--share=10.0.0.2:/runs",
@@ -39,10 +39,10 @@ def commands_of(text):
 
 
 def test_tpu_dry_run(dry_run):
-    good, network, bucket, stop, *bad = dry_run(
+    valid, network, bucket, stop, *invalid = dry_run(
         "experiments.launch.tpu",
         [
-            *OF_SLICE,
+            *SLICE_FLAGS,
             "--topology=v4:4x4x4",
             "--spot",
             "--data=gs://bucket/rows",
@@ -52,7 +52,7 @@ def test_tpu_dry_run(dry_run):
             "--dry_run",
         ],
         [
-            *OF_SLICE,
+            *SLICE_FLAGS,
             "--topology=v5e:16x16",
             "--slices=2",
             "--reserved",
@@ -77,13 +77,13 @@ def test_tpu_dry_run(dry_run):
             "--dry_run",
         ],
         ["--name=p", "--zone=z", "--topology=v4:4x4x4", "--stop", "--dry_run"],
-        [*OF_SLICE, "--topology=v9:4x4", PRETRAIN, "--dry_run"],
-        [*OF_SLICE, "--topology=v5e:4x4x4", PRETRAIN, "--dry_run"],
-        [*OF_SLICE, "--topology=v5e:4x4", PRETRAIN, V4, "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--gin.SEDE=3", "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v9:4x4", PRETRAIN, "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v5e:4x4x4", PRETRAIN, "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v5e:4x4", PRETRAIN, V4, "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v4:4x4x4", PRETRAIN, "--gin.SEDE=3", "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v4:4x4x4", "--dry_run"],
         ["--topology=v4:4x4x4", PRETRAIN, "--dry_run"],
-        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v4:4x4x4", PRETRAIN, "--workdir=/x", "--dry_run"],
         [
             "--name=p",
             "--zone=z",
@@ -101,18 +101,18 @@ def test_tpu_dry_run(dry_run):
             "--gin.START='../share/base'",
             "--dry_run",
         ],
-        [*OF_SLICE, "--topology=v4:4x4x4", PRETRAIN, "--workdir=gs://", "--dry_run"],
-        [*OF_SLICE, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
-        [*OF_SLICE, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v4:4x4x4", PRETRAIN, "--workdir=gs://", "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v5e:2x4", *FINETUNE, "--dry_run"],
+        [*SLICE_FLAGS, "--topology=v5e:4x8", "--slices=3", PRETRAIN, V4, "--dry_run"],
     )
-    assert good.returncode == 0, good.stderr
-    commands = commands_of(good.stdout)
+    assert valid.returncode == 0, valid.stderr
+    commands = commands_of(valid.stdout)
     verbs = [
         words[4] if words[0] == "gcloud" else " ".join(words[:2]) for words in commands
     ]
     states = ["describe", "describe"]
-    ends = ["ssh", "delete"]
-    assert verbs == ["git -C", "create", *states, "scp", *["ssh"] * 4, *ends]
+    last_verbs = ["ssh", "delete"]
+    assert verbs == ["git -C", "create", *states, "scp", *["ssh"] * 4, *last_verbs]
     assert {"--type=v4", "--topology=4x4x4", "--spot"} <= set(commands[1])
     assert "--node-id=paper" in commands[1]
     remote = {
@@ -127,15 +127,15 @@ def test_tpu_dry_run(dry_run):
     assert "tpu_setup.sh 10.0.0.2:/runs" in setup
     assert "rsync -r gs://bucket/rows share/blockwise_1b5/data" in data
     assert {"--node=0", "--worker=0"} <= set(remote[data]) & set(remote[follow])
-    # Never more than a moment: gcloud connects to 64 workers at a time.
+    # Commands for all workers must be short: gcloud connects to 64 workers at a time.
     assert {"--node=all", "--worker=all"} <= set(remote[start]) & set(remote[setup])
-    # What the shell of a worker makes of it.
+    # The command as the shell of a worker parses it.
     program = shlex.split(start.partition("detached.py ")[2])
     assert program[:2] == ["bpd_jax_run", "start"]
     assert program[3:5] == ["bash", "-c"]
     assert program[2] in follow
-    trained = shlex.split(program[5].removeprefix("cd bpd_jax && exec "))
-    assert trained == [
+    arguments = shlex.split(program[5].removeprefix("cd bpd_jax && exec "))
+    assert arguments == [
         ".venv/bin/python",
         "-m",
         "bpd_jax.train",
@@ -170,8 +170,8 @@ def test_tpu_dry_run(dry_run):
     [words] = commands_of(stop.stdout)
     assert words[-1] == "--quiet"
     assert any(word.endswith("bpd_jax_run stop") for word in words)
-    for done, words in zip(
-        bad,
+    for result, words in zip(
+        invalid,
         [
             "--topology=v9:4x4 is not known",
             "--topology=v5e:4x4x4 is no slice that Cloud gives",
@@ -188,16 +188,16 @@ def test_tpu_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert done.returncode == 1
-        assert words in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert result.returncode == 1
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="no gcloud here")
-def test_gcloud_itself_knows_every_command(tmp_path):
+def test_gcloud_accepts_every_command(tmp_path):
     """gcloud checks commands without running them, or logging in."""
-    everything = TpuSlice(
+    all_options = TpuSlice(
         "paper",
         "us-east5-a",
         "v5p:4x4x8",
@@ -211,31 +211,33 @@ def test_gcloud_itself_knows_every_command(tmp_path):
         service_account="a@b",
         labels=("team=nlp", "run=base"),
     )
-    slices = [everything, SLICE, TpuSlice("a", "b", "v6e:4x4", "h:/r", iap=True)]
+    slices = [all_options, SLICE, TpuSlice("a", "b", "v6e:4x4", "h:/r", iap=True)]
     commands = [
         *(tpu.create() for tpu in slices),
         *(tpu.start(("python", "-m", "x y"), "1") for tpu in slices),
-        *everything.prepare("x.bundle"),
-        everything.copy_data("gs://b/rows", "w"),
-        everything.follow("1"),
-        everything.report(),
-        everything.stop(),
-        everything.describe(),
-        everything.describe_node("paper-0"),
-        everything.delete(),
+        *all_options.prepare("x.bundle"),
+        all_options.copy_data("gs://b/rows", "w"),
+        all_options.follow("1"),
+        all_options.report(),
+        all_options.stop(),
+        all_options.describe(),
+        all_options.describe_node("paper-0"),
+        all_options.delete(),
     ]
     file = tmp_path / "commands.json"
     file.write_text(json.dumps([{"command_string": c.line} for c in commands]))
-    words = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if not done.stdout.startswith("["):
+    command = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not result.stdout.startswith("["):
         pytest.skip("this gcloud does not check commands")
-    checked = json.loads(done.stdout)
+    checked = json.loads(result.stdout)
     assert len(checked) == len(commands)
-    assert [end["error_message"] for end in checked if not end["success"]] == []
+    assert [
+        verdict["error_message"] for verdict in checked if not verdict["success"]
+    ] == []
 
 
-def test_a_v4_chip_is_one_device_or_two():
+def test_number_of_devices_of_a_slice():
     assert SLICE.devices == (64, 128)
     assert TpuSlice("a", "b", "v4-megacore:4x4x8", "h:/r").devices == (128,)
     assert TpuSlice("a", "b", "v5e:16x16", "h:/r").devices == (256,)
@@ -256,7 +258,7 @@ def test_a_v4_chip_is_one_device_or_two():
         "v4",
     ],
 )
-def test_slices_that_cloud_does_not_give_are_refused(topology):
+def test_unavailable_slices_are_refused(topology):
     with pytest.raises(UserError, match=f"--topology={topology} is no slice"):
         TpuSlice("a", "b", topology, "h:/r")
 
@@ -275,19 +277,19 @@ def test_slices_that_cloud_does_not_give_are_refused(topology):
         ("v6e:1x1", ["--accelerator-type=v6e-1"]),
     ],
 )
-def test_slices_that_cloud_gives(topology, flags):
+def test_flags_of_available_slices(topology, flags):
     words = TpuSlice("a", "b", topology, "h:/r").create().words
     assert list(words[6:8])[: len(flags)] == flags
 
 
-def test_a_number_of_chips_has_one_shape():
-    """gcloud takes a v5p by its number of cores alone."""
+def test_v5p_has_one_topology_per_number_of_chips():
+    """gcloud specifies a v5p slice only by its number of cores."""
     with pytest.raises(UserError, match="gives 256 chips of v5p as 4x8x8"):
         TpuSlice("a", "b", "v5p:4x4x16", "h:/r")
 
 
 @pytest.mark.parametrize(
-    "fields, words",
+    "fields, message",
     [
         ({"name": "My_slice"}, "--name=My_slice must be lower-case"),
         ({"share": "/runs"}, "--share=/runs is not HOST:/FOLDER"),
@@ -297,8 +299,8 @@ def test_a_number_of_chips_has_one_shape():
         ({"labels": ("Team=nlp",)}, "--labels=Team=nlp must be KEY=VALUE"),
     ],
 )
-def test_requests_that_cannot_be(fields, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_requests_are_refused(fields, message):
+    with pytest.raises(UserError, match=message):
         TpuSlice(
             **{"name": "a", "zone": "b", "topology": "v4:4x4x4"}
             | {"share": "h:/r"}
@@ -306,35 +308,35 @@ def test_requests_that_cannot_be(fields, words):
         )
 
 
-def test_a_worker_is_set_up(tmp_path):
+def test_worker_setup_script(tmp_path):
     script = tmp_path / "code" / "experiments" / "launch" / "tpu_setup.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "experiments" / "launch" / "tpu_setup.sh", script)
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, does in {
+    for name, body in {
         "mountpoint": f'test -e "{tmp_path}/mounted"',
         "sudo": f'case "$1" in mount) touch "{tmp_path}/mounted" ;; esac',
         "python3": f"""case "$*" in *" venv "*)
             mkdir -p .venv/bin && cp "{tools}/mountpoint" .venv/bin/python ;; esac""",
     }.items():
         (tools / name).write_text(
-            f'#!/bin/sh\necho {name} "$*" >> "{tmp_path}/log"\n{does}\n'
+            f'#!/bin/sh\necho {name} "$*" >> "{tmp_path}/log"\n{body}\n'
         )
         (tools / name).chmod(0o755)
-    words = ["bash", str(script), "10.0.0.2:/runs"]
+    command = ["bash", str(script), "10.0.0.2:/runs"]
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     for _ in range(2):
         environment = {**os.environ, "HOME": str(tmp_path), "PATH": path}
-        subprocess.run(words, check=True, env=environment)
+        subprocess.run(command, check=True, env=environment)
     log = (tmp_path / "log").read_text().splitlines()
     mounts = [line for line in log if line.startswith("sudo mount")]
     assert mounts == [f"sudo mount -t nfs -o rw,hard 10.0.0.2:/runs {tmp_path}/share"]
-    # What docs/tpu.md has the figures of; newer Python gets another jax.
-    made = [line for line in log if "uv venv" in line]
-    assert made == ["python3 -m uv venv --quiet --seed --python 3.11 .venv"]
+    # The Python version of the figures in docs/tpu.md; newer Python gets another jax.
+    environments = [line for line in log if "uv venv" in line]
+    assert environments == ["python3 -m uv venv --quiet --seed --python 3.11 .venv"]
     (tmp_path / "log").unlink()
     (tmp_path / "mounted").unlink()
     (tmp_path / "code" / ".venv" / "bin" / "python").write_text("#!/bin/sh\n")
-    subprocess.run(words[:2], check=True, env=environment)
+    subprocess.run(command[:2], check=True, env=environment)
     assert not (tmp_path / "log").exists()  # neither mount nor anything else

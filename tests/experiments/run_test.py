@@ -1,4 +1,4 @@
-"""`python -m experiments.run` on a model that takes seconds to train."""
+"""`python -m experiments.run` on a model that trains in seconds."""
 
 import dataclasses
 import itertools
@@ -63,11 +63,11 @@ def bindings(trained: pathlib.Path) -> list[str]:
     "path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
 def test_every_gin_file_is_a_study(path):
-    found = configuration.parse(
+    parsed = configuration.parse(
         [path], [f"StudyConfig.study={path.parent.name!r}"], StudyConfig
     )
-    assert found.value.tasks
-    assert found.value.parsed
+    assert parsed.value.tasks
+    assert parsed.value.parsed
 
 
 def test_every_study_has_a_size_of_smollm2():
@@ -92,7 +92,7 @@ def context(trained, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_drafter(context, trained, tmp_path_factory):
-    """The same study of the model with a random block drafter, which is its source."""
+    """The same study with a random block drafter as the source of drafts."""
     folder = tmp_path_factory.mktemp("with_drafter") / "run"
     shutil.copytree(trained / "run", folder)
     loaded = context.loaded("held_out")
@@ -114,19 +114,19 @@ def with_drafter(context, trained, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["heads", "block"])
-def test_records_are_what_decoding_does(context, with_drafter, source):
-    """Tokens and calls of the records are those of the loop with the model in it."""
+def test_records_equal_those_of_decoding(context, with_drafter, source):
+    """Tokens and calls of the replayed records equal those of the decoding loop."""
     context = context if source == "heads" else with_drafter
     examples = context.examples("held_out")
     assert [example.part for example in examples] == ["tune", "report", "report"]
     prompts = [example.input_ids for example in examples]
     options = context.options("held_out")
     for name in context.config.contenders:
-        (found,) = draft_records(context, name, ["held_out"])
+        (records,) = draft_records(context, name, ["held_out"])
         decoder, method = context.contender(name, "held_out")
         assert method.source.name == source
-        real = decoder.decode(method, prompts, options)
-        for record, generation in zip(found, real, strict=True):
+        generations = decoder.decode(method, prompts, options)
+        for record, generation in zip(records, generations, strict=True):
             assert record.tokens == len(generation.output_ids)
             assert record.calls == generation.serial_calls
             assert record.nodes == generation.nodes.sum()
@@ -137,31 +137,33 @@ def test_records_are_what_decoding_does(context, with_drafter, source):
 
 
 @pytest.mark.slow
-def test_texts_are_kept_and_made_anew_for_other_settings(context, trained):
+def test_recorded_texts_are_reused(context, trained):
     first = [text.output_ids.tolist() for text in context.texts("held_out")]
-    again = StudyContext(context.config, context.workdir)
+    second = StudyContext(context.config, context.workdir)
     path = context.workdir / "texts" / "held_out.npz"
     before = path.stat().st_mtime_ns
-    assert [text.output_ids.tolist() for text in again.texts("held_out")] == first
+    assert [text.output_ids.tolist() for text in second.texts("held_out")] == first
     assert path.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["heads", "block"])
-def test_the_oracle_grid_is_the_oracle(context, with_drafter, source):
-    """Its last entry is what the oracle drafter does in the loop."""
+def test_oracle_grid_contains_the_oracle_drafter(context, with_drafter, source):
+    """The last entry of the grid equals decoding with the oracle drafter."""
     context = context if source == "heads" else with_drafter
-    found = oracle_records(context, "held_out")
+    records = oracle_records(context, "held_out")
     decoder, oracle = context.contender("oracle", "held_out")
     prompts = [example.input_ids for example in context.examples("held_out")]
-    real = decoder.decode(oracle, prompts, context.options("held_out"))
-    assert [record.calls[-1][-1] for record in found] == [g.serial_calls for g in real]
-    assert len(found[0].calls) == {"heads": 3, "block": 4}[source]
+    generations = decoder.decode(oracle, prompts, context.options("held_out"))
+    assert [record.calls[-1][-1] for record in records] == [
+        g.serial_calls for g in generations
+    ]
+    assert len(records[0].calls) == {"heads": 3, "block": 4}[source]
 
 
 @pytest.mark.slow
-def test_the_explorer_has_all_that_was_drafted(context):
-    """Its calls follow each other through the text, with what each could choose."""
+def test_explorer_records_contain_every_call(context):
+    """Calls are contiguous positions of the text, with the candidates of each."""
     (record, *_) = records = explorer_records(context, "held_out", ["bpd", "oracle"], 1)
     assert len(records) == 1
     example = context.examples("held_out")[record.example]
@@ -184,8 +186,8 @@ def test_the_explorer_has_all_that_was_drafted(context):
 
 
 @pytest.mark.slow
-def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
-    """Of ten dialogues four are drawn; the n-grams are those of the other six."""
+def test_in_domain_models_are_counted_from_texts_not_drawn(trained, tmp_path):
+    """Four of ten dialogues are drawn; the n-grams are those of the other six."""
     (tmp_path / "samsum").mkdir()
     lines = [
         json.dumps({"dialogue": f"{n} times {n}?", "summary": f"is {n * n}."})
@@ -209,15 +211,19 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     context = StudyContext(config, tmp_path)
     folder = tmp_path / "in_domain" / "samsum"
     facts = build_in_domain(StudyContext(config, tmp_path, Shard(1, 2)), "samsum")
-    drawn = [example.prompt for example in context.examples("samsum")]
-    assert len(drawn) == 4
+    drawn_prompts = [example.prompt for example in context.examples("samsum")]
+    assert len(drawn_prompts) == 4
     model = load_model(str(folder), vocab_size=context.loaded("samsum").vocab_size)
-    rest = [n for n in range(10) if not any(f"{n} times" in one for one in drawn)]
-    assert len(rest) == facts["texts"] == 6  # whatever the shard
+    undrawn = [
+        n
+        for n in range(10)
+        if not any(f"{n} times" in prompt for prompt in drawn_prompts)
+    ]
+    assert len(undrawn) == facts["texts"] == 6  # whatever the shard
     tokenizer = context.loaded("samsum").tokenizer
     counted = {
         pair
-        for n in rest
+        for n in undrawn
         for ids in [
             tokenizer.encode(
                 f"Here is a dialogue: {n} times {n}?\nWrite a short summary!\n"
@@ -226,7 +232,7 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
         ]
         for pair in itertools.pairwise(ids)
     }
-    # Beside them stand those with the ends of texts.
+    # Without the bigrams that contain text boundaries.
     inner = [
         key
         for key in model.ngrams(2)
@@ -234,16 +240,16 @@ def test_in_domain_models_are_counted_from_other_texts(trained, tmp_path):
     ]
     assert counted <= {tuple(key) for key in inner}
     assert context.depends_on_task("ngram:1@in_domain")
-    (found,) = draft_records(context, "ngram:1@in_domain", ["samsum"])
-    assert [record.part for record in found] == ["tune"] + ["report"] * 3
+    (records,) = draft_records(context, "ngram:1@in_domain", ["samsum"])
+    assert [record.part for record in records] == ["tune"] + ["report"] * 3
     before = (folder / "in_domain.json").stat().st_mtime_ns
     assert build_in_domain(context, "samsum") == facts
     assert (folder / "in_domain.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
-def test_weights_are_tuned_by_task(context, tmp_path, trained):
-    """By the text to tune on alone, and for all contenders that name no weight."""
+def test_weights_are_tuned_per_task(context, tmp_path, trained):
+    """Only on the tuning text, and for all contenders without an explicit weight."""
     config = dataclasses.replace(
         context.config,
         contenders=["bpd", "ngram:2", "ngram:1:alpha=1"],
@@ -251,38 +257,38 @@ def test_weights_are_tuned_by_task(context, tmp_path, trained):
         alphas=(0, 1, 20),
     )
     assert config.same_texts({"settings": context.config.settings})
-    mine = StudyContext(config, tmp_path)
-    plain = mine.made_with("ngram:2")
-    tune(mine)
+    tuned = StudyContext(config, tmp_path)
+    untuned = tuned.made_with("ngram:2")
+    tune(tuned)
     calls = {}
     for alpha in (0, 1, 20):
-        (found,) = draft_records(mine, f"ngram:1:alpha={alpha}", ["held_out"])
-        calls[alpha] = sum(r.calls for r in found if r.part == "tune")
+        (records,) = draft_records(tuned, f"ngram:1:alpha={alpha}", ["held_out"])
+        calls[alpha] = sum(r.calls for r in records if r.part == "tune")
     best = min(calls, key=lambda alpha: (calls[alpha], abs(alpha - 1)))
-    assert mine.alphas == {"ngram": {"held_out": best}}  # there is no neural rescorer
-    assert mine.contender("ngram:2", "held_out")[1].setting("alpha") == best
-    assert mine.contender("ngram:1:alpha=1", "held_out")[1].setting("alpha") == 1
-    assert mine.contender("medusa:4", "held_out")[1].setting("alpha") is None
-    assert mine.made_with("ngram:2") != plain
-    assert "alpha" not in mine.label("ngram:2").lower()
-    assert facts_of(mine)["alphas"] == mine.alphas
-    # Another study, or a shard of one, finds what was tuned.
+    assert tuned.alphas == {"ngram": {"held_out": best}}  # there is no neural rescorer
+    assert tuned.contender("ngram:2", "held_out")[1].setting("alpha") == best
+    assert tuned.contender("ngram:1:alpha=1", "held_out")[1].setting("alpha") == 1
+    assert tuned.contender("medusa:4", "held_out")[1].setting("alpha") is None
+    assert tuned.made_with("ngram:2") != untuned
+    assert "alpha" not in tuned.label("ngram:2").lower()
+    assert facts_of(tuned)["alphas"] == tuned.alphas
+    # Another study, or a shard of one, reads the tuned weights.
     (path,) = (tmp_path / "alphas").iterdir()
     written = json.loads(path.read_text())
     assert (written["examples"], written["alpha"]) == (1, best)
     path.write_text(json.dumps({**written, "alpha": 7}))
     for shard in (Shard(0, 1), Shard(1, 2)):
-        other = StudyContext(dataclasses.replace(config, examples=1), tmp_path, shard)
-        tune(other)
-        assert other.alphas == {"ngram": {"held_out": 7}}
-    # Other weights are another question.
-    more = StudyContext(dataclasses.replace(config, alphas=(1,)), tmp_path)
-    tune(more)
-    assert more.alphas == {"ngram": {"held_out": 1}}
+        reader = StudyContext(dataclasses.replace(config, examples=1), tmp_path, shard)
+        tune(reader)
+        assert reader.alphas == {"ngram": {"held_out": 7}}
+    # Other candidate weights are tuned anew.
+    retuned = StudyContext(dataclasses.replace(config, alphas=(1,)), tmp_path)
+    tune(retuned)
+    assert retuned.alphas == {"ngram": {"held_out": 1}}
 
 
 @pytest.mark.slow
-def test_second_turns_follow_what_the_model_answered(trained, tmp_path):
+def test_second_turns_follow_the_models_answers(trained, tmp_path):
     (tmp_path / "spec_bench").mkdir()
     records = [
         {"category": "math", "turns": [f"{n} times {n}?", "and then?"]}
@@ -303,28 +309,30 @@ def test_second_turns_follow_what_the_model_answered(trained, tmp_path):
     )
     context = StudyContext(config, tmp_path)
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}|{% endfor %}"
-    talking = dataclasses.replace(context.loaded("math"), chat=Chat(template))
-    context._models = {config.model: talking}
-    found = context.examples("math")
-    assert [example.index for example in found] == list(range(6))
-    assert [example.part for example in found] == ["tune", "report", "report"] * 2
+    chat_model = dataclasses.replace(context.loaded("math"), chat=Chat(template))
+    context._models = {config.model: chat_model}
+    examples = context.examples("math")
+    assert [example.index for example in examples] == list(range(6))
+    assert [example.part for example in examples] == ["tune", "report", "report"] * 2
     decoder, _ = context.contender("greedy", "math")
-    first = [example.input_ids for example in found[:3]]
+    first = [example.input_ids for example in examples[:3]]
     answers = decoder.decode(GREEDY, first, context.options("math"))
-    decode = talking.tokenizer.decode
-    for before, later, answer in zip(found, found[3:], answers, strict=False):
-        said = plain_text(answer.output_ids, decode, talking.end_tokens)
-        assert said
-        assert decode(later.input_ids) == (
-            f"user {before.prompt}|assistant {said}|user and then?|"
+    decode = chat_model.tokenizer.decode
+    for first_turn, second_turn, answer in zip(
+        examples, examples[3:], answers, strict=False
+    ):
+        answer_text = plain_text(answer.output_ids, decode, chat_model.end_tokens)
+        assert answer_text
+        assert decode(second_turn.input_ids) == (
+            f"user {first_turn.prompt}|assistant {answer_text}|user and then?|"
         )
-    # Records of before there were turns are those of first ones.
+    # Records without `turns`, of earlier versions, are of first turns.
     settings = {k: v for k, v in config.settings.items() if k != "turns"}
     assert config.differing(settings) == {"turns": 1}
 
 
 @pytest.mark.slow
-def test_lengths_by_task_and_positions_that_the_model_has(trained, tmp_path):
+def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path):
     config = StudyConfig(
         study="table4",
         model=str(trained / "run"),
@@ -350,7 +358,7 @@ def test_lengths_by_task_and_positions_that_the_model_has(trained, tmp_path):
 
 @pytest.mark.slow
 def test_shards_make_all_records_of_every_kind(trained, tmp_path):
-    """A shard that comes second finds its own examples missing; a third has none."""
+    """The second shard adds its own examples; a third run finds none missing."""
     config = StudyConfig(
         study="figure6",
         model=str(trained / "run"),
@@ -373,14 +381,14 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
 
         for kind in ("oracle", "drafts", "explorer"):
             MEASUREMENTS[kind](context, open_run(tmp_path), keep)
-    found = open_run(tmp_path).records
+    stored_records = open_run(tmp_path).records
     for kind, examples in ((OracleRecord, 3), (DraftRecord, 3), (ExplorerRecord, 2)):
-        assert sum(isinstance(record, kind) for record in found) == examples
+        assert sum(isinstance(record, kind) for record in stored_records) == examples
     assert not (tmp_path / "texts" / "held_out.npz").exists()  # none was needed
 
 
 @pytest.mark.slow
-def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path):
+def test_headers_of_other_texts_and_models_are_refused(context, trained, tmp_path):
     facts = facts_of(context)
     run_files.write_header(tmp_path, "table4", facts)
     assert check_header(tmp_path, context)["size"] == ""
@@ -393,7 +401,7 @@ def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path)
         run_files.write_header(tmp_path, "table4", {**facts, name: value})
         with pytest.raises(UserError, match="choose another --workdir, or remove"):
             check_header(tmp_path, context)
-    # Plain BPD drafts with no model but the one that decodes.
+    # Plain BPD drafts with the decoded model only.
     assert context.made_with("bpd") == context.made_with("medusa:4")
     assert context.made_with("ngram:2") == context.made_with("medusa_ngram:4")
     assert len({context.made_with(name) for name in ("bpd", "ngram:2")}) == 2
@@ -403,7 +411,7 @@ def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path)
     path = next(copied.glob("log_probs_1.npy"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert content_digest(copied) != content_digest(trained / "run" / "ngram")
-    # Of large files the beginning and the end are read.
+    # Only the beginning and the end of large files are read.
     large = tmp_path / "large"
     large.write_bytes(bytes(5 << 20))
     before = content_digest(large)
@@ -412,14 +420,18 @@ def test_a_header_tells_other_texts_and_other_models(context, trained, tmp_path)
 
 
 @pytest.mark.slow
-def test_what_a_start_leaves_out_is_not_forgotten(context, tmp_path):
-    """Records of a contender remain, and are refused if it is another one later."""
-    made = {"markov:1": "first", "bpd": context.made_with("bpd")}
-    before = {**facts_of(context), "made_with": made, "labels": {"markov:1": "Markov"}}
-    now = merge_facts(before, facts_of(context))
-    assert now["made_with"]["markov:1"] == "first"
-    assert now["labels"]["markov:1"] == "Markov"
-    assert now["made_with"]["bpd"] == context.made_with("bpd")
+def test_merged_headers_keep_contenders_of_earlier_starts(context, tmp_path):
+    """Records of an omitted contender remain valid only for the same models."""
+    made_with = {"markov:1": "first", "bpd": context.made_with("bpd")}
+    before = {
+        **facts_of(context),
+        "made_with": made_with,
+        "labels": {"markov:1": "Markov"},
+    }
+    merged = merge_facts(before, facts_of(context))
+    assert merged["made_with"]["markov:1"] == "first"
+    assert merged["labels"]["markov:1"] == "Markov"
+    assert merged["made_with"]["bpd"] == context.made_with("bpd")
     assert merge_facts({}, facts_of(context)) == facts_of(context)
 
 
@@ -435,16 +447,16 @@ def test_times_of_two_machines_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_runs_goes_on_and_is_published(dry_run, trained, tmp_path):
-    """Two shards, then the whole, which has nothing left to do."""
+def test_study_in_shards_is_completed_by_one_run(dry_run, trained, tmp_path):
+    """Two shards, then a run without shards, which has nothing left to do."""
     workdir = f"--workdir={tmp_path}"
     command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
     shards = [[*command, f"--shard={index}/2"] for index in range(2)]
-    done = dry_run("experiments.run", *shards, command, ["table4", "--size=big"])
-    assert [end.returncode for end in done] == [0, 0, 0, 1], done
-    assert "left out: neural:1:" in done[2].stdout
-    assert "Block efficiency" in done[2].stdout
-    assert "error: table4 has no size 'big'" in done[3].stderr
+    results = dry_run("experiments.run", *shards, command, ["table4", "--size=big"])
+    assert [result.returncode for result in results] == [0, 0, 0, 1], results
+    assert "left out: neural:1:" in results[2].stdout
+    assert "Block efficiency" in results[2].stdout
+    assert "error: table4 has no size 'big'" in results[3].stderr
     run = open_run(tmp_path / "table4")
     assert len(run.facts["sessions"]) == 2  # the third made nothing
     assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
@@ -452,8 +464,8 @@ def test_a_study_runs_goes_on_and_is_published(dry_run, trained, tmp_path):
         "records-1-of-2.jsonl",
         "study.json",
     ]
-    places = [(r.contender, r.example) for r in run.of(DraftRecord)]
-    assert len(places) == len(set(places)) == 4 * len(run.facts["labels"])
+    keys = [(r.contender, r.example) for r in run.of(DraftRecord)]
+    assert len(keys) == len(set(keys)) == 4 * len(run.facts["labels"])
     assert run.facts["left_out"].keys() >= {"neural:1"}
     assert "table4" in run.facts["command"]
     assert str(tmp_path) not in json.dumps(run.facts["command"])
@@ -467,16 +479,16 @@ def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
         json.dumps({"study": "table4", "settings": {"max_new_tokens": 99}})
     )
     command = ["table4", "--size=tiny", f"--workdir={tmp_path}", *bindings(trained)]
-    (end, *wrong) = dry_run(
+    (refused, *invalid) = dry_run(
         "experiments.run",
         command,
         [],
         ["tabel4", "--size=tiny"],
         [*command, "--shard=2/2"],
     )
-    assert end.returncode == 1
-    assert "choose another --workdir, or remove" in end.stderr
-    assert [one.returncode for one in wrong] == [1, 1, 1]
-    assert "name a study: table1" in wrong[0].stderr
-    assert "did you mean table4?" in wrong[1].stderr
-    assert "--shard=2/2 is not I/N" in wrong[2].stderr
+    assert refused.returncode == 1
+    assert "choose another --workdir, or remove" in refused.stderr
+    assert [result.returncode for result in invalid] == [1, 1, 1]
+    assert "name a study: table1" in invalid[0].stderr
+    assert "did you mean table4?" in invalid[1].stderr
+    assert "--shard=2/2 is not I/N" in invalid[2].stderr

@@ -1,8 +1,8 @@
-"""The whole sequence of docs/training.md: every step is made from what others made.
+"""The sequence of commands in docs/training.md: each reads the output of earlier ones.
 
-The commands are those of the page. The cheap tests check that the folders that a
-command reads were made by a command before it, and that studies find all that they
-need; the exhaustive one runs the sequence of a laptop on a few small records.
+The commands are those of the page. The fast tests check that the folders that a command
+reads were made by an earlier command, and that studies find all their models; the
+exhaustive one runs the sequence for a laptop on a few small records.
 """
 
 import gzip
@@ -50,7 +50,7 @@ def steps_of(block):
         elif line and not line.startswith("#"):
             line = line.partition("  #")[0]
             repeated = [line.replace(names[0], name) for name in names if names[0]]
-            steps += [step_of(one) for one in repeated or [line]]
+            steps += [step_of(command) for command in repeated or [line]]
             names = [""]
     return steps
 
@@ -58,8 +58,8 @@ def steps_of(block):
 def step_of(line):
     words = shlex.split(line)
     if words[:2] == ["ln", "-s"]:
-        made = pathlib.PurePosixPath(words[3])
-        return Step(words, {str(made.with_name(words[2]))}, str(made))
+        link = pathlib.PurePosixPath(words[3])
+        return Step(words, {str(link.with_name(words[2]))}, str(link))
     assert words[:2] == ["python", "-m"]
     reads, makes = set(), ""
     for word in words[3:]:
@@ -100,26 +100,28 @@ def read_by_studies(path, steps):
 
 @pytest.mark.parametrize("block", [PAPER, LAPTOP], ids=["paper", "laptop"])
 def test_every_folder_is_made_before_it_is_read(block):
-    made = set()
+    folders = set()
     steps = steps_of(block)
     for step in steps:
-        assert step.reads <= made, step.words
-        assert step.makes not in made, step.words
-        made.add(step.makes)
+        assert step.reads <= folders, step.words
+        assert step.makes not in folders, step.words
+        folders.add(step.makes)
     for path in STUDIES[block]:
-        assert read_by_studies(path, steps) <= made, path
+        assert read_by_studies(path, steps) <= folders, path
     modules = [step.words[0] for step in steps]
     assert modules[0] == "bpd_jax.train"
     assert modules[-2:] == ["experiments.run", "bpd_jax.report"]
     assert "bpd_jax.build_ngram" in modules
 
 
-def test_table_e_needs_models_that_its_commands_name():
+def test_models_of_table_e_are_made_by_its_commands():
     """The second size is the first one under other names."""
     (step,) = steps_of(LARGER)
-    made = {one.makes.replace("7b", "13b") for one in steps_of(PAPER)}
+    folders = {
+        step_of_paper.makes.replace("7b", "13b") for step_of_paper in steps_of(PAPER)
+    }
     path = ROOT / "experiments/table_e/paper.gin"
-    assert step.reads == read_by_studies(path, [step]) <= made
+    assert step.reads == read_by_studies(path, [step]) <= folders
 
 
 def test_repeated_commands_are_expanded():
@@ -164,7 +166,7 @@ def write_data(folder):
         write_records(folder / "squad" / f"{split}.jsonl.gz", records)
 
 
-# Fewer steps and shorter rows, of whatever recipe; and fewer examples.
+# Fewer steps and shorter rows for every recipe, and fewer examples.
 SMALLER = {
     "bpd_jax.train": [
         "--gin.STEPS=4",
@@ -181,7 +183,7 @@ SMALLER = {
 @pytest.mark.exhaustive
 def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
     pytest.importorskip("seqio")
-    # A laptop has one device: a batch of two is not shared among eight.
+    # A laptop has one device; a batch of two cannot be divided among eight.
     flags = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
     monkeypatch.setenv("XLA_FLAGS", flags)
     for name in ("gin_configs", "experiments"):
@@ -194,9 +196,9 @@ def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
             (tmp_path / step.words[3]).symlink_to(step.words[2])
             continue
         words = [word.replace("FOLDER", str(data)) for word in step.words]
-        done = call(words[0], *words[1:], *SMALLER.get(words[0], []), folder=tmp_path)
-        assert done.returncode == 0, (step.words, done.stderr)
-        outputs[step.makes] = done.stdout + done.stderr
+        result = call(words[0], *words[1:], *SMALLER.get(words[0], []), folder=tmp_path)
+        assert result.returncode == 0, (step.words, result.stderr)
+        outputs[step.makes] = result.stdout + result.stderr
         assert (tmp_path / step.makes).exists()
     assert "runs/finetune/base" in outputs["runs/finetune/squad"]
     run = open_run(tmp_path / "runs/finetune/studies/table4")

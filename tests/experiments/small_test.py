@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 RECIPE = "experiments/small/recipe.sh"
 TRAINED = ("cnn_dailymail", "squad", "samsum")
 
-# Stands for Python: notes its arguments, and makes what such a command ends with.
+# Replaces Python: logs its arguments and creates the outputs of the command.
 STUB = """#!/usr/bin/env bash
 echo "$*" >> commands.txt
 for word in "$@"; do
@@ -51,7 +51,7 @@ def recipe(tmp_path_factory):
 
 def run_recipe(folder, *stages):
     """Runs the recipe and returns the words of each command."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", RECIPE, "text/*.txt", "data", *stages],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "PYTHON_BIN": "./python"},
@@ -59,7 +59,7 @@ def run_recipe(folder, *stages):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     commands = folder / "commands.txt"
     lines = commands.read_text().splitlines() if commands.exists() else []
     commands.unlink(missing_ok=True)
@@ -67,8 +67,8 @@ def run_recipe(folder, *stages):
 
 
 def trainings(commands):
-    """The configuration of each run of training, by the name of its folder."""
-    found = {}
+    """The configuration of each training run, by the name of its folder."""
+    configs = {}
     for words in commands:
         if words[1] != "bpd_jax.train":
             continue
@@ -81,11 +81,11 @@ def trainings(commands):
                 (files if name == "--gin_file" else bindings).append(
                     value.removeprefix("=")
                 )
-        found[folder] = configuration.parse(files, bindings, TrainConfig).value
-    return found
+        configs[folder] = configuration.parse(files, bindings, TrainConfig).value
+    return configs
 
 
-def test_every_run_of_training_has_a_configuration(recipe):
+def test_every_training_run_has_a_valid_configuration(recipe):
     runs = trainings(recipe[1])
     assert list(runs) == [
         "base",
@@ -108,7 +108,7 @@ def test_every_run_of_training_has_a_configuration(recipe):
         for run, start in ((name, "base"), (f"deep_{name}", "deep")):
             assert runs[run].start == f"runs/small/training/{start}"
             assert runs[run].model == runs[start].model
-        # What is reported does not select the checkpoint.
+        # The reported split does not select the checkpoint.
         source = runs[name].task.validation_from
         assert source == ("validation" if name == "samsum" else "train")
     assert runs["cnn_dailymail"].steps < runs["squad"].steps
@@ -123,10 +123,12 @@ def test_studies_have_all_models(recipe):
         used = {name.partition("@")[2] for name in names} - {""}
         paths = [path for name in used for path in config.assets[name].values()]
         for task in config.tasks:
-            for one in [config.model, *paths]:
+            for model_folder in [config.model, *paths]:
                 # What a study makes itself is in its own folder.
-                if not one.startswith("{workdir}"):
-                    assert (folder / one.replace(TASK_FIELD, task)).is_dir(), path
+                if not model_folder.startswith("{workdir}"):
+                    assert (folder / model_folder.replace(TASK_FIELD, task)).is_dir(), (
+                        path
+                    )
     news = folder / "runs/small/xsum"
     assert news.resolve() == (folder / "runs/small/cnn_dailymail").resolve()
 
@@ -134,8 +136,8 @@ def test_studies_have_all_models(recipe):
 def test_finished_stages_are_skipped(recipe):
     folder, first = recipe
     assert len(first) > 20
-    again = run_recipe(folder)
-    assert [words[1] for words in again] == ["experiments.run", "bpd_jax.report"]
+    repeated = run_recipe(folder)
+    assert [words[1] for words in repeated] == ["experiments.run", "bpd_jax.report"]
     shutil.rmtree(folder / "runs/small/deep")
     missing = run_recipe(folder, "rescorers")
     assert [words[1] for words in missing] == ["bpd_jax.train", "bpd_jax.export_params"]

@@ -1,4 +1,4 @@
-"""Sweeps: their points, what is left of them, and their tables."""
+"""Sweeps: their points, unfinished points, and tables."""
 
 import json
 import pathlib
@@ -36,14 +36,19 @@ def test_a_grid_is_the_product_of_its_axes():
 @pytest.mark.parametrize("name, size", SIZES)
 def test_every_point_builds_its_run(name, size, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    more = ["START = 'base'"] if name == "finetune" else []
+    bindings = ["START = 'base'"] if name == "finetune" else []
     points = [
-        make_point(point, arguments, tmp_path / point, more_bindings=more)
+        make_point(point, arguments, tmp_path / point, more_bindings=bindings)
         for point, arguments in find_points(name, size).items()
     ]
     assert len(points) > 1
     configs = [point.parsed.value for point in points]
-    assert all(one != other for one in configs for other in configs if one is not other)
+    assert all(
+        first != second
+        for first in configs
+        for second in configs
+        if first is not second
+    )
     columns = find_sweep(name).columns
     for config in configs:
         # Every run of a sweep has the columns of its table.
@@ -51,13 +56,13 @@ def test_every_point_builds_its_run(name, size, tmp_path, monkeypatch):
         assert max(heads, default=1) <= config.model.block_size
 
 
-def test_every_sweep_by_dry_run(dry_run):
-    more = ["--gin.START='base'"]
-    done = dry_run(
+def test_dry_run_of_every_sweep(dry_run):
+    start = ["--gin.START='base'"]
+    results = dry_run(
         "experiments.sweeps.run",
         *(
             [f"--sweep={name}", f"--size={size}", "--dry_run"]
-            + (more if name == "finetune" else [])
+            + (start if name == "finetune" else [])
             for name, size in SIZES
         ),
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
@@ -70,14 +75,14 @@ def test_every_sweep_by_dry_run(dry_run):
         ["--sweep=head", "--dry_run"],
         ["--sweep=heads", "--size=huge", "--dry_run"],
     )
-    for (name, size), end in zip(SIZES, done, strict=False):
-        assert end.returncode == 0, end.stderr
-        lines = end.stdout.splitlines()
+    for (name, size), result in zip(SIZES, results, strict=False):
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
         assert len(lines) == len(find_points(name, size)) + 1
         assert all(line.startswith("python -m bpd_jax.train ") for line in lines[:-1])
         assert lines[-1].startswith("# 0 of ")
-    array, tpu, stop, local, seven, single, *bad = done[len(SIZES) :]
-    bad = [local, seven, *bad]
+    array, tpu, stop, local, seven_gpus, single, *invalid = results[len(SIZES) :]
+    invalid = [local, seven_gpus, *invalid]
     assert tpu.returncode == 0, tpu.stderr
     assert tpu.stdout.count(" queued-resources create sweep-") == 2
     assert tpu.stdout.count("--workdir=../share/runs/sweeps/heads_paper/heads=") == 3
@@ -88,8 +93,8 @@ def test_every_sweep_by_dry_run(dry_run):
     assert "HEADS = 6" in single.stdout
     assert "#SBATCH --array=0-2\n" in array.stdout
     assert array.stdout.count("bpd_jax.train") == 3
-    for end, words in zip(
-        bad,
+    for result, message in zip(
+        invalid,
         [
             "--stop needs --launcher=tpu",
             "but there are 7 devices",
@@ -99,8 +104,8 @@ def test_every_sweep_by_dry_run(dry_run):
         ],
         strict=True,
     ):
-        assert end.returncode == 1
-        assert words in end.stderr
+        assert result.returncode == 1
+        assert message in result.stderr
 
 
 @pytest.fixture
@@ -129,7 +134,7 @@ def point(tmp_path, monkeypatch):
     return point, write
 
 
-def test_what_is_finished(point):
+def test_finished_points_have_their_last_checkpoint(point):
     point, write = point
     assert not point.is_finished()
     assert point.best() is None
@@ -142,11 +147,11 @@ def test_what_is_finished(point):
     assert point.best()["step"] == 20  # an accuracy is better when it is higher
 
 
-def test_a_checkpoint_on_its_way_into_a_bucket_is_not_there_yet(storage, monkeypatch):
+def test_incomplete_checkpoint_in_a_bucket_does_not_count(storage, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder = as_path("gs://bpd-test/sweep_points/run")
-    more = ["TrainConfig.select_by = 'validation_loss'"]
-    point = make_point("a=1", TINY, folder, more_bindings=more)
+    bindings = ["TrainConfig.select_by = 'validation_loss'"]
+    point = make_point("a=1", TINY, folder, more_bindings=bindings)
     row = json.dumps({"step": 40, "validation_loss": 1.0}).encode()
     for name, data in (
         ("config.gin", point.parsed.text.encode()),
@@ -166,7 +171,7 @@ def test_a_run_that_ended_early_is_finished(point):
     assert point.is_finished()
 
 
-def test_a_damaged_run_is_one_sentence(point):
+def test_damaged_run_is_reported_in_one_sentence(point):
     point, write = point
     write([(20, 0.5), (40, 0.4)])
     (point.folder / "config.gin").write_bytes(b"HEADS = \xff")
@@ -210,7 +215,7 @@ NAMES = ["layers=1,width=64", "layers=1,width=128"]
 
 
 @pytest.mark.exhaustive
-def test_a_sweep_trains_is_resumed_and_makes_a_table(dry_run, tmp_path):
+def test_sweep_trains_resumes_and_makes_a_table(dry_run, tmp_path):
     pytest.importorskip("seqio")
     (tmp_path / "texts").mkdir()
     for number in range(12):
@@ -229,9 +234,11 @@ def test_a_sweep_trains_is_resumed_and_makes_a_table(dry_run, tmp_path):
         "--gin.LENGTH=32",
         "--gin.WARMUP_STEPS=0",
     ]
-    first, again = dry_run("experiments.sweeps.run", command, [*command, "--dry_run"])
+    first, repeated = dry_run(
+        "experiments.sweeps.run", command, [*command, "--dry_run"]
+    )
     assert first.returncode == 0, first.stderr
-    assert again.stdout == "# 2 of 2 points are finished\n"
+    assert repeated.stdout == "# 2 of 2 points are finished\n"
     path = tmp_path / "sweeps" / "rescorers_tiny" / "results.json"
     results = json.loads(path.read_text())
     assert list(results) == NAMES

@@ -1,4 +1,4 @@
-"""Sweeps on TPU slices: points are queued, resumed, and their results gathered."""
+"""Sweeps on TPU slices: points are queued and resumed, and their results fetched."""
 
 import base64
 import functools
@@ -24,9 +24,9 @@ def slices(count):
 
 
 class Cloud:
-    """Trains points; `broken` ones fail, `stopped` ones are stopped by somebody.
+    """A fake gcloud that trains points: `broken` ones fail, `stopped` ones are stopped.
 
-    `gone` slices are stopped for good. The first `cut` connections break.
+    `gone` slices are permanently stopped. The first `cut` connections break.
     """
 
     def __init__(self, broken=(), gone=(), stopped=(), cut=0):
@@ -88,32 +88,32 @@ def test_every_point_is_trained_once(count):
     cloud = Cloud()
     assert cloud.train(count) == []
     assert sorted(number for _, number in cloud.trained) == list("01234")
-    # Once for each slice at first, then after every point.
+    # Results are fetched once per slice at first, then after every point.
     assert len(cloud.fetched) == count + len(POINTS)
 
 
-def test_a_point_that_fails_leaves_the_others(capsys):
+def test_other_points_are_trained_after_a_failure(capsys):
     cloud = Cloud(broken="1")
     assert cloud.train(2) == ["heads=1"]
     assert sorted(number for _, number in cloud.trained) == list("0234")
     assert "error: heads=1: " in capsys.readouterr().out
 
 
-def test_no_point_begins_after_one_was_stopped(capsys):
+def test_no_point_starts_after_a_stop(capsys):
     cloud = Cloud(stopped="2")
     assert cloud.train(1) == ["heads=2", "heads=3", "heads=4"]
     assert [number for _, number in cloud.trained] == ["0", "1"]
     assert "s-0 was stopped" in capsys.readouterr().out
 
 
-def test_a_slice_on_its_way_is_not_waited_for_after_the_end_was_asked_for():
+def test_pending_slice_is_not_awaited_after_a_stop():
     cloud = Cloud(stopped="01234")
     cloud.coming.add("s-1")
     assert cloud.train(2) == list(POINTS)
     assert cloud.trained == []
 
 
-def test_an_earlier_run_that_is_stopped_ends_the_sweep():
+def test_stopped_earlier_run_ends_the_sweep():
     cloud = Cloud(stopped="9")
     cloud.running["s-0"] = "9"
     with pytest.raises(UserError, match="s-0 was stopped"):
@@ -121,7 +121,7 @@ def test_an_earlier_run_that_is_stopped_ends_the_sweep():
     assert cloud.trained == []
 
 
-def test_slices_are_given_back_but_where_a_run_may_be_at_work():
+def test_slices_are_deleted_unless_a_run_may_continue():
     cloud = Cloud(broken="1")
     assert cloud.train(2, delete=True) == ["heads=1"]
     assert sorted(cloud.deleted) == ["s-0", "s-1"]
@@ -131,38 +131,38 @@ def test_slices_are_given_back_but_where_a_run_may_be_at_work():
     assert cloud.deleted == []
 
 
-def test_an_earlier_run_is_waited_for_over_broken_connections():
+def test_earlier_run_is_awaited_over_broken_connections():
     cloud = Cloud(cut=1)
     cloud.running["s-0"] = "9"
     assert cloud.train(1) == []
     assert [number for _, number in cloud.trained] == list("901234")
 
 
-def test_points_of_a_slice_that_is_lost_go_to_another():
+def test_points_of_a_lost_slice_move_to_another():
     cloud = Cloud(gone=["s-0"])
     assert cloud.train(2) == []
     assert {name for name, _ in cloud.trained} == {"s-1"}
     assert len(cloud.trained) == len(POINTS)
 
 
-def test_points_are_left_over_without_slices(capsys):
+def test_points_are_untrained_without_slices(capsys):
     cloud = Cloud(gone=["s-0", "s-1"])
     assert cloud.train(2) == list(POINTS)
     assert cloud.trained == []
     assert "s-0 is STUCK and does not come back" in capsys.readouterr().out
 
 
-def test_a_slice_that_is_lost_last_leaves_its_point_to_the_next_command():
+def test_points_left_after_the_last_slice_are_trained_by_the_next_command():
     cloud = Cloud(gone=["s-0"])
-    fleet = functools.partial(cloud.train, 1)
-    assert fleet() == list(POINTS)
+    train = functools.partial(cloud.train, 1)
+    assert train() == list(POINTS)
     cloud.gone = []
-    assert fleet() == []
+    assert train() == []
 
 
 @pytest.fixture
 def share(tmp_path, monkeypatch):
-    """A worker's home folder with two runs on its share; asks it as gcloud would."""
+    """A local folder, and a function that runs commands in a worker's home folder."""
     home = tmp_path / "home"
     for number in (3, 6):
         run = home / "share" / "sweep" / f"heads={number}"
@@ -174,14 +174,14 @@ def share(tmp_path, monkeypatch):
 
     def ask(command):
         script = next(w[10:] for w in command.words if w.startswith("--command="))
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", script],
             cwd=home,
             capture_output=True,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout.strip(), done.stderr.strip()
+        return result.returncode, result.stdout.strip(), result.stderr.strip()
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -189,13 +189,15 @@ def share(tmp_path, monkeypatch):
 
 
 def test_results_are_fetched_without_the_checkpoints(share):
-    here, ask = share
-    fetch(slices(1)[0], here.relative_to(here) / "sweep", ask)
-    found = sorted(str(path.relative_to(here)) for path in (here / "sweep").rglob("*"))
-    assert found == sorted(
-        f"sweep/heads={n}{rest}"
+    local, ask = share
+    fetch(slices(1)[0], local.relative_to(local) / "sweep", ask)
+    fetched = sorted(
+        str(path.relative_to(local)) for path in (local / "sweep").rglob("*")
+    )
+    assert fetched == sorted(
+        f"sweep/heads={n}{suffix}"
         for n in (3, 6)
-        for rest in (
+        for suffix in (
             "",
             "/checkpoints",
             "/checkpoints/40",
@@ -203,44 +205,44 @@ def test_results_are_fetched_without_the_checkpoints(share):
             "/metrics.jsonl",
         )
     )
-    text = (here / "sweep" / "heads=6" / "config.gin").read_text()
+    text = (local / "sweep" / "heads=6" / "config.gin").read_text()
     assert text == "HEADS = 6\n"
 
 
-def test_results_that_cannot_be_fetched_end_nothing(share, capsys):
-    here, ask = share
-    folder = here.relative_to(here) / "other"
+def test_failed_fetches_are_warnings(share, capsys):
+    local, ask = share
+    folder = local.relative_to(local) / "other"
     fetch(slices(1)[0], folder, ask)
     fetch(slices(1)[0], folder, lambda _: (0, "not base64", ""))
     fetch(slices(1)[0], folder, lambda _: (1, "", "ERROR: no connection"))
     assert capsys.readouterr().out.count("warning: could not fetch results") == 3
 
 
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.95])
-def test_a_truncated_archive_replaces_nothing(share, capsys, part):
-    here, ask = share
-    folder = here.relative_to(here) / "sweep"
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.6, 0.95])
+def test_a_truncated_archive_replaces_nothing(share, capsys, fraction):
+    local, ask = share
+    folder = local.relative_to(local) / "sweep"
     fetch(slices(1)[0], folder, ask)
-    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in local.rglob("*") if path.is_file()}
     status, out, _ = ask(slices(1)[0].fetch(str(folder)))
     data = base64.b64decode(out)
-    text = base64.b64encode(data[: int(part * len(data))]).decode()
+    text = base64.b64encode(data[: int(fraction * len(data))]).decode()
     fetch(slices(1)[0], folder, lambda _: (status, text, ""))
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("warning: could not fetch results")
-    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    after = {path: path.read_bytes() for path in local.rglob("*") if path.is_file()}
     assert after == before
 
 
-def test_an_archive_writes_nowhere_else(share, capsys):
-    here, _ = share
+def test_archive_members_outside_the_folder_are_refused(share, capsys):
+    local, _ = share
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as members:
         member = tarfile.TarInfo("../../evil")
         member.size = 1
         members.addfile(member, io.BytesIO(b"x"))
     text = base64.b64encode(archive.getvalue()).decode()
-    fetch(slices(1)[0], here.relative_to(here) / "sweep", lambda _: (0, text, ""))
+    fetch(slices(1)[0], local.relative_to(local) / "sweep", lambda _: (0, text, ""))
     assert "warning: " in capsys.readouterr().out
-    assert not (here.parent.parent / "evil").exists()
-    assert not (here.parent / "evil").exists()
+    assert not (local.parent.parent / "evil").exists()
+    assert not (local.parent / "evil").exists()

@@ -38,22 +38,22 @@ def test_runs_resolve(words, monkeypatch):
     assert all((ROOT / name).is_file() for name in files)
     if any("runs/finetune/" in binding for binding in bindings):
         return  # Such a folder is made by an earlier command.
-    found = parse(files, bindings, TrainConfig, HeadsTrainConfig).value
-    assert isinstance(found, TrainConfig | HeadsTrainConfig)
+    config = parse(files, bindings, TrainConfig, HeadsTrainConfig).value
+    assert isinstance(config, TrainConfig | HeadsTrainConfig)
 
 
 @pytest.mark.parametrize("module", LAUNCHERS)
-def test_launches_and_sweeps_are_sound(module, dry_run):
+def test_launches_and_sweeps_pass_dry_run(module, dry_run):
     commands = [
         [*words[1:], *(["--dry_run"] if "--dry_run" not in words else [])]
         for words in COMMANDS
         if words[0] == module
     ]
-    for done in dry_run(module, *commands):
-        assert done.returncode == 0, done.stderr
+    for result in dry_run(module, *commands):
+        assert result.returncode == 0, result.stderr
 
 
-def test_the_table_of_sweeps_is_whole():
+def test_the_table_lists_every_sweep():
     section = PAGE.partition("## 8. Sweeps")[2]
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([\w, ]+) \|$", section, re.MULTILINE)
     assert rows == [(name, ", ".join(sweep.grids)) for name, sweep in SWEEPS.items()]

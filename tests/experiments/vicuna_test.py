@@ -21,15 +21,15 @@ TEXTS = "TEXT_FILES='texts'"
 )
 def test_the_trunk_has_the_sizes_of_llama(size, trunk, width):
     """The counts of LLaMA's checkpoints, whose softmax is not the embedding."""
-    found = configuration.parse(
+    parsed = configuration.parse(
         [FOLDER / "joint.gin", f"gin_configs/models/vicuna_{size}.gin"],
         ["START='vicuna'", TEXTS],
         TrainConfig,
     )
-    model = found.value.model
+    model = parsed.value.model
     counts = count_parameters(model)
     assert counts["total"] - counts["heads"] == trunk
-    # Four draft heads beside the model's own, and no other parameters.
+    # Four draft heads besides the model's own head, and no other parameters.
     assert model.block_size == 5
     layer = width * 2 * width
     assert counts["heads"] == 4 * (2 * layer + 2 * width + width)
@@ -48,7 +48,7 @@ def test_the_recipes_resolve():
     assert decode.method == "medusa_neural:64:order=block"
 
 
-def test_a_conversation_is_written_as_vicuna_was_taught():
+def test_chat_template_is_vicunas():
     template = (FOLDER / "chat_template.jinja").read_text()
     messages = [
         {"role": "user", "content": "Hello!"},

@@ -29,7 +29,7 @@ from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.formats.registry import add
 
-# Trained heads have a softmax of their own, which a run of a whole model has not.
+# Without heads: trained heads have a softmax of their own, which a run does not have.
 RUN = BlockwiseConfig(damage_test.TRUNK)
 
 for kind, (header, save, read) in damage_test.READERS.items():
@@ -185,7 +185,7 @@ def _write_states(folder: pathlib.Path) -> None:
 
 
 def _read_states(folder: pathlib.Path) -> None:
-    """As training a refiner does, and as training heads does, which adds states."""
+    """Reads states as refiner training does, and as head training, which adds some."""
     texts = open_generations(folder)
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(folder / "states", pathlib.Path(scratch) / "states")
@@ -195,8 +195,8 @@ def _read_states(folder: pathlib.Path) -> None:
         except UserError as error:
             states, refused = [], error
         states.append(cached_states(copy, texts, _base(), "abc", include_prompts=True))
-        for each in states:
-            each.read(np.arange(len(each.positions)))
+        for states_of_texts in states:
+            states_of_texts.read(np.arange(len(states_of_texts.positions)))
     if refused:
         raise refused
 

@@ -1,4 +1,4 @@
-"""Random damage of models and drafters of other programs."""
+"""Random damage of models and drafters in formats of other programs."""
 
 import json
 import pathlib
@@ -100,13 +100,13 @@ def _write_folder_in_parts(folder: pathlib.Path) -> None:
     _copied(HF_FOLDER)(folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    places = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
-    for file in set(places.values()):
-        part = {name: tensors[name] for name in tensors if places[name] == file}
+    weight_map = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        part = {name: tensors[name] for name in tensors if weight_map[name] == file}
         save_file(part, folder / file)
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     for name, content in {
-        "model.safetensors.index.json": {"metadata": {}, "weight_map": places},
+        "model.safetensors.index.json": {"metadata": {}, "weight_map": weight_map},
         "generation_config.json": {"eos_token_id": end, "do_sample": True},
         "special_tokens_map.json": {"bos_token": {"content": "<s>"}},
     }.items():

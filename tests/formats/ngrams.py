@@ -34,7 +34,7 @@ def _counts() -> NGramCounts:
 
 
 def _use(model: NGramModel) -> None:
-    """Asks a model that was read, so that kernels see its arrays."""
+    """Queries a model that was read, so that kernels use its arrays."""
     model.evaluate([[0, min(1, model.vocab_size - 1), 0]])
     model.context_sums()
 
@@ -48,19 +48,19 @@ def _katz(write: Callable[[NGramModel, pathlib.Path], object], name: str) -> Any
 
 
 def _save_over(folder: pathlib.Path, save: Callable[[pathlib.Path], object]) -> None:
-    """For writers that replace a whole folder, and refuse one that is not theirs."""
+    """For writers that create the folder themselves."""
     folder.rmdir()
     save(folder)
 
 
 def _reseal_arrays(folder: pathlib.Path) -> None:
-    """Makes the checksums of n-gram arrays fit, where the arrays can be read."""
+    """Updates the checksums of n-gram arrays, where the arrays can be read."""
     path = next(folder.glob("ngram_*.json"))
     try:
         header = json.loads(path.read_bytes())
-        for name, about in header["arrays"].items():
+        for name, array_header in header["arrays"].items():
             array = np.load(folder / f"{name}.npy", allow_pickle=False)
-            about["crc32"] = zlib.crc32(np.ascontiguousarray(array).data)
+            array_header["crc32"] = zlib.crc32(np.ascontiguousarray(array).data)
         header["crc32"] = _content_checksum(header)
         path.write_text(json.dumps(header))
     except Exception:  # It is damaged so that no checksum can fit.
@@ -175,8 +175,8 @@ def _interrupt_count(folder: pathlib.Path) -> None:
     with contextlib.suppress(InterruptedError):
         _count_sequences(folder / "runs", fail_after=500)
     assert len(list(folder.glob("runs/run_*.windows"))) > 1
-    with tempfile.TemporaryDirectory() as other:
-        sums = _count_sequences(pathlib.Path(other))
+    with tempfile.TemporaryDirectory() as scratch:
+        sums = _count_sequences(pathlib.Path(scratch))
     manifest = json.loads((folder / "runs" / sorted_runs.MANIFEST).read_text())
     intact = {"crc32": manifest["crc32"], "sums": sums}
     (folder / "intact.json").write_text(json.dumps(intact))
@@ -194,7 +194,7 @@ def _resume_count(folder: pathlib.Path) -> None:
 
 
 def _reseal_runs(folder: pathlib.Path) -> None:
-    """Makes the checksums of the manifest and of the runs fit, where they can."""
+    """Updates the checksums of the manifest and of the runs, where possible."""
     path = folder / "runs" / sorted_runs.MANIFEST
     try:
         content = json.loads(path.read_bytes())

@@ -37,7 +37,7 @@ def unpacked(path: pathlib.Path) -> None:
 
 
 def packed(path: pathlib.Path) -> None:
-    """Writes the .npz file of `unpacked` arrays; the checksums fit what is damaged."""
+    """Writes `unpacked` arrays as an .npz file with checksums of the damaged data."""
     with zipfile.ZipFile(path, "w") as archive:
         for array in sorted(path.with_suffix("").iterdir()):
             archive.write(array, array.name)

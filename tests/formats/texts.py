@@ -104,17 +104,17 @@ for name in ("examples.jsonl", "examples.jsonl.gz"):
 
 def _read_study_data(folder: pathlib.Path) -> None:
     """Draws, truncates and tokenizes the examples of each task, as studies do."""
-    plain = types.SimpleNamespace(
+    model = types.SimpleNamespace(
         tokenizer=small_tokenizer(),
         chat=None,
         encode_prompt=lambda text: np.array(small_tokenizer().encode(text), np.int32),
     )
-    plain.without_chat = lambda: plain
+    model.without_chat = lambda: model
     for task in (path.name for path in folder.iterdir()):
         for name in ("mt_bench", "summarization") if task == "spec_bench" else (task,):
             sources = list(tasks.read_sources(folder, name))
             drawn = tasks.draw_examples(
-                sources, plain, examples=5, tune=1, longest=40, longest_whole=60
+                sources, model, examples=5, tune=1, longest=40, longest_whole=60
             )
             texts = tasks.undrawn_texts(sources, drawn, 3)
             texts += [turn for example in drawn for turn in example.follow_ups]

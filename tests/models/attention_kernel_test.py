@@ -1,4 +1,4 @@
-"""The kernel for attention to the cache: exact sums, one order, visible slots alone."""
+"""The kernel for attention to the cache: exact sums, fixed order, visible slots."""
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,16 @@ def exact(queries, keys, values, lengths):
         np.asarray(array.astype(jnp.float32), np.float64)
         for array in (queries, keys, values)
     )
-    seen = np.arange(keys.shape[-1]) < np.asarray(lengths)[:, None, None, None]
-    scores = np.where(seen, queries @ keys, -np.inf)
+    visible = np.arange(keys.shape[-1]) < np.asarray(lengths)[:, None, None, None]
+    scores = np.where(visible, queries @ keys, -np.inf)
     peaks = scores.max(-1)
     shifts = np.where(np.isinf(peaks), 0, peaks)[..., None]
     weights = np.exp(scores - shifts)
     return weights @ values, peaks, weights.sum(-1)
 
 
-# Whole groups of slots and what is left of them, whole tiles of queries and remainders,
-# and heads whose features fill no group of vectors.
+# Full groups of slots and remainders, full tiles of queries and remainders, and heads
+# whose features do not fill a group of vectors.
 @pytest.mark.parametrize(
     "tile", [None, (8, 2, 4), (4, 4, 4)], ids=["this", "avx2", "arm"]
 )
@@ -64,38 +64,42 @@ def test_attention_equals_that_in_float64(sizes, dtype, tile):
         np.testing.assert_allclose(result, expected, rtol=3e-5, atol=3e-5)
 
 
-def test_numbers_do_not_depend_on_other_queries():
-    queries, *rest = inputs(2, 2, 20, 64, 150)
-    every = [np.asarray(array) for array in prefix_attention(queries, *rest)]
+def test_results_do_not_depend_on_other_queries():
+    queries, *context = inputs(2, 2, 20, 64, 150)
+    all_queries = [np.asarray(array) for array in prefix_attention(queries, *context)]
     for rows in (1, 2, 5, 6, 7, 13):
-        for chosen in (slice(rows), slice(-rows, None)):
-            few = prefix_attention(queries[:, :, chosen], *rest)
-            for result, expected in zip(few, every, strict=True):
-                np.testing.assert_array_equal(result, expected[:, :, chosen])
+        for rows_slice in (slice(rows), slice(-rows, None)):
+            some_queries = prefix_attention(queries[:, :, rows_slice], *context)
+            for result, expected in zip(some_queries, all_queries, strict=True):
+                np.testing.assert_array_equal(result, expected[:, :, rows_slice])
 
 
 def test_slots_past_the_length_are_not_read():
     queries, keys, values, _ = inputs(2, 1, 3, 16, 40)
     lengths = jnp.array([17, 0], jnp.int32)
     hidden = jnp.arange(40) >= 17
-    spoilt = (
+    with_nans = (
         jnp.where(hidden, jnp.nan, keys),
         jnp.where(hidden[:, None], jnp.nan, values),
     )
-    clean = prefix_attention(queries, keys, values, lengths)
+    without_nans = prefix_attention(queries, keys, values, lengths)
     for result, expected in zip(
-        prefix_attention(queries, *spoilt, lengths), clean, strict=True
+        prefix_attention(queries, *with_nans, lengths), without_nans, strict=True
     ):
         np.testing.assert_array_equal(result, expected)
     # A length past the end, as of a ring of slots, means all of them.
-    whole = prefix_attention(queries, keys, values, jnp.array([40, 40], jnp.int32))
-    more = prefix_attention(queries, keys, values, jnp.array([99, 41], jnp.int32))
-    for result, expected in zip(more, whole, strict=True):
+    full_length = prefix_attention(
+        queries, keys, values, jnp.array([40, 40], jnp.int32)
+    )
+    excess_length = prefix_attention(
+        queries, keys, values, jnp.array([99, 41], jnp.int32)
+    )
+    for result, expected in zip(excess_length, full_length, strict=True):
         np.testing.assert_array_equal(result, expected)
 
 
 def test_extreme_scores():
-    """Far below the greatest score nothing is left; a NaN is not lost."""
+    """Scores far below the maximum have no weight; NaNs are propagated."""
     queries = jnp.full((1, 1, 1, 16), 10.0)
     keys = jnp.zeros((1, 1, 16, 3)).at[..., 0].set(1.0).at[..., 2].set(-1e30)
     values = jnp.arange(3.0)[None, None, :, None] * jnp.ones(16)

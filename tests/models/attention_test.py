@@ -75,14 +75,14 @@ def test_groups_equal_blocks_on_the_diagonal(kv_heads, cached):
     for g in range(3):
         blocks[:, 2 * g : 2 * g + 2, 2 * g : 2 * g + 2] = groups[:, g]
 
-    rest = (*prefix, lengths) if cached else ()
-    got = attention(queries, keys, values, groups, *rest)
-    want = attention(queries, keys, values, blocks, *rest)
+    cache = (*prefix, lengths) if cached else ()
+    got = attention(queries, keys, values, groups, *cache)
+    want = attention(queries, keys, values, blocks, *cache)
 
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     # The groups do not see each other: the third one changes nothing else.
     values[:, 4:] += 1
-    changed = attention(queries, keys, values, groups, *rest)
+    changed = attention(queries, keys, values, groups, *cache)
     np.testing.assert_array_equal(changed[:, :4], got[:, :4])
     assert np.abs(changed[:, 4:] - got[:, 4:]).max() > 1e-3
 
@@ -93,9 +93,9 @@ def test_fewer_queries_than_keys_equal_the_last_rows(cached):
     queries, keys, values, prefix, lengths = random_inputs(rng, 6)
     mask = rng.random((2, 6, 6)) < 0.5
     mask |= np.eye(6, dtype=bool)
-    rest = (*prefix, lengths) if cached else ()
-    got = attention(queries[:, 4:], keys, values, mask[:, 4:], *rest)
-    want = attention(queries, keys, values, mask, *rest)
+    cache = (*prefix, lengths) if cached else ()
+    got = attention(queries[:, 4:], keys, values, mask[:, 4:], *cache)
+    want = attention(queries, keys, values, mask, *cache)
     np.testing.assert_allclose(got, want[:, 4:], rtol=1e-5, atol=1e-6)
 
 
@@ -110,8 +110,8 @@ def test_gradients_equal_those_of_a_softmax_written_out():
 
     def written_out(queries, keys, values):
         scores = jnp.einsum("btnh,bunh->bntu", queries, keys) / np.sqrt(3)
-        chances = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
-        return (jnp.einsum("bntu,bunh->btnh", chances, values) * weights).sum()
+        probs = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+        return (jnp.einsum("bntu,bunh->btnh", probs, values) * weights).sum()
 
     got = jax.grad(by_attention, (0, 1, 2))(queries, keys, values)
     want = jax.grad(written_out, (0, 1, 2))(queries, keys, values)

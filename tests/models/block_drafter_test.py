@@ -109,24 +109,27 @@ def reference_states(config, params, features, anchor):
     for layer in range(config.num_layers):
         w = p[f"attention_{layer}"]
 
-        def project(part, vectors, places, w=w):
+        def project(part, vectors, positions, w=w):
             heads = np.einsum("tD,DNH->tNH", vectors, w[part]["kernel"])
             if part == "value":
                 return heads
             heads = rms(heads, w[f"{part}_norm"]["scale"])
             return np.array(
                 [
-                    [turn(head, place) for head in token]
-                    for token, place in zip(heads, places, strict=True)
+                    [turn(head, position) for head in token]
+                    for token, position in zip(heads, positions, strict=True)
                 ]
             )
 
         normal = rms(x, p[f"attention_norm_{layer}"]["scale"])
-        own = range(length, length + queries)
-        q = project("query", normal, own)
+        block_positions = range(length, length + queries)
+        q = project("query", normal, block_positions)
         k, v = (
             np.concatenate(
-                [project(part, fused[list(seen)], seen), project(part, normal, own)]
+                [
+                    project(part, fused[list(seen)], seen),
+                    project(part, normal, block_positions),
+                ]
             )
             for part in ("key", "value")
         )
@@ -159,7 +162,7 @@ def reference_states(config, params, features, anchor):
     ],
     ids=str,
 )
-def test_states_are_those_of_the_reference(changes):
+def test_states_equal_the_reference(changes):
     functions, params = drafter(**changes)
     lengths = [1, 5, 11]
     features, counts = texts(lengths)
@@ -175,7 +178,7 @@ def test_states_are_those_of_the_reference(changes):
 
 @pytest.mark.parametrize("window", [4, 6, None])
 @pytest.mark.parametrize("seed", range(3))
-def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
+def test_appended_tokens_equal_a_prefilled_text(window, seed):
     """Random prompts and numbers of accepted tokens, 0 included."""
     functions, params = drafter(window=window, reads_last_token=True)
     rng = np.random.default_rng(seed)
@@ -185,57 +188,59 @@ def test_accepted_tokens_one_call_at_a_time_are_a_prefilled_text(window, seed):
     features, _ = texts([40] * 5, seed)
     prefill = jax.jit(functions.prefill, static_argnums=3)
     append_features = jax.jit(functions.append)
-    # What stands after the prompt is padding, and does not get into the cache.
+    # Features after the prompt are padding, which is not cached.
     cache = prefill(params, features[:, :9], jnp.asarray(prompts), 32)
     for call in range(4):
-        places = np.asarray(cache.lengths)[:, None] + np.arange(CONFIG.block_size)
-        new = jnp.take_along_axis(features, places[..., None], axis=1)
+        positions = np.asarray(cache.lengths)[:, None] + np.arange(CONFIG.block_size)
+        new = jnp.take_along_axis(features, positions[..., None], axis=1)
         cache = append_features(params, cache, new, jnp.asarray(counts[:, call]))
     np.testing.assert_array_equal(cache.lengths, lengths)
     last = jnp.take_along_axis(features, jnp.asarray(lengths)[:, None, None] - 1, 1)
     np.testing.assert_array_equal(cache.last, last[:, 0])
-    whole = prefill(params, features, jnp.asarray(lengths), 32).context
+    expected = prefill(params, features, jnp.asarray(lengths), 32).context
     context = cache.context
     visible = np.minimum(lengths, context.slots)
     for row in range(5):
-        for grown, at_once in zip(context.keys, whole.keys, strict=True):
+        for appended, prefilled in zip(context.keys, expected.keys, strict=True):
             np.testing.assert_allclose(
-                grown[row, ..., : visible[row]],
-                at_once[row, ..., : visible[row]],
+                appended[row, ..., : visible[row]],
+                prefilled[row, ..., : visible[row]],
                 atol=1e-5,
             )
-        for grown, at_once in zip(context.values, whole.values, strict=True):
+        for appended, prefilled in zip(context.values, expected.values, strict=True):
             np.testing.assert_allclose(
-                grown[row, :, : visible[row]],
-                at_once[row, :, : visible[row]],
+                appended[row, :, : visible[row]],
+                prefilled[row, :, : visible[row]],
                 atol=1e-5,
             )
 
 
 @pytest.mark.parametrize("slots", [3, 5])
-def test_the_cache_holds_the_last_tokens_of_every_row(slots):
+def test_cache_holds_the_last_tokens_of_every_row(slots):
     """Against lists: token n of row r has the key 100 r + n."""
     rng = np.random.default_rng(2)
     lengths, kept = np.zeros(3, int), [[], [], []]
     empty = jnp.zeros((1, 3, slots, 1, 1))
     cache = cache_of_slots(KeyValues(empty, empty), jnp.zeros(3, int))
-    grown = jax.jit(append)
+    append_tokens = jax.jit(append)
     for _ in range(12):
         counts = rng.integers(0, 5, 3)
-        names = 100 * np.arange(3)[:, None] + lengths[:, None] + np.arange(4) + 1.0
-        new = jnp.asarray(names)[None, :, :, None, None]
-        cache = grown(cache, KeyValues(new, -new), jnp.asarray(counts))
+        token_keys = 100 * np.arange(3)[:, None] + lengths[:, None] + np.arange(4) + 1.0
+        new = jnp.asarray(token_keys)[None, :, :, None, None]
+        cache = append_tokens(cache, KeyValues(new, -new), jnp.asarray(counts))
         for row in range(3):
-            kept[row] += names[row, : counts[row]].tolist()
+            kept[row] += token_keys[row, : counts[row]].tolist()
         lengths += counts
-        places = np.asarray(slot_positions(cache.lengths, slots))
+        positions = np.asarray(slot_positions(cache.lengths, slots))
         for row in range(3):
-            full = min(len(kept[row]), slots)
-            slot_keys = np.asarray(cache.keys[0][row, 0, 0, :full])
+            num_kept = min(len(kept[row]), slots)
+            slot_keys = np.asarray(cache.keys[0][row, 0, 0, :num_kept])
             assert sorted(slot_keys) == sorted(kept[row][-slots:])
-            expected = [kept[row][place] for place in places[row, :full]]
+            expected = [kept[row][position] for position in positions[row, :num_kept]]
             assert slot_keys.tolist() == expected
-            np.testing.assert_array_equal(cache.values[0][row, 0, :full, 0], -slot_keys)
+            np.testing.assert_array_equal(
+                cache.values[0][row, 0, :num_kept, 0], -slot_keys
+            )
 
 
 @pytest.mark.parametrize(
@@ -243,8 +248,8 @@ def test_the_cache_holds_the_last_tokens_of_every_row(slots):
     [{}, {"window": None, "guess_at_anchor": False}, {"reads_last_token": True}],
     ids=str,
 )
-def test_training_sees_what_decoding_sees(changes):
-    """All anchors of a text at once, also in a piece of it from the middle on."""
+def test_teacher_forcing_equals_decoding(changes):
+    """All anchors of a text at once, also in a span from its middle."""
     functions, params = drafter(**changes)
     features, _ = texts([20, 20])
     # The second row begins at position 7, and its anchors see 6 tokens back at most.
@@ -301,13 +306,13 @@ def test_confidences_are_a_logistic_regression(reads_markov):
         markov_rank=3, confidence=True, confidence_reads_markov=reads_markov
     )
     states, previous = anchors_of(2), jnp.array([4, 9])
-    found = functions.confidences(params, states, previous)
+    confidences = functions.confidences(params, states, previous)
     inputs = np.asarray(states)
     if reads_markov:
         inputs = np.concatenate([inputs, params["markov"]["embedding"][previous]], -1)
     weights = params["confidence"]
     logits = inputs @ weights["kernel"][:, 0] + weights["bias"][0]
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), rtol=1e-4)
+    np.testing.assert_allclose(confidences, 1 / (1 + np.exp(-logits)), rtol=1e-4)
 
 
 def test_sizes_default_to_those_of_the_target():
@@ -320,7 +325,7 @@ def test_sizes_default_to_those_of_the_target():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"feature_layers": ()}, "feature_layers is empty"),
         ({"block_size": 1}, "block_size must be at least 2"),
@@ -331,14 +336,14 @@ def test_sizes_default_to_those_of_the_target():
         ({"confidence_reads_markov": True}, "markov_rank above 0"),
     ],
 )
-def test_rejects_drafters_that_cannot_be(changes, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_drafters_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **changes)
 
 
 @pytest.mark.parametrize(
     "changes", [{"feature_layers": (4,)}, {"draft_vocabulary": 24}], ids=str
 )
-def test_rejects_drafters_of_another_target(changes):
+def test_drafters_of_another_target_are_refused(changes):
     with pytest.raises(UserError, match=r"the model has|vocabulary"):
         dataclasses.replace(CONFIG, **changes).resolve(TARGET)

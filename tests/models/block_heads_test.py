@@ -54,63 +54,62 @@ def states():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_draft_vocabulary_is_the_whole_one_restricted(tied):
+def test_draft_vocabulary_equals_the_full_one_restricted(tied):
     config, params = model("draft vocabulary", tied)
-    whole = BlockwiseConfig(config.trunk, BlockHeadsConfig(4, 8))
+    full = BlockwiseConfig(config.trunk, BlockHeadsConfig(4, 8))
     layers = {
         name: value
         for name, value in params["heads"].items()
         if name not in ("vocabulary", "softmax")
     }
-    whole_params = {"trunk": params["trunk"], "heads": layers}
+    full_params = {"trunk": params["trunk"], "heads": layers}
     hidden = states()
-    every = ModelFunctions(whole).head_logits(whole_params, hidden)
-    inside = np.isin(np.arange(23), VOCABULARY)
-    restricted = jnp.where(inside, every[:, 1:], -jnp.inf)
+    full_logits = ModelFunctions(full).head_logits(full_params, hidden)
+    is_drafted = np.isin(np.arange(23), VOCABULARY)
+    restricted = jnp.where(is_drafted, full_logits[:, 1:], -jnp.inf)
 
     functions = ModelFunctions(config)
-    found = functions.head_logits(params, hidden)
-    np.testing.assert_allclose(found[:, 0], every[:, 0], atol=1e-5)
-    np.testing.assert_allclose(found[:, 1:], restricted, atol=1e-5)
+    logits = functions.head_logits(params, hidden)
+    np.testing.assert_allclose(logits[:, 0], full_logits[:, 0], atol=1e-5)
+    np.testing.assert_allclose(logits[:, 1:], restricted, atol=1e-5)
 
     tokens, log_probs, entropies = functions.block_candidates(params, hidden, 4, 5)
     want = jax.nn.log_softmax(restricted)
-    best = np.argsort(-np.asarray(want), axis=-1)[..., :5]
-    np.testing.assert_array_equal(tokens, best)
+    best_tokens = np.argsort(-np.asarray(want), axis=-1)[..., :5]
+    np.testing.assert_array_equal(tokens, best_tokens)
     np.testing.assert_allclose(
-        log_probs, np.take_along_axis(np.asarray(want), best, -1), atol=1e-5
+        log_probs, np.take_along_axis(np.asarray(want), best_tokens, -1), atol=1e-5
     )
-    chances = np.exp(np.asarray(want))
-    want_entropy = -np.sum(chances * np.where(inside, want, 0), -1)
+    probs = np.exp(np.asarray(want))
+    want_entropy = -np.sum(probs * np.where(is_drafted, want, 0), -1)
     np.testing.assert_allclose(entropies, want_entropy, atol=1e-5)
-    # Head 1, which verifies, knows nothing of it.
+    # Head 1, which verifies, uses the full vocabulary.
     np.testing.assert_array_equal(
         functions.next_token_logits(params, hidden),
-        ModelFunctions(whole).next_token_logits(whole_params, hidden),
+        ModelFunctions(full).next_token_logits(full_params, hidden),
     )
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_one_level_at_a_time_equals_all_at_once(name):
+def test_single_levels_equal_all_levels(name):
     config, params = model(name)
     functions, hidden = ModelFunctions(config), states()
-    found = functions.head_logits(params, hidden)
+    logits = functions.head_logits(params, hidden)
     ids = params["heads"].get("vocabulary", jnp.arange(23))
-    states_of = functions.states(params, hidden)
-    del states_of
+    functions.states(params, hidden)
     tokens, log_probs, _ = functions.block_candidates(params, hidden, 3, 2)
     assert tokens.shape == (5, 2, 2)
     assert set(np.unique(tokens)) <= set(np.asarray(ids).tolist())
-    want = jax.nn.log_softmax(found[:, 1:3])
+    want = jax.nn.log_softmax(logits[:, 1:3])
     np.testing.assert_allclose(log_probs, jax.lax.top_k(want, 2)[0], atol=1e-5)
     for level in (1, 2, 3):
-        one = functions.draft_logits(params, hidden, level)
-        again = jax.jit(functions.draft_logits)(params, hidden, jnp.int32(level))
-        np.testing.assert_allclose(one, again, atol=1e-5)
-        assert one.shape == (5, len(ids))
-    own = "own" in name
+        level_logits = functions.draft_logits(params, hidden, level)
+        jitted = jax.jit(functions.draft_logits)(params, hidden, jnp.int32(level))
+        np.testing.assert_allclose(level_logits, jitted, atol=1e-5)
+        assert level_logits.shape == (5, len(ids))
+    has_own_softmax = "own" in name
     first, second = (functions.draft_logits(params, hidden, n) for n in (1, 2))
-    assert bool(jnp.allclose(first, second)) != own
+    assert bool(jnp.allclose(first, second)) != has_own_softmax
 
 
 def test_medusa_layers_are_those_of_the_paper():
@@ -122,12 +121,12 @@ def test_medusa_layers_are_those_of_the_paper():
         kernel, bias = heads["kernel"][1, layer], heads["bias"][1, layer]
         state = state + jax.nn.silu(state @ kernel + bias)
     want = state @ params["trunk"]["embedding"][VOCABULARY].T
-    found = ModelFunctions(config).head_logits(params, hidden)[:, 2, VOCABULARY]
-    np.testing.assert_allclose(found, want, atol=1e-5)
+    logits = ModelFunctions(config).head_logits(params, hidden)[:, 2, VOCABULARY]
+    np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_new_heads_are_the_models_own_softmax(name):
+def test_new_heads_predict_like_the_model(name):
     base = BlockwiseConfig(TRUNK)
     params = draw(parameter_shapes(base))
     ids = VOCABULARY if HEADS[name].draft_vocabulary else None
@@ -137,20 +136,22 @@ def test_new_heads_are_the_models_own_softmax(name):
     assert shapes == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)["heads"]
     )
-    found = ModelFunctions(config).head_logits({**params, "heads": heads}, states())
-    chosen = found[..., VOCABULARY]
+    logits = ModelFunctions(config).head_logits({**params, "heads": heads}, states())
+    chosen = logits[..., VOCABULARY]
     np.testing.assert_allclose(
         chosen, jnp.broadcast_to(chosen[:, :1], chosen.shape), atol=1e-5
     )
 
 
-def test_what_a_draft_vocabulary_repeats_does_not_count_as_parameters():
+def test_draft_vocabulary_copies_are_not_counted_as_parameters():
     plain = BlockwiseConfig(TRUNK, BlockHeadsConfig(4, 8))
     draft = BlockwiseConfig(TRUNK, HEADS["draft vocabulary"])
     assert count_parameters(draft) == count_parameters(plain)
-    own = BlockwiseConfig(TRUNK, HEADS["own softmax"])
-    more = count_parameters(own)["heads"] - count_parameters(plain)["heads"]
-    assert more == 3 * 23 * 16
+    own_softmax = BlockwiseConfig(TRUNK, HEADS["own softmax"])
+    num_added = (
+        count_parameters(own_softmax)["heads"] - count_parameters(plain)["heads"]
+    )
+    assert num_added == 3 * 23 * 16
 
 
 def test_untied_rows_are_those_of_the_softmax():
@@ -169,7 +170,7 @@ def test_untied_rows_are_those_of_the_softmax():
         ({"num_heads": 2, "hidden": 4, "draft_vocabulary": 0}, "draft_vocabulary must"),
     ],
 )
-def test_bad_heads_are_told(fields, message):
+def test_invalid_heads_are_reported(fields, message):
     with pytest.raises(UserError, match=message):
         BlockHeadsConfig(**fields)
 
@@ -204,17 +205,17 @@ def test_conditioned_heads_draft_from_the_anchor_and_layers():
         params, tokens, positions, mask, layers=heads.feature_layers
     )
     anchors = functions.greedy_tokens(params, hidden[:, 2])
-    found, log_probs, _ = functions.block_candidates(
+    candidates, log_probs, _ = functions.block_candidates(
         params, hidden[:, 2], 3, 17, anchors, features[:, 2]
     )
     expected = np.asarray(jax.nn.log_softmax(logits[:, 2, 1:]))
     np.testing.assert_allclose(
-        log_probs, np.take_along_axis(expected, np.asarray(found), -1), rtol=1e-3
+        log_probs, np.take_along_axis(expected, np.asarray(candidates), -1), rtol=1e-3
     )
-    other = functions.block_candidates(
+    other_candidates = functions.block_candidates(
         params, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
     )
-    assert not np.array_equal(other[0], found)
+    assert not np.array_equal(other_candidates[0], candidates)
     with pytest.raises(UserError, match="certain token"):
         functions.block_candidates(params, hidden[:, 2], 3, 17)
 

@@ -120,14 +120,14 @@ def test_later_tokens_and_other_segments_change_nothing():
     positions = jnp.array([[0, 1, 2, 0, 1, 2]])
     mask = causal_mask(segments)
     packed, _ = forward(CONFIG, params, tokens, positions, mask)
-    changed = tokens.copy()
-    changed[0, 2] = 1
-    other, _ = forward(CONFIG, params, changed, positions, mask)
-    np.testing.assert_array_equal(packed[0, :2], other[0, :2])
-    assert np.abs(packed[0, 2] - other[0, 2]).max() > 1e-3
-    np.testing.assert_array_equal(packed[0, 3:], other[0, 3:])
-    alone, _ = causal_forward(CONFIG, params, jnp.asarray(tokens[:, 3:]))
-    np.testing.assert_allclose(packed[0, 3:], alone[0], atol=1e-5)
+    changed_tokens = tokens.copy()
+    changed_tokens[0, 2] = 1
+    changed_hidden, _ = forward(CONFIG, params, changed_tokens, positions, mask)
+    np.testing.assert_array_equal(packed[0, :2], changed_hidden[0, :2])
+    assert np.abs(packed[0, 2] - changed_hidden[0, 2]).max() > 1e-3
+    np.testing.assert_array_equal(packed[0, 3:], changed_hidden[0, 3:])
+    unpacked, _ = causal_forward(CONFIG, params, jnp.asarray(tokens[:, 3:]))
+    np.testing.assert_allclose(packed[0, 3:], unpacked[0], atol=1e-5)
 
 
 def test_new_heads_start_as_the_language_model():

@@ -28,7 +28,7 @@ def cache_of(values, lengths):
     )
 
 
-def test_rows_commit_different_lengths_at_their_own_places():
+def test_rows_commit_different_lengths_at_their_own_slots():
     cache = cache_of([[1, 2, 3] + [0] * 6, [4] + [0] * 8], [3, 1])
     assert cache.slots == 9
     block = jnp.asarray([[5, 6, 90], [7, 8, 9]], jnp.float32)[None, :, :, None, None]
@@ -43,7 +43,7 @@ def test_rows_commit_different_lengths_at_their_own_places():
     assert cache.lengths.tolist() == [6, 4]
 
 
-def test_every_layer_head_and_width_goes_to_its_own_place():
+def test_every_layer_and_head_is_stored_at_its_own_index():
     config = TransformerConfig(9, num_layers=3, d_model=8, d_ff=8, num_heads=2)
     cache = empty_cache(config, batch=2, slots=6)
     assert cache.keys[0].shape == (2, 2, 4, 6)
@@ -95,9 +95,9 @@ def test_no_product_of_a_pass_copies_cache_or_weights():
     text = jax.jit(model.forward).lower(*arguments).compile().as_text()
     # 56 slots or 32 × 32 numbers: nothing else that is copied is as large.
     for line in text.splitlines():
-        found = re.search(r"= f32\[([\d,]+)\]\S* (?:copy|transpose|slice)\(", line)
-        if found:
-            assert math.prod(map(int, found[1].split(","))) < 32 * 32, line
+        match = re.search(r"= f32\[([\d,]+)\]\S* (?:copy|transpose|slice)\(", line)
+        if match:
+            assert math.prod(map(int, match[1].split(","))) < 32 * 32, line
 
 
 def test_bits_of_bfloat16_are_committed_and_read():

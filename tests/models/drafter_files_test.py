@@ -1,4 +1,4 @@
-"""Block drafters on disk: what comes back, and what is refused."""
+"""Block drafters on disk: round trips, and files that are refused."""
 
 import dataclasses
 import json
@@ -65,23 +65,23 @@ def save(folder, trained, model_params, **changes):
 @pytest.mark.parametrize(
     ("dtype", "error"), [("float32", 0), ("bfloat16", 8e-3), ("int8", 1.2e-2)]
 )
-def test_a_drafter_comes_back(tmp_path, trained, model_params, dtype, error):
+def test_drafter_is_loaded_as_saved(tmp_path, trained, model_params, dtype, error):
     save(tmp_path / "drafter", trained, model_params, dtype=dtype)
-    found = load_drafter(tmp_path / "drafter")
-    assert found.config == CONFIG
-    assert found.facts == {"steps": 3}
-    functions, params = attach_drafter(MODEL, model_params, found)
+    loaded = load_drafter(tmp_path / "drafter")
+    assert loaded.config == CONFIG
+    assert loaded.facts == {"steps": 3}
+    functions, params = attach_drafter(MODEL, model_params, loaded)
     assert functions == DrafterFunctions(CONFIG, TRUNK)
     softmax, vocabulary = params.pop("softmax"), params.pop("vocabulary")
     np.testing.assert_array_equal(vocabulary, VOCABULARY)
     embedding = model_params["trunk"]["embedding"]
     np.testing.assert_array_equal(softmax, embedding[VOCABULARY])
     assert jax.tree.structure(params) == jax.tree.structure(trained)
-    for mine, theirs in zip(
+    for actual, expected in zip(
         jax.tree.leaves(params), jax.tree.leaves(trained), strict=True
     ):
-        scale = float(jnp.abs(theirs).max())
-        np.testing.assert_allclose(mine, theirs, atol=error * scale)
+        scale = float(jnp.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, atol=error * scale)
 
 
 def test_tensors_are_named_by_their_paths(tmp_path, trained, model_params):
@@ -103,14 +103,14 @@ def test_tensors_are_named_by_their_paths(tmp_path, trained, model_params):
 
 def test_a_drafter_of_another_model_is_refused(tmp_path, trained, model_params):
     save(tmp_path / "drafter", trained, model_params)
-    found = load_drafter(tmp_path / "drafter")
-    other = draw(parameter_shapes(MODEL), 2)
+    loaded = load_drafter(tmp_path / "drafter")
+    other_params = draw(parameter_shapes(MODEL), 2)
     with pytest.raises(UserError, match="another model"):
-        attach_drafter(MODEL, other, found)
-    attach_drafter(MODEL, other, found, check=False)
+        attach_drafter(MODEL, other_params, loaded)
+    attach_drafter(MODEL, other_params, loaded, check=False)
     wider = BlockwiseConfig(dataclasses.replace(TRUNK, d_model=16))
     with pytest.raises(UserError, match="width 16"):
-        attach_drafter(wider, draw(parameter_shapes(wider)), found)
+        attach_drafter(wider, draw(parameter_shapes(wider)), loaded)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_damaged_folder_is_refused(tmp_path, trained, model_params, damage):
     folder = tmp_path / "drafter"
     save(folder, trained, model_params, dtype="int8")
     header, path = folder / "drafter.json", folder / "drafter.safetensors"
-    about, tensors = json.loads(header.read_text()), load_file(path)
+    fields, tensors = json.loads(header.read_text()), load_file(path)
     match damage:
         case "config":
-            header.write_text(json.dumps(about | {"config": {"block_size": 3}}))
+            header.write_text(json.dumps(fields | {"config": {"block_size": 3}}))
         case "no tensors":
             path.write_bytes(b"nothing")
         case "shape":

@@ -44,9 +44,9 @@ def trained(config):
 
 
 def save(folder, config, heads, **kwargs):
-    about = {"base": fingerprint(MODEL, PARAMS), "base_name": "smol"}
+    base = {"base": fingerprint(MODEL, PARAMS), "base_name": "smol"}
     sizes = {"d_model": 16, "vocab_size": 40}
-    save_heads(folder, config, heads, **{**about, **sizes, "facts": FACTS, **kwargs})
+    save_heads(folder, config, heads, **{**base, **sizes, "facts": FACTS, **kwargs})
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,16 @@ def test_attached_equals_saved(tmp_path, name, dtype, error):
     assert params["trunk"] is PARAMS["trunk"]
     assert params["heads"].keys() == heads.keys()
     for key, value in heads.items():
-        found = params["heads"][key]
-        assert found.dtype == value.dtype
+        attached = params["heads"][key]
+        assert attached.dtype == value.dtype
         if not is_trained(config, key):
-            np.testing.assert_array_equal(found, value)
+            np.testing.assert_array_equal(attached, value)
             continue
-        # Of int8, an error of half a step of 1/127 of the channel's largest value.
+        # int8: an error of half a step of 1/127 of the channel's largest value.
         largest = jnp.abs(value).max() if dtype == "int8" else jnp.abs(value)
-        assert bool((jnp.abs(found - value) <= error * largest / 2 + 1e-7).all()), key
+        assert bool((jnp.abs(attached - value) <= error * largest / 2 + 1e-7).all()), (
+            key
+        )
     hidden = draw(jax.ShapeDtypeStruct((4, 16), jnp.float32), 2)
     got = ModelFunctions(model).block_candidates(params, hidden, 3, 3)
     want = ModelFunctions(model).block_candidates(
@@ -86,13 +88,13 @@ def test_every_output_channel_has_a_scale(tmp_path):
     # One channel a thousand times larger than the others.
     kernel = heads["kernel_in"].at[:, :, 3].multiply(1000)
     save(tmp_path / "heads", config, {**heads, "kernel_in": kernel}, dtype="int8")
-    found = load_heads(tmp_path / "heads").tensors["kernel_in"]
-    error = np.abs(found - kernel).max((0, 1))
+    loaded = load_heads(tmp_path / "heads").tensors["kernel_in"]
+    error = np.abs(loaded - kernel).max((0, 1))
     assert error[3] > 0.05
     assert np.delete(error, 3).max() < 0.01
 
 
-def test_files_hold_nothing_of_the_base(tmp_path):
+def test_files_do_not_contain_the_base_model(tmp_path):
     config = HEADS["feed forward"]
     save(tmp_path / "heads", config, trained(config))
     assert "softmax" not in load_heads(tmp_path / "heads").tensors
@@ -105,12 +107,12 @@ def test_parameters_are_cast_to_the_base(tmp_path):
     config = HEADS["feed forward"]
     save(tmp_path / "heads", config, trained(config))
     trunk = dataclasses.replace(MODEL.trunk, param_dtype="bfloat16")
-    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    half_params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     loaded = load_heads(tmp_path / "heads")
-    _, params = attach_heads(BlockwiseConfig(trunk), low, loaded)
-    kinds = {name: value.dtype.name for name, value in params["heads"].items()}
-    assert kinds.pop("vocabulary") == "int32"
-    assert set(kinds.values()) == {"bfloat16"}
+    _, params = attach_heads(BlockwiseConfig(trunk), half_params, loaded)
+    dtypes = {name: value.dtype.name for name, value in params["heads"].items()}
+    assert dtypes.pop("vocabulary") == "int32"
+    assert set(dtypes.values()) == {"bfloat16"}
 
 
 def test_fingerprints_tell_models_apart():
@@ -118,36 +120,36 @@ def test_fingerprints_tell_models_apart():
     assert len(key) == 16
     assert fingerprint(MODEL, draw(parameter_shapes(MODEL), 7)) != key
     # Heads and precision do not matter.
-    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    half_params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     trunk = dataclasses.replace(MODEL.trunk, dtype="bfloat16", param_dtype="bfloat16")
     heads = BlockwiseConfig(trunk, HEADS["whole"])
-    assert fingerprint(heads, {**low, "heads": trained(HEADS["whole"])}) == key
+    assert fingerprint(heads, {**half_params, "heads": trained(HEADS["whole"])}) == key
     on_host = jax.tree.map(np.asarray, PARAMS)
     assert fingerprint(MODEL, on_host) == key
     # A single changed tensor does, and so does the configuration.
     trunk = {**PARAMS["trunk"], "embedding": PARAMS["trunk"]["embedding"] + 0.1}
     assert fingerprint(MODEL, {"trunk": trunk}) != key
-    other = dataclasses.replace(MODEL.trunk, norm_epsilon=1e-6)
-    assert fingerprint(BlockwiseConfig(other), PARAMS) != key
+    other_trunk = dataclasses.replace(MODEL.trunk, norm_epsilon=1e-6)
+    assert fingerprint(BlockwiseConfig(other_trunk), PARAMS) != key
 
 
 def test_heads_of_another_model_are_refused(tmp_path):
     config = HEADS["feed forward"]
     save(tmp_path / "heads", config, trained(config))
     loaded = load_heads(tmp_path / "heads")
-    other = draw(parameter_shapes(MODEL), 7)
+    other_params = draw(parameter_shapes(MODEL), 7)
     with pytest.raises(UserError, match=r"trained on smol .*, and big .* is another"):
-        attach_heads(MODEL, other, loaded, name="big")
-    _, params = attach_heads(MODEL, other, loaded, name="big", check=False)
+        attach_heads(MODEL, other_params, loaded, name="big")
+    _, params = attach_heads(MODEL, other_params, loaded, name="big", check=False)
     np.testing.assert_array_equal(
-        params["heads"]["softmax"], other["trunk"]["embedding"][VOCABULARY]
+        params["heads"]["softmax"], other_params["trunk"]["embedding"][VOCABULARY]
     )
     trunk = dataclasses.replace(MODEL.trunk, vocab_size=41)
     with pytest.raises(UserError, match="smol, of width 16 and 40 tokens, and big has"):
         attach_heads(BlockwiseConfig(trunk), PARAMS, loaded, name="big", check=False)
 
 
-def test_a_refusal_says_where_the_heads_lie(tmp_path):
+def test_error_names_the_folder_of_the_heads(tmp_path):
     config = HEADS["feed forward"]
     save(tmp_path / "heads", config, trained(config))
     loaded = load_heads(tmp_path / "heads")
@@ -158,25 +160,25 @@ def test_a_refusal_says_where_the_heads_lie(tmp_path):
     )
 
 
-def test_heads_with_a_layer_for_the_model_itself_are_refused(tmp_path):
+def test_heads_that_change_head_1_are_refused(tmp_path):
     config = BlockHeadsConfig(3, 8)
-    first = dataclasses.replace(config, first_has_ffn=True)
+    with_first = dataclasses.replace(config, first_has_ffn=True)
     with pytest.raises(UserError, match="would change head 1"):
-        save(tmp_path / "first", first, trained(first))
+        save(tmp_path / "first", with_first, trained(with_first))
     assert not (tmp_path / "first").exists()
     save(tmp_path / "heads", config, trained(config))
     loaded = load_heads(tmp_path / "heads")
     with pytest.raises(UserError, match="would change head 1"):
-        attach_heads(MODEL, PARAMS, dataclasses.replace(loaded, config=first))
+        attach_heads(MODEL, PARAMS, dataclasses.replace(loaded, config=with_first))
     header = tmp_path / "heads" / "heads.json"
-    about = json.loads(header.read_text())
-    about["config"]["first_has_ffn"] = True
-    header.write_text(json.dumps(about))
+    fields = json.loads(header.read_text())
+    fields["config"]["first_has_ffn"] = True
+    header.write_text(json.dumps(fields))
     with pytest.raises(UserError, match=r"heads\.json .* would change head 1"):
         load_heads(tmp_path / "heads")
 
 
-def test_other_numbers_are_other_heads(tmp_path):
+def test_identity_depends_on_the_parameters(tmp_path):
     config = HEADS["feed forward"]
     heads = trained(config)
     for name, bias in (("a", 0), ("b", 0), ("c", 1)):
@@ -202,22 +204,22 @@ def test_damage_is_reported(tmp_path, fault, message):
     header, path = (
         tmp_path / "heads" / f"heads.{end}" for end in ("json", "safetensors")
     )
-    about = json.loads(header.read_text())
+    fields = json.loads(header.read_text())
     match fault:
         case "gone":
             path.unlink()
         case "cut":
             path.write_bytes(path.read_bytes()[:-20])
         case "resized":
-            about["config"]["hidden"] = 9
+            fields["config"]["hidden"] = 9
         case "kind":
-            about["config"]["kind"] = "other"
+            fields["config"]["kind"] = "other"
         case "ids":
-            about["vocab_size"] = 20
+            fields["vocab_size"] = 20
         case "scaled bias":
-            one = np.ones(3, np.float32)
-            save_file({**load_file(path), "bias_in": one, "bias_in.scale": one}, path)
-    header.write_text(json.dumps(about))
+            ones = np.ones(3, np.float32)
+            save_file({**load_file(path), "bias_in": ones, "bias_in.scale": ones}, path)
+    header.write_text(json.dumps(fields))
     with pytest.raises(UserError, match=message):
         load_heads(tmp_path / "heads")
 

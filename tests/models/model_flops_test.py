@@ -30,8 +30,8 @@ def test_flops_of_a_serial_call_by_hand():
     assert serial_call_flops(MODEL, 4, 20, 96) == 4 * row
 
 
-def test_xla_counts_the_same():
-    """All heads at all positions at once, so that no loop hides anything."""
+def test_flops_equal_those_counted_by_xla():
+    """All heads at all positions at once: XLA does not count iterations of loops."""
 
     def loss(params, tokens):
         segments = jnp.ones_like(tokens)
@@ -47,6 +47,6 @@ def test_xla_counts_the_same():
 
     tokens = jax.ShapeDtypeStruct((8, 128), jnp.int32)
     step = jax.jit(jax.grad(loss)).lower(parameter_shapes(MODEL), tokens).compile()
-    # What is left are norms, activations and softmaxes.
+    # The rest are norms, activations and softmaxes.
     counted = step.cost_analysis()["flops"]
     assert counted == pytest.approx(train_flops(MODEL, 8, 128), rel=0.06)

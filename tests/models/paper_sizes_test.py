@@ -16,7 +16,7 @@ NAMED = {"1.5B": 1.5e9, "32M": 32e6, "61M": 61e6, "94M": 94e6}
 
 def deviations(*, gated: bool, head_dim: int | None) -> dict[str, float]:
     """Parameters over those that the names of the models say, minus 1, in percent."""
-    found = {}
+    percentages = {}
     for name, sizes in TABLE6.items():
         trunk = TransformerConfig(
             50257,
@@ -31,8 +31,8 @@ def deviations(*, gated: bool, head_dim: int | None) -> dict[str, float]:
         if name == "1.5B":
             heads = BlockHeadsConfig(9, hidden=trunk.d_ff)
         count = count_parameters(BlockwiseConfig(trunk, heads))["total"]
-        found[name] = 100 * (count / NAMED[name] - 1)
-    return found
+        percentages[name] = 100 * (count / NAMED[name] - 1)
+    return percentages
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def deviations(*, gated: bool, head_dim: int | None) -> dict[str, float]:
 )
 def test_no_reading_fits_all_models(gated, head_dim, percent):
     """Hence the large model is read with a gate, and rescorers without one."""
-    found = deviations(gated=gated, head_dim=head_dim)
-    assert found == pytest.approx(percent, abs=0.06)
-    assert max(map(abs, found.values())) > 10
+    percentages = deviations(gated=gated, head_dim=head_dim)
+    assert percentages == pytest.approx(percent, abs=0.06)
+    assert max(map(abs, percentages.values())) > 10
     # The page on training has the same numbers in its table.
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     reading = f"| {'gated' if gated else 'plain'} | {head_dim or 'width / 12'} |"
     (row,) = [line for line in page.splitlines() if line.startswith(reading)]
-    shown = re.findall(r"\(([+−][\d.]+) %\)", row)
+    printed = re.findall(r"\(([+−][\d.]+) %\)", row)
     order = ("1.5B", "94M", "61M", "32M")
-    assert shown == [f"{found[name]:+.1f}".replace("-", "−") for name in order]
+    assert printed == [f"{percentages[name]:+.1f}".replace("-", "−") for name in order]

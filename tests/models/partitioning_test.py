@@ -30,18 +30,18 @@ def test_partition_specs_equal_the_golden_file():
         shardings = parameter_shardings(boxed, mesh)
         for path, leaf in jax.tree_util.tree_leaves_with_path(shardings):
             name = "/".join(entry.key for entry in path)
-            # What is not stacked lies the same in both.
+            # Arrays that are not stacked have the same spec in both.
             assert specs.setdefault(name, list(leaf.spec)) == list(leaf.spec)
     assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 def test_initial_values_do_not_depend_on_the_mesh():
     key = jax.random.key(0)
-    one = init_parameters(CONFIG, key, make_mesh(MeshConfig(data=8)))
-    split = init_parameters(CONFIG, key, make_mesh(MeshConfig(2, 2, 2)))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(split), strict=True):
+    replicated = init_parameters(CONFIG, key, make_mesh(MeshConfig(data=8)))
+    sharded = init_parameters(CONFIG, key, make_mesh(MeshConfig(2, 2, 2)))
+    for a, b in zip(jax.tree.leaves(replicated), jax.tree.leaves(sharded), strict=True):
         np.testing.assert_array_equal(a, b)
-    kernel = split["trunk"]["mlp_0"]["input"]["kernel"]
+    kernel = sharded["trunk"]["mlp_0"]["input"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (8, 16)
 
 
@@ -52,7 +52,7 @@ def test_mesh_must_use_all_devices():
 
 
 @pytest.mark.parametrize(
-    "sizes, words",
+    "sizes, message",
     [
         ({"fsdp": 0}, "MeshConfig.fsdp must be a positive integer, not 0"),
         ({"fsdp": "a"}, "MeshConfig.fsdp must be a positive integer, not 'a'"),
@@ -63,8 +63,8 @@ def test_mesh_must_use_all_devices():
         ),
     ],
 )
-def test_sizes_that_no_mesh_has(sizes, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_mesh_sizes_are_refused(sizes, message):
+    with pytest.raises(UserError, match=message):
         MeshConfig(**sizes)
 
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16 matrices, and the products that their gradients are made of."""
+"""Products of bfloat16 matrices, and the products in their gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +27,17 @@ def test_products_and_gradients_are_those_of_float32_rounded(axes):
     x, kernel = operands()
     if axes == 1:
         x, kernel = x[:, :, 0], kernel[0]
-    found = jax.grad(weighted, (0, 1))(x, kernel, axes)
-    wide = [array.astype(jnp.float32) for array in (x, kernel)]
-    expected = jax.grad(weighted, (0, 1))(*wide, axes)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.dtype == jnp.bfloat16
+    gradients = jax.grad(weighted, (0, 1))(x, kernel, axes)
+    float32_operands = [array.astype(jnp.float32) for array in (x, kernel)]
+    float32_gradients = jax.grad(weighted, (0, 1))(*float32_operands, axes)
+    for gradient, float32_gradient in zip(gradients, float32_gradients, strict=True):
+        assert gradient.dtype == jnp.bfloat16
         np.testing.assert_allclose(
-            mine.astype(jnp.float32), theirs, rtol=2e-2, atol=5e-2
+            gradient.astype(jnp.float32), float32_gradient, rtol=2e-2, atol=5e-2
         )
     with float32_sums():
         y = product(x, kernel, axes, x.dtype.name)
-    exact = jnp.tensordot(*wide, axes=axes)
+    exact = jnp.tensordot(*float32_operands, axes=axes)
     # The sum is rounded once: within half a unit of the last of 8 bits.
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8)
 
@@ -64,8 +64,8 @@ def test_every_product_has_bfloat16_operands_and_float32_sums():
         assert equation.outvars[0].aval.dtype == jnp.float32
 
 
-def test_other_products_are_the_usual_ones():
+def test_float32_products_are_unchanged():
     x, kernel = operands("float32")
     with float32_sums():
-        found = product(x, kernel, 2, "float32")
-    np.testing.assert_array_equal(found, jnp.tensordot(x, kernel, axes=2))
+        result = product(x, kernel, 2, "float32")
+    np.testing.assert_array_equal(result, jnp.tensordot(x, kernel, axes=2))

@@ -44,23 +44,23 @@ def test_a_newer_refiner_replaces_the_older(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["refiner"]
 
 
-def test_its_base_is_kept_and_may_be_unknown(tmp_path):
+def test_base_is_saved_and_may_be_unknown(tmp_path):
     folder = tmp_path / "refiner"
     params = save(folder)
     assert load_refiner(folder).base is None
     save_refiner(folder, CONFIGS[0], params, FACTS, "0123456789abcdef")
     assert load_refiner(folder).base == "0123456789abcdef"
-    # The first refiners do not tell.
+    # Files of the first version have no base.
     header = folder / "refiner.json"
-    about = json.loads(header.read_text())
-    del about["base"]
-    header.write_text(json.dumps(about))
+    fields = json.loads(header.read_text())
+    del fields["base"]
+    header.write_text(json.dumps(fields))
     assert load_refiner(folder).base is None
 
 
 def damage(folder, fault):
     header, arrays = folder / "refiner.json", folder / "params.npz"
-    about = json.loads(header.read_text())
+    fields = json.loads(header.read_text())
     if fault == "cut":
         arrays.write_bytes(arrays.read_bytes()[:-100])
     elif fault == "flipped":
@@ -72,16 +72,16 @@ def damage(folder, fault):
     elif fault == "foreign":
         np.savez(arrays, other=np.zeros(3))
     elif fault == "resized":
-        about["config"]["rank"] = 6
+        fields["config"]["rank"] = 6
     elif fault == "kind":
-        about["kind"] = "eagle"
+        fields["kind"] = "eagle"
     elif fault == "field":
-        del about["config"]["d_model"]
-    header.write_text(json.dumps(about))
+        del fields["config"]["d_model"]
+    header.write_text(json.dumps(fields))
 
 
 @pytest.mark.parametrize(
-    "fault, words",
+    "fault, message",
     [
         ("cut", "params.npz"),
         ("flipped", "params.npz"),
@@ -92,13 +92,13 @@ def damage(folder, fault):
         ("field", "d_model"),
     ],
 )
-def test_damage_is_noticed(tmp_path, fault, words):
+def test_damaged_files_are_reported(tmp_path, fault, message):
     folder = tmp_path / "refiner"
     save(folder)
     damage(folder, fault)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as error:
         load_refiner(folder)
-    assert "python -m bpd_jax.train_refiner" in str(caught.value)
+    assert "python -m bpd_jax.train_refiner" in str(error.value)
 
 
 def test_a_refiner_fits_its_own_model_only():

@@ -33,35 +33,35 @@ def test_scores_depend_on_distances_alone(config):
     np.testing.assert_allclose(scores(0), scores(17), atol=2e-4)
     plain = jnp.einsum("BTNH,BUNH->BNTU", queries, keys)
     assert np.abs(scores(0) - plain).max() > 0.5
-    # At no distance nothing is turned; yarn alone makes scores larger.
-    turned = config.num_rotated(16)
-    same = jnp.einsum("BTNH,BTNH->BNT", queries, keys)
-    grown = same + (config.amplitude**2 - 1) * jnp.einsum(
-        "BTNH,BTNH->BNT", queries[..., :turned], keys[..., :turned]
+    # At distance 0 scores are not changed, except that yarn scales them.
+    num_rotated = config.num_rotated(16)
+    unrotated = jnp.einsum("BTNH,BTNH->BNT", queries, keys)
+    expected = unrotated + (config.amplitude**2 - 1) * jnp.einsum(
+        "BTNH,BTNH->BNT", queries[..., :num_rotated], keys[..., :num_rotated]
     )
     np.testing.assert_allclose(
-        jnp.diagonal(scores(3), axis1=2, axis2=3), grown, atol=1e-4
+        jnp.diagonal(scores(3), axis1=2, axis2=3), expected, atol=1e-4
     )
 
 
 def test_pairs_are_halves_of_a_head():
-    """Feature 0 turns with feature 2, by one radian per token; 1 with 3, by 0.1."""
+    """Features 0 and 2 are rotated by one radian per token, 1 and 3 by 0.1."""
     x = jnp.array([1.0, 0, 0, 0, 0, 1, 0, 0]).reshape(1, 2, 1, 4)
     got = rotate(x, jnp.array([[2, 3]]), RotaryConfig(100.0))[0, :, 0]
     np.testing.assert_allclose(got[0], [np.cos(2), 0, np.sin(2), 0], atol=1e-6)
     np.testing.assert_allclose(got[1], [0, np.cos(0.3), 0, np.sin(0.3)], atol=1e-6)
 
 
-def test_only_a_fraction_turns():
+def test_only_a_fraction_of_features_is_rotated():
     x = random(1, 3, 1, 8)
     got = rotate(x, jnp.array([[1, 2, 3]]), RotaryConfig(fraction=0.5))
     np.testing.assert_array_equal(got[..., 4:], x[..., 4:])
-    alone = rotate(x[..., :4], jnp.array([[1, 2, 3]]), RotaryConfig())
-    np.testing.assert_allclose(got[..., :4], alone, atol=1e-6)
+    rotated = rotate(x[..., :4], jnp.array([[1, 2, 3]]), RotaryConfig())
+    np.testing.assert_allclose(got[..., :4], rotated, atol=1e-6)
 
 
 def test_bfloat16_angles_are_exact():
-    """Position 4001 has no bfloat16: angles are taken in float32."""
+    """Position 4001 is not exact in bfloat16: angles are computed in float32."""
     x = random(1, 1, 1, 8)
     exact = rotate(x, jnp.array([[4001]]), RotaryConfig())
     got = rotate(x.astype(jnp.bfloat16), jnp.array([[4001]]), RotaryConfig())
@@ -69,16 +69,16 @@ def test_bfloat16_angles_are_exact():
     np.testing.assert_allclose(got.astype(jnp.float32), exact, atol=0.02)
 
 
-def test_stretching_leaves_fast_pairs_and_divides_slow_ones():
+def test_scaling_keeps_high_frequencies_and_divides_low_ones():
     plain = CONFIGS["plain"].frequencies(64)
     np.testing.assert_allclose(CONFIGS["linear"].frequencies(64), plain / 4)
     for name, factor in (("llama3", 8), ("yarn", 4)):
         config = dataclasses.replace(CONFIGS[name], original_length=512)
-        stretched = config.frequencies(64)
-        assert stretched[0] == plain[0]
-        np.testing.assert_allclose(stretched[-1], plain[-1] / factor)
-        assert (np.diff(stretched) < 0).all()
-        assert ((stretched <= plain) & (stretched >= plain / factor)).all()
+        scaled = config.frequencies(64)
+        assert scaled[0] == plain[0]
+        np.testing.assert_allclose(scaled[-1], plain[-1] / factor)
+        assert (np.diff(scaled) < 0).all()
+        assert ((scaled <= plain) & (scaled >= plain / factor)).all()
 
 
 @pytest.mark.parametrize(

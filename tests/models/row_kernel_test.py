@@ -1,4 +1,4 @@
-"""The kernel for products of few rows: exact sums, one order, any number of threads."""
+"""The kernel for products of few rows: exact sums, fixed order, concurrent calls."""
 
 import threading
 
@@ -29,7 +29,7 @@ def operands(rows, length, outputs, seed=0):
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-# Whole tiles and remainders of rows and outputs; one chunk, many, and rows of a matrix
+# Full tiles and remainders of rows and outputs; one chunk, many, and rows of a matrix
 # that are longer than a chunk.
 @pytest.mark.parametrize(
     "rows, length, outputs",
@@ -59,22 +59,22 @@ def test_tiles_of_other_processors_multiply_too(sizes):
         np.testing.assert_array_equal(alone, product[-1:])
 
 
-def test_numbers_do_not_depend_on_how_many_rows_there_are():
+def test_results_do_not_depend_on_the_number_of_rows():
     x, matrix = operands(20, 576, 2053)
-    every = np.asarray(multiply(x, matrix))
+    all_rows = np.asarray(multiply(x, matrix))
     for rows in (1, 2, 5, 6, 7, 12, 19):
-        np.testing.assert_array_equal(multiply(x[:rows], matrix), every[:rows])
-        np.testing.assert_array_equal(multiply(x[-rows:], matrix), every[-rows:])
+        np.testing.assert_array_equal(multiply(x[:rows], matrix), all_rows[:rows])
+        np.testing.assert_array_equal(multiply(x[-rows:], matrix), all_rows[-rows:])
 
 
-def test_infinities_and_zeros_are_as_in_any_product():
+def test_infinities_propagate_as_in_any_product():
     x, matrix = jnp.ones((2, 16)), jnp.zeros((3, 16)).at[1, 3].set(jnp.inf)
     np.testing.assert_array_equal(multiply(x, matrix), [[0, np.inf, 0]] * 2)
     np.testing.assert_array_equal(multiply(0 * x, matrix), [[0, np.nan, 0]] * 2)
 
 
 def test_products_may_run_at_the_same_time():
-    """More callers than threads: none waits for one that has not begun."""
+    """More callers than threads: no call waits for one that has not started."""
     pairs = [operands(4, 576, 3000, seed) for seed in range(8)]
     expected = [np.asarray(multiply(*pair)) for pair in pairs]
     results = [[] for _ in pairs]
@@ -101,26 +101,26 @@ def test_other_products_are_left_to_xla():
     assert not row_kernel.applies(jnp.ones((row_kernel.MOST_ROWS + 1, 64)), matrix)
     assert not row_kernel.applies(x[:, :-1], matrix[:, :-1])
     assert not row_kernel.applies(x.astype("bfloat16"), matrix)
-    many = jnp.ones((2, 40, 64))
+    many_rows = jnp.ones((2, 40, 64))
     np.testing.assert_allclose(
-        decoding_product(many, matrix, "float32"), many @ matrix.T, rtol=1e-5
+        decoding_product(many_rows, matrix, "float32"), many_rows @ matrix.T, rtol=1e-5
     )
-    few = x.reshape(1, 2, 64)
+    few_rows = x.reshape(1, 2, 64)
     np.testing.assert_array_equal(
-        decoding_product(few, matrix, "float32")[0], multiply(x, matrix)
+        decoding_product(few_rows, matrix, "float32")[0], multiply(x, matrix)
     )
 
 
-def test_operands_that_are_spread_over_devices_are_gathered():
+def test_sharded_operands_are_gathered():
     if jax.device_count() < 2:
         pytest.skip("needs several devices")
     mesh = jax.make_mesh((2,), ("data",))
-    spread = jax.NamedSharding(mesh, jax.P("data"))
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
     x, matrix = operands(4, 64, 6)
-    shared = jax.jit(row_kernel.rows_times_matrix)(
-        jax.device_put(x, spread), jax.device_put(matrix, spread)
+    result = jax.jit(row_kernel.rows_times_matrix)(
+        jax.device_put(x, sharding), jax.device_put(matrix, sharding)
     )
-    np.testing.assert_array_equal(shared, multiply(x, matrix))
+    np.testing.assert_array_equal(result, multiply(x, matrix))
 
 
 def test_layout_for_decoding_names_the_softmax():
@@ -131,5 +131,5 @@ def test_layout_for_decoding_names_the_softmax():
     assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 4)
     untied = decoding_layout({**params, "softmax": 2 * embedding})
     np.testing.assert_array_equal(untied[DECODING_SOFTMAX], 2 * embedding)
-    again = decoding_layout(layout)
-    assert jax.tree.structure(again) == jax.tree.structure(layout)
+    repeated = decoding_layout(layout)
+    assert jax.tree.structure(repeated) == jax.tree.structure(layout)

@@ -28,8 +28,10 @@ def gradients(function, arrays, ids=IDS):
         mixed = function(*arrays, Segments(jnp.asarray(ids)))
         return (mixed * weights).sum(), mixed
 
-    (_, mixed), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
-    return mixed, *by
+    (_, mixed), array_gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+        arrays
+    )
+    return mixed, *array_gradients
 
 
 def plain(queries, keys, values, segments):
@@ -44,7 +46,7 @@ def assert_equal(got, want, tolerance=1e-5):
 
 @pytest.mark.parametrize("length", [160, 256])
 def test_the_pallas_kernel_equals_plain_attention(length):
-    """160 tokens are filled up to the kernel's 256."""
+    """160 tokens are padded to the kernel's 256."""
     ids = np.pad(IDS, ((0, 0), (0, length - 160)))
     arrays = inputs(num_heads=2, kv_heads=1, ids=ids)
     pallas = gradients(lambda *a: segment_attention(*a, "pallas"), arrays, ids)
@@ -75,9 +77,13 @@ def test_attention_in_bfloat16_on_a_cpu_has_the_gradients_of_float32():
     rounded = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
     exact = gradients(plain, tuple(x.astype(jnp.float32) for x in rounded))
     got = gradients(segment_attention, rounded)
-    for mine, want in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
-        assert mine.dtype == jnp.bfloat16
-        error = np.abs(mine.astype(np.float32) - want).max() / np.abs(want).max()
+    for actual, expected in zip(
+        jax.tree.leaves(got), jax.tree.leaves(exact), strict=True
+    ):
+        assert actual.dtype == jnp.bfloat16
+        error = (
+            np.abs(actual.astype(np.float32) - expected).max() / np.abs(expected).max()
+        )
         assert error < 0.01
 
 
@@ -93,8 +99,8 @@ def test_no_scores_and_no_mask_on_the_pallas_path():
     assert ",256,256]" not in text
 
 
-def test_what_cudnn_is_given_equals_plain_attention():
-    """The same call that a GPU makes, with jax's own reference behind it."""
+def test_fused_attention_equals_plain_attention():
+    """The call for cuDNN on a GPU, with JAX's own implementation."""
     arrays = inputs()
     got = gradients(lambda *a: fused(*a, "xla"), arrays)
     assert_equal(got, gradients(plain, arrays), 2e-5)
@@ -142,7 +148,7 @@ def mesh_of(platform, capability=None):
         ("gpu", "9.0", jnp.bfloat16, 512, 256, "xla"),
     ],
 )
-def test_auto_takes_what_the_devices_have(
+def test_auto_selects_the_kernel_of_the_devices(
     platform, capability, dtype, length, width, kernel
 ):
     mesh = mesh_of(platform, capability)
@@ -152,7 +158,7 @@ def test_auto_takes_what_the_devices_have(
 
 
 @pytest.mark.parametrize(
-    "platform, capability, dtype, length, width, words",
+    "platform, capability, dtype, length, width, message",
     [
         ("gpu", "9.0", "float32", 512, 64, "cannot compute in float32"),
         ("cpu", None, "bfloat16", 512, 64, "capability 8.0 or higher, not cpu: "),
@@ -162,8 +168,8 @@ def test_auto_takes_what_the_devices_have(
     ],
 )
 def test_cudnn_is_refused_where_it_cannot_compute(
-    platform, capability, dtype, length, width, words
+    platform, capability, dtype, length, width, message
 ):
     mesh, shape = mesh_of(platform, capability), (2, length, 4, width)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         chosen("cudnn", jnp.dtype(dtype), shape, mesh)

@@ -47,9 +47,9 @@ def test_initial_values_do_not_depend_on_stacking():
     assert stacked["layers"]["attention"]["query"]["kernel"].shape == (2, 16, 4, 4)
     assert set(stacked["layers"]) == {"attention_norm", "attention", "mlp_norm", "mlp"}
     assert set(stacked) == {"embedding", "softmax", "final_norm", "layers"}
-    again = unstack_layers(stacked)
-    jax.tree.map(np.testing.assert_array_equal, again, plain)
-    jax.tree.map(np.testing.assert_array_equal, stack_layers(again, 2), stacked)
+    unstacked = unstack_layers(stacked)
+    jax.tree.map(np.testing.assert_array_equal, unstacked, plain)
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(unstacked, 2), stacked)
 
 
 def test_boxes_name_the_new_axis():
@@ -57,16 +57,18 @@ def test_boxes_name_the_new_axis():
     boxed = jax.eval_shape(init, jax.random.key(0))
     kernel = boxed["trunk"]["layers"]["attention"]["query"]["kernel"]
     assert kernel.names == ("layer", "embed", "heads", "kv")
-    # As the scan itself would make them.
+    # The scan itself creates the same boxes.
     lm = BlockwiseLM(MODEL, STACKED)
     ids = jnp.zeros((1, 2), jnp.int32)
-    own = jax.eval_shape(lm.init, jax.random.key(0), ids, ids, Segments(ids))["params"]
-    assert jax.tree.structure(own) == jax.tree.structure(boxed)
+    variables = jax.eval_shape(lm.init, jax.random.key(0), ids, ids, Segments(ids))
+    scan_boxes = variables["params"]
+    assert jax.tree.structure(scan_boxes) == jax.tree.structure(boxed)
     shapes = [
-        jax.tree.map(lambda x: (x.shape, x.dtype), unbox(t)) for t in (own, boxed)
+        jax.tree.map(lambda x: (x.shape, x.dtype), unbox(t))
+        for t in (scan_boxes, boxed)
     ]
     assert shapes[0] == shapes[1]
-    assert nn.get_partition_spec(own) == nn.get_partition_spec(boxed)
+    assert nn.get_partition_spec(scan_boxes) == nn.get_partition_spec(boxed)
 
 
 @pytest.mark.parametrize(
@@ -91,20 +93,22 @@ def test_scan_and_rematerialisation_change_nothing(scan, remat):
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
     (want, new), gradients = run(params, ComputeConfig())
     compute = ComputeConfig(remat=remat, scan_layers=scan)
-    (got, other_new), others = run(params, compute)
+    (got, other_new), other_gradients = run(params, compute)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(other_new), jax.tree.leaves(new), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(other_gradients), jax.tree.leaves(gradients), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_rematerialisation_keeps_less(scan):
+def test_rematerialisation_reduces_residuals(scan):
     """Residuals between forward and backward pass, counted in numbers."""
     tokens = jnp.zeros((4, 16), jnp.int32)
     segments = Segments(jnp.ones((4, 16), jnp.int32))
-    kept = {}
+    num_residuals = {}
     for remat in ("none", "dots", "full"):
         compute = ComputeConfig(remat=remat, scan_layers=scan)
         lm = BlockwiseLM(MODEL, compute)
@@ -113,6 +117,6 @@ def test_rematerialisation_keeps_less(scan):
             return lm.apply({"params": params}, tokens, tokens, segments)[0].sum()
 
         shapes = parameter_shapes(MODEL, compute)
-        _, pull = jax.eval_shape(lambda p, f=loss: jax.vjp(f, p), shapes)
-        kept[remat] = sum(leaf.size for leaf in jax.tree.leaves(pull))
-    assert kept["full"] < kept["dots"] < kept["none"]
+        _, vjp = jax.eval_shape(lambda p, f=loss: jax.vjp(f, p), shapes)
+        num_residuals[remat] = sum(leaf.size for leaf in jax.tree.leaves(vjp))
+    assert num_residuals["full"] < num_residuals["dots"] < num_residuals["none"]

@@ -9,7 +9,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models import trained_refiners
 from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, RecurrentConfig
 
-# A prime that no other size equals, so that an array of size V is seen.
+# A prime that no other size equals, so that arrays of size V are recognised.
 VOCAB, WIDTH, HEADS = 97, 8, 4
 MARKOV = MarkovConfig(VOCAB, WIDTH, HEADS, rank=5)
 RECURRENT = RecurrentConfig(VOCAB, WIDTH, HEADS, rank=5, width=6)
@@ -92,35 +92,37 @@ def test_recurrent_step_by_step_equals_unrolled():
     for level in RECURRENT.levels:
         state = step(params, state, paths[:, :, level - 1])
         scores = trained_refiners.recurrent_scores(params, state, candidates, level)
-        here = np.take_along_axis(want[:, :, level - 1], candidates, -1)
-        np.testing.assert_allclose(scores, here, atol=1e-4)
+        expected = np.take_along_axis(want[:, :, level - 1], candidates, -1)
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
         assert scores.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_hydra_states_equal_an_mlp_of_one_long_input(level):
+def test_hydra_states_equal_an_mlp_of_concatenated_inputs(level):
     params = parameters(HYDRA)
     hidden, embedded = states(6, 2, WIDTH), states(7, 2, 3, level, WIDTH)
     compute = jax.jit(trained_refiners.hydra_states, static_argnums=(0, 4))
-    found = compute(HYDRA, params, hidden, embedded, level)
+    result = compute(HYDRA, params, hidden, embedded, level)
     w = {k: np.asarray(value) for k, value in params[f"level_{level}"].items()}
     kernel = w["kernel_in"].reshape(-1, HYDRA.width)
     for row in range(2):
         for path in range(3):
             parts = [hidden[row], *embedded[row, path]]
-            long = np.concatenate([unit(np.asarray(part)) for part in parts])
-            inner = long @ kernel + w["bias_in"]
+            concatenated = np.concatenate([unit(np.asarray(part)) for part in parts])
+            inner = concatenated @ kernel + w["bias_in"]
             want = hidden[row] + (inner * sigmoid(inner)) @ w["kernel_out"]
             np.testing.assert_allclose(
-                found[row, path], want + w["bias_out"], atol=1e-4
+                result[row, path], want + w["bias_out"], atol=1e-4
             )
 
 
 def test_hydra_keeps_the_precision_of_the_model():
     hidden = states(6, 2, WIDTH).astype(jnp.bfloat16)
     embedded = states(7, 2, 3, 1, WIDTH).astype(jnp.bfloat16)
-    found = trained_refiners.hydra_states(HYDRA, parameters(HYDRA), hidden, embedded, 1)
-    assert found.dtype == jnp.bfloat16
+    result = trained_refiners.hydra_states(
+        HYDRA, parameters(HYDRA), hidden, embedded, 1
+    )
+    assert result.dtype == jnp.bfloat16
 
 
 def test_a_new_refiner_changes_nothing():
@@ -138,8 +140,8 @@ def test_a_new_refiner_changes_nothing():
     assert not trained_refiners.recurrent_scores(params, state, candidates, 1).any()
     params = trained_refiners.init_refiner(HYDRA, key)
     embedded = states(7, 2, 3, 2, WIDTH)
-    found = trained_refiners.hydra_states(HYDRA, params, hidden, embedded, 2)
-    np.testing.assert_array_equal(found, jnp.repeat(hidden[:, None], 3, axis=1))
+    result = trained_refiners.hydra_states(HYDRA, params, hidden, embedded, 2)
+    np.testing.assert_array_equal(result, jnp.repeat(hidden[:, None], 3, axis=1))
 
 
 def intermediate_sizes(function, *arguments):
@@ -147,7 +149,7 @@ def intermediate_sizes(function, *arguments):
     return {n for eqn in jaxpr.eqns for out in eqn.outvars for n in out.aval.shape}
 
 
-def test_scores_never_hold_the_vocabulary():
+def test_scores_have_no_array_of_vocabulary_size():
     candidates = tokens(2, 2, 3, 4)
     sizes = intermediate_sizes(
         trained_refiners.markov_scores,
@@ -167,7 +169,7 @@ def test_scores_never_hold_the_vocabulary():
 
 
 @pytest.mark.parametrize(
-    "kind, sizes, words",
+    "kind, sizes, message",
     [
         (MarkovConfig, {"rank": 0}, "MarkovConfig.rank must be an integer"),
         (MarkovConfig, {"rank": 10**9}, "rank must be an integer from 1 to"),
@@ -176,7 +178,7 @@ def test_scores_never_hold_the_vocabulary():
         (RecurrentConfig, {"num_heads": 1}, "RecurrentConfig.num_heads"),
     ],
 )
-def test_impossible_sizes_are_refused(kind, sizes, words):
+def test_impossible_sizes_are_refused(kind, sizes, message):
     fields = {"vocab_size": VOCAB, "d_model": WIDTH, "num_heads": HEADS} | sizes
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         kind(**fields)

@@ -103,18 +103,18 @@ def written_out(params, config, tokens):
     return norm(x, "final_norm")
 
 
-def test_the_trunk_equals_one_written_out():
+def test_trunk_equals_a_numpy_reference():
     tokens = jax.random.randint(jax.random.key(1), (1, 30), 0, 24)
     hidden, _ = one_pass(LLAMA, tokens)
     want = written_out(parameters(LLAMA), TRUNK, np.asarray(tokens[0]))
     np.testing.assert_allclose(hidden[0], want, atol=2e-4)
 
 
-def test_only_distances_matter():
+def test_outputs_depend_on_relative_positions_only():
     tokens = jax.random.randint(jax.random.key(1), (1, 9), 0, 24)
-    here, _ = one_pass(LLAMA, tokens)
-    there, _ = one_pass(LLAMA, tokens, first=40)
-    np.testing.assert_allclose(here, there, atol=1e-4)
+    hidden, _ = one_pass(LLAMA, tokens)
+    shifted, _ = one_pass(LLAMA, tokens, first=40)
+    np.testing.assert_allclose(hidden, shifted, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 8, [5, 2, 1]])
@@ -135,7 +135,7 @@ def test_any_chunking_with_a_cache_equals_one_pass(chunks):
 
 
 def test_every_path_of_a_tree_equals_one_pass():
-    """Nodes stand at their depth, whatever their place in the row."""
+    """Positions of nodes are their depths, whatever their index in the row."""
     texts = jax.random.randint(jax.random.key(4), (2, 5), 0, 24)
     lengths = jnp.array([5, 3])
     _, new = one_pass(LLAMA, texts)
@@ -159,7 +159,7 @@ def test_every_path_of_a_tree_equals_one_pass():
             )
 
 
-def test_heads_end_in_the_softmax_that_is_not_the_embedding():
+def test_heads_use_the_untied_softmax():
     params = parameters(LLAMA)
     hidden = jax.random.normal(jax.random.key(1), (4, 16))
     logits = ModelFunctions(LLAMA).head_logits(params, hidden)
@@ -184,7 +184,7 @@ def test_parameters_are_those_of_a_llama():
     assert set(shapes["mlp_0"]["gate"]) == {"kernel"}
 
 
-def test_each_bias_has_its_switch():
+def test_biases_are_configured_separately():
     trunk = dataclasses.replace(TRUNK, qkv_bias=None, output_bias=True, mlp_bias=True)
     shapes = parameter_shapes(BlockwiseConfig(trunk))["trunk"]
     assert "bias" not in shapes["attention_0"]["query"]
@@ -205,17 +205,17 @@ def test_exact_and_approximate_gelu_differ():
 
 
 def test_values_do_not_depend_on_the_mesh(tmp_path):
-    one, split = (
+    replicated, sharded = (
         init_parameters(LLAMA, jax.random.key(0), make_mesh(MeshConfig(*sizes)))
         for sizes in ((8, 1, 1), (2, 2, 2))
     )
-    jax.tree.map(np.testing.assert_array_equal, one, split)
+    jax.tree.map(np.testing.assert_array_equal, replicated, sharded)
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 24)
     positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
     mask = causal_mask(jnp.ones_like(tokens))
     a, b = (
         jax.device_get(forward(LLAMA, params, tokens, positions, mask)[0])
-        for params in (one, split)
+        for params in (replicated, sharded)
     )
     np.testing.assert_allclose(a, b, atol=1e-5)
     save_config(LLAMA, tmp_path / "model.json")
@@ -250,7 +250,7 @@ def test_features_are_the_outputs_of_layers():
     arguments = (params, tokens, positions, causal_mask(jnp.ones((2, 7), int)))
     plain = forward(LLAMA, *arguments)
     hidden, new, features = forward_with_layers(LLAMA, (1, 0), *arguments)
-    # What decoding compares must not change by a bit.
+    # Hidden states and keys must be bitwise equal.
     jax.tree.map(np.testing.assert_array_equal, (hidden, new), plain)
     # The last layer's output is what the final norm normalises.
     last, first = np.split(np.asarray(features), 2, axis=-1)
@@ -259,25 +259,27 @@ def test_features_are_the_outputs_of_layers():
     np.testing.assert_allclose(last * variance**-0.5 * scale, hidden, rtol=1e-4)
     # A model of the first layer alone ends in its output.
     config = dataclasses.replace(LLAMA, trunk=dataclasses.replace(TRUNK, num_layers=1))
-    kept = {name: x for name, x in params["trunk"].items() if not name.endswith("_1")}
+    first_layer = {
+        name: x for name, x in params["trunk"].items() if not name.endswith("_1")
+    }
     features = forward_with_layers(
-        config, (0,), {**params, "trunk": kept}, *arguments[1:]
+        config, (0,), {**params, "trunk": first_layer}, *arguments[1:]
     )[2]
     np.testing.assert_array_equal(features, first)
 
 
-def test_features_of_a_cached_text_are_those_of_the_whole():
+def test_features_with_a_cache_equal_one_pass():
     params = parameters(LLAMA)
     tokens = jnp.asarray([[3, 1, 4, 1, 5, 9]])
     positions = jnp.arange(6)[None]
     mask = causal_mask(jnp.ones((1, 6), int))
-    whole = forward_with_layers(LLAMA, (0, 1), params, tokens, positions, mask)[2]
+    expected = forward_with_layers(LLAMA, (0, 1), params, tokens, positions, mask)[2]
     cache = ModelFunctions(LLAMA).empty_cache(1, 8)
     _, new = forward(LLAMA, params, tokens[:, :4], positions[:, :4], mask[:, :4, :4])
     cache = commit(cache, new, jnp.array([4]))
-    rest = (tokens[:, 4:], positions[:, 4:], mask[:, 4:, 4:], cache)
-    features = forward_with_layers(LLAMA, (0, 1), params, *rest)[2]
-    np.testing.assert_allclose(features, whole[:, 4:], rtol=1e-4, atol=1e-5)
+    suffix = (tokens[:, 4:], positions[:, 4:], mask[:, 4:, 4:], cache)
+    features = forward_with_layers(LLAMA, (0, 1), params, *suffix)[2]
+    np.testing.assert_allclose(features, expected[:, 4:], rtol=1e-4, atol=1e-5)
 
 
 def test_without_layers_features_are_empty():
@@ -288,7 +290,7 @@ def test_without_layers_features_are_empty():
 
 
 @pytest.mark.parametrize("layers", [(2,), (-1,), (0, 0), (0.0,)])
-def test_rejects_layers_that_a_model_lacks(layers):
+def test_layers_that_do_not_exist_are_refused(layers):
     tokens = jnp.zeros((1, 2), int)
     mask = causal_mask(tokens)
     arguments = (parameters(LLAMA), tokens, jnp.arange(2)[None], mask)

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.ngrams.build_model."""
+"""Tests of `bpd_jax.ngrams.build_model`."""
 
 import gzip
 import math
@@ -52,9 +52,9 @@ def test_all_three_formats_contain_the_same_model(
     assert model.sizes == report.pruned
     assert sum(report.pruned) <= 60 < sum(report.kept) < sum(report.counted)
     assert model.end_of_text == 9
-    again = read_arpa(output / ARPA_FILE, vocab_size=10, end_of_text=9)
-    for ours, theirs in zip(model.log_probs, again.log_probs, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    from_arpa = read_arpa(output / ARPA_FILE, vocab_size=10, end_of_text=9)
+    for actual, expected in zip(model.log_probs, from_arpa.log_probs, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
     assert (output / FST_FILE).read_bytes() == fst_files.fst_bytes(model)
     assert {path.name for path in report.written} >= {ARPA_FILE, FST_FILE}
     assert all(path.stat().st_size == size for path, size in report.written.items())
@@ -136,31 +136,31 @@ def test_text_larger_than_memory_gives_the_same_model(
 def test_models_are_converted_pruned_and_interpolated(
     tmp_path: pathlib.Path, tokens: str
 ) -> None:
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    first, second = str(tmp_path / "one"), str(tmp_path / "two")
     ids = {"vocab_size": 10, "end_of_text": 9}
-    build(Settings(one, tokens=tokens, order=3, **ids))
-    build(Settings(two, tokens=tokens, order=2, max_ngrams=30, **ids))
-    whole = NGramModel.load(one)
+    build(Settings(first, tokens=tokens, order=3, **ids))
+    build(Settings(second, tokens=tokens, order=2, max_ngrams=30, **ids))
+    original = NGramModel.load(first)
     for name in ("", f"/{ARPA_FILE}", f"/{FST_FILE}"):
         output = str(tmp_path / "converted")
-        build(Settings(output, model=(one + name,), **(ids if name else {})))
+        build(Settings(output, model=(first + name,), **(ids if name else {})))
         model = NGramModel.load(output)
-        assert model.sizes == whole.sizes
+        assert model.sizes == original.sizes
         assert model.end_of_text == 9
         assert model.log_prob([0, 1], 2) == pytest.approx(
-            whole.log_prob([0, 1], 2), abs=1e-5
+            original.log_prob([0, 1], 2), abs=1e-5
         )
     mixed = str(tmp_path / "mixed")
-    report = build(Settings(mixed, model=(one, two), weight=0.7, max_ngrams=80))
+    report = build(Settings(mixed, model=(first, second), weight=0.7, max_ngrams=80))
     assert sum(report.pruned) <= 80 < sum(report.counted)
-    expected = prune(interpolate(whole, NGramModel.load(two), 0.7), 80)
-    for ours, theirs in zip(
+    expected = prune(interpolate(original, NGramModel.load(second), 0.7), 80)
+    for actual, expected_log_probs in zip(
         NGramModel.load(mixed).log_probs, expected.log_probs, strict=True
     ):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(actual, expected_log_probs)
     # A model may be replaced by its pruned version.
-    build(Settings(one, model=(one,), max_per_order=(20, 10)))
-    assert NGramModel.load(one).sizes[1] <= 20
+    build(Settings(first, model=(first,), max_per_order=(20, 10)))
+    assert NGramModel.load(first).sizes[1] <= 20
 
 
 def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> None:
@@ -180,22 +180,22 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
     assert read_symbols(output / SYMBOLS_FILE) == names
     model = NGramModel.load(output)
     for path in (output / ARPA_FILE, output / FST_FILE):
-        again = load_model(path, symbols=names, end_of_text=9)
-        assert again.sizes == model.sizes
+        loaded = load_model(path, symbols=names, end_of_text=9)
+        assert loaded.sizes == model.sizes
     text = gzip.decompress((output / ARPA_FILE).read_bytes()).decode()
     assert "\té\t" in text
     # Reads strings with the symbol table and writes ids.
-    plain = tmp_path / "plain"
+    with_ids = tmp_path / "plain"
     build(
         Settings(
-            str(plain),
+            str(with_ids),
             model=(str(output / ARPA_FILE),),
             model_symbols=str(output / SYMBOLS_FILE),
             end_of_text=9,
         )
     )
-    assert NGramModel.load(plain).sizes == model.sizes
-    assert not (plain / SYMBOLS_FILE).exists()
+    assert NGramModel.load(with_ids).sizes == model.sizes
+    assert not (with_ids / SYMBOLS_FILE).exists()
     with pytest.raises(UserError, match=r"names\.txt has 10 entries for 12 tokens"):
         build(
             Settings(
@@ -210,7 +210,7 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
 
 @pytest.fixture
 def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes counting fail: errors must be raised before it."""
+    """Makes counting fail: errors must be raised before counting."""
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("counted first")
@@ -316,8 +316,10 @@ def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path: pathlib.Path) ->
     assert len(names) == 260
     assert "\u2581" in names
     model = NGramModel.load(output)
-    again = load_model(output / ARPA_FILE, symbols=names, end_of_text=model.end_of_text)
-    assert again.sizes == model.sizes
+    loaded = load_model(
+        output / ARPA_FILE, symbols=names, end_of_text=model.end_of_text
+    )
+    assert loaded.sizes == model.sizes
 
 
 def test_build_is_deterministic(tmp_path: pathlib.Path, tokens: str) -> None:
@@ -326,8 +328,8 @@ def test_build_is_deterministic(tmp_path: pathlib.Path, tokens: str) -> None:
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in names:
-        one, two = (tmp_path / folder / name for folder in ("one", "two"))
-        assert one.read_bytes() == two.read_bytes()
+        first, second = (tmp_path / folder / name for folder in ("one", "two"))
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_unseen_tokens_are_added_after_pruning(
@@ -353,12 +355,12 @@ def test_existing_model_is_replaced_and_nothing_else(
     settings = Settings(output=str(output), tokens=tokens, order=2)
     build(settings)
     build(settings)
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.txt").write_text("years of work")
+    other_folder = tmp_path / "precious"
+    other_folder.mkdir()
+    (other_folder / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match=r"holds thesis\.txt"):
-        build(Settings(output=str(precious), tokens=tokens))
-    assert (precious / "thesis.txt").exists()
+        build(Settings(output=str(other_folder), tokens=tokens))
+    assert (other_folder / "thesis.txt").exists()
     with pytest.raises(UserError, match="is a file"):
         build(Settings(output=tokens, tokens=tokens))
 

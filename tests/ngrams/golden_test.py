@@ -1,4 +1,4 @@
-"""Agreement with OpenGrm NGram 1.3.6 on one text (reference files beside the tree)."""
+"""Agreement with OpenGrm NGram 1.3.6 on one text (files in ../shared/data)."""
 
 import gzip
 import pathlib
@@ -15,11 +15,11 @@ from bpd_jax.ngrams.prune import prune
 
 FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data" / "ngram_golden"
 VOCAB_SIZE = 50_257
-# In units of log10, as the files have it. OpenGrm computes with float32 weights.
+# In units of log10, as in the files. OpenGrm computes with float32 weights.
 TOLERANCE = 2e-5
 
 pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the reference files are not beside this tree"
+    not FOLDER.is_dir(), reason="no reference files in ../shared/data"
 )
 
 
@@ -43,17 +43,17 @@ def assert_agree(model: NGramModel, expected: NGramModel) -> None:
     """The same n-grams, probabilities and back-off weights."""
     assert model.sizes == expected.sizes
     tolerance = TOLERANCE * np.log(10)
-    for ours, theirs in zip(model.keys, expected.keys, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for array, expected_array in zip(model.keys, expected.keys, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
     for name in ("log_probs", "log_backoffs"):
         groups = zip(getattr(model, name), getattr(expected, name), strict=True)
-        for ours, theirs in groups:
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+        for array, expected_array in groups:
+            np.testing.assert_allclose(array, expected_array, rtol=0, atol=tolerance)
 
 
 def test_counts_equal_opengrms(counts: NGramCounts) -> None:
     names = {VOCAB_SIZE: "</s>", VOCAB_SIZE + 1: "<s>"}
-    ours = {
+    actual = {
         " ".join(names.get(symbol, str(symbol)) for symbol in row): int(number)
         for order in range(1, 5)
         for row, number in zip(
@@ -63,8 +63,8 @@ def test_counts_equal_opengrms(counts: NGramCounts) -> None:
         )
     }
     with gzip.open(FOLDER / "counts4.txt.gz", "rt") as lines:
-        theirs = dict(line.rstrip("\n").split("\t") for line in lines)
-    assert ours == {ngram: int(number) for ngram, number in theirs.items()}
+        expected = dict(line.rstrip("\n").split("\t") for line in lines)
+    assert actual == {ngram: int(number) for ngram, number in expected.items()}
 
 
 def test_katz_model_equals_opengrms(katz: NGramModel) -> None:
@@ -84,8 +84,8 @@ def test_pruned_model_equals_opengrms(katz: NGramModel) -> None:
 def test_pruned_model_from_a_file_equals_opengrms() -> None:
     pruned = prune(reference("katz4.arpa.gz"), 10_001)
     expected = reference("katz4_pruned_10000.arpa.gz")
-    ours, theirs = (
+    actual_ngrams, expected_ngrams = (
         {tuple(row) for order in (2, 3, 4) for row in model.ngrams(order).tolist()}
         for model in (pruned, expected)
     )
-    assert len(ours & theirs) >= 0.99 * len(theirs)
+    assert len(actual_ngrams & expected_ngrams) >= 0.99 * len(expected_ngrams)

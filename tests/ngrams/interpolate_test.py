@@ -26,16 +26,16 @@ def test_ngrams_of_either_model_have_the_mixed_probability(
     mixed = interpolate(trigrams, bigrams, 0.3)
     for order in (1, 2, 3):
         rows = mixed.ngrams(order)
-        ours = {tuple(row) for row in rows.tolist()}
+        actual = {tuple(row) for row in rows.tolist()}
         parts = [trigrams.ngrams(order)] + (
             [bigrams.ngrams(order)] if order < 3 else []
         )
-        assert ours == {tuple(row) for part in parts for row in part.tolist()}
-        one, two = (
+        assert actual == {tuple(row) for part in parts for row in part.tolist()}
+        first, second = (
             np.exp(model.log_probs_of(rows[:, :-1], rows[:, -1]))
             for model in (trigrams, bigrams)
         )
-        expected = 0.3 * one + 0.7 * two
+        expected = 0.3 * first + 0.7 * second
         np.testing.assert_allclose(np.exp(mixed.log_probs[order - 1]), expected)
 
 
@@ -45,19 +45,19 @@ def test_unseen_symbols_share_the_remaining_mass(
     mixed = interpolate(trigrams, bigrams, 0.3)
     mixed.validate(1e-12)
     # `9 9` is a history of neither model, so that the mixture is exact.
-    one, two, both = (
+    first, second, mixture = (
         np.exp(model.log_prob([9, 9, 9], 4)) for model in (trigrams, bigrams, mixed)
     )
-    assert both == pytest.approx(0.3 * one + 0.7 * two)
+    assert mixture == pytest.approx(0.3 * first + 0.7 * second)
 
 
 def test_model_interpolated_with_itself_is_unchanged(trigrams: NGramModel) -> None:
     mixed = interpolate(trigrams, trigrams, 0.4)
     for name in ("keys", "log_probs", "log_backoffs"):
-        for ours, theirs in zip(
+        for actual, expected in zip(
             getattr(mixed, name), getattr(trigrams, name), strict=True
         ):
-            np.testing.assert_allclose(ours, theirs, atol=1e-9)
+            np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
 def test_perplexity_of_the_mixture_is_between_the_two(

@@ -55,13 +55,15 @@ def test_scores_equal_kenlms(model: NGramModel, scorer) -> None:
     longest = 0
     for tokens in sequences(2, 200):
         text = [model.bos, *tokens.tolist(), model.eos]
-        ours = [model.log_prob(text[:n], text[n]) for n in range(1, len(text))]
-        theirs = list(scorer.full_scores(" ".join(map(str, tokens))))
-        assert not any(unknown for _, _, unknown in theirs)
+        actual = [model.log_prob(text[:n], text[n]) for n in range(1, len(text))]
+        expected = list(scorer.full_scores(" ".join(map(str, tokens))))
+        assert not any(unknown for _, _, unknown in expected)
         np.testing.assert_allclose(
-            np.array(ours) / np.log(10), [score for score, _, _ in theirs], atol=1e-4
+            np.array(actual) / np.log(10),
+            [score for score, _, _ in expected],
+            atol=1e-4,
         )
-        whole = scorer.score(" ".join(map(str, tokens)))
-        assert sum(ours) / np.log(10) == pytest.approx(whole, abs=1e-4)
-        longest = max(longest, *(length for _, length, _ in theirs))
+        total = scorer.score(" ".join(map(str, tokens)))
+        assert sum(actual) / np.log(10) == pytest.approx(total, abs=1e-4)
+        longest = max(longest, *(length for _, length, _ in expected))
     assert longest == model.order

@@ -49,8 +49,8 @@ def test_contexts_may_have_any_length(trigrams: NGramModel, length: int) -> None
     padded = [-1] * (5 - length) + context
     score = trigrams.log_prob(context, 1)
     assert score == pytest.approx(slow_log_prob(trigrams, context, 1))
-    many = trigrams.log_probs_of(np.array([padded]), np.array([1]))
-    assert many.tolist() == [score]
+    scores = trigrams.log_probs_of(np.array([padded]), np.array([1]))
+    assert scores.tolist() == [score]
 
 
 def test_unseen_tokens_and_bos_have_probability_zero(
@@ -104,28 +104,28 @@ def test_probability_of_unseen_tokens_must_be_small(
 
 
 def test_unknown_tokens_are_counted_and_excluded(trigrams: NGramModel) -> None:
-    result = trigrams.evaluate([[0, 9]])
-    assert (result.events, result.unknown) == (3, 1)
+    evaluation = trigrams.evaluate([[0, 9]])
+    assert (evaluation.events, evaluation.unknown) == (3, 1)
     expected = trigrams.log_prob([trigrams.bos], 0) + trigrams.log_prob([0, 9], 10)
-    assert result.log_prob == pytest.approx(expected)
-    complete = trigrams.with_unseen_tokens()
-    assert complete.evaluate([[0, 9]]).unknown == 0
+    assert evaluation.log_prob == pytest.approx(expected)
+    smoothed = trigrams.with_unseen_tokens()
+    assert smoothed.evaluate([[0, 9]]).unknown == 0
 
 
 def test_unseen_tokens_change_no_other_probability(document_model: NGramModel) -> None:
-    complete = document_model.with_unseen_tokens(-500)
-    assert complete.keys[0].tolist() == [*range(9), 10, 11]
+    smoothed = document_model.with_unseen_tokens(-500)
+    assert smoothed.keys[0].tolist() == [*range(9), 10, 11]
     rng = np.random.default_rng(2)
     contexts, tokens = rng.integers(0, 10, (200, 2)), rng.integers(0, 10, 200)
     before = document_model.log_probs_of(contexts, tokens)
-    np.testing.assert_array_equal(complete.log_probs_of(contexts, tokens), before)
+    np.testing.assert_array_equal(smoothed.log_probs_of(contexts, tokens), before)
 
 
 def assert_equal(left: NGramModel, right: NGramModel) -> None:
     assert (left.vocab_size, left.end_of_text) == (right.vocab_size, right.end_of_text)
     for name in ("keys", "log_probs", "log_backoffs"):
         pairs = zip(getattr(left, name), getattr(right, name), strict=True)
-        assert all(np.array_equal(one, other) for one, other in pairs)
+        assert all(np.array_equal(array, other_array) for array, other_array in pairs)
 
 
 def test_saved_files_load_unchanged(
@@ -149,8 +149,8 @@ def test_equal_models_give_equal_bytes(
 
 def test_models_take_at_most_24_bytes_per_ngram(trigrams: NGramModel) -> None:
     groups = (trigrams.keys, trigrams.log_probs, trigrams.log_backoffs)
-    held = sum(array.nbytes for group in groups for array in group)
-    assert held <= 24 * sum(trigrams.sizes)
+    num_bytes = sum(array.nbytes for group in groups for array in group)
+    assert num_bytes <= 24 * sum(trigrams.sizes)
 
 
 def test_evaluation_does_not_depend_on_the_block_size(
@@ -171,9 +171,9 @@ def test_several_models_are_scored_in_one_pass(
     trigrams: NGramModel, corpus: list[np.ndarray]
 ) -> None:
     unigrams = prune(trigrams, trigrams.sizes[0])
-    both = evaluate_all([trigrams, unigrams], iter(corpus))
-    assert both == [trigrams.evaluate(corpus), unigrams.evaluate(corpus)]
-    assert both[0].perplexity != both[1].perplexity
+    evaluations = evaluate_all([trigrams, unigrams], iter(corpus))
+    assert evaluations == [trigrams.evaluate(corpus), unigrams.evaluate(corpus)]
+    assert evaluations[0].perplexity != evaluations[1].perplexity
 
 
 def test_empty_text_is_refused(trigrams: NGramModel) -> None:
@@ -187,8 +187,8 @@ def test_model_is_saved_to_and_loaded_from_a_bucket(
     trigrams.save("gs://bpd-test/ngram")
     loaded = NGramModel.load("gs://bpd-test/ngram")
     assert loaded.sizes == trigrams.sizes
-    for mine, theirs in zip(loaded.log_probs, trigrams.log_probs, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for array, expected in zip(loaded.log_probs, trigrams.log_probs, strict=True):
+        np.testing.assert_array_equal(array, expected)
     stored = storage.objects["bpd-test"]["ngram/keys_2.npy"]
     storage.put("bpd-test", "ngram/keys_2.npy", stored.data[:-8])
     with pytest.raises(UserError, match=r"keys_2\.npy"):

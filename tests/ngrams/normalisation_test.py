@@ -43,9 +43,9 @@ def sums_after(model: NGramModel, contexts: np.ndarray) -> np.ndarray:
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_sums_are_one(
-    one: list[list[int]],
-    two: list[list[int]],
+def test_probabilities_sum_to_one(
+    sequences: list[list[int]],
+    other_sequences: list[list[int]],
     order: int,
     minimums: list[int],
     limit: int,
@@ -53,28 +53,28 @@ def test_sums_are_one(
     has_end: bool,
 ) -> None:
     end = 4 if has_end else None
-    counts = count_ngrams(one, order=order, vocab_size=5, end_of_text=end)
+    counts = count_ngrams(sequences, order=order, vocab_size=5, end_of_text=end)
     model = estimate_katz(with_min_counts(counts, [1, *minimums[: order - 1]]))
-    other = estimate_katz(
-        count_ngrams(two, order=3, vocab_size=5, end_of_text=end)
+    other_model = estimate_katz(
+        count_ngrams(other_sequences, order=3, vocab_size=5, end_of_text=end)
     ).with_unseen_tokens()
     models = [
         model,
-        other,
+        other_model,
         prune(model, model.sizes[0] + limit),
         prune(model, theta=0.01),
         prune(model, max_per_order=[limit, limit // 2, None, 1]),
-        interpolate(model, other, weight),
-        prune(interpolate(other, model, weight), theta=0.001),
+        interpolate(model, other_model, weight),
+        prune(interpolate(other_model, model, weight), theta=0.001),
         prune(model, model.sizes[0] + limit).with_unseen_tokens(),
     ]
     # Contexts that are not histories.
     unseen = np.array([[0] * order, [4] * order])
-    for result in models:
-        result.validate(1e-9)
-        np.testing.assert_allclose(sums_after(result, unseen), 1, atol=1e-9)
+    for tested in models:
+        tested.validate(1e-9)
+        np.testing.assert_allclose(sums_after(tested, unseen), 1, atol=1e-9)
         for sums, expected in zip(
-            result.context_sums(), sums_by_query(result), strict=True
+            tested.context_sums(), sums_by_query(tested), strict=True
         ):
             np.testing.assert_allclose(sums, expected, atol=1e-12)
             np.testing.assert_allclose(sums, 1, atol=1e-9)
@@ -82,14 +82,14 @@ def test_sums_are_one(
 
 def test_model_that_does_not_sum_to_one_is_refused(trigrams: NGramModel) -> None:
     weights = trigrams.log_backoffs[0].copy()
-    place = int(np.flatnonzero(weights > -50)[3])
-    weights[place] += 0.1
+    index = int(np.flatnonzero(weights > -50)[3])
+    weights[index] += 0.1
     trigrams.validate()
-    wrong = NGramModel(
+    changed = NGramModel(
         trigrams.vocab_size,
         trigrams.keys,
         trigrams.log_probs,
         (weights, *trigrams.log_backoffs[1:]),
     )
-    with pytest.raises(UserError, match=rf"after the history \[{place}\] sum to 1\.0"):
-        wrong.validate()
+    with pytest.raises(UserError, match=rf"after the history \[{index}\] sum to 1\.0"):
+        changed.validate()

@@ -25,12 +25,12 @@ def test_pruned_model_is_within_the_limit_and_closed(
     limit = trigrams.sizes[0] + extra
     pruned = prune(trigrams, limit)
     assert sum(pruned.sizes) <= limit
-    kept = ngram_set(pruned)
-    assert kept <= ngram_set(trigrams)
+    remaining = ngram_set(pruned)
+    assert remaining <= ngram_set(trigrams)
     assert (pruned.keys[0] == trigrams.keys[0]).all()
-    for gram in kept:
+    for gram in remaining:
         if len(gram) > 1:
-            assert {gram[1:], gram[:-1]} <= kept
+            assert {gram[1:], gram[:-1]} <= remaining
 
 
 def test_remaining_ngrams_keep_their_probability(trigrams: NGramModel) -> None:
@@ -53,33 +53,33 @@ def test_limit_below_the_unigrams_is_refused(trigrams: NGramModel) -> None:
 def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
     trigrams: NGramModel,
 ) -> None:
-    # No n-gram needs a trigram of a trigram model, so its cost is its own D: summed
-    # here over the vocabulary from the two models' probabilities.
+    # No n-gram depends on a trigram of a trigram model, so its cost is the relative
+    # entropy D, summed here over the vocabulary from the two models' probabilities.
     costs = relative_entropies(trigrams)[1]
     rows = trigrams.ngrams(3)
     probs = [np.exp(log_prob) for log_prob in trigrams.log_probs]
     events = np.append(np.arange(10), trigrams.eos)
-    for place in range(0, len(rows), 17):
-        keep = np.arange(len(rows)) != place
+    for index in range(0, len(rows), 17):
+        keep = np.arange(len(rows)) != index
         keys = (*trigrams.keys[:2], trigrams.keys[2][keep])
-        rest = [*probs[:2], probs[2][keep]]
-        without = NGramModel(
+        remaining = [*probs[:2], probs[2][keep]]
+        pruned = NGramModel(
             vocab_size=10,
             keys=keys,
             log_probs=(*trigrams.log_probs[:2], trigrams.log_probs[2][keep]),
-            log_backoffs=log_backoffs(keys, rest, trigrams.width),
+            log_backoffs=log_backoffs(keys, remaining, trigrams.width),
         )
-        history = np.tile(rows[place, :2], (events.size, 1))
+        history = np.tile(rows[index, :2], (events.size, 1))
         before = trigrams.log_probs_of(history, events)
-        after = without.log_probs_of(history, events)
+        after = pruned.log_probs_of(history, events)
         possible = np.isfinite(before)
         before, after = before[possible], after[possible]
         change = (np.exp(before) * (before - after)).sum()
-        first, second = rows[place, :2].tolist()
+        first, second = rows[index, :2].tolist()
         start = trigrams.eos if first == trigrams.bos else first
         weight = trigrams.log_prob([], start) + trigrams.log_prob([first], second)
         expected = np.exp(weight) * change
-        assert costs[place] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        assert costs[index] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 def test_cost_of_a_history_is_at_least_that_of_its_extensions(
@@ -102,28 +102,28 @@ def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
     for order, rows in enumerate(expected, start=2):
         assert set(map(tuple, pruned.ngrams(order).tolist())) == rows
     assert prune(trigrams, theta=1e9).sizes == trigrams.sizes[:1]
-    both = prune(trigrams, trigrams.sizes[0] + 9, theta=theta)
-    assert sum(both.sizes) <= trigrams.sizes[0] + 9
+    limited = prune(trigrams, trigrams.sizes[0] + 9, theta=theta)
+    assert sum(limited.sizes) <= trigrams.sizes[0] + 9
 
 
 def limited_by_definition(
     model: NGramModel, limits: list[int | None]
 ) -> set[tuple[int, ...]]:
     """The n-grams that remain under limits per order, if there are no ties."""
-    kept = {tuple(row) for row in model.ngrams(1).tolist()}
+    remaining = {tuple(row) for row in model.ngrams(1).tolist()}
     for order, cost in enumerate(relative_entropies(model), start=2):
         rows = [tuple(row) for row in model.ngrams(order).tolist()]
-        left = [
+        candidates = [
             (-float(number), row)
             for number, row in zip(cost, rows, strict=True)
-            if row[:-1] in kept and row[1:] in kept
+            if row[:-1] in remaining and row[1:] in remaining
         ]
         limit = limits[order - 2]
-        if limit is not None and len(left) > limit:
-            worst = sorted(left)[limit][0]
-            left = [pair for pair in left if pair[0] < worst]
-        kept |= {row for _, row in left}
-    return kept
+        if limit is not None and len(candidates) > limit:
+            threshold = sorted(candidates)[limit][0]
+            candidates = [pair for pair in candidates if pair[0] < threshold]
+        remaining |= {row for _, row in candidates}
+    return remaining
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_limits_per_order(trigrams: NGramModel, limits: list[int | None]) -> Non
 def test_max_ngrams_applies_after_limits_per_order(trigrams: NGramModel) -> None:
     limits = [20, 10]
     total = trigrams.sizes[0] + 15
-    both = prune(trigrams, total, max_per_order=limits)
-    assert sum(both.sizes) <= total
-    assert ngram_set(both) <= ngram_set(prune(trigrams, max_per_order=limits))
+    pruned = prune(trigrams, total, max_per_order=limits)
+    assert sum(pruned.sizes) <= total
+    assert ngram_set(pruned) <= ngram_set(prune(trigrams, max_per_order=limits))
     # The limit is reached, up to ties.
-    assert sum(both.sizes) > total - 5
+    assert sum(pruned.sizes) > total - 5
 
 
 def test_limits_that_are_not_exceeded_prune_nothing(trigrams: NGramModel) -> None:

@@ -12,12 +12,12 @@ from bpd_jax.ngrams.states import StateTable
 
 def histories(model: NGramModel) -> list[tuple[int, ...]]:
     """The histories in the order of their states, by the definition."""
-    found: set[tuple[int, ...]] = {()}
+    known: set[tuple[int, ...]] = {()}
     for order in range(2, model.order + 1):
-        found.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
+        known.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
     if model.order > 1:
-        found.add((model.bos,))
-    return sorted(found, key=lambda history: (len(history), history))
+        known.add((model.bos,))
+    return sorted(known, key=lambda history: (len(history), history))
 
 
 def state_by_definition(model: NGramModel, tokens: list[int]) -> int:
@@ -38,13 +38,15 @@ def model(request: pytest.FixtureRequest, trigrams: NGramModel) -> NGramModel:
     if request.param == "no start":
         # No remaining bigram begins with <s>.
         sequences = [[0, 1, 2, 3, 4], *([[token] for token in range(5)] * 3)]
-        whole = estimate_katz(count_ngrams(sequences, order=2))
-        keep = whole.keys[1] // whole.width != np.searchsorted(whole.keys[0], whole.bos)
+        unpruned = estimate_katz(count_ngrams(sequences, order=2))
+        keep = unpruned.keys[1] // unpruned.width != np.searchsorted(
+            unpruned.keys[0], unpruned.bos
+        )
         return NGramModel(
-            whole.vocab_size,
-            (whole.keys[0], whole.keys[1][keep]),
-            (whole.log_probs[0], whole.log_probs[1][keep]),
-            whole.log_backoffs,
+            unpruned.vocab_size,
+            (unpruned.keys[0], unpruned.keys[1][keep]),
+            (unpruned.log_probs[0], unpruned.log_probs[1][keep]),
+            unpruned.log_backoffs,
         )
     return request.getfixturevalue(request.param)
 

@@ -124,10 +124,10 @@ def test_forged_arrays_are_refused(
 ) -> None:
     """Arrays with valid checksums but invalid contents."""
     counts = count_ngrams([[0, 1, 2], [0, 1]], order=2, vocab_size=3)
-    made = counts if kind == "counts" else estimate_katz(counts)
-    made.save(tmp_path / "made")
-    type(made).load(tmp_path / "made")
+    original = counts if kind == "counts" else estimate_katz(counts)
+    original.save(tmp_path / "made")
+    type(original).load(tmp_path / "made")
     path = tmp_path / "made" / f"{name}.npy"
     forge(tmp_path / "made", name, change(np.load(path) if path.exists() else None))
     with pytest.raises(UserError, match=f"{name}"):
-        type(made).load(tmp_path / "made")
+        type(original).load(tmp_path / "made")

@@ -22,10 +22,10 @@ def test_blocks_contain_complete_lines(
     for data in (TEXT + end, gzip.compress(TEXT + end)):
         path.write_bytes(data)
         lines = TextBlocks(path)
-        found = []
+        read_lines = []
         while (line := lines.next_line()) is not None:
-            found.append(line)
-        assert found == TEXT.split(b"\n")
+            read_lines.append(line)
+        assert read_lines == TEXT.split(b"\n")
         assert lines.number == 4
 
 

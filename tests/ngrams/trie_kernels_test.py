@@ -12,13 +12,15 @@ WIDTH = 6
 
 def keys_of(grams: set[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
     """Keys of n-grams with all prefixes, by the definition."""
-    keys, places = [], {(): 0}
+    keys, index_of = [], {(): 0}
     for order in range(1, max(map(len, grams)) + 1):
         level = sorted(gram for gram in grams if len(gram) == order)
         keys.append(
-            np.array([places[gram[:-1]] * WIDTH + gram[-1] for gram in level], np.int64)
+            np.array(
+                [index_of[gram[:-1]] * WIDTH + gram[-1] for gram in level], np.int64
+            )
         )
-        places = {gram: place for place, gram in enumerate(level)}
+        index_of = {gram: index for index, gram in enumerate(level)}
     return tuple(keys)
 
 
@@ -36,19 +38,19 @@ def test_suffix_links_and_offsets_match_their_definition(
     keys = keys_of(grams)
     links = trie.suffix_links(keys, WIDTH)
     shorter: list[tuple[int, ...]] = [()]
-    for order, found in enumerate(links, start=1):
+    for order, level_links in enumerate(links, start=1):
         level = sorted(gram for gram in grams if len(gram) == order)
-        places = {gram: place for place, gram in enumerate(shorter)}
-        assert found.tolist() == [places.get(gram[1:], -1) for gram in level]
+        index_of = {gram: index for index, gram in enumerate(shorter)}
+        assert level_links.tolist() == [index_of.get(gram[1:], -1) for gram in level]
         offsets = trie.child_offsets(keys, order - 1, WIDTH)
         prefixes = [gram[:-1] for gram in level]
         begins = [
             prefixes.index(gram) if gram in prefixes else None for gram in shorter
         ]
-        for place, begin in enumerate(begins):
-            count = offsets[place + 1] - offsets[place]
-            assert count == prefixes.count(shorter[place])
-            assert begin is None or offsets[place] == begin
+        for index, begin in enumerate(begins):
+            count = offsets[index + 1] - offsets[index]
+            assert count == prefixes.count(shorter[index])
+            assert begin is None or offsets[index] == begin
         shorter = level
     assert not trie.child_offsets(keys, len(keys), WIDTH).any()
 
@@ -62,32 +64,32 @@ def test_find_with_offsets_gives_the_same_indices(grams: set[tuple[int, ...]]) -
         parents = np.arange(-1, offsets.size - 1)[:, None]
         symbols = np.arange(-1, WIDTH)
         expected = trie.find(level, parents, symbols, WIDTH)
-        found = trie.find(level, parents, symbols, WIDTH, offsets)
-        np.testing.assert_array_equal(found, expected)
-        assert (found >= 0).sum() == level.size
+        indices = trie.find(level, parents, symbols, WIDTH, offsets)
+        np.testing.assert_array_equal(indices, expected)
+        assert (indices >= 0).sum() == level.size
 
 
 def test_galloping_and_binary_search_give_the_same_links() -> None:
-    # After 0 every second symbol was seen, after `0 0` two of them: few against many,
-    # and after `1 0` all of them: alike.
+    # After 0 every second symbol was seen, and after `0 0` two of these, so that few
+    # keys are searched in many; after `1 0` all of these were seen.
     width = 4002
     first = np.arange(width - 2)
     second = np.concatenate([np.arange(0, 4000, 2), [width]])
     third = np.concatenate(
         [[1998, 3998], (second.size - 1) * width + np.arange(0, 4000, 2)]
     )
-    found = trie.suffix_links((first, second, third), width)[2]
-    assert found.tolist() == [999, 1999, *range(2000)]
+    links = trie.suffix_links((first, second, third), width)[2]
+    assert links.tolist() == [999, 1999, *range(2000)]
 
 
 def test_threads_divide_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trie, "_THREAD_SIZE", 10)
     monkeypatch.setattr(parallel, "cores", lambda: 3)
     offsets = np.cumsum([0, 0, 50, 1, 1, 1, 0, 90, 3, 0])
-    seen: list[tuple[int, int]] = []
-    trie.in_threads(lambda begin, end: seen.append((begin, end)), offsets)
-    assert len(seen) > 1
-    assert sorted(p for begin, end in seen for p in range(begin, end)) == [*range(9)]
+    ranges: list[tuple[int, int]] = []
+    trie.in_threads(lambda begin, end: ranges.append((begin, end)), offsets)
+    assert len(ranges) > 1
+    assert sorted(p for begin, end in ranges for p in range(begin, end)) == [*range(9)]
 
 
 def test_ngrams_of_a_slice() -> None:

@@ -25,19 +25,19 @@ def test_vocabulary_size_is_limited() -> None:
 def test_find_returns_the_index_or_minus_one() -> None:
     parents = np.array([0, 0, 1, 3, -1, 0])
     symbols = np.array([1, 2, 3, 0, 1, -1])
-    found = trie.find(KEYS[1], parents, symbols, WIDTH)
-    assert found.tolist() == [0, -1, 2, 3, -1, -1]
+    indices = trie.find(KEYS[1], parents, symbols, WIDTH)
+    assert indices.tolist() == [0, -1, 2, 3, -1, -1]
 
 
 def test_find_in_empty_keys_returns_minus_one() -> None:
-    nothing = np.zeros(0, np.int64)
-    assert trie.find(nothing, np.array([0]), np.array([1]), WIDTH).tolist() == [-1]
+    no_keys = np.zeros(0, np.int64)
+    assert trie.find(no_keys, np.array([0]), np.array([1]), WIDTH).tolist() == [-1]
 
 
 def test_missing_symbol_is_not_confused_with_the_previous_parent() -> None:
     # Key 4 is symbol 4 after parent 0; parent 1 with symbol -1 must not hit it.
-    found = trie.find(np.array([4]), np.array([1]), np.array([-1]), WIDTH)
-    assert found.tolist() == [-1]
+    indices = trie.find(np.array([4]), np.array([1]), np.array([-1]), WIDTH)
+    assert indices.tolist() == [-1]
 
 
 def test_suffix_links_and_children() -> None:

@@ -19,7 +19,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": " Is 1 < 2 & 3?\n"}
 ANSWER = {"role": "assistant", "content": "Yes."}
 
-# As Llama 3's: the text begins with a token, and contents are trimmed.
+# Like Llama 3's template: the text begins with a token, and contents are trimmed.
 LLAMA3 = """\
 {% set loop_messages = messages %}
 {% for message in loop_messages %}
@@ -35,7 +35,7 @@ LLAMA3 = """\
 {%- endif %}
 """
 
-# As Qwen's: a default system message, tools, namespaces, a loop run backwards.
+# Like Qwen's template: a default system message, tools, namespaces, a reversed loop.
 QWEN = """\
 {%- if tools %}
     {{- 'Tools: ' + tools | tojson }}
@@ -69,7 +69,7 @@ QWEN = """\
 """
 
 
-def test_a_template_like_that_of_llama_3():
+def test_features_of_the_llama_3_template():
     text = render_chat(LLAMA3, [SYSTEM, USER], bos_token="<|begin_of_text|>")
     assert text == (
         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
@@ -83,7 +83,7 @@ def test_a_template_like_that_of_llama_3():
     )
 
 
-def test_a_template_like_that_of_qwen():
+def test_features_of_the_qwen_template():
     text = render_chat(QWEN, [SYSTEM, USER])
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -97,12 +97,12 @@ def test_a_template_like_that_of_qwen():
         render_chat(QWEN, [{"role": "judge", "content": ""}])
 
 
-def test_blocks_leave_no_blank_lines():
+def test_block_tags_leave_no_blank_lines():
     template = "a\n  {% if true %}\nb\n  {% endif %}\nc\n"
     assert render_chat(template, []) == "a\nb\nc"
 
 
-def test_the_date():
+def test_strftime_now():
     year = render_chat("{{ strftime_now('%Y') }}", [])
     assert int(year) in (datetime.date.today().year, datetime.date.today().year - 1)
 
@@ -137,14 +137,14 @@ def test_the_template_of_smollm2_writes_the_golden_prompts():
         ("{% include 'x' %}", "no loader"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "nested"),
-        # Nothing may be run or changed.
+        # Code must not run, and messages must not change.
         ("{{ messages.append(1) }}", "unsafe|not safely callable"),
         ("{{ messages[0].update(role='x') }}", "unsafe|not safely callable"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined"),
         ("{{ raise_exception.__globals__.jinja2 }}", "unsafe"),
         ("{{ range.__closure__[0] }}", "unsafe"),
         ("{{ cycler.__init__.__globals__.os.system('id') }}", "unsafe|undefined"),
-        # Nothing short may take long.
+        # Short templates must not take long.
         ("{{ 9 ** 9 ** 9 ** 9 }}", "computes a power"),
         ("{{ 'x' * 10 ** 12 }}", "computes a power"),
         ("{{ 'x' * 1000000000000 }}", "repeats a text"),
@@ -161,7 +161,7 @@ def test_the_template_of_smollm2_writes_the_golden_prompts():
         ),
     ],
 )
-def test_faults_and_tricks_are_one_sentence(template, reason):
+def test_invalid_and_unsafe_templates_are_refused(template, reason):
     with pytest.raises(UserError) as error:
         render_chat(template, [USER])
     message = str(error.value)
@@ -170,13 +170,13 @@ def test_faults_and_tricks_are_one_sentence(template, reason):
     assert "\n" not in message
 
 
-def test_usual_operators_work():
+def test_common_operators_work():
     template = "{{ 'a'.ljust(3) }}|{{ '%5.1f%%' % 2.5 }}|{{ '%(a)s' % {'a': 7} }}"
     template += "|{{ 7 % 4 }}|{{ 3 * 4 }}|{{ '=' * 3 }}|{{ 2 * [1] }}"
     assert render_chat(template, []) == "a  |  2.5%|7|3|12|===|[1, 1]"
 
 
-def test_each_rendering_has_its_own_steps_and_messages_stay():
+def test_loop_limit_is_per_rendering_and_messages_are_unchanged():
     template = "{% for i in range(900000) %}{% endfor %}{{ range(3) | list }}"
     message = dict(USER)
     for _ in range(2):

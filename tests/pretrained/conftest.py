@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written as llama.cpp's converter writes them."""
+"""Tiny GGUF files in the format of llama.cpp's converter."""
 
 import dataclasses
 import pathlib
@@ -39,7 +39,7 @@ class TinyModel:
 
     @classmethod
     def make(cls, architecture: str, **changes: Any) -> "TinyModel":
-        """Three query heads of width 8 on one key head, unless `changes` say more."""
+        """Three query heads of width 8 and one key-value head, changed by `changes`."""
         sizes = {
             "vocab_size": len(TOKENS),
             "num_layers": 2,
@@ -52,7 +52,7 @@ class TinyModel:
             config = TransformerConfig(**{**sizes, **changes})
             layout = gpt2_layout(config)
         else:
-            usual = {
+            llama_fields = {
                 "num_kv_heads": 1,
                 "activation": "silu",
                 "gated": True,
@@ -60,7 +60,7 @@ class TinyModel:
                 "norm": "rms",
                 "rotary": RotaryConfig(5000.0),
             }
-            config = TransformerConfig(**{**sizes, **usual, **changes})
+            config = TransformerConfig(**{**sizes, **llama_fields, **changes})
             layout = llama_layout(config)
         random = np.random.default_rng(0)
         weights = {
@@ -70,36 +70,36 @@ class TinyModel:
         return cls(architecture, config, weights)
 
     def read(self, name: str) -> np.ndarray:
-        """As the protocol `Tensors` has it."""
+        """Implements the protocol `Tensors`."""
         return self.weights[name]
 
     def values(self) -> dict[str, Any]:
-        """What its file tells of it."""
-        config, place = self.config, self.architecture
-        found = {
-            f"{place}.context_length": config.max_length,
-            f"{place}.embedding_length": config.d_model,
-            f"{place}.block_count": config.num_layers,
-            f"{place}.feed_forward_length": config.d_ff,
-            f"{place}.attention.head_count": config.num_heads,
+        """The metadata of its file."""
+        config, prefix = self.config, self.architecture
+        metadata = {
+            f"{prefix}.context_length": config.max_length,
+            f"{prefix}.embedding_length": config.d_model,
+            f"{prefix}.block_count": config.num_layers,
+            f"{prefix}.feed_forward_length": config.d_ff,
+            f"{prefix}.attention.head_count": config.num_heads,
         }
         if config.rotary is None:
-            found[f"{place}.attention.layer_norm_epsilon"] = config.norm_epsilon
+            metadata[f"{prefix}.attention.layer_norm_epsilon"] = config.norm_epsilon
         else:
-            found[f"{place}.attention.layer_norm_rms_epsilon"] = config.norm_epsilon
-            found[f"{place}.attention.head_count_kv"] = config.kv_heads
-            found[f"{place}.rope.freq_base"] = config.rotary.base
+            metadata[f"{prefix}.attention.layer_norm_rms_epsilon"] = config.norm_epsilon
+            metadata[f"{prefix}.attention.head_count_kv"] = config.kv_heads
+            metadata[f"{prefix}.rope.freq_base"] = config.rotary.base
             if config.head_dim is not None:
-                found[f"{place}.attention.key_length"] = config.head_dim
-        return {**found, **tokenizer_values()}
+                metadata[f"{prefix}.attention.key_length"] = config.head_dim
+        return {**metadata, **tokenizer_values()}
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Its tensors by GGUF's names, changed as the converter changes them."""
+        """Its tensors by GGUF's names, in the layout of llama.cpp's converter."""
         config = self.config
         names = gguf.get_tensor_name_map(
             gguf.MODEL_ARCH[self.architecture.upper()], config.num_layers
         )
-        found = {}
+        tensors = {}
         for name, tensor in self.weights.items():
             heads = {"q_proj": config.num_heads, "k_proj": config.kv_heads}
             part = name.split(".")[-2]
@@ -110,8 +110,8 @@ class TinyModel:
                 tensor = tensor.T
             stored = names.get_name(name, (".weight", ".bias"))
             assert stored is not None, name
-            found[stored] = tensor
-        return found
+            tensors[stored] = tensor
+        return tensors
 
     def write(
         self,
@@ -120,7 +120,7 @@ class TinyModel:
         tensors: Mapping[str, np.ndarray] | None = None,
         kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     ) -> pathlib.Path:
-        """Writes the file; `values` and `tensors` are added, None takes one away."""
+        """Writes the file; adds `values` and `tensors`, and omits None."""
         values = {**self.values(), **(values or {})}
         tensors = {**self.stored(), **(tensors or {})}
         return write_gguf(path, self.architecture, values, tensors, kinds or {})
@@ -152,10 +152,9 @@ def write_gguf(
     Args:
       path: of the file.
       architecture: for `general.architecture`.
-      values: further ones; None is left out, an int becomes uint32.
-      tensors: by name; None is left out.
-      kinds: how tensors are quantised, F32 where nothing is said. Raw blocks are
-        given as uint8.
+      values: further metadata; None is omitted, an int becomes uint32.
+      tensors: by name; None is omitted.
+      kinds: quantisation of tensors, by default F32. Raw blocks are given as uint8.
     """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():

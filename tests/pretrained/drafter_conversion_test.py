@@ -1,6 +1,6 @@
-"""Published block drafters here, and ours in their layout.
+"""Import of published block drafters, and export of ours.
 
-The logits of `golden_drafters` are what the code of their authors computes; see
+The logits of `golden_drafters` were computed by the authors' code; see
 `make_golden_drafters`.
 """
 
@@ -102,7 +102,7 @@ def test_logits_are_those_of_the_reference(name):
         )
 
 
-def test_the_golden_drafters_differ_in_what_matters():
+def test_golden_drafters_cover_the_variants():
     configs = [load(GOLDEN / name, name)[0].config for name in NAMES]
     for field, values in {
         "guess_at_anchor": {True, False},
@@ -127,31 +127,33 @@ def export(folder, drafter, params, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_drafter_survives_being_written(tmp_path, name):
+def test_drafters_round_trip(tmp_path, name):
     first, functions, params = load(GOLDEN / name, name)
     export(tmp_path / "out", first, target_params(name))
-    second, again, back = load(tmp_path / "out", name)
-    assert (second.config, again) == (first.config, functions)
-    assert jax.tree.structure(back) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, back, params)
+    second, read_functions, read_params = load(tmp_path / "out", name)
+    assert (second.config, read_functions) == (first.config, functions)
+    assert jax.tree.structure(read_params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, read_params, params)
 
 
-def test_an_own_softmax_is_kept(tmp_path):
+def test_separate_softmax_is_kept(tmp_path):
     shutil.copytree(GOLDEN / RICHEST, tmp_path / "own")
     path = tmp_path / "own" / "model.safetensors"
     tensors = load_file(path)
-    tensors["lm_head.weight"] = own = tensors["lm_head.weight"] * 2
+    tensors["lm_head.weight"] = softmax = tensors["lm_head.weight"] * 2
     save_file(tensors, path)
     drafter, _, params = load(tmp_path / "own", RICHEST)
-    np.testing.assert_array_equal(params["softmax"], own)
+    np.testing.assert_array_equal(params["softmax"], softmax)
     assert "softmax" not in load(GOLDEN / RICHEST, RICHEST)[0].tensors
     export(tmp_path / "out", drafter, target_params(RICHEST))
-    np.testing.assert_array_equal(load(tmp_path / "out", RICHEST)[2]["softmax"], own)
+    np.testing.assert_array_equal(
+        load(tmp_path / "out", RICHEST)[2]["softmax"], softmax
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder of ours: int8, its draft vocabulary not in order."""
+    """A drafter in our format: int8, with an unsorted draft vocabulary."""
     folder = tmp_path_factory.mktemp("trained") / "drafter"
     config = BlockDrafterConfig(
         feature_layers=(1, 3),
@@ -181,12 +183,12 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_a_trained_drafter_is_written(tmp_path, trained):
+def test_trained_drafter_is_exported(tmp_path, trained):
     params, first = random_params(), load_drafter(trained)
     export(tmp_path / "out", first, params)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert all(value.dtype != np.int8 for value in tensors.values())
-    # Ids in ascending order, as their distances from 0, 1, 2, …
+    # Sorted ids, stored as offsets from 0, 1, 2, …
     assert (tensors["d2t"] + np.arange(5)).tolist() == [2, 3, 7, 19, 22]
     np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), [2, 3, 7, 19, 22])
     assert tensors["embed_tokens.weight"].shape == (24, 8)
@@ -197,15 +199,15 @@ def test_a_trained_drafter_is_written(tmp_path, trained):
         if name in ("vocabulary", "markov/output"):
             value = value[order]
         np.testing.assert_array_equal(second.tensors[name], value, err_msg=name)
-    about = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert about["block_size"] == 3
-    assert about["sample_from_anchor"] is True
-    assert about["aux_hidden_state_layer_ids"] == [2, 4]
-    assert about["sliding_window_non_causal"] is True
-    half = export(tmp_path / "half", first, params, dtype="bfloat16")
-    narrow = import_drafter(half, MODEL, params).tensors["fusion/kernel"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["block_size"] == 3
+    assert config["sample_from_anchor"] is True
+    assert config["aux_hidden_state_layer_ids"] == [2, 4]
+    assert config["sliding_window_non_causal"] is True
+    half_precision = export(tmp_path / "half", first, params, dtype="bfloat16")
+    rounded = import_drafter(half_precision, MODEL, params).tensors["fusion/kernel"]
     np.testing.assert_allclose(
-        narrow.astype("f"), first.tensors["fusion/kernel"], rtol=1e-2
+        rounded.astype("f"), first.tensors["fusion/kernel"], rtol=1e-2
     )
 
 
@@ -218,18 +220,18 @@ def test_a_trained_drafter_is_written(tmp_path, trained):
     ],
     ids=lambda rotary: rotary.scaling,
 )
-def test_rotary_positions_survive(tmp_path, trained, rotary):
+def test_rotary_settings_round_trip(tmp_path, trained, rotary):
     drafter = load_drafter(trained)
     config = dataclasses.replace(drafter.config, rotary=rotary)
     changed = dataclasses.replace(drafter, config=config)
     export(tmp_path / "out", changed, random_params())
-    found = import_drafter(tmp_path / "out", MODEL, random_params()).config.rotary
-    np.testing.assert_allclose(found.frequencies(8), rotary.frequencies(8))
-    assert found.amplitude == pytest.approx(rotary.amplitude)
+    imported = import_drafter(tmp_path / "out", MODEL, random_params()).config.rotary
+    np.testing.assert_allclose(imported.frequencies(8), rotary.frequencies(8))
+    assert imported.amplitude == pytest.approx(rotary.amplitude)
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "message"),
     [
         ({"query_key_norm": False}, "query_key_norm"),
         ({"reads_last_token": True}, "reads_last_token"),
@@ -237,8 +239,8 @@ def test_rotary_positions_survive(tmp_path, trained, rotary):
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
 )
-def test_unsupported_drafters_are_not_exported(changes, word):
-    with pytest.raises(UserError, match=word):
+def test_unsupported_drafters_are_not_exported(changes, message):
+    with pytest.raises(UserError, match=message):
         check_exportable(BlockDrafterConfig((0,), **changes))
     check_exportable(BlockDrafterConfig((0,)))
 
@@ -248,7 +250,7 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "word"),
+    ("name", "changes", "message"),
     [
         (RICHEST, {"speculators_model_type": "dflash2"}, "dflash2"),
         (RICHEST, {"markov_head_type": "gated"}, "gated"),
@@ -286,22 +288,22 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
     ],
     ids=str,
 )
-def test_unsupported_drafters_are_refused(tmp_path, name, changes, word):
+def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
     folder = tmp_path / "drafter"
     shutil.copytree(GOLDEN / name, folder)
     path = folder / "config.json"
-    about = json.loads(path.read_text())
+    config = json.loads(path.read_text())
     for field, value in changes.items():
-        nested = isinstance(value, dict) and field in about
-        about[field] = {**about[field], **value} if nested else value
-    path.write_text(json.dumps(about))
-    with pytest.raises(UserError, match=word) as refusal:
+        nested = isinstance(value, dict) and field in config
+        config[field] = {**config[field], **value} if nested else value
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message) as refusal:
         load(folder, name)
     assert str(folder) in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "message"),
     [
         ({"layers.0.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
         ({"fc.weight": np.zeros((8, 24), "f")}, "fc.weight"),
@@ -314,19 +316,19 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, word):
     ],
     ids=str,
 )
-def test_damaged_tensors_are_refused(tmp_path, changes, word):
+def test_damaged_tensors_are_refused(tmp_path, changes, message):
     folder = tmp_path / "drafter"
     shutil.copytree(GOLDEN / RICHEST, folder)
     path = folder / "model.safetensors"
     tensors = {**load_file(path), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, path)
-    with pytest.raises(UserError, match=word):
+    with pytest.raises(UserError, match=message):
         load(folder, RICHEST)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_speculators_reads_the_export(tmp_path, name):
-    """Run where the library is installed: its configuration, its model, its logits."""
+    """Compares configuration and logits, if the library is installed."""
     speculators = pytest.importorskip("speculators")
     torch = pytest.importorskip("torch")
     from speculators.model import SpeculatorModel
@@ -336,21 +338,25 @@ def test_speculators_reads_the_export(tmp_path, name):
     drafter, functions, _ = load(GOLDEN / name, name)
     folder = export(tmp_path / "out", drafter, target_params(name))
     config = speculators.SpeculatorModelConfig.from_pretrained(folder)
-    about = config.speculators_config
-    assert about.verifier.name_or_path == "org/tiny"
+    settings = config.speculators_config
+    assert settings.verifier.name_or_path == "org/tiny"
     block_size = functions.config.block_size
-    assert about.proposal_methods[0].speculative_tokens == block_size - 1
-    # The library would fetch the target by its name.
-    about.verifier.name_or_path = None
+    assert settings.proposal_methods[0].speculative_tokens == block_size - 1
+    # Otherwise the library would download the target model.
+    settings.verifier.name_or_path = None
     config.transformer_layer_config._attn_implementation = "eager"
     model = SpeculatorModel.from_pretrained(folder, config=config).eval()
     arrays = expected(name)
-    found = library_logits(
+    outputs = library_logits(
         model,
         torch.tensor(arrays["features"][None]),
         torch.tensor(arrays["tokens"][None].astype(np.int64)),
     )
-    np.testing.assert_allclose(found["logits"], arrays["logits"], atol=1e-4, rtol=1e-4)
-    assert ("confidence" in arrays) == ("confidence" in found)
-    if "confidence" in found:
-        np.testing.assert_allclose(found["confidence"], arrays["confidence"], atol=1e-4)
+    np.testing.assert_allclose(
+        outputs["logits"], arrays["logits"], atol=1e-4, rtol=1e-4
+    )
+    assert ("confidence" in arrays) == ("confidence" in outputs)
+    if "confidence" in outputs:
+        np.testing.assert_allclose(
+            outputs["confidence"], arrays["confidence"], atol=1e-4
+        )

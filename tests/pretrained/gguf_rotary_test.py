@@ -11,17 +11,17 @@ from bpd_jax.pretrained.gguf_rotary import read_rotary
 
 def converted(width, base, factor, low, high, length):
     """The factors that llama.cpp's converter writes for Llama 3's scaling."""
-    found = []
+    factors = []
     for i in range(0, width, 2):
         wavelength = 2 * math.pi * base ** (i / width)
         if wavelength < length / high:
-            found.append(1.0)
+            factors.append(1.0)
         elif wavelength > length / low:
-            found.append(factor)
+            factors.append(factor)
         else:
             smooth = (length / wavelength - low) / (high - low)
-            found.append(1 / ((1 - smooth) / factor + smooth))
-    return np.array(found, np.float32)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def read(tiny, tmp_path):
         (128, 5e5, (8.0, 1.0, 4.0, 8192)),
         (64, 5e5, (32.0, 1.0, 4.0, 8192)),
         (128, 5e5, (16.0, 2.0, 6.0, 4096)),
-        # One frequency on the line, then none.
+        # One interpolated frequency, then none.
         (16, 1e4, (8.0, 1.0, 4.0, 256)),
         (8, 1e4, (8.0, 1.0, 4.0, 256)),
     ],
@@ -48,15 +48,15 @@ def read(tiny, tmp_path):
 def test_scaling_of_llama_3_is_recovered(read, width, base, scaling):
     factor, low, high, length = scaling
     factors = converted(width, base, *scaling)
-    found = read({"llama.rope.freq_base": base}, factors, width)
-    assert found.scaling == "llama3"
-    assert found.factor == factor
+    rotary = read({"llama.rope.freq_base": base}, factors, width)
+    assert rotary.scaling == "llama3"
+    assert rotary.factor == factor
     plain = RotaryConfig(base).frequencies(width)
-    np.testing.assert_allclose(found.frequencies(width), plain / factors, 1e-6)
+    np.testing.assert_allclose(rotary.frequencies(width), plain / factors, 1e-6)
     if width > 16:
-        stretch = found.original_length / length
-        assert found.low_factor == pytest.approx(stretch * low, rel=1e-4)
-        assert found.high_factor == pytest.approx(stretch * high, rel=1e-4)
+        ratio = rotary.original_length / length
+        assert rotary.low_factor == pytest.approx(ratio * low, rel=1e-4)
+        assert rotary.high_factor == pytest.approx(ratio * high, rel=1e-4)
 
 
 def test_equal_factors_are_linear_or_none(read):
@@ -80,34 +80,39 @@ def test_factors_must_be_as_many_as_pairs(read):
 
 
 def test_linear_scaling_has_an_old_and_a_new_key(read):
-    wanted = RotaryConfig(5000.0, scaling="linear", factor=4.0)
+    expected = RotaryConfig(5000.0, scaling="linear", factor=4.0)
     new = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    assert read(new) == wanted
-    assert read({"llama.rope.scale_linear": 4.0}) == wanted
-    off = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
-    assert read(off) == RotaryConfig(5000.0)
+    assert read(new) == expected
+    assert read({"llama.rope.scale_linear": 4.0}) == expected
+    without_scaling = {
+        "llama.rope.scaling.type": "none",
+        "llama.rope.scaling.factor": 4.0,
+    }
+    assert read(without_scaling) == RotaryConfig(5000.0)
 
 
-def test_yarn_is_read_with_its_growth(read):
-    place = "llama.rope.scaling"
-    values = {f"{place}.type": "yarn", f"{place}.factor": 4.0}
-    found = read({**values, f"{place}.original_context_length": 32})
-    assert found == RotaryConfig(5000.0, scaling="yarn", factor=4.0, original_length=32)
-    assert found.amplitude == pytest.approx(0.1 * math.log(4) + 1)
-    found = read({**values, f"{place}.yarn_attn_factor": 0.5})
-    assert found.original_length == 64
-    assert found.amplitude == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+def test_yarn_is_read_with_its_amplitude(read):
+    prefix = "llama.rope.scaling"
+    values = {f"{prefix}.type": "yarn", f"{prefix}.factor": 4.0}
+    rotary = read({**values, f"{prefix}.original_context_length": 32})
+    assert rotary == RotaryConfig(
+        5000.0, scaling="yarn", factor=4.0, original_length=32
+    )
+    assert rotary.amplitude == pytest.approx(0.1 * math.log(4) + 1)
+    rotary = read({**values, f"{prefix}.yarn_attn_factor": 0.5})
+    assert rotary.original_length == 64
+    assert rotary.amplitude == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
     with pytest.raises(UserError, match="yarn_log_multiplier is not supported"):
-        read({**values, f"{place}.yarn_log_multiplier": 0.1})
+        read({**values, f"{prefix}.yarn_log_multiplier": 0.1})
 
 
-def test_a_part_of_the_features_may_be_turned(read):
+def test_partial_rotary_dimensions(read):
     assert read({"llama.rope.dimension_count": 4}).num_rotated(8) == 4
     for count in (3, 10):
         with pytest.raises(UserError, match=f"dimension_count cannot be {count}"):
             read({"llama.rope.dimension_count": count})
 
 
-def test_other_scalings_are_named(read):
+def test_unsupported_scalings_are_named(read):
     with pytest.raises(UserError, match="'longrope' is not supported"):
         read({"llama.rope.scaling.type": "longrope"})

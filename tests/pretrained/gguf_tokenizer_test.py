@@ -29,7 +29,7 @@ PRE = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"]
 
 @pytest.fixture(scope="module")
 def build(tiny, tmp_path_factory):
-    """From the values of a tokenizer to the tokenizer, within a file."""
+    """A function that writes tokenizer metadata to a file and reads the tokenizer."""
 
     def built(values, vocab_size=5000):
         path = tmp_path_factory.mktemp("tokenizer") / "m.gguf"
@@ -59,7 +59,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def byte_level(build, trained):
-    """From a pre-tokenizer's name to the tokenizer of a file with it."""
+    """A function from the name of a pre-tokenizer to a tokenizer with it."""
     vocabulary = trained.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.get)
     kind = gguf.TokenType
@@ -88,7 +88,7 @@ def merges_of(tokenizer):
 
 
 def reference(trained, *steps):
-    """The same vocabulary behind a pre-tokenizer that Hugging Face publishes."""
+    """The same vocabulary with the pre-tokenizer that Hugging Face publishes."""
     copy = tokenizers.Tokenizer.from_str(trained.to_str())
     copy.pre_tokenizer = pre_tokenizers.Sequence([*steps])
     copy.decoder = decoders.ByteLevel()
@@ -97,15 +97,15 @@ def reference(trained, *steps):
 
 @pytest.mark.parametrize("text", HARD)
 def test_gpt2_and_smollm_split_text_as_published(trained, byte_level, text):
-    cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
-    for pre, steps in (("gpt-2", [cut]), ("smollm", [digits, cut])):
-        wanted = reference(trained, *steps).encode(text).ids
-        assert byte_level(pre).tokenizer.encode(text).ids == wanted
+    for pre, steps in (("gpt-2", [byte_split]), ("smollm", [digits, byte_split])):
+        expected = reference(trained, *steps).encode(text).ids
+        assert byte_level(pre).tokenizer.encode(text).ids == expected
 
 
 @pytest.mark.parametrize(
-    "pre, text, pieces",
+    "pre, text, expected",
     [
         ("gpt-2", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|·|·1234|€!|\n\n|·x"),
         ("smollm", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|··|1|2|3|4|€!|\n\n|·x"),
@@ -114,10 +114,10 @@ def test_gpt2_and_smollm_split_text_as_published(trained, byte_level, text):
         ("default", "I'LL pay  12345€!\n\n x", "I|'|LL|·pay|·|·|123|45|€|!|\n\n|·x"),
     ],
 )
-def test_each_pre_tokenizer_splits_differently(byte_level, pre, text, pieces):
-    cutter = byte_level(pre).tokenizer.pre_tokenizer
-    spans = [span for _, span in cutter.pre_tokenize_str(text)]
-    assert [text[a:b].replace(" ", "·") for a, b in spans] == pieces.split("|")
+def test_each_pre_tokenizer_splits_differently(byte_level, pre, text, expected):
+    pre_tokenizer = byte_level(pre).tokenizer.pre_tokenizer
+    spans = [span for _, span in pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[a:b].replace(" ", "·") for a, b in spans] == expected.split("|")
 
 
 @pytest.mark.parametrize("pre", PRE)
@@ -126,11 +126,11 @@ def test_text_round_trips(byte_level, pre):
 
     @settings(derandomize=True, deadline=None, max_examples=60)
     @given(st.one_of(st.sampled_from(HARD), st.text(max_size=60)))
-    def comes_back(text):
+    def check_round_trip(text):
         ids = tokenizer.encode(text).ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
-    comes_back()
+    check_round_trip()
 
 
 def test_special_tokens_are_not_split(byte_level):
@@ -147,7 +147,7 @@ def test_special_tokens_are_not_split(byte_level):
 def test_begin_and_end_tokens_are_read(byte_level):
     embedded = byte_level("smollm", eos_token_id=5, eot_token_id=6, bos_token_id=1)
     assert embedded.begin_of_text is None
-    # <|end|> is known by its name.
+    # <|end|> is recognised by its name.
     assert embedded.end_tokens == (5, 6, 0)
     assert byte_level("smollm", add_bos_token=True).begin_of_text == 1
     assert byte_level("llama-bpe").begin_of_text == 1
@@ -160,8 +160,8 @@ def test_complete_tokens_need_no_merges_in_llama_3(byte_level):
 
 
 @pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    """A SentencePiece BPE with byte fallback, trained as Llama's was."""
+def sentencepiece_model(tmp_path_factory):
+    """A SentencePiece BPE with byte fallback, trained with Llama's settings."""
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "text.txt").write_text("\n".join(TEXTS), encoding="utf-8")
@@ -182,21 +182,21 @@ def pieces(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sentencepiece_values(pieces):
+def sentencepiece_values(sentencepiece_model):
     kind = gguf.TokenType
-    ids = range(pieces.get_piece_size())
+    ids = range(sentencepiece_model.get_piece_size())
 
     def kind_of(id):
-        if pieces.is_unknown(id):
+        if sentencepiece_model.is_unknown(id):
             return kind.UNKNOWN
-        if pieces.is_control(id):
+        if sentencepiece_model.is_control(id):
             return kind.CONTROL
-        return kind.BYTE if pieces.is_byte(id) else kind.NORMAL
+        return kind.BYTE if sentencepiece_model.is_byte(id) else kind.NORMAL
 
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [pieces.id_to_piece(id) for id in ids],
-        "tokenizer.ggml.scores": [pieces.get_score(id) for id in ids],
+        "tokenizer.ggml.tokens": [sentencepiece_model.id_to_piece(id) for id in ids],
+        "tokenizer.ggml.scores": [sentencepiece_model.get_score(id) for id in ids],
         "tokenizer.ggml.token_type": [kind_of(id) for id in ids],
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
@@ -205,18 +205,20 @@ def sentencepiece_values(pieces):
 
 
 @pytest.mark.parametrize("text", [text for text in HARD if "\x00" not in text])
-def test_sentencepiece_is_followed(build, pieces, sentencepiece_values, text):
+def test_sentencepiece_ids_are_reproduced(
+    build, sentencepiece_model, sentencepiece_values, text
+):
     embedded = build(sentencepiece_values)
     assert embedded.begin_of_text == 1
     assert embedded.end_tokens == (2,)
     ids = embedded.tokenizer.encode(text).ids
-    assert ids == pieces.encode(text)
+    assert ids == sentencepiece_model.encode(text)
     assert embedded.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
-    bare = {**sentencepiece_values, "tokenizer.ggml.add_space_prefix": False}
-    tokenizer = build(bare).tokenizer
+def test_space_prefix_can_be_disabled(build, sentencepiece_values):
+    values = {**sentencepiece_values, "tokenizer.ggml.add_space_prefix": False}
+    tokenizer = build(values).tokenizer
     for text in HARD:
         ids = tokenizer.encode(text).ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -226,7 +228,7 @@ def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
 
 
 @pytest.mark.parametrize(
-    "values, sentence",
+    "values, message",
     [
         ({"model": "bert"}, "'bert' cannot be read"),
         ({"model": None}, "lacks tokenizer.ggml.model"),
@@ -242,8 +244,8 @@ def test_a_file_may_want_no_space_before_a_text(build, sentencepiece_values):
         ({"model": "llama", "scores": [1.0]}, "1 scores of 259 tokens"),
     ],
 )
-def test_damage_is_named(build, values, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_metadata_is_refused(build, values, message):
+    with pytest.raises(UserError, match=message):
         build({f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 

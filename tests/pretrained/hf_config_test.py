@@ -43,8 +43,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
-# Published models: what matters of config.json, and how many parameters they have (None
-# as many as another).
+# Published models: the relevant fields of config.json, and the number of parameters
+# (None if it is that of another model).
 PUBLISHED = {
     "Llama-2-13B": (
         llama_like("llama", 5120, 13824, 40, 40, 40, 32000, rms_norm_eps=1e-5),
@@ -109,7 +109,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if PUBLISHED[n][1]])
 def test_layouts_of_published_models_are_complete(name):
-    """Nothing is allocated: what stands for a tensor is one number, repeated."""
+    """Nothing is allocated: tensors are broadcast from one number."""
     fields, parameters = PUBLISHED[name]
     config = BlockwiseConfig(read(fields))
     layout = gpt2_layout if fields["model_type"] == "gpt2" else llama_layout
@@ -118,9 +118,9 @@ def test_layouts_of_published_models_are_complete(name):
     shapes = {tuple(e.key for e in path): leaf.shape for path, leaf in leaves}
     assert set(origins) == set(shapes)
     for path, origin in origins.items():
-        mine = origin.convert(np.broadcast_to(np.float32(1), origin.shape))
-        assert mine.shape == shapes[path]
-        assert set(mine.strides) == {0}
+        converted = origin.convert(np.broadcast_to(np.float32(1), origin.shape))
+        assert converted.shape == shapes[path]
+        assert set(converted.strides) == {0}
     assert sum(math.prod(shape) for shape in shapes.values()) == parameters
 
 
@@ -140,8 +140,8 @@ def test_lengths_of_published_models():
 @pytest.mark.parametrize(
     "name", ["llama_linear", "llama3", "llama_yarn", "qwen3_yarn", "qwen2"]
 )
-def test_older_files_say_the_same(name):
-    """Before version 5, theta stood beside `rope_scaling`, whose kind was `type`."""
+def test_configs_of_older_versions_are_equivalent(name):
+    """Before version 5, `rope_theta` was outside `rope_scaling`, which had a `type`."""
     fields = json.loads((GOLDEN / name / "config.json").read_text())
     older = {**fields, "rope_parameters": None}
     scaling = dict(fields["rope_parameters"])
@@ -172,8 +172,8 @@ def test_missing_fields_have_the_defaults_of_transformers():
     assert gpt2.activation == "gelu"
 
 
-def test_biases():
-    for kind, fields, want in (
+def test_bias_settings():
+    for kind, fields, expected in (
         ("llama", {}, (False, False, False)),
         ("llama", {"attention_bias": True}, (True, True, False)),
         ("llama", {"mlp_bias": True}, (False, False, True)),
@@ -182,7 +182,7 @@ def test_biases():
         ("qwen3", {"attention_bias": True}, (True, True, False)),
     ):
         config = read({**BASE, "model_type": kind, **fields})
-        assert (config.qkv_bias, config.output_bias, config.mlp_bias) == want
+        assert (config.qkv_bias, config.output_bias, config.mlp_bias) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_biases():
         ),
     ],
 )
-def test_texts_end_where_a_window_would_slide(kind, fields, length):
+def test_sliding_windows_limit_the_length(kind, fields, length):
     assert read({**BASE, "model_type": kind, **fields}).max_length == length
 
 
@@ -240,7 +240,7 @@ def test_texts_end_where_a_window_would_slide(kind, fields, length):
         ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
     ],
 )
-def test_lengths_of_stretched_positions(scaling, length):
+def test_lengths_with_rope_scaling(scaling, length):
     config = read({**BASE, "rope_scaling": scaling})
     assert config.max_length == length
     if scaling["type"] == "yarn":
@@ -249,16 +249,18 @@ def test_lengths_of_stretched_positions(scaling, length):
 
 @pytest.mark.parametrize("name", json.loads((GOLDEN / "rotary.json").read_text()))
 def test_frequencies_equal_those_of_transformers(name):
-    want = json.loads((GOLDEN / "rotary.json").read_text())[name]
+    expected = json.loads((GOLDEN / "rotary.json").read_text())[name]
     rotary = read(
         {
             **llama_like("llama", 256, 24, 2, 4, 2, 40),
             "max_position_embeddings": 131072,
-            "rope_parameters": want["rope_parameters"],
+            "rope_parameters": expected["rope_parameters"],
         }
     ).rotary
-    np.testing.assert_allclose(rotary.frequencies(64), want["frequencies"], rtol=2e-6)
-    assert rotary.amplitude == pytest.approx(want["attention_factor"], rel=1e-9)
+    np.testing.assert_allclose(
+        rotary.frequencies(64), expected["frequencies"], rtol=2e-6
+    )
+    assert rotary.amplitude == pytest.approx(expected["attention_factor"], rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Folders of transformers: tiny models of every family against what it computes."""
+"""Folders of transformers: tiny models of every family, and their logits."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ from bpd_jax.pretrained.load_parameters import load_trunk
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
-# Where positions are stretched, and the length before.
+# Models with scaled rotary positions, and their length before scaling.
 STRETCHED = {"llama_linear": 16, "llama3": 16, "llama_yarn": 16, "qwen3_yarn": 16}
 
 
@@ -43,12 +43,12 @@ def logits(config, params, tokens):
     return run(params)
 
 
-def assert_as_transformers(folder, name):
+def assert_logits_of_transformers(folder, name):
     checkpoint = open_folder(folder)
     params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    tokens, want = expected(name)
-    got = logits(checkpoint.config, params, tokens)
-    np.testing.assert_allclose(got, want, atol=1e-4)
+    tokens, expected_logits = expected(name)
+    actual = logits(checkpoint.config, params, tokens)
+    np.testing.assert_allclose(actual, expected_logits, atol=1e-4)
     return checkpoint, params
 
 
@@ -64,19 +64,19 @@ def folder(tmp_path):
 
 
 def edit(path, **changes):
-    """Changes fields of a JSON file; None takes one away."""
+    """Changes fields of a JSON file; None removes one."""
     fields = json.loads(path.read_text()) if path.exists() else {}
     fields = {**fields, **changes}
     path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
 
 
-def refused(path, match):
+def assert_refused(path, match):
     with pytest.raises(UserError, match=match) as error:
         open_folder(path)
     assert "\n" not in str(error.value)
 
 
-def test_all_families_are_here():
+def test_golden_folders_cover_all_families():
     types = {
         json.loads((GOLDEN / name / "config.json").read_text())["model_type"]
         for name in NAMES
@@ -88,20 +88,20 @@ def test_all_families_are_here():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name):
-    checkpoint, params = assert_as_transformers(GOLDEN / name, name)
-    tokens, want = expected(name)
+    checkpoint, params = assert_logits_of_transformers(GOLDEN / name, name)
+    tokens, expected_logits = expected(name)
     assert len(tokens) <= checkpoint.config.max_length
     if name in STRETCHED:
-        # The text is longer than the model knew before, and the scaling is felt.
+        # The text is longer than the original length, and the scaling changes logits.
         assert checkpoint.config.rotary.original_length in (None, STRETCHED[name])
         assert len(tokens) > STRETCHED[name]
         plain = RotaryConfig(checkpoint.config.rotary.base)
         config = {**vars(checkpoint.config), "rotary": plain}
-        other = logits(type(checkpoint.config)(**config), params, tokens)
-        assert np.abs(other - want).max() > 0.05
+        unscaled = logits(type(checkpoint.config)(**config), params, tokens)
+        assert np.abs(unscaled - expected_logits).max() > 0.05
 
 
-def test_windows_and_dynamic_positions_limit_the_text():
+def test_windows_and_dynamic_scaling_limit_the_length():
     assert open_folder(GOLDEN / "mistral").config.max_length == 24
     assert open_folder(GOLDEN / "llama_dynamic").config.max_length == 20
 
@@ -118,19 +118,19 @@ def test_a_checkpoint_in_several_files(folder):
         weight_map.update(dict.fromkeys(part, file))
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_as_transformers(path, "llama_untied")
+    assert_logits_of_transformers(path, "llama_untied")
     (path / "model-00002-of-00003.safetensors").unlink()
-    refused(path, "incomplete: model-00002-of-00003.safetensors, which")
+    assert_refused(path, "incomplete: model-00002-of-00003.safetensors, which")
 
 
-def test_gpt2_without_a_prefix(folder):
+def test_gpt2_names_without_a_prefix(folder):
     path = folder("gpt2")
     tensors = load_file(path / "model.safetensors")
     mask = np.tril(np.ones((40, 40), bool))
     renamed = {name.removeprefix("transformer."): v for name, v in tensors.items()}
-    # The first files held their causal masks too.
+    # The first published files also contain the causal masks.
     save_file({**renamed, "h.0.attn.bias": mask}, path / "model.safetensors")
-    assert_as_transformers(path, "gpt2")
+    assert_logits_of_transformers(path, "gpt2")
 
 
 def test_further_settings_of_a_checkpoint():
@@ -142,14 +142,14 @@ def test_further_settings_of_a_checkpoint():
     assert checkpoint.chat_template is None
 
 
-def test_end_tokens_are_the_tokenizers_and_those_of_generation(folder):
+def test_end_tokens_of_tokenizer_and_generation_config(folder):
     path = folder()
     edit(path / "generation_config.json", eos_token_id=[5, 1, 7])
     assert open_folder(path).end_tokens == (1, 5, 7)
     named = {"content": "w7", "special": True}
     edit(path / "tokenizer_config.json", eos_token=named)
     assert open_folder(path).end_tokens == (7, 5, 1)
-    # An older file may name it; without any, the configuration alone does.
+    # An older file may name it; otherwise the configuration does.
     edit(path / "tokenizer_config.json", eos_token=None)
     edit(path / "special_tokens_map.json", eos_token="w9")
     (path / "generation_config.json").unlink()
@@ -157,16 +157,16 @@ def test_end_tokens_are_the_tokenizers_and_those_of_generation(folder):
     (path / "special_tokens_map.json").unlink()
     assert open_folder(path).end_tokens == (1,)
     edit(path / "config.json", eos_token_id=None)
-    refused(path, "has no end-of-text token")
+    assert_refused(path, "has no end-of-text token")
 
 
 def test_beginning_of_text(folder):
     path = folder()
     edit(path / "tokenizer_config.json", add_bos_token=False)
     assert open_folder(path).begin_of_text is None
-    # Templates write it all the same.
+    # Templates may still write it.
     assert open_folder(path).begin_text == "<s>"
-    # Where nothing is said, the tokenizer shows what it does.
+    # Without the setting, the post-processor of the tokenizer decides.
     edit(path / "tokenizer_config.json", add_bos_token=None)
     assert open_folder(path).begin_of_text == 0
     edit(path / "tokenizer.json", post_processor=None)
@@ -191,20 +191,22 @@ def test_chat_templates(folder):
     assert open_folder(path).chat_template == "file\n"
     (path / "chat_template.jinja").unlink()
     edit(path / "tokenizer_config.json", chat_template=7)
-    refused(path, "chat_template in .* must be a string")
+    assert_refused(path, "chat_template in .* must be a string")
 
 
 def test_missing_files_are_named(folder):
     path = folder()
-    refused(path / "nowhere", "nowhere is not a folder")
+    assert_refused(path / "nowhere", "nowhere is not a folder")
     (path / "tokenizer.json").rename(path / "tokenizer.model")
-    refused(path, "has no tokenizer.json, and older files .tokenizer.model")
+    assert_refused(path, "has no tokenizer.json, and older files .tokenizer.model")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    refused(path, "pickled PyTorch files.*convert them to model.safetensors")
+    assert_refused(path, "pickled PyTorch files.*convert them to model.safetensors")
     (path / "pytorch_model.bin").unlink()
-    refused(path, "has neither model.safetensors nor model.safetensors.index.json")
+    assert_refused(
+        path, "has neither model.safetensors nor model.safetensors.index.json"
+    )
     (path / "config.json").unlink()
-    refused(path, "has no config.json")
+    assert_refused(path, "has no config.json")
 
 
 def test_damaged_files_are_named(folder):
@@ -212,41 +214,45 @@ def test_damaged_files_are_named(folder):
     (path / "generation_config.json").write_text("{}")
     for name in ("generation_config", "tokenizer_config", "config"):
         file = path / f"{name}.json"
-        whole = file.read_text()
-        file.write_text(whole[: len(whole) // 2])
-        refused(path, rf"{name}\.json is not valid JSON")
-        file.write_text(whole)
+        intact = file.read_text()
+        file.write_text(intact[: len(intact) // 2])
+        assert_refused(path, rf"{name}\.json is not valid JSON")
+        file.write_text(intact)
     (path / "tokenizer.json").write_text('{"model": 3}')
-    refused(path, r"tokenizer\.json is not a tokenizer\.json: ")
-    for content, fault in (
+    assert_refused(path, r"tokenizer\.json is not a tokenizer\.json: ")
+    for content, expected_type in (
         (b"\xff\xfe", "valid JSON"),
         (b"[]", "a JSON object"),
         (b"[" * 100_000, "valid JSON"),
     ):
         (path / "config.json").write_bytes(content)
-        refused(path, rf"config\.json is not {fault}")
+        assert_refused(path, rf"config\.json is not {expected_type}")
 
 
-def test_a_tokenizer_of_gigabytes_is_not_read(folder):
+def test_oversized_tokenizer_files_are_refused(folder):
     path = folder()
     with (path / "tokenizer.json").open("r+b") as file:
         file.truncate(2**33)  # Takes no space on the disk.
-    refused(path, r"tokenizer\.json is larger than 100,000,000 bytes")
+    assert_refused(path, r"tokenizer\.json is larger than 100,000,000 bytes")
 
 
-def test_a_model_of_other_sizes_is_refused(folder):
+def test_inconsistent_sizes_are_refused(folder):
     path = folder()
     edit(path / "config.json", intermediate_size=25)
-    refused(path, r"mlp\.\w+\.weight has shape \[\d+, \d+\], but the configuration")
+    assert_refused(
+        path, r"mlp\.\w+\.weight has shape \[\d+, \d+\], but the configuration"
+    )
     edit(path / "config.json", intermediate_size=24, tie_word_embeddings=False)
-    refused(path, r"has no tensor lm_head\.weight")
+    assert_refused(path, r"has no tensor lm_head\.weight")
     edit(path / "config.json", num_hidden_layers=10**12)
-    refused(path, "must be an integer from 1 to 1000")
+    assert_refused(path, "must be an integer from 1 to 1000")
     edit(path / "config.json", num_hidden_layers=2, tie_word_embeddings=True)
     edit(path / "generation_config.json", eos_token_id=[1, 40])
-    refused(path, "has token 40 as a begin or end token, but the model has only 40")
+    assert_refused(
+        path, "has token 40 as a begin or end token, but the model has only 40"
+    )
     edit(path / "generation_config.json", eos_token_id=["1"])
-    refused(path, "eos_token_id in .* must be an id or a list of ids")
+    assert_refused(path, "eos_token_id in .* must be an id or a list of ids")
 
 
 def test_tensors_of_integers_are_refused(folder):
@@ -254,11 +260,13 @@ def test_tensors_of_integers_are_refused(folder):
     tensors = load_file(path / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
     save_file(tensors, path / "model.safetensors")
-    refused(path, r"tensor model\.norm\.weight .* is stored as I8, not as floats")
+    assert_refused(
+        path, r"tensor model\.norm\.weight .* is stored as I8, not as floats"
+    )
 
 
 @pytest.mark.parametrize(
-    "file, changes, words",
+    "file, changes, message",
     [
         (
             "tokenizer_config.json",
@@ -282,13 +290,13 @@ def test_tensors_of_integers_are_refused(folder):
         ),
     ],
 )
-def test_odd_values_are_refused(folder, file, changes, words):
+def test_invalid_values_are_refused(folder, file, changes, message):
     path = folder()
     edit(path / file, **changes)
-    refused(path, words)
+    assert_refused(path, message)
 
 
-def test_a_template_whose_name_is_a_list_is_one_without_a_name(folder):
+def test_template_with_an_invalid_name_counts_as_unnamed(folder):
     path = folder()
     (path / "chat_template.jinja").unlink(missing_ok=True)
     templates = [{"name": ["a"], "template": "text"}]
@@ -297,7 +305,7 @@ def test_a_template_whose_name_is_a_list_is_one_without_a_name(folder):
 
 
 def test_padding_of_a_tokenizer_is_ignored(folder):
-    """A fixed length of 2 billion would end the process."""
+    """Padding to a length of 2 billion would exhaust the memory."""
     path = folder()
     padding = {
         "strategy": {"Fixed": 2_000_000_000},
@@ -311,9 +319,9 @@ def test_padding_of_a_tokenizer_is_ignored(folder):
     assert len(open_folder(path).tokenizer.encode("").ids) <= 1
 
 
-def test_a_file_name_that_no_system_takes_is_refused(folder):
+def test_overlong_file_names_are_refused(folder):
     path = folder()
     (path / "model.safetensors").unlink()
     index = {"weight_map": {"x": "n" * 5000}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(path, "not a file name")
+    assert_refused(path, "not a file name")

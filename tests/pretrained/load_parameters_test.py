@@ -1,4 +1,4 @@
-"""Parameters on devices: where they go, and how little memory it takes."""
+"""Loading parameters onto devices: sharding and peak memory."""
 
 import pathlib
 import tracemalloc
@@ -21,7 +21,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
 class CountingTensors:
-    """Makes every tensor when it is asked for, and counts those still alive."""
+    """Makes every tensor when it is requested, and counts those still alive."""
 
     def __init__(self, layout, dtype=np.float32):
         self.shapes = {origin.name: origin.shape for origin in layout.values()}
@@ -59,13 +59,15 @@ def test_sharded_equals_unsharded(name, sizes):
     mesh = make_mesh(MeshConfig(*sizes))
     checkpoint = open_folder(GOLDEN / name)
     parts = checkpoint.config, checkpoint.layout, checkpoint.tensors
-    alone, spread = load_trunk(*parts), load_trunk(*parts, mesh)
-    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True):
+    unsharded, sharded_params = load_trunk(*parts), load_trunk(*parts, mesh)
+    for a, b in zip(
+        jax.tree.leaves(unsharded), jax.tree.leaves(sharded_params), strict=True
+    ):
         assert a.devices() == {jax.devices()[0]}
         assert b.sharding.mesh == mesh
         assert a.dtype == b.dtype == np.float32
         np.testing.assert_array_equal(a, b)
-    kernel = spread["trunk"]["mlp_0"]["input"]["kernel"]
+    kernel = sharded_params["trunk"]["mlp_0"]["input"]["kernel"]
     width, inner = kernel.shape
     shard = kernel.addressable_shards[0].data.shape
     assert shard == (width // sizes[1], inner // sizes[2])
@@ -75,39 +77,39 @@ def test_indivisible_parameters_are_replicated():
     """Four devices share four query heads, and each has both key-value heads."""
     checkpoint = open_folder(GOLDEN / "llama")
     mesh = make_mesh(MeshConfig(model=4))
-    read = (checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    spread = load_trunk(*read, mesh)
-    attention = spread["trunk"]["attention_0"]
+    arguments = (checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    params = load_trunk(*arguments, mesh)
+    attention = params["trunk"]["attention_0"]
     query, key = (attention[name]["kernel"] for name in ("query", "key"))
     assert "model" in query.sharding.spec
     assert "model" not in key.sharding.spec
     np.testing.assert_array_equal(
-        key, load_trunk(*read)["trunk"]["attention_0"]["key"]["kernel"]
+        key, load_trunk(*arguments)["trunk"]["attention_0"]["key"]["kernel"]
     )
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_one_tensor_at_a_time(spread):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_one_tensor_is_loaded_at_a_time(sharded):
     config = llama()
     layout = llama_layout(config)
-    mesh = make_mesh(MeshConfig(2, 2, 2)) if spread else None
+    mesh = make_mesh(MeshConfig(2, 2, 2)) if sharded else None
     load_trunk(config, layout, CountingTensors(layout), mesh)  # imports, caches
     tensors = CountingTensors(layout)
     tracemalloc.start()
     try:
         params = load_trunk(config, layout, tensors, mesh)
-        now, peak = tracemalloc.get_traced_memory()
+        current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert tensors.most_alive == 1
-    # The devices are this host's memory, and they may keep the arrays that they got:
-    # besides them there was one tensor and one copy of it.
-    assert peak - now < 2.2 * tensors.largest
-    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    assert whole > 2.2 * tensors.largest
+    # On CPU devices, which may keep the arrays that they were given, the peak is one
+    # tensor and one copy of it above the parameters.
+    assert peak - current < 2.2 * tensors.largest
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert num_bytes > 2.2 * tensors.largest
 
 
-def test_parameters_have_the_configurations_type():
+def test_parameters_have_the_dtype_of_the_config():
     config = llama(vocab_size=50, param_dtype="bfloat16")
     layout = llama_layout(config)
     for stored in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64):
@@ -115,8 +117,8 @@ def test_parameters_have_the_configurations_type():
         assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
 
 
-def test_parameters_do_not_change_with_the_file(tmp_path):
-    """A device may keep the array that it is given, so it gets none of the file's."""
+def test_parameters_do_not_alias_the_file(tmp_path):
+    """A device may keep the array that it is given, which must not be a memory map."""
     path = tmp_path / "model.safetensors"
     for file in (GOLDEN / "llama").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Writes golden/: tiny random models with the logits that transformers computes.
+"""Writes golden/: tiny random models with their logits in transformers.
 
 It needs an environment with torch and transformers, which the tests do not:
 
@@ -116,7 +116,7 @@ MODELS = {
     ),
 }
 
-# Rotary frequencies of published configurations; 64 features turn, 32 pairs.
+# Rotary settings of published configurations; 64 features are rotated, in 32 pairs.
 ROTARY = {
     "plain": {"rope_type": "default", "rope_theta": 1e4},
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
@@ -162,7 +162,7 @@ ROTARY = {
 
 
 def make_model(family: str, fields: dict, dtype: str) -> torch.nn.Module:
-    """A model whose every parameter matters: none is zero or one.
+    """A model without parameters that are zero or one, so that each has an effect.
 
     Its values are exact in `dtype`.
     """
@@ -170,9 +170,9 @@ def make_model(family: str, fields: dict, dtype: str) -> torch.nn.Module:
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     for parameter in model.parameters():
-        around = 0.0 if parameter.ndim > 1 else float(parameter.detach().mean() > 0.5)
+        mean = 0.0 if parameter.ndim > 1 else float(parameter.detach().mean() > 0.5)
         with torch.no_grad():
-            parameter.normal_(around, 0.3)
+            parameter.normal_(mean, 0.3)
             parameter.copy_(parameter.to(getattr(torch, dtype)).float())
     return model
 
@@ -213,7 +213,7 @@ def write_model(name: str) -> None:
 
 
 def rotary_frequencies(parameters: dict) -> dict:
-    """What transformers makes of `rope_parameters`, of heads 64 wide."""
+    """The frequencies that transformers computes for heads of width 64."""
     config = transformers.LlamaConfig(
         hidden_size=256,
         num_attention_heads=4,
@@ -234,7 +234,7 @@ def rotary_frequencies(parameters: dict) -> dict:
 
 
 def main() -> None:
-    """Writes everything anew."""
+    """Rewrites all folders."""
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for name in MODELS:
         write_model(name)

@@ -94,17 +94,17 @@ SPECULATORS = {
 }
 
 
-# Written with an embedding, whose mask token differs from the target's, and a softmax.
-# Versions before 0.9 write both; later ones leave out what is the target's.
-WHOLE = ("speculators_dspark", "speculators_dspark_window")
+# Written with their own embedding and softmax, as by versions before 0.9; later
+# versions omit what equals the target's. The mask token's embedding differs.
+SELF_CONTAINED = ("speculators_dspark", "speculators_dspark_window")
 
 
 def randomize(model: torch.nn.Module) -> None:
-    """Makes every parameter matter: none is zero or one."""
+    """Makes every parameter random, so that none is zero or one."""
     for name, parameter in model.named_parameters():
-        around = 1.0 if parameter.ndim == 1 and "norm" in name else 0.0
+        mean = 1.0 if parameter.ndim == 1 and "norm" in name else 0.0
         with torch.no_grad():
-            parameter.normal_(around, 0.4)
+            parameter.normal_(mean, 0.4)
 
 
 def make_text(layers: int) -> dict[str, torch.Tensor]:
@@ -116,7 +116,7 @@ def make_text(layers: int) -> dict[str, torch.Tensor]:
 
 
 def write(folder: pathlib.Path, model: torch.nn.Module, **arrays: torch.Tensor) -> None:
-    """Writes a drafter and what is expected of it."""
+    """Writes a drafter and its expected outputs."""
     model.save_pretrained(folder)
     for name in ("generation_config.json", "config.py"):
         (folder / name).unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def speculators_drafter(name: str) -> None:
     randomize(model)
     embedding, softmax = torch.randn(2, VOCABULARY, WIDTH)
     model.embed_tokens.weight.data.copy_(embedding)
-    if name in WHOLE:
+    if name in SELF_CONTAINED:
         model.embed_tokens.weight.data[MASK] = torch.randn(WIDTH)
     rows = torch.arange(VOCABULARY)
     if model.use_draft_vocab:
@@ -183,7 +183,7 @@ def speculators_drafter(name: str) -> None:
         softmax=softmax,
         **arrays,
     )
-    if name in WHOLE:
+    if name in SELF_CONTAINED:
         tensors = {
             key: value.contiguous()
             for key, value in model.state_dict().items()
@@ -195,7 +195,7 @@ def speculators_drafter(name: str) -> None:
 def library_logits(
     model: torch.nn.Module, features: torch.Tensor, tokens: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What speculators computes at the anchors: `logits`, and perhaps `confidence`.
+    """The outputs of speculators at the anchors: `logits`, and perhaps `confidence`.
 
     Its models return a loss only, so the logits are taken where that is computed.
 
@@ -207,22 +207,22 @@ def library_logits(
     dspark = type(model).__name__.startswith("DSpark")
     module = f"speculators.models.{'dspark' if dspark else 'dflash'}.core"
     length, width = tokens.shape[1], model.config.transformer_layer_config.hidden_size
-    chosen = torch.zeros(1, length)
-    chosen[0, list(ANCHORS)] = 1
-    found = {}
+    anchor_mask = torch.zeros(1, length)
+    anchor_mask[0, list(ANCHORS)] = 1
+    captured = {}
 
     def capture(logits, targets, *others, **options):
         del targets, options
-        found["logits"] = logits
+        captured["logits"] = logits
         if dspark:
-            found["confidence"] = others[0]
+            captured["confidence"] = others[0]
         return torch.zeros(()), {}
 
     with torch.no_grad(), mock.patch(f"{module}.compute_metrics", capture):
         model(
             hidden_states=features,
             input_ids=tokens,
-            loss_mask=chosen,
+            loss_mask=anchor_mask,
             verifier_last_hidden_states=torch.zeros(1, length, width),
             document_ids=torch.zeros(1, length, dtype=torch.long),
             max_anchors=len(ANCHORS),
@@ -230,7 +230,7 @@ def library_logits(
     queries, skipped = model.config.block_size, 1 - model.config.sample_from_anchor
     blocks = {
         name: value.reshape(len(ANCHORS), queries, -1)[:, skipped:]
-        for name, value in found.items()
+        for name, value in captured.items()
         if value is not None
     }
     if "confidence" in blocks:
@@ -329,7 +329,7 @@ def deepspec_drafter(folder: pathlib.Path) -> None:
 
 
 def commit(folder: pathlib.Path) -> str:
-    """Of a checkout."""
+    """The commit of a checkout."""
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     return subprocess.run(
         command, check=True, capture_output=True, text=True
@@ -337,7 +337,7 @@ def commit(folder: pathlib.Path) -> str:
 
 
 def main() -> None:
-    """Writes everything anew."""
+    """Rewrites all folders."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dflash", type=pathlib.Path, required=True)
     parser.add_argument("--deepspec", type=pathlib.Path, required=True)

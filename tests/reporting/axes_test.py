@@ -1,4 +1,4 @@
-"""Axes: ticks, pixels, and how much room a text takes."""
+"""Axes: ticks, pixel positions, and the width of texts."""
 
 import pytest
 

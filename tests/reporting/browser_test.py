@@ -1,4 +1,4 @@
-"""The page in a headless browser: clicked through, measured, watched."""
+"""The page in a headless browser: interaction, layout, errors and requests."""
 
 import base64
 import itertools
@@ -44,25 +44,25 @@ KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class Browser:
-    """The least of a client of the DevTools protocol, over a pipe.
+    """A minimal client of the DevTools protocol, over a pipe.
 
     Attributes:
-      events: what the browser told without being asked.
+      events: the events that the browser has sent.
     """
 
     def __init__(self, profile):
-        there, self._out = os.pipe()
-        self._in, back = os.pipe()
+        input_end, self._out = os.pipe()
+        self._in, output_end = os.pipe()
         self._process = subprocess.Popen(
             [
-                sys.executable, "-c", LAUNCH, str(there), str(back),
+                sys.executable, "-c", LAUNCH, str(input_end), str(output_end),
                 BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank",
             ],
-            pass_fds=(there, back),
+            pass_fds=(input_end, output_end),
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        os.close(there)
-        os.close(back)
+        os.close(input_end)
+        os.close(output_end)
         self._numbers = itertools.count(1)
         self._rest = b""
         self._session = None
@@ -174,7 +174,7 @@ class Browser:
         ]
 
     def addresses(self):
-        """What the page asked for, by network or from the disk."""
+        """The URLs that the page requested, by network or from the disk."""
         self.run("1")
         return {
             event["params"]["request"]["url"]
@@ -198,8 +198,8 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def clean(browser, page):
-    """No test leaves a complaint of the browser, or asks for anything but the page."""
+def check_messages_and_requests(browser, page):
+    """Checks that the browser reported no errors and requested only the page."""
     browser.events.clear()
     yield
     assert browser.complaints() == []
@@ -209,7 +209,7 @@ def clean(browser, page):
     }
 
 
-def where(browser):
+def position_text(browser):
     return browser.run("document.getElementById('where').textContent")
 
 
@@ -220,24 +220,24 @@ def tokens(browser, selector):
     )
 
 
-def shown(text, indices):
-    """Tokens as the explorer shows them."""
+def displayed_tokens(text, indices):
+    """Tokens as the explorer displays them."""
     pieces = (text.pieces[index].replace("\u202e", "\\u202e") for index in indices)
     signs = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "·"})
     return [piece.translate(signs) or "∅" for piece in pieces]
 
 
 def assert_call(browser, text, trace, step):
-    """What is on the page is the call: address, position, draft, lattice, scores."""
+    """Checks the displayed call: position, draft, lattice and scores."""
     call = text.traces[trace]["calls"][step]
     calls = text.traces[trace]["calls"]
-    assert where(browser).startswith(
+    assert position_text(browser).startswith(
         f"Call {step + 1} of {len(calls)} · token {call['at'] + 1} of "
     )
     draft = "#call .drafted .draft:nth-of-type(1)"
     accepted, winner = call["accepted"], call["winner"]
-    assert tokens(browser, f"{draft} ins") == shown(text, winner[:accepted])
-    assert tokens(browser, f"{draft} del") == shown(text, winner[accepted:])
+    assert tokens(browser, f"{draft} ins") == displayed_tokens(text, winner[:accepted])
+    assert tokens(browser, f"{draft} del") == displayed_tokens(text, winner[accepted:])
     assert browser.run("document.querySelectorAll('#call .node.kept').length") == (
         accepted
     )
@@ -254,11 +254,11 @@ def assert_call(browser, text, trace, step):
         text.log_probs[call["at"]][head][text.candidates[call["at"]][head].index(token)]
         for head, token in enumerate(winner[1:])
     )
-    [number] = tokens(browser, "#call .scores tr:last-child td:nth-child(5)")
-    assert float(number.replace("−", "-")) == pytest.approx(total, abs=0.01)
+    [displayed_total] = tokens(browser, "#call .scores tr:last-child td:nth-child(5)")
+    assert float(displayed_total.replace("−", "-")) == pytest.approx(total, abs=0.01)
 
 
-def test_the_explorer_is_stepped_through(browser, page, paper_report):
+def test_explorer_steps_through_calls_methods_and_texts(browser, page, paper_report):
     browser.open(page)
     first, second = paper_report.texts[:2]
     assert_call(browser, first, 0, 0)
@@ -286,19 +286,19 @@ def test_the_explorer_is_stepped_through(browser, page, paper_report):
     browser.click("#next")
     assert_call(browser, second, 1, 1)
     assert browser.run("location.hash") == ("#explore=squad/4/ngram%3A16%40general_2/2")
-    given = tokens(browser, "#call .text .given")
-    assert given == [second.prompt]
+    prompt_tokens = tokens(browser, "#call .text .given")
+    assert prompt_tokens == [second.prompt]
     browser.run(
         "(() => {const step = document.getElementById('step'); step.value = '3';"
         "step.dispatchEvent(new Event('input', {bubbles: true}))})()"
     )
     assert_call(browser, second, 1, 2)
-    # No token has become an element.
+    # Markup in tokens is not rendered.
     assert browser.run("document.querySelectorAll('img').length") == 0
 
 
-def test_arrow_keys_step_from_the_lists_too(browser, page, paper_report):
-    """Pick a text and a method, and step, in that order."""
+def test_arrow_keys_step_while_a_list_has_the_focus(browser, page, paper_report):
+    """Selects a text and a method, and steps through calls after each."""
     browser.open(page)
     first, second = paper_report.texts[:2]
     focus = "document.activeElement.{}"
@@ -323,7 +323,7 @@ def test_arrow_keys_step_from_the_lists_too(browser, page, paper_report):
     assert browser.run(focus.format("name")) == "contender"
 
 
-def test_the_focus_stays_where_a_text_ends(browser, page, paper_report):
+def test_focus_stays_at_the_end_of_a_text(browser, page, paper_report):
     browser.open(page)
     [first, *_] = paper_report.texts
     last = len(first.traces[0]["calls"]) - 1
@@ -336,7 +336,7 @@ def test_the_focus_stays_where_a_text_ends(browser, page, paper_report):
     assert browser.run("document.getElementById('next').ariaDisabled") == "false"
 
 
-def test_an_address_opens_a_call(browser, page, paper_report):
+def test_url_fragment_opens_a_call(browser, page, paper_report):
     browser.open(f"{page}#explore=xsum/2/oracle/3")
     assert_call(browser, paper_report.texts[2], 2, 2)
     assert browser.run("document.getElementById('text').value") == "2"
@@ -348,7 +348,7 @@ def test_an_address_opens_a_call(browser, page, paper_report):
         assert_call(browser, paper_report.texts[0], 0, 0)
 
 
-def test_it_plays_to_the_end_and_stops(browser, page, paper_report):
+def test_playback_stops_at_the_last_call(browser, page, paper_report):
     calls = paper_report.texts[2].traces[2]["calls"]
     browser.open(f"{page}#explore=xsum/2/oracle/{len(calls) - 3}")
     browser.click("#play")
@@ -359,11 +359,11 @@ def test_it_plays_to_the_end_and_stops(browser, page, paper_report):
 
 @pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
 @pytest.mark.parametrize("dark", [False, True])
-def test_nothing_overflows(browser, page, width, height, dark, tmp_path):
+def test_content_fits_into_the_viewport(browser, page, width, height, dark, tmp_path):
     browser.open(page, width, height, dark=dark)
     assert browser.run("innerWidth") == width
     assert browser.run("document.documentElement.scrollWidth") <= width
-    # No text of a chart leaves its drawing.
+    # Texts of charts lie inside their drawings.
     outside = browser.run(
         "[...document.querySelectorAll('svg.plot')].flatMap((svg) => {"
         "const box = svg.getBoundingClientRect();"
@@ -376,11 +376,11 @@ def test_nothing_overflows(browser, page, width, height, dark, tmp_path):
     assert outside == []
     picture = tmp_path / "page.png"
     browser.screenshot(picture)
-    # An empty page of this size has a few kilobytes.
+    # The screenshot of an empty page has a few kilobytes.
     assert picture.stat().st_size > 25_000
 
 
-def test_contents_are_beside_the_page_or_in_its_menu(browser, page):
+def test_table_of_contents_is_a_sidebar_or_a_menu(browser, page):
     browser.open(page)
     assert browser.run("getComputedStyle(document.querySelector('.menu')).display") == (
         "none"
@@ -396,7 +396,7 @@ def test_contents_are_beside_the_page_or_in_its_menu(browser, page):
     browser.wait(f"Math.abs({top}) < innerHeight / 2")
 
 
-def test_without_its_script_all_but_the_explorer_is_there(browser, page):
+def test_page_without_scripts_hides_only_the_explorer(browser, page):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.call("Page.navigate", url="about:blank")
@@ -411,7 +411,7 @@ def test_without_its_script_all_but_the_explorer_is_there(browser, page):
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-def test_an_evaluation_is_stepped_through_without_lattices(browser, report, tmp_path):
+def test_explorer_of_an_evaluation_has_no_lattices(browser, report, tmp_path):
     write_html(report, tmp_path / "report.html")
     address = (tmp_path / "report.html").as_uri()
     browser.open(f"{address}#explore=prompt/3/ngram_p/2")
@@ -421,9 +421,9 @@ def test_an_evaluation_is_stepped_through_without_lattices(browser, report, tmp_
         if (record.prompt_index, record.method) == (2, "ngram_p")
     ]
     step = record.steps[1]
-    assert where(browser).startswith(f"Call 2 of {len(record.steps)} ")
-    shown = len(tokens(browser, "#call .drafted .draft:nth-of-type(1) ins"))
-    assert shown == step.accepted
+    assert position_text(browser).startswith(f"Call 2 of {len(record.steps)} ")
+    num_accepted = len(tokens(browser, "#call .drafted .draft:nth-of-type(1) ins"))
+    assert num_accepted == step.accepted
     assert len(tokens(browser, "#call .draft del")) == len(step.draft) - step.accepted
     assert browser.run("document.querySelectorAll('#call .node').length") == 0
     assert browser.run("document.querySelectorAll('#call .text script').length") == 0

@@ -1,4 +1,4 @@
-"""Charts: a number lands where the axes say, and nothing leaves the drawing."""
+"""Charts: positions and styles of marks, and the bounds of the drawing."""
 
 import dataclasses
 import math
@@ -17,11 +17,11 @@ def chart(kind, *series, **fields):
     return Chart("name", "A title", kind, "heads", "efficiency", [*series], **fields)
 
 
-def drawn(shown):
-    return ElementTree.fromstring(charts.draw(shown))
+def drawn(drawable):
+    return ElementTree.fromstring(charts.draw(drawable))
 
 
-def of(svg, style):
+def elements_of_class(svg, style):
     return [e for e in svg.iter() if style in (e.get("class") or "").split()]
 
 
@@ -33,28 +33,32 @@ def test_points_are_at_the_position_of_their_values():
     svg = drawn(chart(LINES, Series("BPD", [3, 6, 9], [1.0, 1.5, 2.0])))
     rows = {
         text.text: float(text.get("y")) - 4
-        for text in of(svg, "tick")
+        for text in elements_of_class(svg, "tick")
         if text.get("text-anchor") == "end"
     }
     columns = {
         text.text: float(text.get("x"))
-        for text in of(svg, "tick")
+        for text in elements_of_class(svg, "tick")
         if text.get("text-anchor") == "middle"
     }
-    [line] = of(svg, "line")
-    places = corners(line)
-    assert places[0] == pytest.approx((columns["3"], rows["1"]))
-    assert places[2] == pytest.approx((columns["9"], rows["2"]))
+    [line] = elements_of_class(svg, "line")
+    corner_points = corners(line)
+    assert corner_points[0] == pytest.approx((columns["3"], rows["1"]))
+    assert corner_points[2] == pytest.approx((columns["9"], rows["2"]))
     # Half-way between both, in both directions.
-    assert places[1] == pytest.approx(
-        ((places[0][0] + places[2][0]) / 2, (places[0][1] + places[2][1]) / 2), abs=0.01
+    assert corner_points[1] == pytest.approx(
+        (
+            (corner_points[0][0] + corner_points[2][0]) / 2,
+            (corner_points[0][1] + corner_points[2][1]) / 2,
+        ),
+        abs=0.01,
     )
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in svg.iter("circle")]
-    assert circles == places
+    assert circles == corner_points
 
 
 def test_the_frame_is_computed_by_hand():
-    """Ticks 0 … 10 by 2; the widest, `10`, takes 2 digits of 0.66 · 11.5 pixels."""
+    """Ticks 0, 2, … 10; the widest, `10`, has 2 digits of 0.66 · 11.5 pixels."""
     frame = charts.frame_of(chart(POINTS, Series("a", [0, 10], [0, 10])), top=10)
     left = 32 + 2 * 0.66 * 11.5
     assert (frame.x.start, frame.x.end) == pytest.approx((left, 400 - 14))
@@ -67,7 +71,7 @@ def test_the_outline_of_a_band():
     series = Series("BPD", [1, 2], [2, 3], [1, 2], [3, 4])
     svg = drawn(chart(LINES, series))
     frame = charts.frame_of(chart(LINES, series), top=12)
-    [band] = of(svg, "band")
+    [band] = elements_of_class(svg, "band")
     expected = [(1, 3), (2, 4), (2, 2), (1, 1)]
     assert corners(band) == [
         (frame.x.position(x), frame.y.position(y)) for x, y in expected
@@ -76,19 +80,22 @@ def test_the_outline_of_a_band():
 
 def test_a_logarithmic_axis_has_equal_steps():
     svg = drawn(chart(LINES, Series("p", [1, 4, 16], [1, 2, 3]), logarithmic=True))
-    xs = [x for x, _ in corners(of(svg, "line")[0])]
+    xs = [x for x, _ in corners(elements_of_class(svg, "line")[0])]
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.02)
 
 
 def test_bars_start_at_zero_and_go_both_ways():
-    shown = chart(
+    bar_chart = chart(
         BARS,
         Series("ours", [0, 1], [10, -5], [8, -7], [12, -3]),
         Series("ours, paper", [0, 1], [20, 5], dashed=True),
         categories=TASKS,
     )
-    svg = drawn(shown)
-    swatches, bars = of(svg, "bar-mark")[:2], of(svg, "bar-mark")[2:]
+    svg = drawn(bar_chart)
+    swatches, bars = (
+        elements_of_class(svg, "bar-mark")[:2],
+        elements_of_class(svg, "bar-mark")[2:],
+    )
     assert len(swatches) == 2
     tops = [float(bar.get("y")) for bar in bars]
     heights = [float(bar.get("height")) for bar in bars]
@@ -97,7 +104,7 @@ def test_bars_start_at_zero_and_go_both_ways():
     assert heights[0] == pytest.approx(2 * heights[1], abs=0.02)
     assert heights[2] == pytest.approx(2 * heights[0], abs=0.02)
     assert ["hollow" in bar.get("class") for bar in bars] == [False] * 2 + [True] * 2
-    assert len(of(svg, "whisker")) == 2
+    assert len(elements_of_class(svg, "whisker")) == 2
     titles = [bar.find("title").text for bar in bars]
     assert titles[0] == "ours, SQuAD: 10 (8 to 12)"
     assert titles[1] == f"ours, {TASKS[1]}: −5 (−7 to −3)"
@@ -111,10 +118,13 @@ def test_names_and_a_fitted_line():
             Series("R = 0.97", [1, 2], [1, 2], dashed=True),
         )
     )
-    assert {text.text for text in of(svg, "label")} == {"<b>", "SQuAD"}
-    legend, line = of(svg, "dashed")
+    assert {text.text for text in elements_of_class(svg, "label")} == {"<b>", "SQuAD"}
+    legend, line = elements_of_class(svg, "dashed")
     assert (legend.tag, line.tag) == ("path", "polyline")
-    assert [text.text for text in of(svg, "key")] == ["tasks", "R = 0.97"]
+    assert [text.text for text in elements_of_class(svg, "key")] == [
+        "tasks",
+        "R = 0.97",
+    ]
 
 
 def test_a_dashed_series_has_the_colour_of_its_solid_series():
@@ -125,16 +135,20 @@ def test_a_dashed_series_has_the_colour_of_its_solid_series():
     ]
     styles = marks.styles_of(series)
     assert styles[2].colour == styles[1].colour != styles[0].colour
-    alone = marks.styles_of([series[0], Series("fit", [1], [1], dashed=True)])
-    assert alone[1].colour == "var(--soft)"
+    styles_of_fit = marks.styles_of([series[0], Series("fit", [1], [1], dashed=True)])
+    assert styles_of_fit[1].colour == "var(--soft)"
 
 
-def test_points_that_cannot_be_drawn_are_left_out():
+def test_undrawable_points_are_omitted():
     series = Series("p", [0, 1, 2, 4], [1, 2, math.nan, 3], names=["a", "b", "c", "d"])
-    [kept] = charts.drawable(chart(LINES, series, logarithmic=True)).series
-    assert (kept.x, kept.y, kept.names) == ([1, 4], [2, 3], ["b", "d"])
-    nothing = dataclasses.replace(series, y=[math.nan] * 4)
-    assert of(drawn(chart(LINES, nothing)), "mark") == []
+    [drawn_series] = charts.drawable(chart(LINES, series, logarithmic=True)).series
+    assert (drawn_series.x, drawn_series.y, drawn_series.names) == (
+        [1, 4],
+        [2, 3],
+        ["b", "d"],
+    )
+    undrawable = dataclasses.replace(series, y=[math.nan] * 4)
+    assert elements_of_class(drawn(chart(LINES, undrawable)), "mark") == []
 
 
 @pytest.mark.parametrize("kind", [LINES, POINTS, BARS])
@@ -147,8 +161,8 @@ def test_all_marks_are_inside_the_drawing(kind):
     svg = drawn(chart(kind, *series, categories=names))
     width, height = map(float, svg.get("viewBox").split()[2:])
     for element in svg.iter():
-        for name, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
-            assert 0 <= float(element.get(name, 0)) <= most
+        for name, limit in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+            assert 0 <= float(element.get(name, 0)) <= limit
         if element.get("points"):
             for x, y in corners(element):
                 assert 0 <= x <= width
@@ -166,12 +180,14 @@ def test_a_separate_file_is_self_contained():
 
 
 def test_a_long_title_fits_into_a_separate_file():
-    words = "Latency of p-best search by the number of drafts, of steps and candidates"
-    title = f"{words}, {'unbroken' * 12}"
-    shown = dataclasses.replace(chart(LINES, Series("a", [1, 2], [1, 2])), title=title)
-    svg = ElementTree.fromstring(charts.standalone(shown))
+    beginning = (
+        "Latency of p-best search by the number of drafts, of steps and candidates"
+    )
+    title = f"{beginning}, {'unbroken' * 12}"
+    titled = dataclasses.replace(chart(LINES, Series("a", [1, 2], [1, 2])), title=title)
+    svg = ElementTree.fromstring(charts.standalone(titled))
     left, top, width, height = map(float, svg.get("viewBox").split())
-    lines = of(svg, "title")
+    lines = elements_of_class(svg, "title")
     assert len(lines) > 2
     assert "".join("".join(line.text.split()) for line in lines) == (
         "".join(title.split())
@@ -185,17 +201,17 @@ def test_a_long_title_fits_into_a_separate_file():
         start = float(line.get("x"))
         assert left < start
         assert start + axes.text_width(line.text, 14) < left + width
-    frame = of(ElementTree.fromstring(charts.draw(shown)), "plot")
+    frame = elements_of_class(ElementTree.fromstring(charts.draw(titled)), "plot")
     assert height == float(frame[0].get("viewBox").split()[3]) - top
 
 
 def test_charts_with_many_bars_are_wide():
     names = [f"task {number}" for number in range(13)]
-    places = [float(number) for number in range(13)]
-    series = [Series(label, places, places) for label in "abcd"]
-    many = Chart("c", "C", "bars", "task", "%", series, categories=names)
-    one = [Series("a", places[:3], places[:3])]
-    few = Chart("c", "C", "bars", "task", "%", one, categories=names[:3])
-    assert charts.is_wide(many)
+    positions = [float(number) for number in range(13)]
+    series = [Series(label, positions, positions) for label in "abcd"]
+    many_bars = Chart("c", "C", "bars", "task", "%", series, categories=names)
+    few_series = [Series("a", positions[:3], positions[:3])]
+    few_bars = Chart("c", "C", "bars", "task", "%", few_series, categories=names[:3])
+    assert charts.is_wide(many_bars)
     assert not charts.is_wide(Chart("c", "C", "lines", "p", "%", series))
-    assert not charts.is_wide(few)
+    assert not charts.is_wide(few_bars)

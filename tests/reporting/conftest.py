@@ -1,4 +1,4 @@
-"""The report of an evaluation on Python source code, and a page of studies by hand."""
+"""A made-up report of an evaluation on Python source code, and a page of studies."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from bpd_jax.reporting.records import (
 from tests.reporting.example_page import example_page
 
 HEADS = 8
-# Name, label, and how often a drafted token is right.
+# Name, label, and the probability that a drafted token is right.
 METHODS = [
     ("greedy", "Greedy", 0.0),
     ("bpd", "BPD", 0.42),
@@ -66,10 +66,10 @@ def pieces_of(text: str) -> list[str]:
     return re.findall(r"\n+ *| +(?= )| ?[A-Za-z_]\w*| ?\d+| ?[^\w\s]{1,3}|\s", text)
 
 
-def decode(prompt_index: int, method: str, right: float) -> DecodeRecord:
-    """Drafts whose tokens after the first are right with probability `right`.
+def decode(prompt_index: int, method: str, accuracy: float) -> DecodeRecord:
+    """Drafts whose tokens after the first are right with probability `accuracy`.
 
-    A token is as hard for every method, so a better method is better everywhere.
+    A token is equally hard for every method, so a better method is better everywhere.
     """
     prompt, text = PROMPTS[prompt_index]
     rng = random.Random(prompt_index)
@@ -78,9 +78,9 @@ def decode(prompt_index: int, method: str, right: float) -> DecodeRecord:
     steps: list[Step] = []
     position = 0
     while position < len(pieces):
-        draft = pieces[position : position + (1 if right == 0 else HEADS)]
+        draft = pieces[position : position + (1 if accuracy == 0 else HEADS)]
         accepted = 1
-        while accepted < len(draft) and hardness[position + accepted] < right:
+        while accepted < len(draft) and hardness[position + accepted] < accuracy:
             accepted += 1
         draft[accepted:] = [
             rng.choice([other for other in pieces if other != piece])
@@ -106,13 +106,13 @@ def decode(prompt_index: int, method: str, right: float) -> DecodeRecord:
 def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
     """Sums over prompts, as an evaluation does."""
     summaries: list[MethodSummary] = []
-    for name, label, right in METHODS:
-        own = [record for record in records if record.method == name]
-        calls = sum(record.serial_calls for record in own)
-        tokens = sum(len(record.output_ids) for record in own)
+    for name, label, accuracy in METHODS:
+        method_records = [record for record in records if record.method == name]
+        calls = sum(record.serial_calls for record in method_records)
+        tokens = sum(len(record.output_ids) for record in method_records)
         efficiency = tokens / calls
         bpd = next((s for s in summaries if s.name == "bpd"), None)
-        steps = [step for record in own for step in record.steps]
+        steps = [step for record in method_records for step in record.steps]
         lengths = [step.accepted for step in steps]
         drafts = [step.draft for step in steps]
         pairs = [p for draft in drafts for p in itertools.pairwise(draft)]
@@ -123,7 +123,7 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 block_efficiency=efficiency,
                 serial_calls=calls,
                 tokens=tokens,
-                seconds=sum(record.seconds for record in own),
+                seconds=sum(record.seconds for record in method_records),
                 speedup=0.8 + 0.1 * len(summaries),
                 gain=efficiency / bpd.block_efficiency - 1 if bpd else None,
                 interval=(0.93 * efficiency, 1.08 * efficiency)
@@ -131,9 +131,11 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 else None,
                 gain_interval=(0.083, 0.217) if bpd and name != "bpd" else None,
                 nodes=8.0 if name in ("bpd", "oracle") else 61.4,
-                repeated=sum(a == b for a, b in pairs) / len(pairs) if right else None,
-                longest_run=1.2 if right else None,
-                entropies=[1.84 + 0.4 * head for head in range(7)] if right else [],
+                repeated=sum(a == b for a, b in pairs) / len(pairs)
+                if accuracy
+                else None,
+                longest_run=1.2 if accuracy else None,
+                entropies=[1.84 + 0.4 * head for head in range(7)] if accuracy else [],
                 accepted=[
                     lengths.count(n) / len(steps) for n in range(1, len(drafts[0]) + 1)
                 ],
@@ -145,7 +147,7 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
 
 
 def lattice() -> LatticePicture:
-    """Eight positions of eight candidates, some of the right tokens low or missing."""
+    """Eight positions of eight candidates; some true tokens rank low or are missing."""
     rng = random.Random(3)
     prompt, text = PROMPTS[3]
     start = text.index(" divisor")
@@ -177,7 +179,7 @@ def lattice() -> LatticePicture:
 
 
 def curves() -> list[dict[str, float]]:
-    """Losses that fall from ln V, the later heads to a higher floor."""
+    """Losses that fall from ln V, for later heads to a higher limit."""
     rng = random.Random(0)
     rows: list[dict[str, float]] = []
     for step in range(10, 3001, 10):
@@ -196,9 +198,9 @@ def curves() -> list[dict[str, float]]:
 @pytest.fixture(scope="session")
 def report() -> EvaluationReport:
     records = [
-        decode(prompt_index, name, right)
+        decode(prompt_index, name, accuracy)
         for prompt_index in range(len(PROMPTS))
-        for name, _, right in METHODS
+        for name, _, accuracy in METHODS
     ]
     return EvaluationReport(
         title="Refined drafts on Python source code",

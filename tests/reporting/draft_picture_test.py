@@ -1,4 +1,4 @@
-"""The picture of one block, a plain draft and a refined one."""
+"""The picture of one block with a plain and a refined draft."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -22,8 +22,8 @@ def text(key, plain, refined, at=0):
             "label": name.upper(),
             "calls": [
                 {"at": at, "draft": tokens, "winner": tokens, "accepted": accepted}
-                for other, tokens, accepted, at in calls
-                if other == name
+                for contender, tokens, accepted, at in calls
+                if contender == name
             ],
         }
         for name in ("bpd", "ngram:16")
@@ -35,7 +35,7 @@ def test_the_block_of_the_largest_gain_is_chosen():
     picture = largest_gain([text("x", 2, 1), text("y", 1, 3), text("z", 1, 2, at=2)])
     assert (picture.text.key, picture.at, picture.blocks) == ("y", 0, 3)
     assert (picture.plain.accepted, picture.refined.accepted) == (1, 3)
-    # A position counts that both drafted from, be the text the same or not.
+    # Positions count at which both methods drafted, whatever they accepted before.
     assert largest_gain([text("z", 1, 2, at=2)]).at == 2
 
 
@@ -47,15 +47,15 @@ def test_without_a_block_of_both_methods_the_picture_is_refused():
 def test_the_contents_of_the_picture():
     root = ElementTree.fromstring(svg(largest_gain([text("x", 1, 3)])))
     space = "{http://www.w3.org/2000/svg}"
-    words = root.findall(f"{space}text")
-    shown = [word.text for word in words]
-    # Markup in a token stays text; a token that is only invisible has a sign.
-    assert shown.count("<a>") == 1 + 2
-    assert "⏎" in shown
-    struck = [word.text for word in words if word.get("text-decoration")]
-    assert struck == ["b", "⏎"]
+    labels = root.findall(f"{space}text")
+    strings = [label.text for label in labels]
+    # Markup in a token stays text, and whitespace is shown by a sign.
+    assert strings.count("<a>") == 1 + 2
+    assert "⏎" in strings
+    struck_through = [label.text for label in labels if label.get("text-decoration")]
+    assert struck_through == ["b", "⏎"]
     # The refined draft's last token was not among the candidates of its head.
-    assert shown.count("e") == 2
+    assert strings.count("e") == 2
     assert len(root.findall(f"{space}polyline")) == 2
-    assert "1 unrefined, 3 refined, of 3" in shown[-1]
+    assert "1 unrefined, 3 refined, of 3" in strings[-1]
     assert "(3 tokens accepted)" in root.get("aria-label")

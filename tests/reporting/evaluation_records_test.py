@@ -64,7 +64,7 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
     assert ngram.gain == pytest.approx(2 / 1.5 - 1)
     assert (ngram.differing, ngram.near_ties, ngram.agreement) == (2, 1, "different")
     assert bpd.interval == (1.0, 2.0)
-    # The second prompt is worth twice as much as BPD, the first one just as much.
+    # The gain over BPD is 0 % on the first prompt and 100 % on the second.
     assert (bpd.gain_interval, ngram.gain_interval) == (None, (0.0, 1.0))
     assert (bpd.divergence, plain.divergence) == (None, None)
     assert ngram.divergence == pytest.approx({"rate": 1, "first": 2, "gap": 0.25})
@@ -80,7 +80,7 @@ def test_there_is_no_gain_without_bpd():
     assert row.gain is None
 
 
-def test_records_hold_every_step_and_no_end_marks():
+def test_records_contain_every_step_without_end_tokens():
     [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),
         decode,
@@ -96,7 +96,7 @@ def test_records_hold_every_step_and_no_end_marks():
     assert json.loads(json.dumps(record.to_json())) == record.to_json()
 
 
-def test_a_record_shows_the_prompt_that_was_typed():
+def test_records_contain_the_prompt_as_typed():
     typed = ["as it was typed"]
     [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),

@@ -27,7 +27,7 @@ from bpd_jax.reporting.terms import DEFINITIONS
 from tests.reporting.page_test import Parsed
 
 
-def changed(report, name, **changes):
+def with_changed_method(report, name, **changes):
     """The report with one method changed."""
     methods = [
         dataclasses.replace(method, **changes) if method.name == name else method
@@ -37,7 +37,7 @@ def changed(report, name, **changes):
 
 
 @pytest.mark.parametrize(
-    "piece, shown",
+    "piece, visible",
     [
         ("def", "def"),
         (" x\n\t", " x⏎⇥"),
@@ -47,8 +47,8 @@ def changed(report, name, **changes):
         ("é漢", "é漢"),
     ],
 )
-def test_visible_pieces_have_one_line_and_no_control_characters(piece, shown):
-    assert wording.visible(piece) == shown
+def test_visible_pieces_have_one_line_and_no_control_characters(piece, visible):
+    assert wording.visible(piece) == visible
 
 
 def test_readable_text_keeps_its_lines():
@@ -82,7 +82,7 @@ def test_the_oracle_is_never_the_best_method(report):
 
 
 def test_summary_of_lossless_methods(report):
-    report = changed(report, "ngram_p", block_efficiency=2.5, gain=0.12)
+    report = with_changed_method(report, "ngram_p", block_efficiency=2.5, gain=0.12)
     assert summary_sentence(report) == (
         "16-best 4-gram: 2.50 tokens per serial call, 12.0 % above BPD; outputs "
         "identical for all methods."
@@ -90,16 +90,16 @@ def test_summary_of_lossless_methods(report):
 
 
 def test_the_summary_names_differing_methods(report):
-    report = changed(report, "bpd", differing=3, near_ties=1)
+    report = with_changed_method(report, "bpd", differing=3, near_ties=1)
     sentence = summary_sentence(report)
     assert sentence.endswith("outputs DIFFER from greedy decoding for BPD.")
 
 
 def test_summary_counts_near_ties(report):
-    one = changed(report, "bpd", differing=1, near_ties=1)
-    assert "identical but for 1 near-tie." in summary_sentence(one)
-    more = changed(one, "ngram_p", differing=2, near_ties=2)
-    assert "identical but for 3 near-ties." in summary_sentence(more)
+    one_tie = with_changed_method(report, "bpd", differing=1, near_ties=1)
+    assert "identical but for 1 near-tie." in summary_sentence(one_tie)
+    three_ties = with_changed_method(one_tie, "ngram_p", differing=2, near_ties=2)
+    assert "identical but for 3 near-ties." in summary_sentence(three_ties)
 
 
 def test_summary_without_methods(report):
@@ -113,8 +113,8 @@ def test_verdicts(report):
     assert verdict(bpd) == "identical ✓"
     ties = dataclasses.replace(bpd, differing=2, near_ties=2)
     assert verdict(ties) == "2 near-ties"
-    wrong = dataclasses.replace(bpd, differing=3, near_ties=2)
-    assert verdict(wrong) == "1 DIFFERENT"
+    different = dataclasses.replace(bpd, differing=3, near_ties=2)
+    assert verdict(different) == "1 DIFFERENT"
 
 
 def printed(report, **settings):
@@ -157,8 +157,8 @@ def test_tables_have_the_numbers_of_every_method(report):
     figures = ["6.0", "12.5 %", "50.0 %", "1.50", "1.00 … 3.25"]
     assert rows["drafts", "BPD"] == figures
     assert ("drafts", "Greedy") not in rows
-    one = dataclasses.replace(bpd, entropies=[1.0], repeated=None, accepted=[])
-    rows = rows_of(dataclasses.replace(report, methods=[one]))
+    single_head = dataclasses.replace(bpd, entropies=[1.0], repeated=None, accepted=[])
+    rows = rows_of(dataclasses.replace(report, methods=[single_head]))
     assert rows["drafts", "BPD"] == ["6.0", "—", "—", "1.50", "1.00"]
 
 
@@ -179,23 +179,23 @@ def test_printed_tables_have_all_numbers_and_fit(report, width):
         assert method.label.split()[0] in text
         assert f"{method.block_efficiency:.2f}" in text
         assert f" {method.serial_calls} " in text
-    words = " ".join(text.split())
-    assert summary_sentence(report) in words
+    normalised = " ".join(text.split())
+    assert summary_sentence(report) in normalised
     for expected in (report.title, report.task, report.device, "layers 4"):
-        assert expected in words
-    assert report.notes[0] in words
+        assert expected in normalised
+    assert report.notes[0] in normalised
 
 
 def test_different_outputs_are_red(report):
-    wrong = dataclasses.replace(report.methods[1], differing=2)
-    report = dataclasses.replace(report, methods=[wrong], records=[])
+    different = dataclasses.replace(report.methods[1], differing=2)
+    report = dataclasses.replace(report, methods=[different], records=[])
     text = printed(report, force_terminal=True, color_system="standard")
     assert "\x1b[1;31m2 DIFFERENT" in text
 
 
 def test_differing_texts_are_described_in_a_sentence(report):
-    parted = {"rate": 0.25, "first": 7, "gap": 0.0312}
-    report = changed(report, "bpd", divergence=parted, differing=1)
+    divergence = {"rate": 0.25, "first": 7, "gap": 0.0312}
+    report = with_changed_method(report, "bpd", divergence=divergence, differing=1)
     [sentence] = evaluation_sentences.divergence_sentences(report)
     assert "BPD: 1 of 4 texts differ" in sentence
     assert "earliest at token 7" in sentence
@@ -203,16 +203,16 @@ def test_differing_texts_are_described_in_a_sentence(report):
 
 
 def test_the_fastest_method_is_named(report):
-    oracle_aside = [m for m in report.methods if not m.upper_bound]
-    best = max(oracle_aside, key=lambda method: method.speedup)
+    methods = [m for m in report.methods if not m.upper_bound]
+    best = max(methods, key=lambda method: method.speedup)
     sentence = fastest_sentence(report)
     assert best.label in sentence
     assert f"{best.speedup:.2f} times as fast" in sentence
-    slow = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
+    slower = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
     greedy = dataclasses.replace(report.methods[0], speedup=1.0)
-    slow = dataclasses.replace(report, methods=[greedy, *slow], records=[])
-    assert "plain greedy decoding; " in fastest_sentence(slow)
-    assert "0.50 times" in fastest_sentence(slow)
+    slower = dataclasses.replace(report, methods=[greedy, *slower], records=[])
+    assert "plain greedy decoding; " in fastest_sentence(slower)
+    assert "0.50 times" in fastest_sentence(slower)
 
 
 def test_charts_of_losses():
@@ -233,18 +233,18 @@ def test_charts_of_losses():
     assert len(long.series[0].x) <= 200
 
 
-def test_the_page_has_numbers_words_setting_and_drafts(report):
+def test_page_contains_tables_definitions_settings_and_drafts(report):
     page = page_of(report)
     text = Parsed(render(page)).text
     assert summary_sentence(report) in text
     for (_, label), cells in rows_of(report).items():
         assert label in text
         assert all(cell in text for cell in cells)
-    for words in [*DEFINITIONS, *DEFINITIONS.values(), *report.notes]:
-        assert words in text
+    for sentence in [*DEFINITIONS, *DEFINITIONS.values(), *report.notes]:
+        assert sentence in text
     for facts in (report.model, report.settings, report.versions):
         assert wording.fact(facts) in text
-    # Every method but greedy decoding, which drafts nothing.
+    # Every method except greedy decoding, which does not draft.
     assert [len(prompt.traces) for prompt in page.texts] == [5] * 4
     assert "The lattice of one block" in text
 
@@ -254,10 +254,10 @@ def test_the_explorer_steps_through_the_records(report):
         report.records[1],
         steps=[Step(["a", "b", "x"], 2), Step(["c", "a"], 1, rank=3)],
     )
-    other = dataclasses.replace(
+    other_record = dataclasses.replace(
         report.records[2], steps=[Step(["a", "b"], 2), Step(["d"], 1)]
     )
-    report = dataclasses.replace(report, records=[record, other])
+    report = dataclasses.replace(report, records=[record, other_record])
     first, second = page_of(report).texts
     assert (first.key, second.key) == ("prompt/1", "prompt/1/zero_gram")
     assert [first.pieces[token] for token in first.output] == ["a", "b", "c"]

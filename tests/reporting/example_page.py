@@ -1,4 +1,4 @@
-"""Exhibits and explorer texts made by hand, with everything that a page can show."""
+"""Made-up exhibits and explorer texts with every element that a page can have."""
 
 import math
 import random
@@ -25,7 +25,7 @@ HEADS = 8
 NASTY = "</script><img src=x onerror=alert(1)>"
 WIDTH = 16
 TASKS = ["LAMBADA", "SQuAD", "CNN/DM", "SAMSum", "MultiNews", "XSum", "NewsRoom"]
-# Block efficiency as the paper's Table 4 prints it for these tasks.
+# Block efficiency of these tasks in the paper's Table 4.
 PAPER = {
     "BPD": [3.12, 2.08, 1.74, 1.27, 1.10, 1.13, 1.08],
     "2-gram": [3.06, 2.09, 1.73, 1.31, 1.13, 1.17, 1.20],
@@ -241,7 +241,7 @@ def words_of(text: str) -> list[str]:
 
 
 def explorer_text(task: str, example: int, prompt: str, text: str) -> ExplorerText:
-    """A text whose right tokens stand anywhere in its lattices, or not in them."""
+    """A text whose true tokens have any rank in its lattices, or are missing."""
     rng = random.Random(example)
     tokens = words_of(text)
     extra = [NASTY, "&amp;", " שלום", "\u202e", "\n\n", "\t", "", " 日本語", " a"]
@@ -253,11 +253,11 @@ def explorer_text(task: str, example: int, prompt: str, text: str) -> ExplorerTe
         for head in range(1, HEADS):
             row = rng.sample(range(len(pieces)), WIDTH)
             truth = output[at + head] if at + head < len(output) else None
-            place = min(int(rng.expovariate(1 / (0.6 * head))), WIDTH)
+            rank = min(int(rng.expovariate(1 / (0.6 * head))), WIDTH)
             if truth is not None:
                 row = [token for token in row if token != truth]
-                if place < WIDTH:
-                    row.insert(place, truth)
+                if rank < WIDTH:
+                    row.insert(rank, truth)
             heads.append(row[:WIDTH])
             best = 0.7 / head**0.5
             scores.append([math.log(best * (1 - best) ** r) for r in range(len(row))])

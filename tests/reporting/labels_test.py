@@ -1,4 +1,4 @@
-"""Names of points: none on another, none outside."""
+"""Labels of points do not overlap and lie inside the drawing."""
 
 import itertools
 
@@ -16,11 +16,11 @@ def test_labels_of_close_points_do_not_overlap():
     points = [(100, 100, "MultiNews"), (104, 103, "XSum"), (112, 96, "NewsRoom")]
     placed = labels.place_labels(points, frame)
     assert [label.text for label in placed] == [name for _, _, name in points]
-    for one, other in itertools.combinations(placed, 2):
-        assert one.box.intersection(other.box) == 0
+    for first, second in itertools.combinations(placed, 2):
+        assert first.box.intersection(second.box) == 0
 
 
-def test_a_name_at_the_edge_turns_inwards():
+def test_label_at_the_edge_is_placed_inwards():
     [label] = labels.place_labels([(295, 100, "LAMBADA")], Box(0, 0, 300, 200))
     assert label.anchor == "end"
     assert label.box.right <= 300
@@ -30,8 +30,8 @@ def test_unreadable_labels_are_left_out():
     points = [(100 + i % 5, 100 + i // 5, f"Name {i}") for i in range(40)]
     placed = labels.place_labels(points, Box(0, 0, 300, 200))
     assert 2 <= len(placed) < 20
-    for one, other in itertools.combinations(placed, 2):
-        assert one.box.intersection(other.box) <= 0.2 * one.box.area
+    for first, second in itertools.combinations(placed, 2):
+        assert first.box.intersection(second.box) <= 0.2 * first.box.area
 
 
 def test_points_without_a_name_have_no_label():

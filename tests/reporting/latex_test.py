@@ -1,4 +1,4 @@
-"""LaTeX and CSV, read back."""
+"""Tables as LaTeX and CSV."""
 
 import csv
 import dataclasses
@@ -96,24 +96,24 @@ def test_environments_and_braces_are_closed():
     opened = re.findall(r"\\begin\{(\w+)\}", text)
     closed = re.findall(r"\\end\{(\w+)\}", text)
     assert opened == closed[::-1] == ["table", "tabular"]
-    plain = re.sub(r"\\[{}]", "", text)
-    assert plain.count("{") == plain.count("}")
+    without_escapes = re.sub(r"\\[{}]", "", text)
+    assert without_escapes.count("{") == without_escapes.count("}")
 
 
 def test_latex_of_model_output_is_latin_1():
-    """Every character that is left is one that T1 and its companion have."""
-    wrote = "⟦a⏎⇥b·∅⟧ “ça” 日 😀 ł\u202e\x1b\tπ"
+    """Unescaped characters are those of the font encodings T1 and TS1."""
+    output = "⟦a⏎⇥b·∅⟧ “ça” 日 😀 ł\u202e\x1b\tπ"
     table = Table(
         "table2",
-        wrote,
-        wrote,
-        [Column(wrote, wrote)],
-        [Row(wrote, [Cell(text=wrote)])],
-        wrote,
+        output,
+        output,
+        [Column(output, output)],
+        [Row(output, [Cell(text=output)])],
+        output,
     )
     text = table_latex(table, "table2")
     assert all((c.isprintable() and ord(c) < 256) or c in "\n\t" for c in text)
-    assert escape(wrote) == (
+    assert escape(output) == (
         r"$[\![$a$\hookleftarrow$$\mapsto$b$\cdot$$\emptyset$$]\!]$ ``ça'' "
         r"\codepoint{65E5} \codepoint{1F600} \codepoint{0142}"
         r"\textbackslash{}u202e\textbackslash{}x1b"
@@ -121,7 +121,7 @@ def test_latex_of_model_output_is_latin_1():
     )
 
 
-def test_every_command_has_its_package():
+def test_packages_and_commands_are_declared():
     text = table_latex(TABLE, "table4")
     packages = {"resizebox": "graphicx", "toprule": "booktabs", "textquotedbl": "T1"}
     for command, package in packages.items():
@@ -131,8 +131,8 @@ def test_every_command_has_its_package():
         assert text.index(rf"\providecommand{{\{command}}}") < text.index(r"\begin")
 
 
-def test_columns_of_words_begin_at_their_left():
-    words = Table(
+def test_columns_of_words_are_left_aligned():
+    table = Table(
         "table2",
         "Drafts",
         "Call",
@@ -142,12 +142,12 @@ def test_columns_of_words_begin_at_their_left():
             Row("2", [Cell(text="done"), Cell(), Cell()]),
         ],
     )
-    assert number_format.columns_of_words(words) == [False, True, False]
-    assert number_format.columns_of_words(words, 5) == [False] * 3
-    assert r"\begin{tabular}{lrlr}" in table_latex(words, "table2")
+    assert number_format.columns_of_words(table) == [False, True, False]
+    assert number_format.columns_of_words(table, 5) == [False] * 3
+    assert r"\begin{tabular}{lrlr}" in table_latex(table, "table2")
 
 
-def test_a_table_is_scaled_and_explains_its_brackets():
+def test_table_is_scaled_and_explains_its_intervals():
     text = table_latex(TABLE, "table4")
     assert re.search(
         r"\\resizebox\{[^}]*\\linewidth.*\{!\}\{%\n  \\begin\{tabular", text
@@ -163,7 +163,7 @@ def test_labels_are_not_arguments_of_the_previous_row():
     assert [row[0] for row in cells_of(text)] == ["BPD", "{}[INST]", "{}*"]
 
 
-def test_special_characters_are_themselves():
+def test_special_characters_are_escaped():
     assert escape("--flag a-b") == "-{}-flag a-b"
     assert escape(r"\x{y}~^") == (
         r"\textbackslash{}x\{y\}\textasciitilde{}\textasciicircum{}"

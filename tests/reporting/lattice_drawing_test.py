@@ -24,8 +24,8 @@ def picture(**changes):
     return LatticePicture(**(fields | changes))
 
 
-def drawn(chosen):
-    return ElementTree.fromstring(lattice_drawing.draw(chosen)).find("./div/svg")
+def drawn(lattice):
+    return ElementTree.fromstring(lattice_drawing.draw(lattice)).find("./div/svg")
 
 
 def nodes(svg):
@@ -56,7 +56,7 @@ def test_greedy_tokens_are_marked_also_outside_the_lattice():
     ]
 
 
-def test_probable_nodes_are_stronger():
+def test_node_weights_follow_probabilities():
     weights = [
         float(rect.get("style").partition(":")[2])
         for node in nodes(drawn(picture()))
@@ -67,14 +67,14 @@ def test_probable_nodes_are_stronger():
 
 
 @pytest.mark.parametrize("accepted, solid", [(1, 0), (2, 1), (3, 2)])
-def test_paths_are_solid_as_far_as_they_are_accepted(accepted, solid):
+def test_accepted_parts_of_paths_are_solid(accepted, solid):
     svg = drawn(picture(paths=[Path("BPD", [0, 0, 1], accepted)]))
     pieces = {p.get("class"): p.get("d").count("M") for p in svg.iter("path")}
     assert pieces["path"] == solid
     assert pieces["path rejected"] == 2 - solid
 
 
-def test_letters_are_where_acceptance_ends():
+def test_badges_mark_the_end_of_accepted_tokens():
     svg = drawn(picture())
     badges = [g for g in svg.iter("g") if g.get("class") == "badge"]
     assert [badge.find("text").text for badge in badges] == ["A", "B"]
@@ -82,7 +82,7 @@ def test_letters_are_where_acceptance_ends():
     assert first < second
 
 
-def test_letters_at_one_node_do_not_overlap():
+def test_badges_at_one_node_do_not_overlap():
     paths = [Path("a", [0, 0, 0], 2), Path("b", [0, 0, 1], 2)]
     centres = [float(c.get("cx")) for c in drawn(picture(paths=paths)).iter("circle")]
     assert abs(centres[0] - centres[1]) >= 16

@@ -1,4 +1,4 @@
-"""The page of all studies: complete, escaped, and of nothing from outside."""
+"""The page of all studies: complete, escaped and self-contained."""
 
 import base64
 import dataclasses
@@ -58,27 +58,27 @@ def page(text):
     return Parsed(text)
 
 
-def test_every_number_of_every_table_is_there(paper_report, page):
+def test_page_contains_every_number_of_every_table(paper_report, page):
     for part in paper_report.parts:
         for table in part.exhibit.tables:
             for row in table.rows:
-                words = row.label
+                row_text = row.label
                 for cell, column in zip(row.cells, table.columns, strict=True):
-                    words += number_format.measured(cell, column)
+                    row_text += number_format.measured(cell, column)
                     if bounds := number_format.interval(cell, column):
-                        words += f" {bounds}"
+                        row_text += f" {bounds}"
                     if paper := number_format.printed(cell, column):
-                        words += f" paper {paper}"
-                assert words in page.text
+                        row_text += f" paper {paper}"
+                assert row_text in page.text
     assert "LAMBADA2.75 2.61–2.91 paper 3.12" in page.text
     assert "not measured paper 1.23" in page.text
 
 
-def test_findings_notes_facts_and_figures_are_there(paper_report, page):
+def test_page_contains_findings_notes_facts_and_figures(paper_report, page):
     for part in paper_report.parts:
         exhibit = part.exhibit
-        for words in (part.title, exhibit.question, *exhibit.notes):
-            assert words in page.text
+        for sentence in (part.title, exhibit.question, *exhibit.notes):
+            assert sentence in page.text
         for finding in exhibit.findings:
             # In the summary and in its section.
             assert page.text.count(finding.statement) == 2
@@ -103,17 +103,19 @@ def test_intervals_and_left_out_contenders_are_explained(paper_report, page):
     [part, *_] = paper_report.parts
     table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
     exhibit = dataclasses.replace(part.exhibit, tables=[table])
-    other = Parsed(render(Page("Other", "2025-01-31", [PagePart("table4", exhibit)])))
-    assert "1.40–1.60 range of runs" in other.text
-    assert "bootstrap interval over" not in other.text
+    other_page = Parsed(
+        render(Page("Other", "2025-01-31", [PagePart("table4", exhibit)]))
+    )
+    assert "1.40–1.60 range of runs" in other_page.text
+    assert "bootstrap interval over" not in other_page.text
 
 
 def test_terms_are_explained_above_the_first_section(page):
     summaries = [a.get("class") for tag, a in page.elements if tag == "details"]
     assert summaries[1] == "terms card"
     text = page.text
-    for term, words in TERMS.items():
-        assert text.index(term) < text.index(words) < text.index("Runs")
+    for term, explanation in TERMS.items():
+        assert text.index(term) < text.index(explanation) < text.index("Runs")
 
 
 def test_runs_are_described_in_a_sentence(page):
@@ -131,29 +133,33 @@ def test_the_summary_counts_statements(paper_report):
         "Of 3 statements that were checked, 1 holds, 1 does not, 1 is inconclusive."
     )
     assert summary_sentence(paper_report) == sentence
-    nothing = dataclasses.replace(paper_report, parts=[])
-    assert summary_sentence(nothing) == "No statement of the paper was checked."
+    empty_report = dataclasses.replace(paper_report, parts=[])
+    assert summary_sentence(empty_report) == "No statement of the paper was checked."
 
 
 def test_many_statements_are_folded_by_exhibit(paper_report, page):
-    def opened(page):
+    def open_flags(page):
         return [
             "open" in attributes
             for tag, attributes in page.elements
             if tag == "details" and not attributes.get("class")
         ]
 
-    assert opened(page) == [True]
+    assert open_flags(page) == [True]
     [part, *_] = paper_report.parts
-    many = dataclasses.replace(part.exhibit, findings=part.exhibit.findings * 5)
-    folded = Parsed(
-        render(dataclasses.replace(paper_report, parts=[PagePart("table4", many)]))
+    large_exhibit = dataclasses.replace(
+        part.exhibit, findings=part.exhibit.findings * 5
     )
-    assert opened(folded) == [False]
+    folded = Parsed(
+        render(
+            dataclasses.replace(paper_report, parts=[PagePart("table4", large_exhibit)])
+        )
+    )
+    assert open_flags(folded) == [False]
     assert "5 of 15 hold" in folded.text
 
 
-def test_links_lead_somewhere_and_ids_are_unique(page):
+def test_links_resolve_and_ids_are_unique(page):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     links = {a["href"] for tag, a in page.elements if tag == "a"}
@@ -171,7 +177,7 @@ def test_groups_of_columns_span_them(page):
     assert spans == ["1", "3", "2", "1"]
 
 
-def test_dangerous_text_is_text(paper_report):
+def test_markup_in_text_is_escaped(paper_report):
     table = Table(
         NASTY, NASTY, NASTY,
         [Column(NASTY, NASTY, unit=NASTY)],
@@ -200,17 +206,17 @@ def test_data_of_the_explorer_round_trip(paper_report, text):
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text)[1]
     assert not set("<>&") & set(data)
     texts = json.loads(data)
-    for given, found in zip(paper_report.texts, texts, strict=True):
-        assert found["key"] == given.key
-        assert found["output"] == given.output
-        assert found["candidates"] == given.candidates
-        assert found["traces"] == given.traces
-        # What cannot be seen is written out.
-        for piece, shown in zip(given.pieces, found["pieces"], strict=True):
-            assert shown == piece.replace("\u202e", "\\u202e")
+    for expected, parsed in zip(paper_report.texts, texts, strict=True):
+        assert parsed["key"] == expected.key
+        assert parsed["output"] == expected.output
+        assert parsed["candidates"] == expected.candidates
+        assert parsed["traces"] == expected.traces
+        # Invisible characters are escaped.
+        for piece, parsed_piece in zip(expected.pieces, parsed["pieces"], strict=True):
+            assert parsed_piece == piece.replace("\u202e", "\\u202e")
 
 
-def test_policy_allows_this_script_alone(text, page):
+def test_content_security_policy_allows_only_the_script(text, page):
     script = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     [policy] = [
@@ -223,8 +229,8 @@ def test_policy_allows_this_script_alone(text, page):
 
 
 def test_the_page_has_no_external_references(text, page):
-    outside = text.replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"https?:|url\(|@import", outside)
+    without_namespace = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|url\(|@import", without_namespace)
     for tag, attributes in page.elements:
         assert tag not in ("link", "img", "iframe", "object", "base")
         assert not {"src", "onclick", "onload"} & attributes.keys()

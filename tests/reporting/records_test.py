@@ -1,4 +1,4 @@
-"""Records go to JSON and back, and invalid data are refused."""
+"""Records are written to JSON and read, and invalid data are refused."""
 
 import dataclasses
 import json
@@ -18,23 +18,23 @@ from bpd_jax.reporting.records import (
 )
 
 
-def test_report_survives_json(report):
+def test_report_round_trips_through_json(report):
     data = json.loads(json.dumps(report.to_json()))
     assert EvaluationReport.from_json(data) == report
 
 
-def test_text_of_any_kind_survives_a_file(report, tmp_path):
-    odd = dataclasses.replace(report, notes=["\udc80 \x00 ⏎ 漢 </script>"])
-    save_report(odd, tmp_path / "report.json")
+def test_unusual_text_round_trips_through_a_file(report, tmp_path):
+    unusual = dataclasses.replace(report, notes=["\udc80 \x00 ⏎ 漢 </script>"])
+    save_report(unusual, tmp_path / "report.json")
     data = json.loads((tmp_path / "report.json").read_text())
-    assert EvaluationReport.from_json(data) == odd
+    assert EvaluationReport.from_json(data) == unusual
 
 
-def test_reports_from_before_there_were_figures_about_drafts(report, tmp_path):
+def test_reports_without_statistics_of_drafts_are_read(report, tmp_path):
     data = report.to_json()
-    new = ("gain_interval", "divergence", "nodes", "repeated", "longest_run")
+    new_fields = ("gain_interval", "divergence", "nodes", "repeated", "longest_run")
     for method in data["methods"]:
-        for field in (*new, "entropies", "accepted"):
+        for field in (*new_fields, "entropies", "accepted"):
             del method[field]
     old = EvaluationReport.from_json(data)
     assert all(method.nodes is None for method in old.methods)
@@ -59,7 +59,7 @@ def test_optional_fields_may_be_missing():
         ),
     ],
 )
-def test_wrong_data_are_named_with_their_position(report, change, message):
+def test_errors_name_the_invalid_field(report, change, message):
     with pytest.raises(UserError, match=message):
         EvaluationReport.from_json(report.to_json() | change)
 
@@ -83,9 +83,9 @@ def test_a_step_accepts_at_least_its_certain_token(accepted):
 def test_paths_stay_inside_the_lattice():
     positions = [[Candidate("a", 0.0)], [Candidate("b", -0.1), Candidate("c", -2.4)]]
     LatticePicture("", positions, [Path("BPD", [0, 1], 1)], ["a", "b"])
-    for outside in ([0, 2], [1, 0], [0, 0, 0], [0, -1]):
+    for indices in ([0, 2], [1, 0], [0, 0, 0], [0, -1]):
         with pytest.raises(ValueError, match="leaves the lattice"):
-            LatticePicture("", positions, [Path("BPD", outside, 1)], ["a", "b"])
+            LatticePicture("", positions, [Path("BPD", indices, 1)], ["a", "b"])
 
 
 def test_records_name_known_methods(report):

@@ -38,5 +38,5 @@ def test_other_counts_of_a_task_need_a_sentence():
 
 
 def test_a_run_without_facts_has_no_sentence():
-    nothing = Exhibit("table12", "Latency", "", "", facts={"examples": {}})
-    assert run_sentences.sentences([nothing]) == []
+    exhibit = Exhibit("table12", "Latency", "", "", facts={"examples": {}})
+    assert run_sentences.sentences([exhibit]) == []

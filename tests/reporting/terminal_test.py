@@ -11,7 +11,7 @@ from bpd_jax.reporting.records import Step
 
 
 def printed(function, *arguments, width=100, **keywords):
-    """What `function` prints on a console of that width without colour."""
+    """The output of `function` on a console of this width without colour."""
     buffer = io.StringIO()
     function(*arguments, Console(file=buffer, width=width), **keywords)
     return buffer.getvalue()

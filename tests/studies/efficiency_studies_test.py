@@ -1,4 +1,4 @@
-"""Tables of block efficiency from hand-made records, with every answer counted here."""
+"""Tables of block efficiency, from small records with values computed by hand."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ TASKS = {"squad": "SQuAD", "xsum": "XSum"}
 
 
 def draft(contender, task, example, accepted, *, equal=0, part=REPORT, nodes=10):
-    """A text of which every draft has three tokens, `equal` of its pairs equal."""
+    """A text whose drafts have three tokens, with `equal` equal pairs each."""
     count = len(accepted)
     return DraftRecord(
         task=task,
@@ -30,8 +30,8 @@ def draft(contender, task, example, accepted, *, equal=0, part=REPORT, nodes=10)
 
 def run_of(study, records, **facts):
     labels = {record.contender: record.contender.upper() for record in records}
-    everything = {"tasks": TASKS, "labels": labels, **facts}
-    return StudyRun(pathlib.Path("run"), study, everything, records)
+    all_facts = {"tasks": TASKS, "labels": labels, **facts}
+    return StudyRun(pathlib.Path("run"), study, all_facts, records)
 
 
 # SQuAD: BPD needs 4 calls for 6 tokens (2 + 1 + 1 + 2), 4-grams 3, the oracle 2.
@@ -41,10 +41,10 @@ XSUM = {"bpd": "1111", "ngram:16": "2121", "oracle": "2121"}
 
 
 def records():
-    found = [draft(name, "squad", 0, accepted) for name, accepted in SQUAD.items()]
-    found += [draft(name, "xsum", 0, accepted) for name, accepted in XSUM.items()]
-    # What was tuned on is not reported.
-    return [*found, draft("bpd", "xsum", 1, "4444", part=TUNE)]
+    drafts = [draft(name, "squad", 0, accepted) for name, accepted in SQUAD.items()]
+    drafts += [draft(name, "xsum", 0, accepted) for name, accepted in XSUM.items()]
+    # Tuning examples are not reported.
+    return [*drafts, draft("bpd", "xsum", 1, "4444", part=TUNE)]
 
 
 def values(table):
@@ -79,24 +79,26 @@ def test_table4_has_efficiency_gain_and_headroom():
 
 
 def test_findings_of_table4():
-    found = {f.statement: f for f in exhibit_of("table4", records()).findings}
-    bound = found["The oracle is an upper bound for all drafts from its lattice."]
+    findings = {f.statement: f for f in exhibit_of("table4", records()).findings}
+    bound = findings["The oracle is an upper bound for all drafts from its lattice."]
     assert bound.holds
     # On XSum 4-grams do as well as the oracle.
     assert "Higher on 1 of 2 tasks, equal on 1" in bound.evidence
-    zero = found["The p best 0-gram drafts yield at least as many tokens as BPD."]
+    zero = findings["The p best 0-gram drafts yield at least as many tokens as BPD."]
     assert zero.holds is None
-    weak = found["Tasks on which BPD has a low block efficiency gain most (NGRAM:16)."]
+    weak = findings[
+        "Tasks on which BPD has a low block efficiency gain most (NGRAM:16)."
+    ]
     assert weak.holds is None  # two tasks are too few
 
 
 def test_table4_prefers_contenders_with_printed_values():
-    """Of two n-gram models the one that stands beside the paper's."""
+    """Of two n-gram models, the one with printed values is compared."""
     accepted = {"bpd": "1111", "ngram:16": "4321"}
     accepted |= {"ngram:1@corpus": "2121", "ngram:16@corpus": "2121"}
-    found = [draft(name, "squad", 0, each) for name, each in accepted.items()]
+    drafts = [draft(name, "squad", 0, lengths) for name, lengths in accepted.items()]
     for printed, holds in (({}, None), ({"ngram:16@corpus": "16x4g"}, False)):
-        exhibit = exhibit_of("table4", found, printed=printed)
+        exhibit = exhibit_of("table4", drafts, printed=printed)
         (best,) = [f for f in exhibit.findings if "single best" in f.statement]
         assert best.holds is holds  # the first has no single best beside it
         assert ("CORPUS" in best.statement) is (printed != {})
@@ -104,9 +106,13 @@ def test_table4_prefers_contenders_with_printed_values():
 
 def test_drafts_outside_the_lattice_are_not_bounded():
     names = ("hydra:1", "medusa:4:lookup=4")
-    outside = [draft(name, "squad", 0, "654321") for name in names]
-    found = {f.statement: f for f in exhibit_of("table4", records() + outside).findings}
-    assert found["The oracle is an upper bound for all drafts from its lattice."].holds
+    unbounded = [draft(name, "squad", 0, "654321") for name in names]
+    findings = {
+        f.statement: f for f in exhibit_of("table4", records() + unbounded).findings
+    }
+    assert findings[
+        "The oracle is an upper bound for all drafts from its lattice."
+    ].holds
 
 
 def exhibit_of(study, records, **facts):
@@ -114,19 +120,21 @@ def exhibit_of(study, records, **facts):
 
 
 def test_an_oracle_below_a_method_fails():
-    broken = [r for r in records() if (r.contender, r.task) != ("oracle", "squad")]
-    broken.append(draft("oracle", "squad", 0, "111111"))
-    found = {f.statement: f for f in exhibit_of("table4", broken).findings}
-    bound = found["The oracle is an upper bound for all drafts from its lattice."]
+    with_low_oracle = [
+        r for r in records() if (r.contender, r.task) != ("oracle", "squad")
+    ]
+    with_low_oracle.append(draft("oracle", "squad", 0, "111111"))
+    findings = {f.statement: f for f in exhibit_of("table4", with_low_oracle).findings}
+    bound = findings["The oracle is an upper bound for all drafts from its lattice."]
     assert bound.holds is False
     assert "Not on SQuAD." in bound.evidence
 
 
 def test_table3_compares_before_and_after():
     """Half of the two pairs equal before, none after; runs of 2 and of 1."""
-    found = [draft("bpd", task, 0, "1111", equal=1) for task in TASKS]
-    found += [draft("ngram:1", task, 0, "1111", equal=0) for task in TASKS]
-    exhibit = exhibit_of("table3", found, printed={"ngram:1": "after"})
+    drafts = [draft("bpd", task, 0, "1111", equal=1) for task in TASKS]
+    drafts += [draft("ngram:1", task, 0, "1111", equal=0) for task in TASKS]
+    exhibit = exhibit_of("table3", drafts, printed={"ngram:1": "after"})
     (table,) = exhibit.tables
     assert values(table)["all"] == [50.0, 0.0, 2.0, 1.0]
     assert [cell.paper for cell in table.rows[0].cells] == [75.5, 67.6, 6.6, 6.1]
@@ -136,27 +144,30 @@ def test_table3_compares_before_and_after():
 
 
 def test_table7_compares_general_and_in_domain_models():
-    general, own = "ngram:1@general_2", "ngram:1@in_domain"
-    found = [draft(general, "squad", 0, "2121"), draft(own, "squad", 0, "1111")]
-    found += [draft(general, "xsum", 0, "1111"), draft(own, "xsum", 0, "2121")]
-    exhibit = exhibit_of("table7", found)
+    general, in_domain = "ngram:1@general_2", "ngram:1@in_domain"
+    drafts = [draft(general, "squad", 0, "2121"), draft(in_domain, "squad", 0, "1111")]
+    drafts += [draft(general, "xsum", 0, "1111"), draft(in_domain, "xsum", 0, "2121")]
+    exhibit = exhibit_of("table7", drafts)
     (finding,) = exhibit.findings
     assert finding.holds is False  # one of two is not most
     assert "Higher on 1 of 2 tasks" in finding.evidence
     assert "Not on XSum." in finding.evidence
     assert any("n-gram half" in note for note in exhibit.notes)
-    # Rescorers are set against rescorers.
-    found += [draft("neural:1@general_neural", task, 0, "2121") for task in TASKS]
-    found += [draft("neural:1@in_domain_neural", task, 0, "1111") for task in TASKS]
-    exhibit = exhibit_of("table7", found)
+    # Rescorers are compared with rescorers.
+    drafts += [draft("neural:1@general_neural", task, 0, "2121") for task in TASKS]
+    drafts += [draft("neural:1@in_domain_neural", task, 0, "1111") for task in TASKS]
+    exhibit = exhibit_of("table7", drafts)
     assert [finding.holds for finding in exhibit.findings] == [False, True]
     assert not any("n-gram half" in note for note in exhibit.notes)
 
 
 def test_table10_orders_heads():
-    found = [draft("bpd", "squad", 0, "321321"), draft("bpd:heads=6", "squad", 0, "21")]
-    found.append(draft("bpd:heads=3", "squad", 0, "111111"))
-    exhibit = exhibit_of("table10", found)
+    drafts = [
+        draft("bpd", "squad", 0, "321321"),
+        draft("bpd:heads=6", "squad", 0, "21"),
+    ]
+    drafts.append(draft("bpd:heads=3", "squad", 0, "111111"))
+    exhibit = exhibit_of("table10", drafts)
     # From 3 heads to 6, and from 6 to all: 1 → 2 → 3 tokens a call.
     assert [finding.holds for finding in exhibit.findings] == [True, True]
     assert "BPD:HEADS=6 against BPD:HEADS=3" in exhibit.findings[0].statement
@@ -164,13 +175,13 @@ def test_table10_orders_heads():
 
 def test_figure7_has_diminishing_returns():
     """1, 2 and 2.5 tokens a call with 1, 2 and 4 drafts: slopes of 1 and of 1/4."""
-    found = [
+    drafts = [
         draft(f"ngram:{p}@own_2", "squad", 0, accepted)
         for p, accepted in {1: "1" * 10, 2: "21" * 5, 4: "5432132132"[:10]}.items()
     ]
-    exhibit = exhibit_of("figure7", found)
-    whole = next(chart for chart in exhibit.charts if chart.name == "figure7")
-    (series,) = whole.series
+    exhibit = exhibit_of("figure7", drafts)
+    chart_of_all = next(chart for chart in exhibit.charts if chart.name == "figure7")
+    (series,) = chart_of_all.series
     assert series.x == [1.0, 2.0, 4.0]
     # 5 + 3 + 2 tokens in three calls.
     assert series.y == [1.0, 2.0, pytest.approx(10 / 3)]
@@ -193,29 +204,29 @@ def test_a_comparison_names_the_tasks_that_contradict_it():
     assert never_below(run, "A.", {}, equal).holds is None
 
 
-def test_weak_tasks_gain_most_if_ranks_run_against_each_other():
+def test_weak_tasks_gain_most_if_ranks_are_anticorrelated():
     base = {task: 1.0 + number for number, task in enumerate("abcdef")}
     falling = {task: value + 1 for task, value in base.items()}  # by 100, 50, 33 … %
     growing = {task: value**2 for task, value in base.items()}
     assert weak_gain_most("W.", base, falling).holds is True
     assert "−1.00" in weak_gain_most("W.", base, falling).evidence
     assert weak_gain_most("W.", base, growing).holds is False
-    few = {task: base[task] for task in "abc"}
-    assert weak_gain_most("W.", few, falling).holds is None
+    three_tasks = {task: base[task] for task in "abc"}
+    assert weak_gain_most("W.", three_tasks, falling).holds is None
 
 
 @pytest.mark.parametrize(
     "study", ["table3", "table4", "table7", "table10", "figure7", "searches"]
 )
-def test_a_run_without_records_is_shown(study):
-    """Of two tasks one, of the contenders one; then another on half of the texts."""
-    found = [draft("bpd", "squad", number, "211") for number in range(4)]
-    exhibit = exhibit_of(study, found)
+def test_incomplete_runs_are_shown(study):
+    """One of two tasks, one contender; then another contender on half of the texts."""
+    drafts = [draft("bpd", "squad", number, "211") for number in range(4)]
+    exhibit = exhibit_of(study, drafts)
     assert exhibit.tables
     assert not any(finding.holds for finding in exhibit.findings)
-    found += [draft("ngram:4", "squad", number, "211") for number in (1, 3)]
-    assert exhibit_of(study, found).tables
-    # One text of the next contender has no interval, and the oracle is on its way.
-    found += [draft("ngram:8", "squad", 0, "211"), draft("ngram:8", "xsum", 0, "31")]
-    found += [draft("oracle", task, 0, "321") for task in (*TASKS, "rag")]
-    assert exhibit_of(study, found, tasks={**TASKS, "rag": "RAG"}).tables
+    drafts += [draft("ngram:4", "squad", number, "211") for number in (1, 3)]
+    assert exhibit_of(study, drafts).tables
+    # One text of the next contender has no interval; the oracle is incomplete.
+    drafts += [draft("ngram:8", "squad", 0, "211"), draft("ngram:8", "xsum", 0, "31")]
+    drafts += [draft("oracle", task, 0, "321") for task in (*TASKS, "rag")]
+    assert exhibit_of(study, drafts, tasks={**TASKS, "rag": "RAG"}).tables

@@ -1,4 +1,4 @@
-"""Figure 3 from records that are written out."""
+"""Figure 3 from explicit records."""
 
 import pathlib
 
@@ -14,11 +14,11 @@ def drafts(task, accepted, entropy=(), contender="bpd", example=0):
     return draft(contender, task, accepted, entropy=entropy, example=example)
 
 
-def exhibit(records, tasks):
+def build_exhibit(records, tasks):
     return exhibit_of("figure3", records, tasks)
 
 
-def test_texts_count_by_their_tokens():
+def test_texts_are_weighted_by_their_tokens():
     """One token with 1 and 2 nats, three with 5 and 4: (1 + 15) / 4, (2 + 12) / 4."""
     records = [drafts("a", "1", (1.0, 2.0)), drafts("a", "111", (5.0, 4.0))]
     assert mean_entropy(records) == [4.0, 3.5]
@@ -26,7 +26,7 @@ def test_texts_count_by_their_tokens():
 
 
 @pytest.fixture
-def found():
+def full_exhibit():
     """h_max is 3, 2 and 1 with three heads, and tokens per call are 3, 2 and 1.
 
     With two heads h_max is 2, 2 and 1, and tokens per call 2, 1 and 1.
@@ -40,25 +40,25 @@ def found():
         drafts("qa", "111", contender="bpd:heads=2"),
         drafts("qa", "333", contender="bpd:lookup=4"),
     ]
-    return exhibit(records, ["lambada", "squad", "qa", "rag"])
+    return build_exhibit(records, ["lambada", "squad", "qa", "rag"])
 
 
-def test_entropy_by_head(found):
-    table = found.tables[0]
+def test_entropy_by_head(full_exhibit):
+    table = full_exhibit.tables[0]
     cells = {row.label: [cell.value for cell in row.cells] for row in table.rows}
     assert cells["SQUAD"] == [1.0, 2.0, 1.5, 2.0, 2.0]
     assert cells["QA"] == [3.0, 2.0, 2.5, 1.0, 1.0]
     assert cells["RAG"] == [None] * 5
     assert table.rows[1].cells[-1].paper == 2.08
-    lines = found.charts[0].series
+    lines = full_exhibit.charts[0].series
     assert [line.label for line in lines] == ["LAMBADA", "SQUAD", "QA"]
     assert (lines[0].x, lines[0].y) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
-def test_both_interpretations_are_fitted(found):
+def test_both_interpretations_are_fitted(full_exhibit):
     """Tasks alone lie on a line. Of all six points, x is 2 3 2 2 1 1 and y 2 3 1 2 1 1:
     means 11/6 and 10/6; Sxx = 17/6, Syy = 20/6, Sxy = 16/6."""
-    both, alone = (row.cells for row in found.tables[1].rows)
+    both, alone = (row.cells for row in full_exhibit.tables[1].rows)
     assert [both[0].value, alone[0].value] == [6, 3]
     assert both[1].value == pytest.approx(16 / 17)
     assert both[2].value == pytest.approx(10 / 6 - 16 / 17 * 11 / 6)
@@ -66,18 +66,18 @@ def test_both_interpretations_are_fitted(found):
     assert (alone[1].value, alone[2].value) == pytest.approx((1, 0))
     assert alone[3].value == pytest.approx(1)
     assert alone[3].paper == 0.77
-    points, line = found.charts[1].series
+    points, line = full_exhibit.charts[1].series
     assert points.names[0] == "LAMBADA, 2 heads"
     assert line.dashed
     assert line.x == [1.0, 3.0]
 
 
-def test_findings(found):
+def test_findings(full_exhibit):
     # Three heads cannot tell whether entropy grows, nor three tasks whether block
     # efficiency grows with h_max.
-    verdicts = [finding.holds for finding in found.findings]
+    verdicts = [finding.holds for finding in full_exhibit.findings]
     assert verdicts == [None, True, True, None, None]
-    assert "On 2 of 2 tasks" in found.findings[2].evidence
+    assert "On 2 of 2 tasks" in full_exhibit.findings[2].evidence
 
 
 # Ranks and heads differ by 2 and 100 in all, squared: 1 - 6 · 2 / 720 is 0.98, and
@@ -98,7 +98,7 @@ MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
 def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
     tasks = ["lambada", "squad", "qa"]
     records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
-    grows, strictly, *_ = exhibit(records, tasks).findings
+    grows, strictly, *_ = build_exhibit(records, tasks).findings
     assert grows.holds is holds
     assert strictly.holds is False
     assert "first decrease is after head 7 of 9" in strictly.evidence
@@ -108,20 +108,20 @@ def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
 
 
 @pytest.mark.parametrize(
-    "facts, words",
+    "facts, message",
     [
         ({}, "draft vocabulary, if it has one"),
         ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
         ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
     ],
 )
-def test_vocabularies_are_described(facts, words):
+def test_vocabularies_are_described(facts, message):
     run = StudyRun(pathlib.Path(), "figure3", facts, [])
-    assert words in find_study("figure3").exhibit(run).notes[-1]
+    assert message in find_study("figure3").exhibit(run).notes[-1]
 
 
 def test_nothing_measured():
-    found = exhibit([], ["lambada"])
-    assert found.charts == []
-    assert {finding.holds for finding in found.findings} == {None}
-    assert found.tables[0].rows[0].cells[-1].paper == 3.12
+    empty_exhibit = build_exhibit([], ["lambada"])
+    assert empty_exhibit.charts == []
+    assert {finding.holds for finding in empty_exhibit.findings} == {None}
+    assert empty_exhibit.tables[0].rows[0].cells[-1].paper == 3.12

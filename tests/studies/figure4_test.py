@@ -20,10 +20,10 @@ def trace(contender, *calls):
 
 
 def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, Y)):
-    """Three heads; the two that draft offer the same candidates everywhere.
+    """Three heads; heads 2 and 3 have the same candidates at every position.
 
-    BPD drafts the first of both, after the certain token; the refined method the row
-    that its trace says.
+    BPD drafts the first candidates after the certain token; the refined method those of
+    its trace.
     """
     heads = [list(second), list(third)]
     drafted = [output[0], B, C]
@@ -51,21 +51,21 @@ def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, 
 
 
 def _agreeing(draft, text):
-    for mine, theirs in zip(draft, text, strict=False):
-        if mine != theirs:
+    for drafted_token, text_token in zip(draft, text, strict=False):
+        if drafted_token != text_token:
             return
-        yield mine
+        yield drafted_token
 
 
-def exhibit(*records, facts=FACTS):
+def build_exhibit(*records, facts=FACTS):
     return STUDY.exhibit(
         StudyRun(pathlib.Path("runs"), "figure4", facts, list(records))
     )
 
 
-def paths(*given, **changed):
+def paths(*arguments, **changes):
     """Candidates and accepted tokens of BPD, the refined method and the oracle."""
-    block = next(blocks_of(text(*given, **changed), "ngram:2@own"))
+    block = next(blocks_of(text(*arguments, **changes), "ngram:2@own"))
     return [(path.candidates, path.accepted) for path in block.view.paths]
 
 
@@ -78,14 +78,14 @@ def test_accepted_tokens_are_those_of_greedy_decoding():
     assert paths(output=(A, B, D, C))[2] == ([0, 1, 0], 2)
 
 
-def test_the_end_of_the_text_ends_a_block():
+def test_blocks_end_with_the_text():
     assert [accepted for _, accepted in paths(output=(A, B))] == [1, 2, 2]
 
 
 def test_a_path_ends_where_the_draft_leaves_the_lattice():
-    # Nothing that was accepted may be missing: here the second head's b is.
+    # Accepted tokens must be in the lattice; here the second head's b is missing.
     assert list(blocks_of(text(second=(X, Y)), "ngram:2@own")) == []
-    # What was rejected may: the text is a b d c, and the draft's c was not kept.
+    # Rejected tokens may be missing: the text is a b d c, and the draft's c is.
     assert paths(output=(A, B, D, C), third=(D, Y))[1] == ([0, 1], 2)
 
 
@@ -93,14 +93,14 @@ def test_the_refined_contender_with_the_fewest_calls_is_shown():
     record = text()
     record.traces.append(trace("neural:1", *[(at, [A], [A], 1, 0) for at in range(4)]))
     assert refined_contender([record]) == "ngram:2@own"
-    # The oracle is none, and one that did not decode every text does not count.
+    # The oracle does not count, nor a contender that did not decode every text.
     assert refined_contender([text(), record]) == "ngram:2@own"
     record.traces[:] = [t for t in record.traces if t.contender != "ngram:2@own"]
     assert refined_contender([text(), record]) is None
 
 
 def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
-    shown = exhibit(
+    exhibit = build_exhibit(
         text("squad", 7),
         text("squad", 4),
         text("qa", 1, output=(A, B, D, C)),
@@ -109,8 +109,8 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
     lattices = (
         "The lattices are those of SQuAD, example 4, token 1; QA, example 1, token 1."
     )
-    assert lattices in shown.notes
-    picture = shown.lattices[0]
+    assert lattices in exhibit.notes
+    picture = exhibit.lattices[0]
     assert picture.prompt_tail == "Once "
     assert picture.greedy == ["a", "b", "c"]
     assert [[c.piece for c in column] for column in picture.positions] == [
@@ -126,7 +126,7 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
 
 
 def test_steps_show_accepted_and_rejected_tokens():
-    table = exhibit(text(output=(A, B, D, C))).tables[0]
+    table = build_exhibit(text(output=(A, B, D, C))).tables[0]
     assert [(c.label, c.group) for c in table.columns] == [
         ("Tokens", "BPD"),
         ("Draft", "BPD"),
@@ -142,9 +142,9 @@ def test_steps_show_accepted_and_rejected_tokens():
 
 
 def test_findings_count_calls():
-    # BPD's draft of the second text is right already; the refined one of the third
-    # has a token that was not kept, and is right further nevertheless.
-    _, further = exhibit(
+    # BPD's draft of the second text is already right; the refined draft of the third
+    # has a token outside the lattice, and still has more accepted tokens.
+    _, further = build_exhibit(
         text(), text(example=1, second=(B, X)), text(example=2, second=(X, Y))
     ).findings
     assert further.holds is True
@@ -159,33 +159,33 @@ def test_the_oracle_is_compared_at_shared_positions():
     # 1, where the oracle does not.
     record = text()
     assert [call.accepted for t in record.traces for call in t.calls] == [1, 1, 3, 3]
-    bounded = exhibit(record).findings[0]
+    bounded = build_exhibit(record).findings[0]
     assert bounded.holds is True
     assert bounded.evidence == (
         "2 calls of 2 methods at positions where the oracle was called too: it has "
         "more accepted tokens in 1, equally many in 1, fewer in 0."
     )
-    # An oracle that missed a token would be found out.
+    # An oracle that misses a token is detected.
     worse = text()
     worse.traces[2] = trace("oracle", (0, [A, B], [A, B], 2, 0))
-    bounded = exhibit(record, worse).findings[0]
+    bounded = build_exhibit(record, worse).findings[0]
     assert bounded.holds is False
     assert "fewer in 1" in bounded.evidence
-    # Drafts from elsewhere are not bounded, nor are those of fewer heads a bound.
+    # Drafts from other sources are not bounded, nor by an oracle of fewer heads.
     free = text()
     free.traces[1:] = [
         trace("bpd:lookup=4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
         trace("prompt_lookup:4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
         trace("oracle", (0, [A, B, C], [A, B, C], 3, 0)),
     ]
-    assert exhibit(free).findings[0].evidence.startswith("1 call of 1 method ")
+    assert build_exhibit(free).findings[0].evidence.startswith("1 call of 1 method ")
     free.traces[-1] = trace("oracle:heads=2", (0, [A, B], [A, B], 2, 0))
-    assert exhibit(free).findings[0].holds is None
+    assert build_exhibit(free).findings[0].holds is None
 
 
 @pytest.mark.parametrize("records", [[], [text(second=(B, X))]])
 def test_runs_without_blocks(records):
-    shown = exhibit(*records)
-    assert shown.tables == []
-    assert shown.lattices == []
-    assert len(shown.notes) >= 1
+    exhibit = build_exhibit(*records)
+    assert exhibit.tables == []
+    assert exhibit.lattices == []
+    assert len(exhibit.notes) >= 1

@@ -1,4 +1,4 @@
-"""Figure 6 from records that are written out."""
+"""Figure 6 from explicit records."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def drafts(task, contender, accepted, example=0):
     return draft(contender, task, accepted, example=example)
 
 
-def exhibit(records, tasks=("squad", "qa", "rag")):
+def build_exhibit(records, tasks=("squad", "qa", "rag")):
     return exhibit_of("figure6", records, tasks)
 
 
@@ -33,8 +33,8 @@ def records():
 
 def test_block_efficiency_over_candidates(records):
     """SQuAD: 24 / 12, 24 / 8, 24 / 6; all: 36 / 24, 36 / 12, 36 / 9."""
-    found = exhibit(records)
-    table, heads = found.tables
+    exhibit = build_exhibit(records)
+    table, heads = exhibit.tables
     cells = {row.label: row.cells for row in table.rows}
     assert [column.label for column in table.columns] == [
         "k = 1",
@@ -47,17 +47,22 @@ def test_block_efficiency_over_candidates(records):
     assert cells["RAG"][0].text == "not measured"
     by_heads = {row.label: [cell.value for cell in row.cells] for row in heads.rows}
     assert by_heads["SQUAD"] == [24 / 14, 4]
-    panels = {chart.name: chart.series for chart in found.charts}
+    panels = {chart.name: chart.series for chart in exhibit.charts}
     assert list(panels) == ["figure6_squad", "figure6_qa", "figure6_all"]
-    two, three = panels["figure6_all"]
-    assert (two.label, three.label) == ("2 heads", "3 heads")
-    assert three.y == [1.5, 3.0, 4.0]
-    assert two.x == [1.0, 2.0, 3.0]
+    two_heads, three_heads = panels["figure6_all"]
+    assert (two_heads.label, three_heads.label) == ("2 heads", "3 heads")
+    assert three_heads.y == [1.5, 3.0, 4.0]
+    assert two_heads.x == [1.0, 2.0, 3.0]
 
 
 def test_findings(records):
-    one, grows, falling, weak, heads, bounds = exhibit(records).findings
-    assert (one.holds, one.evidence) == (True, "Equal on 2 of 2 texts.")
+    single_candidate, grows, falling, weak, heads, bounds = build_exhibit(
+        records
+    ).findings
+    assert (single_candidate.holds, single_candidate.evidence) == (
+        True,
+        "Equal on 2 of 2 texts.",
+    )
     assert grows.holds is True
     # From 1.5 over 3 to 4 tokens a call.
     assert falling.holds is True
@@ -65,7 +70,7 @@ def test_findings(records):
     assert "+1.000" in falling.evidence
     assert weak.holds is None
     assert heads.holds is True
-    # 16-best takes 3 + 2 calls where the oracle takes 4; BPD itself is no test.
+    # 16-best takes 3 + 2 calls where the oracle takes 4; BPD itself does not count.
     assert bounds.holds is True
     assert bounds.evidence.startswith(
         "Of 1 method on each task, zero_gram:16 on SQUAD is the closest: it needs 1.25"
@@ -75,16 +80,16 @@ def test_findings(records):
 def test_a_violated_bound_is_detected(records):
     """A text of BPD that takes fewer calls than the oracle with one candidate."""
     records[3] = drafts("squad", "bpd", "444444444444")
-    found = exhibit(records).findings
-    assert found[0].holds is False
-    assert found[-1].holds is True
+    findings = build_exhibit(records).findings
+    assert findings[0].holds is False
+    assert findings[-1].holds is True
     # And one of refined drafts that takes 2 calls where the oracle takes 4.
     records[5] = drafts("squad", "zero_gram:16", "666666666666")
-    assert exhibit(records).findings[-1].holds is False
+    assert build_exhibit(records).findings[-1].holds is False
 
 
 def test_bpd_alone_is_inconclusive_about_the_bound(records):
-    assert exhibit(records[:5]).findings[-1].holds is None
+    assert build_exhibit(records[:5]).findings[-1].holds is None
 
 
 def test_tasks_with_low_efficiency_gain_most():
@@ -93,14 +98,14 @@ def test_tasks_with_low_efficiency_gain_most():
         oracle("qa", 12, [[12, 12], [6, 4]]),
         oracle("rag", 12, [[12, 12], [12, 6]]),
     ]
-    weak = exhibit(records).findings[3]
+    weak = build_exhibit(records).findings[3]
     assert weak.holds is None  # three tasks cannot tell
     assert "−1.00 (p = 0.3" in weak.evidence
     assert "over 3 tasks, with gains from 33 to 100 %" in weak.evidence
 
 
 def test_nothing_measured():
-    found = exhibit([])
-    assert found.charts == []
-    assert {finding.holds for finding in found.findings} == {None}
-    assert found.tables[0].rows[0].cells[-2].paper == 2.45
+    exhibit = build_exhibit([])
+    assert exhibit.charts == []
+    assert {finding.holds for finding in exhibit.findings} == {None}
+    assert exhibit.tables[0].rows[0].cells[-2].paper == 2.45

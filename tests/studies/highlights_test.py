@@ -1,4 +1,4 @@
-"""The key figures, of two texts computed by hand."""
+"""The key figures, from two texts with values computed by hand."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
     figures = {f.name: f for f in highlights([run("table4", RECORDS)])}
     assert figures["BPD"].value == f"{8 / 6:.2f}"
     assert "2 texts of 1 task" in figures["BPD"].note
-    # The 0-gram did better on its one text, but lacks the other.
+    # The 0-gram is better on one text, but was not measured on the other.
     assert figures["Best of Table 4"].value == "2.00"
     assert figures["Best of Table 4"].note.startswith("4-best 4-gram: +50.0 % (")
     assert figures["Oracle"].value == "4.00"
@@ -43,15 +43,15 @@ def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
 
 
 @pytest.mark.parametrize(
-    "kept, names",
+    "num_records, names",
     [(2, ["BPD"]), (4, ["BPD", "Best of Table 4"]), (0, [])],
 )
-def test_an_interrupted_run_has_fewer_figures(kept, names):
-    figures = highlights([run("table4", RECORDS[:kept])])
+def test_an_interrupted_run_has_fewer_figures(num_records, names):
+    figures = highlights([run("table4", RECORDS[:num_records])])
     assert [figure.name for figure in figures] == names
 
 
 def test_table_4_comes_before_other_studies():
-    other = run("table3", [draft("bpd", 0, "4321")])
-    assert highlights([other, run("table4", RECORDS)])[0].value == "1.33"
-    assert highlights([other])[0].value == "4.00"
+    table3 = run("table3", [draft("bpd", 0, "4321")])
+    assert highlights([table3, run("table4", RECORDS)])[0].value == "1.33"
+    assert highlights([table3])[0].value == "4.00"

@@ -16,9 +16,9 @@ from bpd_jax.studies.measure_latency import (
 VOCAB = 300
 
 
-def ngram_model(seen):
+def ngram_model(num_tokens):
     rng = np.random.default_rng(0)
-    texts = [rng.integers(1, seen, 400).astype(np.int32) for _ in range(10)]
+    texts = [rng.integers(1, num_tokens, 400).astype(np.int32) for _ in range(10)]
     counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
     return estimate_katz(counts)
 
@@ -28,21 +28,21 @@ def model():
     return ngram_model(VOCAB)
 
 
-def test_both_tables_have_the_paper_s_cells():
-    assert len(set(SHAPES)) == 5 + 12 - 1  # One cell stands in both.
+def test_shapes_are_the_cells_of_both_tables():
+    assert len(set(SHAPES)) == 5 + 12 - 1  # One cell is in both.
     assert {(8, 16, 16), (4, 2, 1), (16, 16, 1)} <= set(SHAPES)
 
 
 def test_lattices_have_the_format_of_decoding(model):
     lattice, context = Lattices(model, seed=3).make(2, 5, 4)
     assert lattice.tokens.shape == (2, 5, 4)
-    assert context.shape == (2, 1)  # A trigram looks back at it and the certain token.
+    assert context.shape == (2, 1)  # A trigram depends on it and the certain token.
     for row in lattice.tokens:
         assert len(set(row[0])) == 1
         assert all(len(set(column)) == 4 for column in row[1:])
     assert (np.diff(lattice.log_probs[:, 1:]) <= 0).all()
-    again, _ = Lattices(model, seed=3).make(2, 5, 4)
-    np.testing.assert_array_equal(lattice.tokens, again.tokens)
+    repeated, _ = Lattices(model, seed=3).make(2, 5, 4)
+    np.testing.assert_array_equal(lattice.tokens, repeated.tokens)
 
 
 def test_every_engine_times_every_cell_once(model, monkeypatch):
@@ -59,9 +59,9 @@ def test_every_engine_times_every_cell_once(model, monkeypatch):
     ]
     assert all(len(record.milliseconds) == 3 for record in records)
     assert all(ms > 0 for record in records for ms in record.milliseconds)
-    done = {record.key for record in records[:3]}
-    rest = latency_records(model, ["fst", "viterbi"], done=done, **sizes)
-    assert [record.key for record in rest] == [("viterbi", 2, 2, 3)]
+    finished = {record.key for record in records[:3]}
+    remaining = latency_records(model, ["fst", "viterbi"], done=finished, **sizes)
+    assert [record.key for record in remaining] == [("viterbi", 2, 2, 3)]
 
 
 def test_a_run_is_the_median_of_its_lattices(model, monkeypatch):
@@ -72,11 +72,11 @@ def test_a_run_is_the_median_of_its_lattices(model, monkeypatch):
     assert [record.milliseconds for record in records] == [[2.0, 5.0]]
 
 
-def test_batches_share_their_time(model):
-    made = Lattices(model).make(5, 3, 2)
+def test_one_time_is_measured_per_batch(model):
+    lattice_and_context = Lattices(model).make(5, 3, 2)
     rescorer = make_rescorer("device", model)
     # Five lattices are two calls of two; the fifth is left over.
-    assert refine_milliseconds(rescorer, 1, *made, batch=2).shape == (2,)
+    assert refine_milliseconds(rescorer, 1, *lattice_and_context, batch=2).shape == (2,)
 
 
 def test_invalid_requests_are_refused(model):

@@ -13,7 +13,7 @@ from bpd_jax.studies.measure_quality import (
 from bpd_jax.studies.study_records import QualityRecord
 
 
-class Asked(NamedTuple):
+class ExampleStub(NamedTuple):
     index: int
     part: str
     references: tuple[str, ...]
@@ -23,21 +23,21 @@ def decode(ids):
     return "".join("<> abcd"[token] for token in ids)
 
 
-def test_a_text_ends_where_its_end_is_written():
+def test_plain_text_ends_at_the_first_end_token():
     assert plain_text([2, 3, 2, 4, 1, 5], decode, (0, 1)) == "a b"
     assert plain_text([3, 4], decode, (0, 1)) == "ab"
 
 
 def test_texts_are_scored_by_the_metric_of_their_task():
-    """`b c` against `b` and `d`: one of two words is right, and it is all of `b`."""
+    """`b c` against `b` and `d`: precision 1/2 and recall 1 for `b`."""
     examples = [
-        Asked(3, "report", ("b", "d")),
-        Asked(4, "tune", ("d",)),
-        Asked(5, "report", ()),
+        ExampleStub(3, "report", ("b", "d")),
+        ExampleStub(4, "tune", ("d",)),
+        ExampleStub(5, "report", ()),
     ]
     outputs = [[4, 2, 5, 0], [2, 6, 0], [4]]
-    found = quality_records("squad", examples, outputs, decode, (0,))
-    assert found == [
+    records = quality_records("squad", examples, outputs, decode, (0,))
+    assert records == [
         QualityRecord(
             "squad",
             3,
@@ -54,9 +54,9 @@ def test_texts_are_scored_by_the_metric_of_their_task():
 def test_last_words_are_the_references_of_passages(monkeypatch):
     scores = [{"log_prob": -1.0}, {"log_prob": -2.0}]
     monkeypatch.setattr(measure_quality, "passage_scores", lambda *a, **k: scores)
-    examples = [Asked(0, "report", ()), Asked(1, "tune", ())]
-    found = passage_records("lambada", examples, ["a b", "c d e"], None, None, decode)
-    assert [(x.example, x.part, x.references, x.scores) for x in found] == [
+    examples = [ExampleStub(0, "report", ()), ExampleStub(1, "tune", ())]
+    records = passage_records("lambada", examples, ["a b", "c d e"], None, None, decode)
+    assert [(x.example, x.part, x.references, x.scores) for x in records] == [
         (0, "report", ["b"], scores[0]),
         (1, "tune", ["e"], scores[1]),
     ]

@@ -46,11 +46,11 @@ def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
     )
-    at_ticks = []
+    compile_counts = []
 
     def tick():
-        at_ticks.append(len(compiled))
-        return float(len(at_ticks))
+        compile_counts.append(len(compiled))
+        return float(len(compile_counts))
 
     monkeypatch.setattr(generate, "time", types.SimpleNamespace(perf_counter=tick))
     parts = list(
@@ -70,21 +70,21 @@ def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
         for turn in (0, 1)
         for name in ("greedy", "ngram:2", "bpd (speculative)")
     ]
-    # Held-out examples only, as many as were asked for, one at a time.
+    # Held-out examples only, as many as requested, one at a time.
     assert all([record.example for record in part] == [1, 2] for part in parts)
     assert all(record.seconds == 1.0 for part in parts for record in part)
-    # Code was compiled, but not while the clock ran.
+    # Code was compiled, but not while time was measured.
     assert compiled
-    assert at_ticks[0::2] == at_ticks[1::2]
+    assert compile_counts[0::2] == compile_counts[1::2]
 
     for part in parts:
-        drawn = part[0].contender == "bpd (speculative)"
-        assert all(r.identical is (None if drawn else True) for r in part)
+        sampled = part[0].contender == "bpd (speculative)"
+        assert all(r.identical is (None if sampled else True) for r in part)
         if part[0].contender == "greedy":
-            plain = part
+            greedy_part = part
             assert all(record.calls == record.tokens for record in part)
-        elif not drawn:
-            assert [r.tokens for r in part] == [r.tokens for r in plain]
+        elif not sampled:
+            assert [r.tokens for r in part] == [r.tokens for r in greedy_part]
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
@@ -96,11 +96,11 @@ def test_finished_measurements_are_skipped(context):
 
     first = next(measure(done=()))
     assert first[0].contender == "greedy"
-    # Greedy decoding draws nothing, so that speculative sampling has nothing to do.
-    rest = list(measure(done={first[0].key}))
-    assert [part[0].contender for part in rest] == ["bpd"]
-    assert rest[0][0].identical
-    done = {part[0].key for part in (first, *rest)}
+    # At temperature 0, speculative sampling is not measured.
+    remaining = list(measure(done={first[0].key}))
+    assert [part[0].contender for part in remaining] == ["bpd"]
+    assert remaining[0][0].identical
+    done = {part[0].key for part in (first, *remaining)}
     assert not list(measure(done))
 
 

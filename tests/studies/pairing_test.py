@@ -1,4 +1,4 @@
-"""Which examples several contenders share."""
+"""Examples that several contenders share."""
 
 import pathlib
 
@@ -6,11 +6,11 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import DraftRecord
 
 
-def run_of(*places):
+def run_of(*keys):
     """Records of (contender, task, example) and perhaps part."""
     records = [
         DraftRecord(task, example, *(part or ["report"]), name, "1", "1", "0", "1", 1)
-        for name, task, example, *part in places
+        for name, task, example, *part in keys
     ]
     return StudyRun(pathlib.Path(), "table4", {"tasks": {"a": "A", "b": "B"}}, records)
 
@@ -26,9 +26,11 @@ def test_only_shared_examples_are_compared():
         ("ngram:1", "b", 1),
     )
     assert run.contenders == ["bpd", "ngram:1"]
-    found = run.paired(["bpd", "ngram:1"])
+    paired = run.paired(["bpd", "ngram:1"])
     expected = [("a", 1), ("b", 0)]
-    assert [[(r.task, r.example) for r in one] for one in found] == [expected] * 2
+    assert [[(r.task, r.example) for r in records] for records in paired] == [
+        expected
+    ] * 2
     assert [*map(len, run.paired(["bpd", "ngram:1"], "a", "tune"))] == [0, 0]
 
 

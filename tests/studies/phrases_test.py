@@ -1,9 +1,9 @@
 from bpd_jax.studies.tables import counted, decimal
 
 
-def test_things_are_counted_in_singular_and_plural():
-    found = [counted(number, "task") for number in (0, 1, 2, 2016)]
-    assert found == ["0 tasks", "1 task", "2 tasks", "2,016 tasks"]
+def test_counts_use_singular_and_plural():
+    texts = [counted(number, "task") for number in (0, 1, 2, 2016)]
+    assert texts == ["0 tasks", "1 task", "2 tasks", "2,016 tasks"]
 
 
 def test_decimals_have_a_real_minus_and_thousands():

@@ -1,4 +1,4 @@
-"""Every number of `printed.py` against the text of the paper and of its rebuttal.
+"""Every number of `printed.py` agrees with the text of the paper or of its rebuttal.
 
 The two documents are not part of the project. The tests run where a folder above the
 checkout holds them in `shared/seeds/`, and are skipped elsewhere.
@@ -50,15 +50,15 @@ def lines_between(begin: str, end: str, name: str = PAPER) -> list[str]:
 def values(text: str) -> list[float]:
     """Numbers outside brackets; K and M stand for thousands and millions."""
     text = re.sub(r"\[\d+\]|\(\D*[\d.]+\D*\)|SQuAD V1|\\[a-z]+|</?[a-zA-Z]>", " ", text)
-    found = re.findall(r"(?<![\w-])(\d[\d,]*(?:\.\d+)?)([KM]?)(?!\w)", text)
+    numbers = re.findall(r"(?<![\w-])(\d[\d,]*(?:\.\d+)?)([KM]?)(?!\w)", text)
     scale = {"": 1, "K": 1e3, "M": 1e6}
-    return [float(number.replace(",", "")) * scale[unit] for number, unit in found]
+    return [float(number.replace(",", "")) * scale[unit] for number, unit in numbers]
 
 
 def percentages(text: str) -> list[float]:
     """Relative gains, which stand in parentheses."""
     text = re.sub(r"</?b>|\s|\\", "", text)
-    return [float(found) for found in re.findall(r"\(([+-]?[\d.]+)%\)", text)]
+    return [float(gain) for gain in re.findall(r"\(([+-]?[\d.]+)%\)", text)]
 
 
 def rows_of(lines: list[str]) -> list[tuple[list[str], str]]:
@@ -115,24 +115,24 @@ TABLES = {
 def test_tables_of_tasks(table):
     name, begin, end, columns = TABLES[table]
     numbers = getattr(printed, name)
-    seen = []
+    tasks_seen = []
     for tasks, line in rows_of(lines_between(begin, end)):
-        seen += tasks
+        tasks_seen += tasks
         # Lines of a group go column by column.
         expected = [numbers[task][column] for column in columns for task in tasks]
         assert values(line) == pytest.approx(expected), line
-    assert sorted(seen) == sorted(numbers)
+    assert sorted(tasks_seen) == sorted(numbers)
 
 
 def test_table_4():
     columns = ("bpd", "61M", "4g", "16x0g", "16x4g", "oracle16")
-    seen = []
+    tasks_seen = []
     for tasks, line in rows_of(lines_between("Table 4: Block", "#### 7.1")):
-        seen += tasks
+        tasks_seen += tasks
         cells = {(t, c): printed.TABLE4[t][c] for t in tasks for c in columns}
         if "lambada" in tasks:
             cells["lambada", "61M"] = printed.LAMBADA_61M_TABLE4
-        # The columns of groups are in no order.
+        # The columns of groups are unordered.
         assert sorted(values(line)) == pytest.approx(sorted(cells.values())), line
         gains = [
             100 * (value / cells[task, "bpd"] - 1)
@@ -140,19 +140,19 @@ def test_table_4():
             if column not in ("bpd", "oracle16")
         ]
         # Some gains were computed before block efficiencies were rounded.
-        shown = sorted(percentages(line))
-        assert shown == pytest.approx(sorted(gains), abs=0.3), line
-    assert sorted(seen) == sorted(printed.TASKS)
+        printed_gains = sorted(percentages(line))
+        assert printed_gains == pytest.approx(sorted(gains), abs=0.3), line
+    assert sorted(tasks_seen) == sorted(printed.TASKS)
 
 
 def test_table_10():
-    seen = []
+    tasks_seen = []
     for tasks, line in rows_of(lines_between("Table 10: Test", "# H Practical")):
-        seen += tasks
+        tasks_seen += tasks
         expected = [printed.TABLE1[task]["quality"] for task in tasks]
         expected += [printed.TABLE10[t][heads] for heads in "369" for t in tasks]
         assert values(line) == pytest.approx(expected), line
-    assert sorted(seen) == sorted(printed.TASKS)
+    assert sorted(tasks_seen) == sorted(printed.TASKS)
 
 
 def test_table_6():
@@ -179,7 +179,7 @@ def test_table_11():
 
 
 def test_tables_12_and_13():
-    found = {
+    cells = {
         tuple(values(line)[:-1]): values(line)[-1]
         for line in lines_between("# Shortest Paths", "The benchmarks highlight")
         if re.match(r"\d+\t", line)
@@ -190,7 +190,7 @@ def test_tables_12_and_13():
         for steps, row in printed.TABLE13.items()
         for k, value in row.items()
     }
-    assert found == expected
+    assert cells == expected
 
 
 def test_figures_and_alphas():
@@ -213,12 +213,12 @@ def test_table_e():
     names = ("Sps", "Lookahead", "PLD", "BPD", "+ Our", "Medusa", "+ Our")
     rows = [line for line in lines if line.startswith(names)]
     for method, name, line in zip(printed.TABLE_E_METHODS, names, rows, strict=True):
-        # Columns run into each other, each a digit, a point and three digits.
+        # Columns are not separated; each is a digit, a point and three digits.
         label = re.escape(name) + r"[a-z ]*(\[\d\])?"
-        shown = re.findall(r"\d\.\d{3}", re.sub(label, "", line, count=1))
+        numbers = re.findall(r"\d\.\d{3}", re.sub(label, "", line, count=1))
         expected = [
             table[method][task]
             for table in printed.TABLE_E.values()
             for task in printed.TABLE_E_TASKS
         ]
-        assert [*map(float, shown)] == expected
+        assert [*map(float, numbers)] == expected

@@ -1,4 +1,4 @@
-"""The paper's numbers: complete, and in keeping with what the text says of them."""
+"""The paper's numbers are complete and consistent with its text."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_every_task_has_every_column(name):
     assert len({tuple(cells) for cells in table.values()}) == 1
 
 
-def test_tables_agree_where_they_repeat_each_other():
+def test_repeated_numbers_of_tables_agree():
     base = printed.column(printed.TABLE4, "bpd")
     assert printed.column(printed.TABLE1, "bpd") == base
     assert printed.column(printed.TABLE10, "9") == base
@@ -34,16 +34,16 @@ def test_tables_agree_where_they_repeat_each_other():
     ],
 )
 def test_positions_per_example(task, positions, error):
-    """Ties are rounded to the hundred, of MultiNews to ten thousand."""
+    """Ties are rounded to hundreds, those of MultiNews to ten thousands."""
     assert printed.positions_per_example(task) == pytest.approx(positions, abs=error)
 
 
-def test_newsroom_was_decoded_in_part():
-    """A summary of three tokens is no summary: fewer examples were decoded."""
+def test_newsroom_was_decoded_partially():
+    """Summaries are longer than three tokens, so fewer examples were decoded."""
     assert printed.positions_per_example("newsroom") < 4
 
 
-def test_table_e_contradicts_the_gains_that_its_text_promises():
+def test_table_e_contradicts_the_gains_stated_in_the_text():
     gains = [
         100 * (table[f"{base}_rescored"][task] / table[base][task] - 1)
         for table in printed.TABLE_E.values()

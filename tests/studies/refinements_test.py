@@ -36,7 +36,7 @@ LOOKUP = "medusa_ngram:8:search=best:lookup=8"
         ("medusa_ngram:8", ["medusa:8:lookup=8"], None),
         ("ngram:1:lookup=8", ["bpd", "bpd:lookup=8"], 1),
         ("ngram:1:lookup=8", ["bpd"], None),
-        # Nor is what another search, or more candidates, finds a gain of refinement.
+        # The gain of another search, or of more candidates, is not one of refinement.
         (LOOKUP, ["medusa:8:lookup=8", "medusa:8:search=best:lookup=8"], 1),
         (LOOKUP, ["medusa:8", "medusa:8:search=best", "medusa:8:lookup=8"], None),
         ("medusa_ngram:8:k=4", ["medusa:8", "medusa:8:k=4"], 1),

@@ -1,11 +1,11 @@
-"""Scores and searches from hand-made records, with every answer counted here."""
+"""Scores and searches, from small records with values computed by hand."""
 
 import pytest
 
 from tests.studies import builders
 
 ONE, TWO, FOUR = "1111", "2121", "4321"
-"""Tokens along a text that a draft from there has right: 1, 2 or 4 per call."""
+"""Accepted tokens of a draft at each position of a text: 1, 2 or 4 per call."""
 
 
 def draft(contender, accepted, example=0, nodes=10):
@@ -17,18 +17,18 @@ def exhibit_of(records):
     return builders.exhibit_of("searches", records, ("squad",), labels=labels)
 
 
-def told_of(accepted, texts=8):
-    """Findings by statement, of contenders that do the same on every text."""
-    found = [
-        draft(name, each, example)
-        for name, each in accepted.items()
+def findings_of(accepted, texts=8):
+    """Findings by statement, of contenders with equal drafts on every text."""
+    drafts = [
+        draft(name, lengths, example)
+        for name, lengths in accepted.items()
         for example in range(texts)
     ]
-    return {finding.statement: finding for finding in exhibit_of(found).findings}
+    return {finding.statement: finding for finding in exhibit_of(drafts).findings}
 
 
 def test_searches_are_a_grid():
-    found = [
+    drafts = [
         draft("bpd", "1111", nodes=8),
         draft("hydra:64:search=best", FOUR),
         draft("ngram:1:search=greedy", ONE),
@@ -43,7 +43,7 @@ def test_searches_are_a_grid():
         draft("medusa_neural:64:order=block", TWO),
         draft("medusa_neural:64", FOUR),
     ]
-    grid, every = exhibit_of(found).tables
+    grid, all_contenders = exhibit_of(drafts).tables
     assert [column.label for column in grid.columns] == [
         "greedy walk",
         "exact 1-best",
@@ -62,9 +62,9 @@ def test_searches_are_a_grid():
         "0-gram": [None, None, None, None, 1.0, None, None],
         "n-gram, k 4": [None, None, None, 1.0, None, None, None],
     }
-    checked = {row.label: row.cells[2].value for row in every.rows}
-    assert checked["BPD"] == 2.0
-    assert checked["NGRAM:16"] == 20.0
+    cells = {row.label: row.cells[2].value for row in all_contenders.rows}
+    assert cells["BPD"] == 2.0
+    assert cells["NGRAM:16"] == 20.0
 
 
 def test_few_texts_are_inconclusive():
@@ -74,24 +74,26 @@ def test_few_texts_are_inconclusive():
         (5, " (+100.0 … +100.0)", None),
         (6, " (+100.0 … +100.0)", True),
     ):
-        told = told_of({"ngram:1:search=greedy": ONE, "ngram:1": TWO}, texts)
-        walk = told["The exact best draft beats the greedy walk (n-gram)."]
-        assert walk.holds is holds
-        assert walk.evidence == (
+        findings = findings_of({"ngram:1:search=greedy": ONE, "ngram:1": TWO}, texts)
+        finding = findings["The exact best draft beats the greedy walk (n-gram)."]
+        assert finding.holds is holds
+        assert finding.evidence == (
             f"2.000 against 1.000 tokens per call, +100.0 %{interval}; 5.0 "
             "against 2.5 draft tokens verified."
         )
 
 
 def test_searches_are_compared_by_their_intervals():
-    found = [draft("ngram:1", TWO, n) for n in range(8)]
-    found += [draft("ngram:16", "21" * (1 + n % 2), n) for n in range(8)]
-    told = {f.statement: f.holds for f in exhibit_of(found).findings}
-    assert told["16 drafts beat the single best (n-gram)."] is None  # always 2 a call
+    drafts = [draft("ngram:1", TWO, n) for n in range(8)]
+    drafts += [draft("ngram:16", "21" * (1 + n % 2), n) for n in range(8)]
+    verdicts = {f.statement: f.holds for f in exhibit_of(drafts).findings}
+    assert (
+        verdicts["16 drafts beat the single best (n-gram)."] is None
+    )  # always 2 a call
 
 
-def test_searches_are_compared_for_as_many_drafts():
-    told = told_of(
+def test_searches_are_compared_at_equal_numbers_of_drafts():
+    findings = findings_of(
         {
             "ngram:16": TWO,
             "ngram:8:search=beam": ONE,
@@ -102,16 +104,20 @@ def test_searches_are_compared_for_as_many_drafts():
             "hydra:64:search=best": FOUR,
         }
     )
-    beams = {each: told[each].holds for each in told if "exact drafts" in each}
+    beams = {
+        statement: findings[statement].holds
+        for statement in findings
+        if "exact drafts" in statement
+    }
     assert beams == {"16 exact drafts beat those of a beam (n-gram).": False}
-    # Nodes are no drafts: every tree has a sentence, and what both check stands there.
-    assert told["A tree of 16 nodes beats a beam of 16 (Hydra heads)."].holds
-    assert told["A tree of 64 nodes beats a beam of 16 (Hydra heads)."].holds
-    assert told["A tree of 64 nodes beats 16 drafts (n-gram)."].holds is None
+    # Trees are compared with any number of drafts; the evidence has verified tokens.
+    assert findings["A tree of 16 nodes beats a beam of 16 (Hydra heads)."].holds
+    assert findings["A tree of 64 nodes beats a beam of 16 (Hydra heads)."].holds
+    assert findings["A tree of 64 nodes beats 16 drafts (n-gram)."].holds is None
 
 
 def test_every_score_is_compared_with_the_heads_alone():
-    told = told_of(
+    findings = findings_of(
         {
             "zero_gram:1": ONE,
             "zero_gram:16": TWO,
@@ -126,27 +132,31 @@ def test_every_score_is_compared_with_the_heads_alone():
         }
     )
     start = "Refined drafts beat unrefined ones "
-    found = {each.removeprefix(start): told[each] for each in told if start in each}
-    # The tree of 16 nodes has none of as many beside it; k=4 none of 4 candidates.
-    assert {each: finding.holds for each, finding in found.items()} == {
+    verdicts = {
+        statement.removeprefix(start): findings[statement]
+        for statement in findings
+        if start in statement
+    }
+    # No unrefined tree has 16 nodes, and no unrefined tree of 64 has 4 candidates.
+    assert {statement: finding.holds for statement, finding in verdicts.items()} == {
         "(greedy walk, n-gram).": True,
         "(beam of 16, n-gram).": False,
         "(exact 16-best, n-gram).": None,
         "(tree of 64, n-gram).": False,
         "(tree of 64, n-gram, with the text's own bigrams).": True,
     }
-    evidence = found["(tree of 64, n-gram)."].evidence
+    evidence = verdicts["(tree of 64, n-gram)."].evidence
     assert evidence.startswith(
         "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0);"
     )
 
 
 @pytest.mark.parametrize("hydra", [None, ONE, FOUR])
-def test_trained_scores_are_compared_under_the_same_search_of_as_many_nodes(hydra):
+def test_trained_scores_are_compared_at_equal_searches_and_nodes(hydra):
     accepted = {
         "ngram:1": TWO,
         "markov:1": ONE,
-        "hydra:1": FOUR,  # a greedy walk, of which there is no untrained one
+        "hydra:1": FOUR,  # a greedy walk; no untrained one was measured
         "zero_gram:64:search=best": ONE,
         "ngram:64:search=best": TWO,
         "markov:64:search=best": TWO,
@@ -154,13 +164,15 @@ def test_trained_scores_are_compared_under_the_same_search_of_as_many_nodes(hydr
     }
     if hydra is not None:
         accepted["hydra:64:search=best"] = hydra
-    told = told_of(accepted)
+    findings = findings_of(accepted)
     first = "HYDRA" if hydra == FOUR else "MARKOV"
     start = "Trained refiners beat those that need no training "
-    found = {
-        each.removeprefix(start): told[each].holds for each in told if start in each
+    verdicts = {
+        statement.removeprefix(start): findings[statement].holds
+        for statement in findings
+        if start in statement
     }
-    assert found == {
+    assert verdicts == {
         "(exact 1-best: MARKOV:1 against NGRAM:1).": False,
         f"(tree of 64: {first}:64:SEARCH=BEST against NGRAM:64:SEARCH=BEST).": (
             True if hydra == FOUR else None
@@ -168,13 +180,15 @@ def test_trained_scores_are_compared_under_the_same_search_of_as_many_nodes(hydr
     }
 
 
-def test_the_best_of_each_is_chosen_on_texts_that_all_have():
+def test_best_contenders_are_chosen_on_shared_texts():
     """On all its texts the 4-gram is behind; on the first six, it is ahead."""
-    found = [draft("ngram:1", FOUR, n) for n in range(6)]
-    found += [draft("markov:1", FOUR, n) for n in range(6)]
-    found += [draft("zero_gram:1", TWO, n) for n in range(6)]
-    found += [draft("ngram:1", ONE, n) for n in range(6, 12)]
-    found += [draft("zero_gram:1", TWO, n) for n in range(6, 12)]
-    (told,) = [f for f in exhibit_of(found).findings if f.statement.startswith("Train")]
-    assert "MARKOV:1 against NGRAM:1" in told.statement
-    assert told.holds is None
+    drafts = [draft("ngram:1", FOUR, n) for n in range(6)]
+    drafts += [draft("markov:1", FOUR, n) for n in range(6)]
+    drafts += [draft("zero_gram:1", TWO, n) for n in range(6)]
+    drafts += [draft("ngram:1", ONE, n) for n in range(6, 12)]
+    drafts += [draft("zero_gram:1", TWO, n) for n in range(6, 12)]
+    (finding,) = [
+        f for f in exhibit_of(drafts).findings if f.statement.startswith("Train")
+    ]
+    assert "MARKOV:1 against NGRAM:1" in finding.statement
+    assert finding.holds is None

@@ -1,4 +1,4 @@
-"""What studies share, and what they refuse."""
+"""Settings of studies: when texts are shared, and validation."""
 
 import json
 
@@ -8,35 +8,35 @@ from bpd_jax.errors import UserError
 from bpd_jax.studies.study_config import StudyConfig, parse_contender
 
 
-def config(**given):
+def config(**changes):
     fields = {"study": "table4", "model": "demo", "tasks": ["held_out"]}
-    return StudyConfig(**{**fields, **given})
+    return StudyConfig(**{**fields, **changes})
 
 
 def test_a_contender_is_a_method_with_its_models():
-    found = parse_contender("ngram:16:k=4@own_2")
-    assert (found.method.name, found.assets) == ("ngram:16:k=4", "own_2")
+    contender = parse_contender("ngram:16:k=4@own_2")
+    assert (contender.method.name, contender.assets) == ("ngram:16:k=4", "own_2")
     assert parse_contender("bpd").assets is None
 
 
 def test_same_settings_give_the_same_texts():
     """Other contenders, tasks or labels change no text; lengths do."""
-    mine = config(contenders=["ngram:1"])
-    other = config(contenders=["bpd"], tasks=["squad"], shown=3)
-    assert mine.same_texts(json.loads(json.dumps({"settings": other.settings})))
-    assert not mine.same_texts({"settings": config(max_new_tokens=99).settings})
-    assert not mine.same_texts({})
+    base = config(contenders=["ngram:1"])
+    same_lengths = config(contenders=["bpd"], tasks=["squad"], shown=3)
+    assert base.same_texts(json.loads(json.dumps({"settings": same_lengths.settings})))
+    assert not base.same_texts({"settings": config(max_new_tokens=99).settings})
+    assert not base.same_texts({})
     # Records of earlier versions have no lengths by task.
-    earlier = {k: v for k, v in other.settings.items() if k != "decode_lengths"}
-    assert mine.same_texts({"settings": earlier})
+    earlier = {k: v for k, v in same_lengths.settings.items() if k != "decode_lengths"}
+    assert base.same_texts({"settings": earlier})
     longer = config(decode_lengths={"held_out": 9})
     assert longer.new_tokens("held_out") == 9
-    assert longer.new_tokens("squad") == mine.max_new_tokens
+    assert longer.new_tokens("squad") == base.max_new_tokens
     assert not longer.same_texts({"settings": earlier})
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "changes, message",
     [
         ({"tasks": []}, "tasks is empty"),
         ({"tasks": "squad"}, "tasks must be a list"),
@@ -55,6 +55,6 @@ def test_same_settings_give_the_same_texts():
         ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "alphas must be a list"),
     ],
 )
-def test_invalid_settings_are_refused(given, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        config(**given)
+        config(**changes)

@@ -1,4 +1,4 @@
-"""Records go to a file and come back, whatever happened to the file."""
+"""Records are written to files and read, also from damaged files."""
 
 import gzip
 
@@ -17,7 +17,7 @@ from bpd_jax.studies.study_records import (
 )
 
 
-def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
+def draft(accepted="21321", example=0, contender="bpd", part="report", **changes):
     fields = {
         "task": "squad",
         "length": "33333",
@@ -30,7 +30,7 @@ def draft(accepted="21321", example=0, contender="bpd", part="report", **given):
         part=part,
         contender=contender,
         accepted=accepted,
-        **{**fields, **given},
+        **{**fields, **changes},
     )
 
 
@@ -40,8 +40,8 @@ def test_digits_round_trip():
     assert from_digits(to_digits(np.array(values))).tolist() == values
 
 
-def test_calls_go_from_yield_to_yield():
-    """At 0 two tokens, at 2 three: the calls of five tokens are two."""
+def test_calls_start_after_the_tokens_of_the_previous_call():
+    """Two tokens at position 0 and three at 2: two calls for five tokens."""
     assert call_positions(np.array([2, 1, 3, 2, 1])).tolist() == [0, 2]
     assert draft().calls == 2
     assert draft().tokens == 5
@@ -69,7 +69,7 @@ def test_a_gain_is_in_percent():
     assert high == pytest.approx(150.0)  # only the first
 
 
-def test_repetition_is_that_of_the_calls():
+def test_repetition_counts_only_the_drafts_of_calls():
     """Calls at 0 and 2: no equal neighbours of 2 + 2, longest runs of 1 and 1."""
     assert ContenderDrafts([draft()]).repetition == (0.0, 1.0)
     # Calls at 0, 1, 2, …: 0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3.
@@ -106,7 +106,7 @@ def test_an_incomplete_line_is_dropped(tmp_path):
     assert run_files.open_run(tmp_path).records == [draft()]
     run_files.append_records(tmp_path, [draft(example=1)])
     assert run_files.open_run(tmp_path).records == [draft(), draft(example=1)]
-    # One that is longer than what is looked at first.
+    # A longer one than the block that is read first.
     path.write_bytes(path.read_bytes() + b"x" * 200_000)
     run_files.append_records(tmp_path, [draft(example=2)])
     examples = [record.example for record in run_files.open_run(tmp_path).records]
@@ -117,7 +117,7 @@ def test_an_incomplete_line_is_dropped(tmp_path):
 
 
 def test_shards_are_read_together_and_published(tmp_path):
-    """The published bytes do not depend on who wrote what when."""
+    """The published bytes do not depend on the order of the records."""
     published = []
     for number, files in enumerate([("records-0-of-2.jsonl",), ("records.jsonl",)]):
         folder = tmp_path / str(number)

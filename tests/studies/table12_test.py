@@ -8,27 +8,35 @@ from bpd_jax.studies.table12 import LABELS
 STUDY = find_study("table12")
 
 
-def exhibit(*records):
+def build_exhibit(*records):
     return STUDY.exhibit(StudyRun(pathlib.Path("runs"), "table12", {}, list(records)))
 
 
 def test_cells_are_medians_with_their_range_beside_the_paper():
-    shown = exhibit(
+    exhibit = build_exhibit(
         LatencyRecord("viterbi", 8, 16, 1, [0.3, 0.1, 0.2]),
         LatencyRecord("fst", 8, 16, 1, [1.0, 3.0, 2.0]),
         LatencyRecord("fst", 8, 16, 16, [2.0, 9.0, 4.0]),
         LatencyRecord("fst", 8, 2, 1, [0.5]),
     )
-    table12, table13 = shown.tables
+    table12, table13 = exhibit.tables
     # The paper's engine comes first, whatever was measured first.
     assert [row.label for row in table12.rows] == [LABELS["fst"], LABELS["viterbi"]]
-    one, two, *_, sixteen, growth = table12.rows[0].cells
-    assert (one.value, one.paper, one.interval) == (2.0, 1.630, (1.0, 3.0))
-    assert (two.value, two.paper, two.text) == (None, 1.751, "not measured")
-    assert (sixteen.value, sixteen.paper) == (4.0, 1.983)
+    one_path, two_paths, *_, sixteen_paths, growth = table12.rows[0].cells
+    assert (one_path.value, one_path.paper, one_path.interval) == (
+        2.0,
+        1.630,
+        (1.0, 3.0),
+    )
+    assert (two_paths.value, two_paths.paper, two_paths.text) == (
+        None,
+        1.751,
+        "not measured",
+    )
+    assert (sixteen_paths.value, sixteen_paths.paper) == (4.0, 1.983)
     assert (growth.value, growth.paper) == (4.0 / 2.0, 1.983 / 1.630)
-    one, *_, growth = table12.rows[1].cells
-    assert (one.value, one.paper) == (0.2, None)
+    one_path, *_, growth = table12.rows[1].cells
+    assert (one_path.value, one_path.paper) == (0.2, None)
     assert growth.text == "not measured"
 
     # The best path of 8 steps and 16 candidates stands in both tables.
@@ -40,7 +48,7 @@ def test_cells_are_medians_with_their_range_beside_the_paper():
 
 
 def test_findings_report_ratios():
-    shown = exhibit(
+    exhibit = build_exhibit(
         LatencyRecord("viterbi", 8, 16, 1, [1.0]),
         LatencyRecord("viterbi", 8, 16, 16, [1.4]),
         LatencyRecord("viterbi", 4, 2, 1, [0.1]),
@@ -49,7 +57,7 @@ def test_findings_report_ratios():
         LatencyRecord("fst", 8, 16, 1, [1.0]),
         LatencyRecord("fst", 8, 16, 16, [1.6]),
     )
-    fst_paths, fst_width, paths, width = shown.findings
+    fst_paths, fst_width, paths, width = exhibit.findings
     assert fst_paths.holds is False  # 1.6 times, more than 1.5
     assert fst_width.holds is None
     assert paths.holds is True
@@ -61,8 +69,8 @@ def test_findings_report_ratios():
 
 
 def test_without_records_only_printed_values_are_shown():
-    shown = exhibit()
-    assert shown.findings == []
-    for table in shown.tables:
+    exhibit = build_exhibit()
+    assert exhibit.findings == []
+    for table in exhibit.tables:
         cells = [cell for row in table.rows for cell in row.cells]
         assert all(cell.value is None and cell.paper for cell in cells)

@@ -1,4 +1,4 @@
-"""Table 1 from records that are written out."""
+"""Table 1 from explicit records."""
 
 import math
 
@@ -18,7 +18,7 @@ def drafts(task, accepted, contender="bpd", example=0):
     return draft(contender, task, accepted, example=example)
 
 
-def exhibit(records, tasks):
+def build_exhibit(records, tasks):
     return exhibit_of("table1", records, tasks)
 
 
@@ -27,14 +27,22 @@ def rows(table):
 
 
 def test_scores_and_efficiency_of_each_task():
-    """LAMBADA: 4 tokens of 1/2 and 2 of 1/4 are exp(8 ln 2 / 6) = 2^(4/3) a token.
+    """LAMBADA: 4 tokens of probability 1/2 and 2 of 1/4: exp(8 ln 2 / 6) = 2^(4/3).
 
     Calls at positions 0 and 3 of `3113` yield 3 + 1 tokens: 2 a call.
     """
-    whole = {"last_word": 1.0, "last_word_log_prob": -1.0, "last_word_tokens": 1.0}
+    last_word_scores = {
+        "last_word": 1.0,
+        "last_word_log_prob": -1.0,
+        "last_word_tokens": 1.0,
+    }
     records = [
-        quality("lambada", 0, log_prob=4 * math.log(1 / 2), tokens=4.0, **whole),
-        quality("lambada", 1, log_prob=2 * math.log(1 / 4), tokens=2.0, **whole),
+        quality(
+            "lambada", 0, log_prob=4 * math.log(1 / 2), tokens=4.0, **last_word_scores
+        ),
+        quality(
+            "lambada", 1, log_prob=2 * math.log(1 / 4), tokens=2.0, **last_word_scores
+        ),
         quality("squad", 0, exact_match=0.0, f1=0.5),
         quality("squad", 1, exact_match=1.0, f1=1.0),
         quality("squad", 2, "tune", exact_match=1.0, f1=1.0),
@@ -42,8 +50,8 @@ def test_scores_and_efficiency_of_each_task():
         drafts("lambada", "2111", "bpd:heads=3"),
         drafts("lambada", "1111", "ngram:16"),
     ]
-    found = exhibit(records, ["lambada", "squad", "qa"])
-    table, everything = found.tables
+    exhibit = build_exhibit(records, ["lambada", "squad", "qa"])
+    table, all_scores = exhibit.tables
     assert [column.label for column in table.columns] == [
         "metric",
         "score",
@@ -63,7 +71,7 @@ def test_scores_and_efficiency_of_each_task():
     assert (metric.text, score) == ("Exact match, %", Cell(50.0, 57.6, (0.0, 100.0)))
     assert bpd == Cell(paper=2.08, text="not measured")
     assert by_task["QA"][0].text == "none"
-    scores = rows(everything)
+    scores = rows(all_scores)
     assert scores["SQUAD: F1, %"][0] == Cell(75.0, None, (50.0, 100.0))
     assert scores["LAMBADA: Last words right, %"][0].value == 100
     assert scores["LAMBADA: Perplexity of last words"][0].value == pytest.approx(math.e)
@@ -71,18 +79,18 @@ def test_scores_and_efficiency_of_each_task():
 
 
 def test_without_measurements_findings_are_inconclusive():
-    found = exhibit([], ["xsum"])
-    [table] = found.tables
+    exhibit = build_exhibit([], ["xsum"])
+    [table] = exhibit.tables
     assert rows(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
-    assert [finding.holds for finding in found.findings] == [None]
+    assert [finding.holds for finding in exhibit.findings] == [None]
 
 
 @pytest.mark.parametrize("best, holds", [("lambada", True), ("xsum", False)])
 def test_the_order_of_tasks_is_compared_with_the_paper(best, holds):
     yields = {best: "3111", "newsroom": "1111"}
     records = [drafts(task, yields.get(task, "2111")) for task in printed.TASKS]
-    [finding] = exhibit(records, printed.TASKS).findings
+    [finding] = build_exhibit(records, printed.TASKS).findings
     assert finding.holds is holds
     assert f"{best.upper()} 2.00" in finding.evidence
     assert "In the paper 3.12 and 1.08" in finding.evidence
-    assert exhibit(records[:3], printed.TASKS).findings[0].holds is None
+    assert build_exhibit(records[:3], printed.TASKS).findings[0].holds is None

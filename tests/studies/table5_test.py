@@ -1,4 +1,4 @@
-"""Table 5 from records that are written out."""
+"""Table 5 from explicit records."""
 
 import pytest
 
@@ -10,14 +10,14 @@ def drafts(task, contender, accepted, equal, example=0, part="report"):
     return draft(contender, task, accepted, equal=equal, example=example, part=part)
 
 
-def exhibit(records, tasks=("squad", "qa")):
+def build_exhibit(records, tasks=("squad", "qa")):
     return exhibit_of("table5", records, tasks)
 
 
 def test_wins_and_losses_of_two_tasks():
     """SQuAD: a win that repairs, a win that introduces, a tie, a loss; then a win.
 
-    QA: one loss that repairs, and two ties. The tuning example counts for nothing.
+    QA: one loss that repairs, and two ties. The tuning example does not count.
     """
     records = [
         drafts("squad", "bpd", "1121", "2010"),
@@ -29,8 +29,8 @@ def test_wins_and_losses_of_two_tasks():
         drafts("qa", "bpd", "1", "1", 7, "tune"),
         drafts("qa", "neural:1", "2", "0", 7, "tune"),
     ]
-    found = exhibit(records)
-    [table] = found.tables
+    exhibit = build_exhibit(records)
+    [table] = exhibit.tables
     rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
     # One win in each half of SQuAD: margins 2 - 1 and 1, so p = 2 / 4 before Holm's 3.
     assert rows["SQUAD"] == [
@@ -47,11 +47,11 @@ def test_wins_and_losses_of_two_tasks():
     assert rows["All"][:2] == [3, 3]
     assert rows["All"][4:7] == [2, 50, 0]
     assert table.rows[0].cells[2].paper == printed.TABLE5["squad"]["wins_repair"]
-    [chart] = found.charts
+    [chart] = exhibit.charts
     assert chart.categories == ["SQUAD", "QA"]
     assert chart.series[0].y == [60, 0]
     assert chart.series[1].y == [20, pytest.approx(100 / 3)]
-    repairs, introduces, weak = found.findings
+    repairs, introduces, weak = exhibit.findings
     # A third of the wins repairs, and half of the losses; a third introduces. Three
     # texts cannot tell.
     assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
@@ -63,7 +63,7 @@ def test_wins_and_losses_of_two_tasks():
 
 
 def texts_of(contender, repaired_wins, repaired_losses):
-    """Eight texts of two wins and two losses, of which so many repair in each."""
+    """Eight texts with two wins and two losses each, of which so many repair."""
     marks = {count: "0" * count + "1" * (2 - count) for count in range(3)}
     return [
         drafts(
@@ -87,22 +87,25 @@ def texts_of(contender, repaired_wins, repaired_losses):
     ],
 )
 def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
-    """All texts are alike, so that no resample differs from the whole."""
+    """All texts are equal, so that no bootstrap sample differs from the data."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
     records += texts_of("ngram:1", *first) + texts_of("neural:1", *second)
-    found = exhibit(records, ("qa",)).findings
-    assert [finding.holds for finding in found] == [repairs, introduces, None]
+    findings = build_exhibit(records, ("qa",)).findings
+    assert [finding.holds for finding in findings] == [repairs, introduces, None]
     points = 100 * (first[0] - first[1]) / 2
-    words = f"+{points:.1f}" if points else "0.0"
-    assert f"{words} percentage points ({words} … {words})" in found[0].evidence
+    percentage = f"+{points:.1f}" if points else "0.0"
+    assert (
+        f"{percentage} percentage points ({percentage} … {percentage})"
+        in findings[0].evidence
+    )
 
 
 def test_disagreeing_texts_are_inconclusive():
     """Seven texts whose wins repair nothing and one whose wins do: 1/8 more, but many
-    resamples are without it."""
+    bootstrap samples do not contain it."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
     records += [texts_of("ngram:1", 2, 0)[0], *texts_of("ngram:1", 0, 0)[1:]]
-    repairs, *_ = exhibit(records, ("qa",)).findings
+    repairs, *_ = build_exhibit(records, ("qa",)).findings
     assert repairs.holds is None
     assert "+12.5 percentage points (0.0 … " in repairs.evidence
     assert "more on 1 of 1 task." in repairs.evidence
@@ -120,7 +123,7 @@ def test_wins_exceed_losses_on_tasks_with_low_efficiency():
             drafts(task, "bpd", base, "000"),
             drafts(task, "ngram:1", refined, "000"),
         ]
-    weak = exhibit(records, ("a", "b", "c")).findings[-1]
+    weak = build_exhibit(records, ("a", "b", "c")).findings[-1]
     assert weak.holds is None  # three tasks cannot tell
     assert "correlation −1.00 (p = 0.3" in weak.evidence
     assert "more wins than losses on 1 of 3 tasks" in weak.evidence
@@ -130,11 +133,13 @@ def test_wins_exceed_losses_on_tasks_with_low_efficiency():
 
 
 def test_missing_measurements_are_reported():
-    found = exhibit([drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")])
-    [table] = found.tables
+    exhibit = build_exhibit(
+        [drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")]
+    )
+    [table] = exhibit.tables
     squad, qa = table.rows[:2]
     assert squad.cells[0].text == "not measured"
     assert squad.cells[0].paper is None  # another refinement than the paper's
     assert qa.cells[2].text == "none"
-    assert [finding.holds for finding in found.findings] == [None] * 3
-    assert exhibit([]).tables == []
+    assert [finding.holds for finding in exhibit.findings] == [None] * 3
+    assert build_exhibit([]).tables == []

@@ -18,7 +18,7 @@ LABELS = {
 
 
 def record(contender, task="qa", example=0, *, calls, seconds, **fields):
-    """Twelve tokens, greedily unless something else is asked for."""
+    """A timing of twelve tokens, by default of greedy decoding."""
     plain = {"temperature": 0.0, "round": 0, "tokens": 12, "identical": True}
     return TimingRecord(
         task=task,
@@ -30,16 +30,16 @@ def record(contender, task="qa", example=0, *, calls, seconds, **fields):
     )
 
 
-def exhibit(*records):
+def build_exhibit(*records):
     facts = {"labels": LABELS, "tasks": {"math": "Math", "qa": "QA", "rag": "RAG"}}
     run = StudyRun(pathlib.Path("runs"), "table_e", facts, list(records))
     return STUDY.exhibit(run)
 
 
-def measured(shown):
+def measured(exhibit):
     """Tables and findings of the run, without those of the printed Table E."""
-    tables = [t for t in shown.tables if not t.name.startswith("table_e_vicuna")]
-    findings = [f for f in shown.findings if not f.statement.startswith("Table E as")]
+    tables = [t for t in exhibit.tables if not t.name.startswith("table_e_vicuna")]
+    findings = [f for f in exhibit.findings if not f.statement.startswith("Table E as")]
     return tables, findings
 
 
@@ -48,7 +48,7 @@ def cells(table, label):
 
 
 def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
-    shown = exhibit(
+    exhibit = build_exhibit(
         record("greedy", calls=12, seconds=4.0),
         record("greedy", example=1, calls=12, seconds=2.0),
         record("greedy", round=1, calls=12, seconds=6.0),
@@ -58,7 +58,7 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
         record("bpd", round=2, calls=6, seconds=99.0),
         record("greedy", "math", calls=12, seconds=1.0),
     )
-    table = measured(shown)[0][0]
+    table = measured(exhibit)[0][0]
     assert [(column.label, column.group) for column in table.columns] == [
         (label, group)
         for group in ("Math", "QA", "All")
@@ -69,16 +69,16 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
     # 36 tokens in 6 + 4 + 6 calls; 4 + 2 seconds against 2 + 1.
     assert tokens.value == 36 / 16
     assert speed.value == pytest.approx((4 + 2) / (2 + 1))
-    # Each prompt alone is as fast: 4 / 2 and 2 / 1.
+    # Each prompt has the same speedup: 4 / 2 and 2 / 1.
     assert speed.interval == pytest.approx((2, 2))
-    # One category is missing, so that nothing can be said of all.
+    # One category is missing, so that there is no value for all.
     assert all_tokens.text == all_speed.text == "not measured"
     greedy = cells(table, "Greedy")
     assert [cell.value for cell in greedy] == [1.0] * 6
 
 
-def test_texts_of_other_lengths_are_compared_by_the_token():
-    shown = exhibit(
+def test_texts_of_different_lengths_are_compared_per_token():
+    exhibit = build_exhibit(
         record("greedy", temperature=1.0, calls=12, seconds=6.0),
         record(
             "bpd (speculative)",
@@ -89,7 +89,7 @@ def test_texts_of_other_lengths_are_compared_by_the_token():
             identical=None,
         ),
     )
-    table = measured(shown)[0][0]
+    table = measured(exhibit)[0][0]
     assert table.name == "table_e_t1"
     tokens, speed, *_ = cells(table, "BPD, speculative sampling")
     assert tokens.value == 24 / 8
@@ -97,7 +97,7 @@ def test_texts_of_other_lengths_are_compared_by_the_token():
 
 
 def test_refined_methods_follow_the_methods_that_they_refine():
-    shown = exhibit(
+    exhibit = build_exhibit(
         *(
             record(name, calls=calls, seconds=seconds)
             for name, calls, seconds in (
@@ -110,7 +110,7 @@ def test_refined_methods_follow_the_methods_that_they_refine():
             )
         )
     )
-    table, refinement = measured(shown)[0]
+    table, refinement = measured(exhibit)[0]
     assert [row.label for row in table.rows] == [
         "Greedy",
         "Medusa",
@@ -124,16 +124,16 @@ def test_refined_methods_follow_the_methods_that_they_refine():
         "BPD → 1-best 2-gram",
     ]
     # Calls fall from 5 to 4 and from 6 to 5; seconds from 2 to 1.5 and rise to 4.
-    found = [cell.value for row in refinement.rows for cell in row.cells]
-    assert found == pytest.approx([25, 2 / 1.5, 20, 3 / 4])
-    lossless, *findings = measured(shown)[1]
+    values = [cell.value for row in refinement.rows for cell in row.cells]
+    assert values == pytest.approx([25, 2 / 1.5, 20, 3 / 4])
+    lossless, *findings = measured(exhibit)[1]
     assert lossless.holds is True
-    # One prompt cannot tell.
+    # One prompt is inconclusive.
     assert [finding.holds for finding in findings] == [None] * 4
     assert findings[0].statement.endswith("Medusa, 2-gram yields more tokens per call.")
     assert findings[0].evidence == "+25.0 % at T = 0, 1 prompt, too few."
     assert table.caption.endswith("Prompts: QA 1.")
-    chart = shown.charts[0]
+    chart = exhibit.charts[0]
     assert chart.categories[0] == "Medusa"
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
@@ -141,25 +141,25 @@ def test_refined_methods_follow_the_methods_that_they_refine():
 def test_gains_of_prompt_lookup_are_not_attributed_to_refinement():
     names = ("greedy", "medusa:8", "medusa_ngram:8:lookup=8", "medusa:8:lookup=8")
     records = [record(name, calls=12 - n, seconds=1.0) for n, name in enumerate(names)]
-    shown = exhibit(*records[:3])
-    (table,), findings = measured(shown)  # without one of what refinement adds
+    exhibit = build_exhibit(*records[:3])
+    (table,), findings = measured(exhibit)  # without a table of refinements
     assert len(table.rows) == 3
     assert len(findings) == 1
-    _, refinement = measured(exhibit(*records))[0]
+    _, refinement = measured(build_exhibit(*records))[0]
     (row,) = refinement.rows
     assert row.cells[0].value == pytest.approx(100 * (9 / 10 - 1))
 
 
 def test_speculative_sampling_is_explained_where_it_was_measured():
-    exact = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
-    drawn = dataclasses.replace(exact[0], contender="medusa:8 (speculative)")
-    for records, told in ((exact, False), ([*exact, drawn], True)):
-        words = " ".join(exhibit(*records).notes)
-        assert ("Speculative sampling" in words) is told
+    lossless = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
+    sampled = dataclasses.replace(lossless[0], contender="medusa:8 (speculative)")
+    for records, explained in ((lossless, False), ([*lossless, sampled], True)):
+        notes = " ".join(build_exhibit(*records).notes)
+        assert ("Speculative sampling" in notes) is explained
 
 
 def pairs(seconds, temperature=0.0, calls=5):
-    """BPD in 6 calls and 3 seconds a prompt, its refinement in these seconds."""
+    """BPD with 6 calls and 3 seconds per prompt, and its refinement with `seconds`."""
     return [
         record(name, example=example, temperature=temperature, calls=n, seconds=time)
         for example, refined in enumerate(seconds)
@@ -168,59 +168,59 @@ def pairs(seconds, temperature=0.0, calls=5):
 
 
 def test_verdicts_follow_the_interval():
-    # Twelve tokens of 3 seconds in 2: half as fast again on every one of 6 prompts.
-    tokens, speed = exhibit(*pairs([2.0] * 6)).findings[1:3]
+    # 2 seconds instead of 3 for twelve tokens: 1.5 times as fast on each of 6 prompts.
+    tokens, speed = build_exhibit(*pairs([2.0] * 6)).findings[1:3]
     assert (tokens.holds, speed.holds) == (True, True)
     assert tokens.evidence == "+20.0 % (+20.0 … +20.0) at T = 0, 6 prompts."
     assert speed.evidence == "1.50× (1.50 … 1.50) at T = 0, 6 prompts."
     assert speed.statement == "BPD refined: 1-best 2-gram is faster."
-    # Faster as a whole, 18 seconds against 17, by one prompt alone.
-    tokens, speed = exhibit(*pairs([3.2] * 5 + [1.0], calls=6)).findings[1:3]
+    # Faster in total, 17 seconds against 18, but only because of one prompt.
+    tokens, speed = build_exhibit(*pairs([3.2] * 5 + [1.0], calls=6)).findings[1:3]
     assert (tokens.holds, speed.holds) == (None, None)
     assert speed.evidence.startswith("1.06× (0.9")
-    # As clear as the first, but of five prompts.
-    assert exhibit(*pairs([2.0] * 5)).findings[2].holds is None
+    # The same gain as in the first case, but of five prompts.
+    assert build_exhibit(*pairs([2.0] * 5)).findings[2].holds is None
 
 
 def test_verdicts_at_several_temperatures():
     fast, slow, same = [2.0] * 6, [4.0] * 6, [3.0] * 6
     for seconds, holds in ((fast, True), (same, None), (slow, False)):
-        shown = exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
-        speed = shown.findings[2]
+        exhibit = build_exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
+        speed = exhibit.findings[2]
         assert speed.holds is holds
         assert speed.statement.endswith("is faster at every temperature.")
         assert "; " in speed.evidence
 
 
 def test_differing_texts_are_reported():
-    same = record("bpd", calls=6, seconds=1.0)
-    other = dataclasses.replace(same, example=1, identical=False)
-    finding = exhibit(same, other).findings[0]
+    identical = record("bpd", calls=6, seconds=1.0)
+    differing = dataclasses.replace(identical, example=1, identical=False)
+    finding = build_exhibit(identical, differing).findings[0]
     assert finding.holds is False
     assert finding.evidence == "Identical: 1 of 2 texts; the others are from BPD."
 
 
 def test_runs_without_measurements():
-    shown = exhibit()
-    assert measured(shown)[0] == []
-    assert shown.charts == []
-    assert [finding.holds for finding in measured(shown)[1]] == [None]
+    exhibit = build_exhibit()
+    assert measured(exhibit)[0] == []
+    assert exhibit.charts == []
+    assert [finding.holds for finding in measured(exhibit)[1]] == [None]
 
 
 def test_the_printed_table_e_is_shown_with_our_values():
-    shown = exhibit(
+    exhibit = build_exhibit(
         record("greedy", calls=12, seconds=6.0),
         record("neural:1", calls=5, seconds=4.0),
         record("bpd", calls=6, seconds=3.0),
-        # Prompt lookup is no part of the printed Medusa.
+        # The printed Medusa does not use prompt lookup.
         record("medusa:8:lookup=8", calls=6, seconds=3.0),
         record("medusa:8", calls=6, seconds=2.0),
         record("medusa:8", temperature=1.0, calls=6, seconds=0.1),
         record("medusa_neural:8", calls=6, seconds=1.0),
-        # The form of the slides is what the authors measured.
+        # The authors measured the variant of their slides.
         record("medusa_neural:8:order=block", calls=6, seconds=1.5),
     )
-    small, large = [t for t in shown.tables if t.name.startswith("table_e_vicuna")]
+    small, large = [t for t in exhibit.tables if t.name.startswith("table_e_vicuna")]
     assert [column.label for column in small.columns][2] == "QA"
     rows = {row.label: row.cells for row in small.rows}
     assert len(rows) == 7
@@ -236,7 +236,7 @@ def test_the_printed_table_e_is_shown_with_our_values():
 
 
 def test_claims_of_the_rebuttal_about_table_e():
-    faster, times = exhibit().findings[-2:]
+    faster, times = build_exhibit().findings[-2:]
     assert (faster.holds, times.holds) == (False, False)
     # 1.522 / 1.530 is the only loss, 2.467 / 2.232 = 1.105 the largest gain.
     assert "Faster in 19 of 20 cases" in faster.evidence
@@ -246,7 +246,7 @@ def test_claims_of_the_rebuttal_about_table_e():
 
 def test_categories_of_mt_bench_are_shown_separately_and_together():
     """The printed column is that of all categories: sums over their prompts."""
-    shown = exhibit(
+    exhibit = build_exhibit(
         record("greedy", "writing", calls=12, seconds=6.0),
         record("bpd", "writing", calls=6, seconds=2.0),
         record("greedy", "coding", calls=12, seconds=6.0),
@@ -255,14 +255,14 @@ def test_categories_of_mt_bench_are_shown_separately_and_together():
         record("bpd", calls=12, seconds=6.0),
         record("medusa:8", "writing", calls=4, seconds=1.0),
     )
-    table = measured(shown)[0][0]
+    table = measured(exhibit)[0][0]
     groups = [column.group for column in table.columns[::2]]
     assert groups == ["QA", "coding", "writing", "MT-Bench, all", "All"]
     values = [cell.value for cell in cells(table, "BPD")]
     assert values[4:] == pytest.approx([12 / 6, 3, 24 / 10, 4, 36 / 22, 2])
     # Measured in one category of two.
     assert cells(table, "Medusa")[6].text == "not measured"
-    printed = next(t for t in shown.tables if t.name == "table_e_vicuna_7b")
+    printed = next(t for t in exhibit.tables if t.name == "table_e_vicuna_7b")
     rows = {row.label: row.cells for row in printed.rows}
     assert rows["BPD"][0].value == 4
     assert rows["BPD"][2].value == 1

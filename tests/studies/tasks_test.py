@@ -1,4 +1,4 @@
-"""Examples of studies: whole prompts, cut documents, always the same draw."""
+"""Examples of studies: prompts, truncated documents, and a reproducible draw."""
 
 import gzip
 import json
@@ -35,13 +35,13 @@ class Words:
 
 @pytest.fixture
 def loaded():
-    """A model that continues texts, of which only the tokenizer matters."""
+    """A stub of a model without a chat template, with a tokenizer only."""
     tokenizer = Words()
-    plain = types.SimpleNamespace(
+    model = types.SimpleNamespace(
         tokenizer=tokenizer, chat=None, encode_prompt=tokenizer.encode
     )
-    plain.without_chat = lambda: plain
-    return plain
+    model.without_chat = lambda: model
+    return model
 
 
 def write(folder, name, split, records):
@@ -58,10 +58,10 @@ def squad(number):
     }
 
 
-def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
+def test_squad_prompts_and_references(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(0), {**squad(1), "context": ""}])
     sources = [*read_sources(tmp_path, "squad")]
-    assert len(sources) == 1  # the other has nothing to read
+    assert len(sources) == 1  # the other has an empty context
     (example,) = draw_examples(
         sources, loaded, examples=5, tune=0, longest=99, longest_whole=99
     )
@@ -72,7 +72,7 @@ def test_a_prompt_holds_question_and_context_and_all_answers(tmp_path, loaded):
     assert loaded.tokenizer.decode(example.input_ids) == example.prompt
 
 
-def test_documents_are_truncated_but_not_prompts(tmp_path, loaded):
+def test_documents_are_truncated_but_not_templates(tmp_path, loaded):
     record = {"dialogue": "a b c d e f g h", "summary": "s"}
     write(tmp_path, "samsum", "test", [record])
     sources = [*read_sources(tmp_path, "samsum")]
@@ -86,7 +86,7 @@ def test_documents_are_truncated_but_not_prompts(tmp_path, loaded):
     )
 
 
-def test_the_draw_is_always_the_same_and_parts_are_apart(tmp_path, loaded):
+def test_draw_is_reproducible_and_parts_are_disjoint(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(n) for n in range(20)])
     sources = [*read_sources(tmp_path, "squad")]
     draws = [
@@ -96,22 +96,24 @@ def test_the_draw_is_always_the_same_and_parts_are_apart(tmp_path, loaded):
     assert [e.prompt for e in draws[0]] == [e.prompt for e in draws[1]]
     assert [e.part for e in draws[0]] == ["tune"] * 3 + ["report"] * 6
     assert len({e.prompt for e in draws[0]}) == 9
-    rest = undrawn_texts(sources, draws[0], 100)
-    assert len(rest) == 11
-    assert not any(text.split("\n")[0] in e.prompt for text in rest for e in draws[0])
-    assert undrawn_texts(sources, draws[0], 2) == rest[:2]
+    undrawn = undrawn_texts(sources, draws[0], 100)
+    assert len(undrawn) == 11
+    assert not any(
+        text.split("\n")[0] in e.prompt for text in undrawn for e in draws[0]
+    )
+    assert undrawn_texts(sources, draws[0], 2) == undrawn[:2]
 
 
 def test_one_document_is_drawn_once(tmp_path, loaded):
     """Two questions on one context are one document."""
-    again = {**squad(0), "question": "what?"}
-    write(tmp_path, "squad", "validation", [squad(0), again])
+    second_question = {**squad(0), "question": "what?"}
+    write(tmp_path, "squad", "validation", [squad(0), second_question])
     sources = [*read_sources(tmp_path, "squad")]
     assert len(sources) == 2
-    drawn = draw_examples(
+    examples = draw_examples(
         sources, loaded, examples=2, tune=0, longest=99, longest_whole=9
     )
-    assert len(drawn) == 1
+    assert len(examples) == 1
 
 
 def test_spec_bench_has_six_categories(tmp_path, loaded):
@@ -131,10 +133,13 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
         "facts question?",
         ("r", "s"),
     )
-    (talk,) = [*read_sources(tmp_path, "mt_bench")]
-    assert (talk.before, talk.follow_ups) == ("be a cat", ("now a dog",))
-    (same,) = [*read_sources(tmp_path, "roleplay")]
-    assert (same.task, same.before) == ("roleplay", "be a cat")
+    (conversation,) = [*read_sources(tmp_path, "mt_bench")]
+    assert (conversation.before, conversation.follow_ups) == (
+        "be a cat",
+        ("now a dog",),
+    )
+    (roleplay,) = [*read_sources(tmp_path, "roleplay")]
+    assert (roleplay.task, roleplay.before) == ("roleplay", "be a cat")
     assert [*read_sources(tmp_path, "writing")] == []
     assert len(MT_BENCH) == 8
     (article,) = [*read_sources(tmp_path, "summarization")]
@@ -142,7 +147,7 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
     assert article.references == ("a c",)
 
 
-def test_a_passage_is_continued_as_it_is(tmp_path, loaded):
+def test_passages_are_prompts_without_a_template(tmp_path, loaded):
     write(tmp_path, "lambada", "test", [{"passage": "once upon a time"}])
     sources = [*read_sources(tmp_path, "lambada")]
     (example,) = draw_examples(
@@ -177,7 +182,7 @@ def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
         longest=99,
         longest_whole=99,
     )
-    seen = []
+    answered_prompts = []
 
     def encode(messages):
         assert [message["role"] for message in messages] == ["user", "assistant"] * (
@@ -186,28 +191,28 @@ def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
         return loaded.tokenizer.encode(" ".join(m["content"] for m in messages))
 
     def answer(prompts):
-        seen.extend(loaded.tokenizer.decode(prompt) for prompt in prompts)
+        answered_prompts.extend(loaded.tokenizer.decode(prompt) for prompt in prompts)
         return [f"word of {loaded.tokenizer.decode(p).strip()}" for p in prompts]
 
-    talking = types.SimpleNamespace(encode_prompt=encode)
-    later = later_turns(first, answer, talking, turns=2, longest=99)
-    told = [example.prompt for example in first if example.follow_ups]
-    assert seen == told
+    chat_model = types.SimpleNamespace(encode_prompt=encode)
+    later = later_turns(first, answer, chat_model, turns=2, longest=99)
+    first_prompts = [example.prompt for example in first if example.follow_ups]
+    assert answered_prompts == first_prompts
     assert [example.index for example in later] == [3, 4]
     assert [example.part for example in later] == [
         example.part for example in first if example.follow_ups
     ]
-    for example, before in zip(later, told, strict=True):
-        said = example.follow_ups[0]
-        text = f"{before} word of {before.strip()} {said}"
+    for example, first_prompt in zip(later, first_prompts, strict=True):
+        follow_up = example.follow_ups[0]
+        text = f"{first_prompt} word of {first_prompt.strip()} {follow_up}"
         assert loaded.tokenizer.decode(example.input_ids) == text
         assert example.references == ()
-    # Longer ones are left out, the first turn alone asks for nothing.
+    # Longer prompts are omitted; without later turns no answers are needed.
     shortest = min(len(example.input_ids) for example in later)
-    assert len(later_turns(first, answer, talking, turns=2, longest=shortest)) == 1
-    assert later_turns(first, None, talking, turns=1, longest=99) == []
-    # A third turn has nothing to say.
-    assert len(later_turns(first, answer, talking, turns=3, longest=99)) == 2
+    assert len(later_turns(first, answer, chat_model, turns=2, longest=shortest)) == 1
+    assert later_turns(first, None, chat_model, turns=1, longest=99) == []
+    # No conversation has a third turn.
+    assert len(later_turns(first, answer, chat_model, turns=3, longest=99)) == 2
 
 
 def test_a_lone_surrogate_is_refused_before_anything_is_decoded(tmp_path):

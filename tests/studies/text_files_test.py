@@ -1,4 +1,4 @@
-"""Recorded texts, weights and in-domain texts of a study that are read again."""
+"""Files of a study: recorded texts, weights and in-domain texts."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_recorded_texts_are_read(tmp_path):
         {"drafter_entropies": np.ones((8, 2), np.float32)},
     ],
 )
-def test_recorded_texts_that_do_not_fit_together_are_refused(tmp_path, changes):
+def test_inconsistent_recorded_texts_are_refused(tmp_path, changes):
     path = tmp_path / "texts.npz"
     save_texts(path, "abc", [recorded(3), recorded(5)])
     arrays = {**np.load(path), **changes}
@@ -59,7 +59,7 @@ def test_recorded_texts_that_do_not_fit_together_are_refused(tmp_path, changes):
 
 
 @pytest.mark.parametrize("alpha", ["nan", "Infinity", 10**400, None, [], {}])
-def test_a_weight_that_is_no_number_is_refused(tmp_path, alpha):
+def test_invalid_weights_are_refused(tmp_path, alpha):
     path = tmp_path / "alpha.json"
     path.write_text(json.dumps({"alpha": 0.5}))
     assert tuning._read(path) == 0.5
@@ -71,10 +71,10 @@ def test_a_weight_that_is_no_number_is_refused(tmp_path, alpha):
 def test_damaged_in_domain_texts_are_written_again(tmp_path):
     path = tmp_path / "texts" / "squad.jsonl"
     in_domain._write_texts(path, ["ä", "b"])
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     time = path.stat().st_mtime_ns
     in_domain._write_texts(path, ["ä", "b"])
     assert path.stat().st_mtime_ns == time
-    path.write_bytes(b"\xff" * len(whole))
+    path.write_bytes(b"\xff" * len(intact))
     in_domain._write_texts(path, ["ä", "b"])
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == intact

@@ -42,14 +42,14 @@ def saved(states, tmp_path_factory):
     return folder, states[7]
 
 
-def test_state_and_place_come_back(saved, model, one_device):
+def test_state_and_data_are_restored(saved, model, one_device):
     folder, state = saved
     with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.latest_step == 7
         abstract = abstract_state(model, OPTIMIZER, one_device)
         restored = checkpoints.restore(abstract)
-        place = checkpoints.restore_data()
-    assert place == {"given": 70, "best_step": None}
+        data = checkpoints.restore_data()
+    assert data == {"given": 70, "best_step": None}
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert_equal(restored, state)
     assert sorted(path.name for path in folder.iterdir()) == ["3", "7"]
@@ -65,39 +65,39 @@ def test_restores_onto_another_mesh(saved, model):
     assert restored.params["trunk"]["embedding"].sharding.mesh == mesh
 
 
-def test_parameters_alone(saved, states, model, one_device):
+def test_parameters_are_loaded_without_the_optimizer(saved, states, model, one_device):
     folder, state = saved
     assert_equal(load_parameters(folder, model), state.params)
     assert_equal(load_parameters(folder, model, mesh=one_device), state.params)
     assert_equal(load_parameters(folder, model, step=3), states[3].params)
 
 
-def test_missing_checkpoints_are_named(saved, model, tmp_path):
+def test_missing_checkpoints_are_reported(saved, model, tmp_path):
     with pytest.raises(UserError, match="nowhere holds no checkpoint"):
         load_parameters(tmp_path / "nowhere", model)
     with pytest.raises(UserError, match="no checkpoint of step 5, only 3, 7"):
         load_parameters(saved[0], model, step=5)
 
 
-def test_another_shape_is_named_with_both(saved, one_device, make_model):
+def test_shape_mismatch_is_reported_with_both_shapes(saved, one_device, make_model):
     folder, _ = saved
-    other = make_model(heads=4)
-    words = r"checkpoints/7/params .* heads/bias_in is \(2, 8\) there and \(3, 8\)"
-    with pytest.raises(UserError, match=words):
-        load_parameters(folder, other)
-    abstract = abstract_state(other, OPTIMIZER, one_device)
-    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match=words):
+    larger_model = make_model(heads=4)
+    message = r"checkpoints/7/params .* heads/bias_in is \(2, 8\) there and \(3, 8\)"
+    with pytest.raises(UserError, match=message):
+        load_parameters(folder, larger_model)
+    abstract = abstract_state(larger_model, OPTIMIZER, one_device)
+    with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match=message):
         checkpoints.restore(abstract)
 
 
-def test_more_layers_are_named(saved, model):
+def test_missing_layers_are_reported(saved, model):
     trunk = dataclasses.replace(model.trunk, num_layers=2)
     deeper = dataclasses.replace(model, trunk=trunk)
     with pytest.raises(UserError, match="trunk/attention_1/key/bias is missing there"):
         load_parameters(saved[0], deeper)
 
 
-def test_another_optimizer_is_named(saved, model, one_device):
+def test_optimizer_mismatch_is_reported(saved, model, one_device):
     unclipped = make_optimizer(OptimizerConfig(1e-2, clip_norm=None), 10)
     abstract = abstract_state(model, unclipped, one_device)
     with (
@@ -109,7 +109,7 @@ def test_another_optimizer_is_named(saved, model, one_device):
 
 # Orbax leaves a thread behind that finds its event loop closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_torn_files_are_named(saved, model, tmp_path):
+def test_corrupt_files_are_reported(saved, model, tmp_path):
     folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
     for path in (folder / "7" / "params").rglob("*"):
         if path.is_file() and path.parent.name == "d":
@@ -119,24 +119,24 @@ def test_torn_files_are_named(saved, model, tmp_path):
 
 
 def test_a_flipped_bit_is_noticed(saved, model, tmp_path):
-    """Neither Orbax nor tensorstore would: other weights would load in silence."""
+    """Orbax and tensorstore do not detect it: wrong weights would load silently."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved[0], folder)
     read = functools.partial(load_parameters, folder, model, step=7)
     for path in sorted((folder / "7" / "params").rglob("*")):
         if path.is_file() and path.stat().st_size:
-            whole = path.read_bytes()
-            place = len(whole) // 2
-            flipped = bytes([whole[place] ^ 16])
-            path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+            content = path.read_bytes()
+            middle = len(content) // 2
+            flipped = bytes([content[middle] ^ 16])
+            path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
             with pytest.raises(UserError, match="cannot read the checkpoint"):
                 read()
-            path.write_bytes(whole)
+            path.write_bytes(content)
     assert_equal(read(), saved[1].params)
     (folder / "7" / DIGESTS).write_text("[]")
     with pytest.raises(UserError, match="cannot read the checkpoint"):
         read()
-    # As checkpoints of earlier versions are.
+    # Checkpoints of earlier versions have no digests.
     (folder / "7" / DIGESTS).unlink()
     assert_equal(read(), saved[1].params)
     (folder / "7" / "_CHECKPOINT_METADATA").write_text("1" * 5000)
@@ -149,13 +149,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_best_outlives_the_newest(states, tmp_path):
+def test_best_checkpoint_is_kept_beyond_the_newest(states, tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
             checkpoints.save(step, states[3], {}, best)
     assert names(tmp_path) == ["2", "4", "5"]
     assert best_step(tmp_path) == 2
-    # A run that goes on has to be told again, and a new best replaces the old.
+    # A resumed run passes the best step again; a new best replaces the old one.
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         checkpoints.save(6, states[3], {}, 2)
         checkpoints.save(7, states[3], {}, 7)
@@ -164,16 +164,18 @@ def test_the_best_outlives_the_newest(states, tmp_path):
     assert best_step(tmp_path) == 7
 
 
-def test_nothing_is_best_where_nothing_is(tmp_path, saved):
+def test_best_step_is_none_without_a_best_checkpoint(tmp_path, saved):
     assert best_step(tmp_path / "nowhere") is None
     assert best_step(saved[0]) is None
 
 
-def test_leftovers_of_a_kill_do_no_harm(saved, states, model, one_device, tmp_path):
+def test_incomplete_checkpoints_of_a_killed_run_are_ignored(
+    saved, states, model, one_device, tmp_path
+):
     folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
-    # One that was being written, and one that was being deleted.
-    torn = folder / "9.orbax-checkpoint-tmp"
-    shutil.copytree(folder / "7" / "params", torn / "params")
+    # One checkpoint was being written, another one deleted.
+    incomplete = folder / "9.orbax-checkpoint-tmp"
+    shutil.copytree(folder / "7" / "params", incomplete / "params")
     shutil.rmtree(folder / "3" / "optimizer")
     (folder / "3" / "_CHECKPOINT_METADATA").unlink()
     assert_equal(load_parameters(folder, model), saved[1].params)
@@ -188,18 +190,18 @@ def test_leftovers_of_a_kill_do_no_harm(saved, states, model, one_device, tmp_pa
 
 @contextlib.contextmanager
 def small_files():
-    """Stops tensorstore's own writes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    """Makes tensorstore's own writes fail, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @contextlib.contextmanager
 def failing_writes():
-    """Stops what is written last, when nothing else of the save is under way."""
+    """Makes the last write of a save fail, when no other write is in progress."""
 
     async def full_disk(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -209,13 +211,13 @@ def failing_writes():
         yield
 
 
-# As above.
+# Here too, Orbax leaves a thread behind.
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning",
     "ignore::pytest.PytestUnhandledThreadExceptionWarning",
 )
 @pytest.mark.parametrize(
-    "trouble, words",
+    "fault, message",
     [
         (
             failing_writes,
@@ -227,29 +229,29 @@ def failing_writes():
         ),
     ],
 )
-def test_a_full_disk_leaves_the_last_whole_checkpoint(
-    states, model, one_device, tmp_path, trouble, words
+def test_full_disk_keeps_the_last_complete_checkpoint(
+    states, model, one_device, tmp_path, fault, message
 ):
     def run():
         with Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(1, states[3], {"given": 1}, 1)
             checkpoints.wait()
-            with trouble():
+            with fault():
                 checkpoints.save(2, states[7], {"given": 2}, 1)
                 checkpoints.wait()
 
-    with pytest.raises(UserError, match=words) as told:
+    with pytest.raises(UserError, match=message) as error:
         run()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     abstract = abstract_state(model, OPTIMIZER, one_device)
     with Checkpoints(tmp_path) as checkpoints:
         assert_equal(checkpoints.restore(abstract), states[3])
         assert checkpoints.restore_data()["given"] == 1
-    # Threads of the save that failed may still be busy with what is left of it.
+    # Threads of the failed save may still be writing.
     assert whole_steps(tmp_path) == [1]
 
 
-def test_the_steps_there_are(saved, states, tmp_path):
+def test_steps_are_listed(saved, states, tmp_path):
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         assert checkpoints.steps() == []
         for step in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The heads' loss itself: exactness, memory, and layout a mesh splits it."""
+"""The loss of the heads: exactness, memory, and sharding over a mesh."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ LAMBDAS = (1.0, 0.5, 2.0)
 
 
 def plain_loss(model, heads, softmax, hidden, targets, valid, scale):
-    """Logits of all heads at once, in the precision of what comes in."""
+    """Logits of all heads at once, in the precision of the inputs."""
     states = [] if model.heads is not None and model.heads.first_has_ffn else [hidden]
     if heads is not None:
         for layer in range(model.heads.num_ffns):
@@ -51,11 +51,11 @@ def plain_loss(model, heads, softmax, hidden, targets, valid, scale):
 def test_gradients_equal_those_of_the_plain_loss_in_float64(
     options, chunk, make_model, make_parameters, batch, one_device
 ):
-    """Chunks of 5 of 12 positions: two whole ones, and one that is filled up."""
+    """Chunks of 5 of 12 positions: two full ones, and one that is padded."""
     model = make_model(**options)
     params = jax.device_get(make_parameters(model, one_device))
     hidden = np.random.default_rng(2).normal(size=(8, 12, 16)).astype(np.float32)
-    given = (params.get("heads"), params["trunk"]["embedding"], hidden)
+    inputs = (params.get("heads"), params["trunk"]["embedding"], hidden)
     targets, valid = jax.device_get(
         head_targets(
             *(jnp.asarray(x) for x in (batch.tokens, batch.segment_ids)),
@@ -65,19 +65,23 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(
     )
     scale = np.array(LAMBDAS[: model.block_size]) / valid.sum((1, 2))
 
-    def fused(given):
+    def fused(inputs):
         layout, weights = LossLayout(model, chunk), jnp.asarray(scale, jnp.float32)
-        return heads_loss(layout, *given, targets, valid, weights)[0]
+        return heads_loss(layout, *inputs, targets, valid, weights)[0]
 
-    def plain(given):
-        return plain_loss(model, *given, targets, valid, scale)
+    def plain(inputs):
+        return plain_loss(model, *inputs, targets, valid, scale)
 
-    loss, got = jax.device_get(jax.jit(jax.value_and_grad(fused))(given))
+    loss, gradients = jax.device_get(jax.jit(jax.value_and_grad(fused))(inputs))
     with jax.enable_x64(True):
-        exact = jax.tree.map(lambda x: x.astype(np.float64), given)
-        expected, want = jax.device_get(jax.jit(jax.value_and_grad(plain))(exact))
+        float64_inputs = jax.tree.map(lambda x: x.astype(np.float64), inputs)
+        expected, expected_gradients = jax.device_get(
+            jax.jit(jax.value_and_grad(plain))(float64_inputs)
+        )
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True
+    ):
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         assert np.abs(a - b).max() < 1e-6 * np.abs(b).max()
         assert np.linalg.norm(a - b) < 1e-6 * np.linalg.norm(b)
@@ -111,19 +115,19 @@ def arrays(jaxpr):
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_one_chunk_of_one_head_is_all_the_logits_there_are(chunk, model, params, batch):
+def test_logits_exist_for_one_chunk_of_one_head_only(chunk, model, params, batch):
     compute = ComputeConfig(loss_chunk=chunk)
     rows, length = batch.tokens.shape
     gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute)[0])
     jaxpr = jax.make_jaxpr(gradient)(params)
     vocab, width = model.trunk.vocab_size, model.trunk.d_model
-    of_vocab = {a.shape for a in arrays(jaxpr.jaxpr) if vocab in a.shape}
+    vocab_shapes = {a.shape for a in arrays(jaxpr.jaxpr) if vocab in a.shape}
     logits = (rows * (chunk or length), vocab)
-    assert logits in of_vocab
+    assert logits in vocab_shapes
     # Besides them: the comparison with the targets, and the softmax and its gradient.
-    small = {s for s in of_vocab if np.prod(s) <= vocab * width}
-    assert of_vocab - small == {logits}
-    # The logits are not computed again: the softmax appears once per place of a head.
+    small_shapes = {s for s in vocab_shapes if np.prod(s) <= vocab * width}
+    assert vocab_shapes - small_shapes == {logits}
+    # The logits are not recomputed: one softmax for head 1, one in the scan over heads.
     assert str(jaxpr).count("log ") == 2
 
 
@@ -147,9 +151,9 @@ def test_no_device_holds_logits_of_the_whole_vocabulary(size, model, batch):
     text = program.compile().as_text()
     half = -(-size // 2)
     assert f"f32[1,12,{half}]" in text
-    whole = rf"f32\[[\d,]*\b({size}|{2 * half})\]"
-    assert not re.findall(whole, text)
-    # The gradient of the softmax crosses the links once, not once per head and chunk.
+    pattern = rf"f32\[[\d,]*\b({size}|{2 * half})\]"
+    assert not re.findall(pattern, text)
+    # The gradient of the softmax is reduced once, not once per head and chunk.
     reductions = [
         line
         for line in text.splitlines()
@@ -159,15 +163,15 @@ def test_no_device_holds_logits_of_the_whole_vocabulary(size, model, batch):
     assert len(reductions) <= 2
 
 
-def test_a_vocabulary_that_the_mesh_does_not_divide_is_filled_up(
+def test_vocabulary_is_padded_to_a_multiple_of_the_mesh(
     model, make_parameters, batch, one_device
 ):
-    """Loss, gradients and entropies of 281 tokens on two devices are those on one."""
+    """Loss, gradients and entropies of 281 tokens on two devices equal those on one."""
     model = with_vocabulary(model, 281)
     params = make_parameters(model, one_device)
     params = jax.device_get(params)
 
-    def found(mesh):
+    def results_on(mesh):
         def loss(params, rows):
             return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)
 
@@ -176,13 +180,13 @@ def test_a_vocabulary_that_the_mesh_does_not_divide_is_filled_up(
 
         compute = ComputeConfig(loss_chunk=5)
         shardings = jax.tree.map(lambda x: x.sharding, abstract_parameters(model, mesh))
-        given = (jax.device_put(params, shardings), put_batch(batch, mesh))
-        both = jax.jit(jax.value_and_grad(loss, has_aux=True))(*given)
-        return jax.device_get((both, jax.jit(sums)(*given)))
+        arguments = (jax.device_put(params, shardings), put_batch(batch, mesh))
+        loss_and_gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments)
+        return jax.device_get((loss_and_gradients, jax.jit(sums)(*arguments)))
 
-    split = found(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
+    sharded = results_on(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        split,
-        found(one_device),
+        sharded,
+        results_on(one_device),
     )

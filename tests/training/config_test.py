@@ -10,8 +10,8 @@ from bpd_jax.training.config import OptimizerConfig
     "weights", [1.0, "abc", ("a", "b", "c"), (float("nan"), 1, 1), (True, 1, 1), ()]
 )
 def test_head_weights_are_numbers(train_config, weights):
-    words = "head_weights"
-    with pytest.raises(UserError, match=words):
+    message = "head_weights"
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(train_config, head_weights=weights)
 
 
@@ -21,7 +21,7 @@ def test_a_list_of_head_weights_is_kept_as_a_tuple(train_config):
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         ({"start": 3}, "start must be text"),
         ({"start": ""}, "start must be text"),
@@ -30,8 +30,8 @@ def test_a_list_of_head_weights_is_kept_as_a_tuple(train_config):
         ({"seed": False}, "seed must be an integer"),
     ],
 )
-def test_bad_values_are_told(train_config, change, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_values_are_reported(train_config, change, message):
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(train_config, **change)
 
 
@@ -48,7 +48,7 @@ def test_half_precision_is_bfloat16(train_config, name):
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         (
             {"learning_rate": float("inf")},
@@ -62,6 +62,6 @@ def test_half_precision_is_bfloat16(train_config, name):
         ({"warmup_steps": True}, "warmup_steps must be an integer"),
     ],
 )
-def test_bad_optimizers_are_told(change, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_optimizers_are_reported(change, message):
+    with pytest.raises(UserError, match=message):
         OptimizerConfig(**{"learning_rate": 1e-3, **change})

@@ -52,45 +52,45 @@ def _equal_runs_share_their_work(
 
 
 def initialized_once(init: Callable[..., Any]) -> Callable[..., Any]:
-    """`init`, with a copy of each state: training consumes what it is given."""
-    kept = made_once_for_equal(lambda *args: jax.device_get(init(*args)))
+    """`init` with a cache, which returns copies: training donates its state."""
+    cached_init = made_once_for_equal(lambda *args: jax.device_get(init(*args)))
 
     def get(model: Any, optimizer: Any, abstract: Any, *args: Any) -> Any:
         shardings = jax.tree.map(lambda x: x.sharding, abstract)
-        return jax.device_put(kept(model, optimizer, abstract, *args), shardings)
+        return jax.device_put(cached_init(model, optimizer, abstract, *args), shardings)
 
     return get
 
 
 def copied_rows(folder: pathlib.Path) -> Callable[..., Any]:
-    """`prepare_rows`, which finds a copy of the rows that it once made of a text."""
+    """`prepare_rows` with a cache: rows of equal texts are copied, not made again."""
     original = row_preparation.prepare_rows
-    kept: dict[str, pathlib.Path] = {}
+    copies: dict[str, pathlib.Path] = {}
 
     def get(task: TextTask, split: str, length: int, rows: pathlib.Path) -> Any:
         key = repr((task, row_preparation.rows_fingerprint(task, split, length)))
-        if key in kept and not rows.exists():
-            shutil.copytree(kept[key], rows)
+        if key in copies and not rows.exists():
+            shutil.copytree(copies[key], rows)
         prepared = original(task, split, length, rows)
-        if key not in kept:
-            kept[key] = folder / str(len(kept))
-            shutil.copytree(rows, kept[key])
+        if key not in copies:
+            copies[key] = folder / str(len(copies))
+            shutil.copytree(rows, copies[key])
         return prepared
 
     return get
 
 
 def made_once_for_equal(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with what it returned for equal trees of arguments kept."""
-    made: dict[Any, Any] = {}
+    """`make` with a cache: calls with equal trees of arguments share one result."""
+    results: dict[Any, Any] = {}
 
     @functools.wraps(make)
     def get(*args: Any, **options: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, options))
         key = (*leaves, tree)
-        if key not in made:
-            made[key] = make(*args, **options)
-        return made[key]
+        if key not in results:
+            results[key] = make(*args, **options)
+        return results[key]
 
     return get
 
@@ -120,7 +120,7 @@ def one_device() -> Mesh:
 
 
 def random_parameters(model: BlockwiseConfig, mesh: Mesh) -> Params:
-    """Parameters without a zero among them, so that every path carries a gradient."""
+    """Parameters without zeros, so that every path has a gradient."""
     params = init_parameters(model, jax.random.key(0), mesh)
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))

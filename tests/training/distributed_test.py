@@ -58,9 +58,9 @@ def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
         )
         for index in range(2)
     ]
-    ends = [child.wait(timeout=240) for child in children]
-    statuses = [end.returncode for end in ends]
-    printed = [(end.stdout, end.stderr) for end in ends]
+    results = [child.wait(timeout=240) for child in children]
+    statuses = [result.returncode for result in results]
+    printed = [(result.stdout, result.stderr) for result in results]
     paths = [folder / f"{index}.npy" for index in range(2)]
     if number == signal.SIGKILL:
         return statuses, printed, [np.load(path) for path in paths if path.exists()]
@@ -94,18 +94,20 @@ def assert_close(left, right, first_step=1):
         for run in (left, right)
     ]
     assert rows[0]
-    for mine, theirs in zip(*rows, strict=True):
+    for left_row, right_row in zip(*rows, strict=True):
         speed = {"tokens_per_second"}
-        assert mine.keys() - speed == theirs.keys() - speed
-        for name in mine.keys() - speed:
-            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=1e-5)
+        assert left_row.keys() - speed == right_row.keys() - speed
+        for name in left_row.keys() - speed:
+            np.testing.assert_allclose(
+                left_row[name], right_row[name], rtol=1e-3, atol=1e-5
+            )
 
 
 @pytest.fixture(scope="module")
 def config(train_config, tmp_path_factory):
     """Eight steps, from a trained run, of a model whose every parameter has a gradient.
 
-    The gradient of a key's bias is 0 but for rounding, which AdamW would blow up.
+    The gradient of a key's bias is 0 but for rounding, which AdamW would amplify.
     """
     trunk = dataclasses.replace(train_config.model.trunk, use_bias=False)
     model = dataclasses.replace(train_config.model, trunk=trunk)
@@ -125,7 +127,7 @@ def alone(config, tmp_path_factory):
 
 @needs_seqio
 def test_two_processes_equal_one(config, alone, tmp_path):
-    """From the parameters of a trained run, on another mesh, in other parts."""
+    """Starts from a trained run; another mesh, rematerialisation, loss chunks."""
     mesh = MeshConfig(data=2, fsdp=2, model=2)
     compute = ComputeConfig(remat="full", loss_chunk=8)
     config = dataclasses.replace(config, mesh=mesh, compute=compute)
@@ -135,12 +137,12 @@ def test_two_processes_equal_one(config, alone, tmp_path):
     assert_close(run, alone)
     # Each read its own half of every batch.
     batches = RowIterator(open_rows(run / "data" / "train"), 8, config.seed)
-    for step, halves in enumerate(zip(*rows, strict=True)):
-        assert [len(half) for half in halves] == [4, 4], step
-        np.testing.assert_array_equal(np.concatenate(halves), next(batches).tokens)
-    # One of them speaks for both.
+    for step, parts in enumerate(zip(*rows, strict=True)):
+        assert [len(part) for part in parts] == [4, 4], step
+        np.testing.assert_array_equal(np.concatenate(parts), next(batches).tokens)
+    # Only process 0 prints.
     assert "tokens on 8 cpu of 2 processes" in printed[0][0]
-    # But Gloo's threads, whose lines may be interleaved.
+    # Process 1 prints only lines of Gloo's threads, which may be interleaved.
     for word in ("model:", "data:", "run:", "finished"):
         assert word in printed[0][0]
         assert word not in printed[1][0]
@@ -151,7 +153,7 @@ def test_two_processes_equal_one(config, alone, tmp_path):
 def test_two_processes_resume_one_and_one_resumes_two(config, alone, tmp_path):
     """One process trains 2 steps, two resume until a signal to one, one ends the run.
 
-    Only the first of the two looks at the folder; the last has another mesh.
+    Of the two, only process 0 inspects the folder; the last has another mesh.
     """
     run = tmp_path / "run"
     train_alone(dataclasses.replace(config, steps=2), run)
@@ -204,17 +206,19 @@ def together(config, tmp_path_factory):
     ids=["step", "step_of_first", "save"],
 )
 def test_two_processes_resume_exactly_after_a_kill(together, tmp_path, victim, stop):
-    config, whole = together
+    config, uninterrupted = together
     run = tmp_path / "run"
     kill_one(config, run, tmp_path / "out", victim, stop)
     statuses, printed, _ = train_on_two(config, run, tmp_path / "again")
     assert statuses == [0, 0], printed
     assert re.search(r"run: steps [2-6] to 8", printed[0][0]), printed[0][0]
-    jax.tree.map(np.testing.assert_array_equal, parameters(run), parameters(whole))
+    jax.tree.map(
+        np.testing.assert_array_equal, parameters(run), parameters(uninterrupted)
+    )
 
 
 @needs_seqio
-def test_all_processes_end_with_one_sentence(config, tmp_path):
+def test_all_processes_report_the_same_error(config, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "thesis.tex").write_text("years of work — ünïcode")
@@ -229,7 +233,7 @@ def test_all_processes_end_with_one_sentence(config, tmp_path):
 
 
 class Device:
-    """All that is asked of a device."""
+    """The attributes of a device that are used."""
 
     def __init__(self, process_index):
         self.process_index = process_index
@@ -238,12 +242,12 @@ class Device:
 def fake_devices(monkeypatch, mesh, hosts):
     """The mesh as if its devices, in their order, belonged to the given processes."""
     devices = [Device(host) for host in hosts]
-    names = dict(zip(mesh.devices.flat, devices, strict=True))
+    fakes = dict(zip(mesh.devices.flat, devices, strict=True))
 
     class Sharding(jax.sharding.NamedSharding):
         def devices_indices_map(self, shape):
-            places = super().devices_indices_map(shape)
-            return {names[device]: place for device, place in places.items()}
+            indices = super().devices_indices_map(shape)
+            return {fakes[device]: index for device, index in indices.items()}
 
     monkeypatch.setattr(distributed, "NamedSharding", Sharding)
 
@@ -259,7 +263,7 @@ def fake_devices(monkeypatch, mesh, hosts):
         (MeshConfig(2, 4, 1), [0, 1, 0, 1, 1, 0, 1, 0], [0, 1], 2),
     ],
 )
-def test_every_process_reads_what_its_devices_hold(
+def test_every_process_reads_the_rows_of_its_devices(
     monkeypatch, config, hosts, parts, count
 ):
     mesh = make_mesh(config)
@@ -269,7 +273,7 @@ def test_every_process_reads_what_its_devices_hold(
         assert distributed.batch_part(mesh) == (part, count)
 
 
-def test_rows_that_overlap_in_part_are_refused(monkeypatch):
+def test_partially_overlapping_rows_are_refused(monkeypatch):
     mesh = make_mesh(MeshConfig(data=4, model=2))
     # Process 0 holds rows 0 and 1, process 1 rows 1 and 2.
     fake_devices(monkeypatch, mesh, [0, 0, 0, 1, 1, 1, 2, 2])
@@ -277,7 +281,7 @@ def test_rows_that_overlap_in_part_are_refused(monkeypatch):
         distributed.batch_part(mesh)
 
 
-def test_one_process_is_no_distributed_run(monkeypatch):
+def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
     distributed.initialize()
@@ -295,7 +299,7 @@ def test_one_process_is_no_distributed_run(monkeypatch):
     assert distributed.batch_part(make_mesh(MeshConfig())) == (0, 1)
 
 
-def test_tasks_of_slurm_find_each_other(monkeypatch):
+def test_slurm_tasks_use_the_automatic_coordinator(monkeypatch):
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
@@ -312,7 +316,7 @@ def test_tasks_of_slurm_find_each_other(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given, words",
+    "arguments, message",
     [
         (("host:1", 2, None), "--process_id is missing: coordinator_address, "),
         ((None, 2, 1), "--coordinator_address is missing"),
@@ -321,13 +325,13 @@ def test_tasks_of_slurm_find_each_other(monkeypatch):
         (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),
     ],
 )
-def test_bad_flags_are_named(given, words):
-    with pytest.raises(UserError, match=words):
-        distributed.initialize(*given)
+def test_invalid_flags_are_reported(arguments, message):
+    with pytest.raises(UserError, match=message):
+        distributed.initialize(*arguments)
 
 
-def test_a_missing_first_process_is_told():
+def test_missing_coordinator_is_reported():
     address = f"127.0.0.1:{free_port()}"
-    words = f"cannot join the other processes at {address}: .*refused; check that all"
-    with pytest.raises(UserError, match=words):
+    message = f"cannot join the other processes at {address}: .*refused; check that all"
+    with pytest.raises(UserError, match=message):
         distributed.initialize(address, 2, 1, timeout=0)

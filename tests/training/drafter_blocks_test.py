@@ -56,26 +56,26 @@ def plain_losses(model, params, batch, step):
     for row, drawn in enumerate(draw_positions(batch, 5, step)):
         for last in drawn:
             segment = batch.segment_ids[row]
-            same = np.flatnonzero((segment == segment[last]) & (segment > 0))
-            if not len(same) or last + 1 not in same:
+            document = np.flatnonzero((segment == segment[last]) & (segment > 0))
+            if not len(document) or last + 1 not in document:
                 continue
-            before = features[row, same[same <= last]][None]
-            lengths = jnp.array([before.shape[1]])
-            cache = functions.prefill(params["drafter"], before, lengths, 64)
+            context = features[row, document[document <= last]][None]
+            lengths = jnp.array([context.shape[1]])
+            cache = functions.prefill(params["drafter"], context, lengths, 64)
             anchor = embedding[batch.tokens[row, last + 1]][None]
             states = functions.states(params["drafter"], cache, anchor)[0]
             log_probs = jax.nn.log_softmax(states @ embedding.T)
-            for level, found in enumerate(losses):
-                if (target := last + 2 + level) in same:
-                    found.append(-log_probs[level, batch.tokens[row, target]])
-    return [np.mean(found) for found in losses]
+            for level, level_losses in enumerate(losses):
+                if (target := last + 2 + level) in document:
+                    level_losses.append(-log_probs[level, batch.tokens[row, target]])
+    return [np.mean(level_losses) for level_losses in losses]
 
 
 @pytest.mark.parametrize("changes", [{}, {"reads_last_token": True}], ids=str)
-def test_losses_are_those_of_decoding_each_block_alone(
+def test_losses_equal_those_of_single_blocks(
     changes, batch, make_parameters, one_device
 ):
-    """Packed documents, windows and padding: a block sees what it sees in decoding."""
+    """Packed documents, windows and padding: blocks attend as they do in decoding."""
     model = model_of(**changes)
     params = make_parameters(model, one_device)
     compute = ComputeConfig(loss_chunk=2)
@@ -113,10 +113,10 @@ def test_gradients_reach_trunk_and_drafter(batch, make_parameters, one_device):
         np.testing.assert_allclose(slope, norm, rtol=0.05)
 
 
-def test_positions_are_drawn_anew_and_spread(batch):
+def test_positions_differ_by_step_and_spread_over_the_row(batch):
     first, second = (np.asarray(draw_positions(batch, 5, step)) for step in (0, 1))
     assert (first != second).any()
-    # A part of the row each: 11 positions have a token after them.
+    # One position per part of the row; 11 positions have a next token.
     assert (np.diff(first) > 0).all()
     assert first.min() >= 0
     assert first.max() <= 10
@@ -150,7 +150,7 @@ def test_meshes_and_layouts_equal_one_device(batch, one_device, compute, mesh):
     )
 
 
-def test_a_trained_run_drafts_with_it(train_config, tmp_path):
+def test_trained_run_decodes_with_its_drafter(train_config, tmp_path):
     """Trains, resumes from the checkpoint, and decodes what plain decoding decodes."""
     model = BlockwiseConfig(dataclasses.replace(TRUNK, vocab_size=280), drafter=DRAFTER)
     config = dataclasses.replace(
@@ -158,8 +158,8 @@ def test_a_trained_run_drafts_with_it(train_config, tmp_path):
     )
     folder = tmp_path / "run"
     train(dataclasses.replace(config, steps=6), folder)
-    measured = train(config, folder)
-    assert np.isfinite([measured[f"validation_loss_head_{h}"] for h in (1, 4)]).all()
+    metrics = train(config, folder)
+    assert np.isfinite([metrics[f"validation_loss_head_{h}"] for h in (1, 4)]).all()
     assert load_config(folder / "model.json") == model
     assert count_parameters(model)["drafter"] > 0
     lm = bpd_jax.load(folder)
@@ -177,7 +177,7 @@ def test_a_trained_run_drafts_with_it(train_config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, message",
     [
         ({"heads": BlockHeadsConfig(3, 8)}, "both heads and a drafter"),
         (
@@ -188,6 +188,6 @@ def test_a_trained_run_drafts_with_it(train_config, tmp_path):
     ],
     ids=["heads", "vocabulary", "layers"],
 )
-def test_bad_combinations_are_refused(changes, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_combinations_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         BlockwiseConfig(**{"trunk": TRUNK, "drafter": DRAFTER, **changes})

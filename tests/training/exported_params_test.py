@@ -39,17 +39,17 @@ def slim(run, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_parameters_come_back_rounded(run, model, tmp_path, dtype):
+def test_loaded_parameters_are_rounded_to_the_dtype(run, model, tmp_path, dtype):
     folder, params = run
     size = write_exported(folder, tmp_path / "slim", dtype)
     loaded = load_run_parameters(tmp_path / "slim", model)
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
-    for mine, theirs in zip(
+    for loaded_leaf, saved_leaf in zip(
         jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True
     ):
-        assert mine.dtype == theirs.dtype == jnp.float32
-        rounded = theirs.astype(dtype).astype(jnp.float32)
-        np.testing.assert_array_equal(mine, rounded)
+        assert loaded_leaf.dtype == saved_leaf.dtype == jnp.float32
+        rounded = saved_leaf.astype(dtype).astype(jnp.float32)
+        np.testing.assert_array_equal(loaded_leaf, rounded)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert size < 4000 + count * jnp.dtype(dtype).itemsize
     assert sorted(path.name for path in (tmp_path / "slim").iterdir()) == [
@@ -73,33 +73,33 @@ def test_a_model_is_exported_in_another_precision(run, model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
-def test_a_slim_folder_can_be_slimmed_again_and_replaced(slim, model, tmp_path):
+def test_exported_folder_can_be_exported_again_and_replaced(slim, model, tmp_path):
     write_exported(slim, tmp_path / "again")
-    before = (slim / "parameters.safetensors").read_bytes()
-    assert (tmp_path / "again" / "parameters.safetensors").read_bytes() == before
+    content = (slim / "parameters.safetensors").read_bytes()
+    assert (tmp_path / "again" / "parameters.safetensors").read_bytes() == content
     write_exported(slim, slim)
-    assert (slim / "parameters.safetensors").read_bytes() == before
+    assert (slim / "parameters.safetensors").read_bytes() == content
 
 
-def test_checkpoints_come_first(run, slim, model):
+def test_checkpoints_take_precedence_over_exported_parameters(run, slim, model):
     folder, params = run
     shutil.copytree(folder / "checkpoints", slim / "checkpoints")
-    for step, same in ((None, True), (7, True), (3, False)):
+    for step, is_latest in ((None, True), (7, True), (3, False)):
         loaded = load_run_parameters(slim, model, step)["trunk"]["embedding"]
         equal = np.array_equal(loaded, params["trunk"]["embedding"])
-        assert equal == same
+        assert equal == is_latest
 
 
-def test_damage_is_told(slim, model, make_model):
+def test_damaged_files_are_reported(slim, model, make_model):
     path = slim / "parameters.safetensors"
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
+    content = path.read_bytes()
+    flipped = bytearray(content)
     flipped[-5] ^= 1
-    for data in (b"", whole[:-1], bytes(flipped)):
+    for data in (b"", content[:-1], bytes(flipped)):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"cannot read .*safetensors .*again"):
             load_run_parameters(slim, model)
-    path.write_bytes(whole)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=r"heads/bias_in: .*\[2, 8\], not \[3, 8\]"):
         load_run_parameters(slim, make_model(heads=4))
     with pytest.raises(UserError, match=r"'heads/bias_in' is unknown"):

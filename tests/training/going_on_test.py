@@ -1,4 +1,4 @@
-"""How runs end and go on: the best checkpoint, early stops, other ways to compute."""
+"""How runs end and resume: best checkpoint, early stopping, compute settings."""
 
 import dataclasses
 import importlib.util
@@ -54,7 +54,7 @@ def script(monkeypatch, losses):
     monkeypatch.setattr(trainer, "Evaluator", Scripted)
 
 
-def test_the_best_is_kept_and_decodes_and_an_early_stop_is_remembered(
+def test_best_checkpoint_is_decoded_and_early_stop_is_remembered(
     train_config, tmp_path, monkeypatch, capsys
 ):
     config = dataclasses.replace(
@@ -72,21 +72,21 @@ def test_the_best_is_kept_and_decodes_and_an_early_stop_is_remembered(
     assert "best validation_loss 4 at step 2" in printed
     assert steps(tmp_path) == [2, 5]
     assert best_step(tmp_path / "checkpoints") == 2
-    chosen = load_model(str(tmp_path)).params
-    jax.tree.map(np.testing.assert_array_equal, chosen, parameters(tmp_path, 2))
+    params = load_model(str(tmp_path)).params
+    jax.tree.map(np.testing.assert_array_equal, params, parameters(tmp_path, 2))
     assert "using the best checkpoint, that of step 2" in capsys.readouterr().err
-    # The same command again has nothing to do.
+    # The same command again does nothing.
     assert train(config, tmp_path) == {}
-    words = "stopped early at step 5, after 3 evaluations without"
-    assert words in capsys.readouterr().out
-    # With more patience it goes on, and a better one takes the place of the best.
+    message = "stopped early at step 5, after 3 evaluations without"
+    assert message in capsys.readouterr().out
+    # With more patience it resumes, and a better evaluation replaces the best.
     script(monkeypatch, [4.3, 3.0, *[3.5] * 5])
     train(dataclasses.replace(config, patience=5), tmp_path)
     assert steps(tmp_path) == [7, 12]
     assert best_step(tmp_path / "checkpoints") == 7
 
 
-def test_another_column_keeps_the_old_best_until_it_has_its_own(
+def test_old_best_is_kept_until_the_new_column_has_a_best(
     train_config, tmp_path, monkeypatch
 ):
     config = dataclasses.replace(
@@ -95,39 +95,39 @@ def test_another_column_keeps_the_old_best_until_it_has_its_own(
     script(monkeypatch, [4.0, 5.0, 5.0])
     train(config, tmp_path)
     assert steps(tmp_path) == [1, 3]
-    other = dataclasses.replace(config, head_weights=(1.0, 0.5, 0.5), steps=6)
+    reweighted = dataclasses.replace(config, head_weights=(1.0, 0.5, 0.5), steps=6)
     script(monkeypatch, [9.0, 9.5, 8.0])
     saved = []
-    original = trainer.Checkpoints.save
+    original_save = trainer.Checkpoints.save
 
     def save(self, step, state, data, best):
-        original(self, step, state, data, best)
+        original_save(self, step, state, data, best)
         saved.append((best, self.steps()))
 
     monkeypatch.setattr(trainer.Checkpoints, "save", save)
-    train(dataclasses.replace(other, evaluate_every=2), tmp_path)
+    train(dataclasses.replace(reweighted, evaluate_every=2), tmp_path)
     # Step 4 has the first loss of the new weights, which is no lower than the old one.
     assert saved == [(4, [4]), (4, [4, 5]), (4, [4, 6])]
-    # Between evaluations, the old best would have stayed.
+    # Between evaluations, the old best is kept.
     monkeypatch.undo()
     run = tmp_path / "second"
     script(monkeypatch, [4.0, 5.0, 5.0])
     train(config, run)
     script(monkeypatch, [9.0])
-    late = dataclasses.replace(other, steps=5, evaluate_every=5)
+    late = dataclasses.replace(reweighted, steps=5, evaluate_every=5)
     monkeypatch.setattr(trainer.Checkpoints, "save", save)
     saved.clear()
     train(late, run)
     assert saved == [(1, [1, 4]), (5, [5])]
 
 
-def test_a_best_that_was_removed_is_no_best(train_config, tmp_path, monkeypatch):
+def test_deleted_best_checkpoint_is_forgotten(train_config, tmp_path, monkeypatch):
     config = dataclasses.replace(
         train_config, evaluate_every=1, checkpoint_every=1, keep_checkpoints=2, steps=4
     )
     script(monkeypatch, [4.0, 5.0, 5.0, 3.0])
     train(config, tmp_path)
-    # Checkpoint 3 knows of a best at step 1, which made way for that of step 4.
+    # Checkpoint 3 names step 1 as the best, which that of step 4 replaced.
     assert steps(tmp_path) == [3, 4]
     shutil.rmtree(tmp_path / "checkpoints" / "4")
     script(monkeypatch, [4.5, 4.6])
@@ -135,7 +135,7 @@ def test_a_best_that_was_removed_is_no_best(train_config, tmp_path, monkeypatch)
     assert best_step(tmp_path / "checkpoints") == 4
 
 
-def test_a_better_evaluation_is_saved_between_checkpoints(
+def test_best_evaluation_is_saved_between_checkpoints(
     train_config, tmp_path, monkeypatch
 ):
     config = dataclasses.replace(
@@ -151,23 +151,25 @@ def test_a_better_evaluation_is_saved_between_checkpoints(
     assert best_step(tmp_path / "checkpoints") == 3
 
 
-def test_a_run_goes_on_computing_otherwise(train_config, tmp_path, monkeypatch):
-    """Stacked layers, in parts, other memory and devices, and back: the same run."""
+def test_run_resumes_with_other_compute_settings(train_config, tmp_path, monkeypatch):
+    """Stacked layers, accumulation, rematerialisation, another mesh, and back."""
     trunk = dataclasses.replace(train_config.model.trunk, num_layers=2, use_bias=False)
     model = dataclasses.replace(train_config.model, trunk=trunk)
     config = dataclasses.replace(
         train_config, model=model, batch_size=16, evaluate_every=6
     )
     script(monkeypatch, [1.0] * 4)
-    ways = {
+    compute_configs = {
         2: ComputeConfig(),
         4: ComputeConfig(scan_layers=True, remat="dots", accumulate=2, loss_chunk=4),
         6: ComputeConfig(),
     }
-    for end, compute in ways.items():
+    for end, compute in compute_configs.items():
         mesh = MeshConfig(data=4, fsdp=2) if end == 4 else config.mesh
-        part = dataclasses.replace(config, steps=end, compute=compute, mesh=mesh)
-        train(part, tmp_path / "parts")
+        partial_config = dataclasses.replace(
+            config, steps=end, compute=compute, mesh=mesh
+        )
+        train(partial_config, tmp_path / "parts")
     train(config, tmp_path / "whole")
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
@@ -176,8 +178,8 @@ def test_a_run_goes_on_computing_otherwise(train_config, tmp_path, monkeypatch):
     )
 
 
-def test_the_place_in_a_head_schedule_is_saved(train_config, tmp_path, monkeypatch):
-    """Heads come in by their entropies, which only the evaluations know."""
+def test_state_of_the_head_schedule_is_saved(train_config, tmp_path, monkeypatch):
+    """Heads are added by their entropies, which only evaluations measure."""
     schedule = HeadSchedule(add_every=2, order="entropy", waiting=0.1, ramp_steps=2)
     config = dataclasses.replace(
         train_config,
@@ -185,42 +187,42 @@ def test_the_place_in_a_head_schedule_is_saved(train_config, tmp_path, monkeypat
         evaluate_every=1,
         checkpoint_every=1,
     )
-    given = []
-    original = trainer.make_train_step
+    seen_lambdas = []
+    original_make = trainer.make_train_step
 
     def recording(*args, **kwargs):
-        step = original(*args, **kwargs)
+        step = original_make(*args, **kwargs)
 
         def recorded(state, batch, lambdas):
-            given.append(np.array(lambdas))
+            seen_lambdas.append(np.array(lambdas))
             return step(state, batch, lambdas)
 
         return recorded
 
     monkeypatch.setattr(trainer, "make_train_step", recording)
     train(config, tmp_path / "whole")
-    whole, given[:] = list(given), []
+    uninterrupted, seen_lambdas[:] = list(seen_lambdas), []
     for end in (3, 6):
         train(dataclasses.replace(config, steps=end), tmp_path / "parts")
-    np.testing.assert_array_equal(given, whole)
-    # Head 1 counts fully from the start; the others wait, and rise one by one.
-    np.testing.assert_allclose(whole[0], [1, 0.1, 0.1])
-    np.testing.assert_allclose(sorted(whole[3]), [0.1, 1, 1])
-    assert len({tuple(weights) for weights in whole}) >= 4
+    np.testing.assert_array_equal(seen_lambdas, uninterrupted)
+    # Head 1 has weight 1 from the start; the others wait, and rise one by one.
+    np.testing.assert_allclose(uninterrupted[0], [1, 0.1, 0.1])
+    np.testing.assert_allclose(sorted(uninterrupted[3]), [0.1, 1, 1])
+    assert len({tuple(weights) for weights in uninterrupted}) >= 4
 
 
 def test_the_validation_metrics_have_every_column(train_config, tmp_path):
     config = dataclasses.replace(train_config, steps=1, evaluate_every=1)
-    result = train(config, tmp_path)
-    assert list(result) == columns(config.model.block_size)
-    assert {"step": 1, **result} == read_rows(tmp_path / "metrics.jsonl")[-1]
-    # A model that knows nothing is nearly as unsure as can be.
-    entropy = result["validation_entropy_head_1"]
+    metrics = train(config, tmp_path)
+    assert list(metrics) == columns(config.model.block_size)
+    assert {"step": 1, **metrics} == read_rows(tmp_path / "metrics.jsonl")[-1]
+    # The entropy of an untrained model is nearly the maximum.
+    entropy = metrics["validation_entropy_head_1"]
     assert 0.8 * np.log(280) < entropy < np.log(280)
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, message",
     [
         ({"select_by": "loss"}, "select_by must be one of validation_loss, "),
         ({"patience": 0}, "TrainConfig.patience must be a positive integer"),
@@ -230,6 +232,6 @@ def test_the_validation_metrics_have_every_column(train_config, tmp_path):
         ({"task": 1}, r"TrainConfig.task must be @TextTask\(\) or @ExampleTask\(\)"),
     ],
 )
-def test_bad_values_are_named(train_config, changes, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_values_are_reported(train_config, changes, message):
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(train_config, **changes)

@@ -12,19 +12,19 @@ ONES = (1.0, 1.0, 1.0)
 
 
 def weights_at(schedule: HeadSchedule, step: int, base=ONES) -> list[float]:
-    found = schedule.weights(schedule.start(), step, base)
-    assert found.dtype == np.float32
-    return found.tolist()
+    weights = schedule.weights(schedule.start(), step, base)
+    assert weights.dtype == np.float32
+    return weights.tolist()
 
 
-def test_without_settings_nothing_changes():
+def test_default_schedule_keeps_the_base_weights():
     for step in (1, 1000):
         assert weights_at(HeadSchedule(), step, (1.0, 0.5, 2.0)) == [1.0, 0.5, 2.0]
 
 
-def test_decays_with_the_distance():
-    found = weights_at(HeadSchedule(decay=0.5), 1, (2.0, 1.0, 1.0, 4.0))
-    assert found == [2.0, 0.5, 0.25, 0.5]
+def test_weights_decay_with_the_distance():
+    weights = weights_at(HeadSchedule(decay=0.5), 1, (2.0, 1.0, 1.0, 4.0))
+    assert weights == [2.0, 0.5, 0.25, 0.5]
 
 
 def test_all_heads_ramp_in_from_the_start():
@@ -34,7 +34,7 @@ def test_all_heads_ramp_in_from_the_start():
     assert table == [[1.0, share, share] for share in shares]
 
 
-def test_the_table_at_the_head_of_the_module():
+def test_example_of_the_docstring():
     schedule = HeadSchedule(decay=0.5, ramp_steps=50, add_every=100)
     steps = [1, 100, 101, 125, 150, 200, 201, 250, 300]
     table = np.array([weights_at(schedule, step) for step in steps]).T
@@ -46,31 +46,31 @@ def test_the_table_at_the_head_of_the_module():
     np.testing.assert_allclose(table, expected, rtol=1e-6)
 
 
-def test_waiting_heads_have_a_share_and_rise_from_it():
+def test_waiting_heads_start_at_their_share():
     schedule = HeadSchedule(ramp_steps=2, add_every=10, waiting=0.2)
-    found = [weights_at(schedule, step)[1] for step in (1, 10, 11, 12, 13)]
-    np.testing.assert_allclose(found, [0.2, 0.2, 0.6, 1.0, 1.0], rtol=1e-6)
+    weights = [weights_at(schedule, step)[1] for step in (1, 10, 11, 12, 13)]
+    np.testing.assert_allclose(weights, [0.2, 0.2, 0.6, 1.0, 1.0], rtol=1e-6)
 
 
 def run(schedule, evaluations, steps, heads):
     """Every step's weights, as the trainer asks for them."""
-    place, table = schedule.start(), []
+    state, table = schedule.start(), []
     for step in range(1, steps + 1):
-        table.append(schedule.weights(place, step, (1.0,) * heads).tolist())
-        place = schedule.advance(place, step, evaluations.get(step))
-    return place, table
+        table.append(schedule.weights(state, step, (1.0,) * heads).tolist())
+        state = schedule.advance(state, step, evaluations.get(step))
+    return state, table
 
 
-def test_adds_the_surest_head_first():
+def test_head_of_lowest_entropy_is_added_first():
     schedule = HeadSchedule(add_every=4, order="entropy", waiting=0.25)
     evaluations = {
-        2: [9.0, 9.0, 1.0, 5.0],  # an older measurement, replaced before it is used
-        3: [0.1, 3.0, 4.0, 2.0],  # so head 4 comes in after step 4,
+        2: [9.0, 9.0, 1.0, 5.0],  # an older evaluation, replaced before it is used
+        3: [0.1, 3.0, 4.0, 2.0],  # so head 4 is added after step 4,
         6: [0.1, 3.0, 1.0, 0.5],  # then head 3,
         9: [0.1, 0.0, 0.0, 0.0],  # and the one that is left
     }
-    place, table = run(schedule, evaluations, 14, 4)
-    assert place["added"] == [[4, 4], [3, 8], [2, 12]]
+    state, table = run(schedule, evaluations, 14, 4)
+    assert state["added"] == [[4, 4], [3, 8], [2, 12]]
     w = 0.25
     assert table[3] == [1.0, w, w, w]
     assert table[4] == table[7] == [1.0, w, w, 1.0]
@@ -78,43 +78,43 @@ def test_adds_the_surest_head_first():
     assert table[12] == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_equal_entropies_go_by_distance():
+def test_equal_entropies_are_ordered_by_distance():
     schedule = HeadSchedule(add_every=1, order="entropy", waiting=0.5)
-    place, _ = run(schedule, {1: [2.0] * 4}, 3, 4)
-    assert place["added"] == [[2, 1], [3, 2], [4, 3]]
+    state, _ = run(schedule, {1: [2.0] * 4}, 3, 4)
+    assert state["added"] == [[2, 1], [3, 2], [4, 3]]
 
 
 def test_an_addition_waits_for_the_first_evaluation():
     schedule = HeadSchedule(add_every=2, order="entropy", waiting=0.5)
-    place, _ = run(schedule, {5: [0.0, 2.0, 1.0]}, 7, 3)
-    # Two were due by step 5.
-    assert place["added"] == [[3, 5], [2, 5]]
+    state, _ = run(schedule, {5: [0.0, 2.0, 1.0]}, 7, 3)
+    # Two heads were due by step 5.
+    assert state["added"] == [[3, 5], [2, 5]]
 
 
 @pytest.mark.parametrize("kill", range(1, 13))
-def test_a_resumed_run_goes_on_alike(kill):
+def test_resumed_schedule_equals_an_uninterrupted_one(kill):
     schedule = HeadSchedule(0.7, 3, add_every=4, order="entropy", waiting=0.1)
     evaluations = {3: [0.1, 3.0, 1 / 3, 2.0], 7: [0.1, 3.0, 1.0, 0.5]}
-    place, table = run(schedule, evaluations, 14, 4)
-    resumed, first = run(schedule, evaluations, kill, 4)
+    state, table = run(schedule, evaluations, 14, 4)
+    resumed, first_weights = run(schedule, evaluations, kill, 4)
     resumed = json.loads(json.dumps(resumed))
-    rest = []
+    later_weights = []
     for step in range(kill + 1, 15):
-        rest.append(schedule.weights(resumed, step, (1.0,) * 4).tolist())
+        later_weights.append(schedule.weights(resumed, step, (1.0,) * 4).tolist())
         resumed = schedule.advance(resumed, step, evaluations.get(step))
-    assert first + rest == table
-    assert resumed == place
+    assert first_weights + later_weights == table
+    assert resumed == state
 
 
-def test_advance_leaves_the_old_place_alone():
+def test_advance_does_not_modify_its_argument():
     schedule = HeadSchedule(add_every=1, order="entropy", waiting=0.5)
-    place = schedule.start()
-    schedule.advance(place, 1, [1.0, 1.0])
-    assert place == schedule.start()
+    state = schedule.start()
+    schedule.advance(state, 1, [1.0, 1.0])
+    assert state == schedule.start()
 
 
 @pytest.mark.parametrize(
-    "fields, words",
+    "fields, message",
     [
         ({"decay": 0}, "HeadSchedule.decay must be a finite number above 0"),
         ({"decay": float("nan")}, "decay must be"),
@@ -128,7 +128,7 @@ def test_advance_leaves_the_old_place_alone():
         ({"order": "entropy", "add_every": 5}, "needs HeadSchedule.waiting above 0"),
     ],
 )
-def test_bad_settings_end_with_one_sentence(fields, words):
-    with pytest.raises(UserError, match=words) as error:
+def test_bad_settings_end_with_one_sentence(fields, message):
+    with pytest.raises(UserError, match=message) as error:
         HeadSchedule(**fields)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The benchmark of kills, in small: one between two saves, one in the middle of one."""
+"""The kill benchmark at small scale: one kill between two saves, one during a save."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def kill(folder, count, steps, processes=1):
-    """What the benchmark writes after so many kills."""
+    """The report of the benchmark after `count` kills."""
     output = folder / "kill.json"
     result = subprocess.run(
         [
@@ -35,26 +35,29 @@ def kill(folder, count, steps, processes=1):
     return json.loads(output.read_text())
 
 
-def check(found, count):
-    assert len(found["kills"]) == count
-    assert found["torn_saves"] >= 1
-    # Each kill falls into its own part of the run, but for those at a start.
-    steps = [kill["step"] for kill in found["kills"] if kill["moment"] != "start"]
+def check(report, count):
+    assert len(report["kills"]) == count
+    assert report["torn_saves"] >= 1
+    # Each kill falls into its own part of the run, except those at a start.
+    steps = [kill["step"] for kill in report["kills"] if kill["moment"] != "start"]
     assert steps == sorted(steps)
-    assert found["compared"] == {"parameters and optimizer": True, "metrics": True}
+    assert report["compared"] == {"parameters and optimizer": True, "metrics": True}
 
 
 @pytest.mark.exhaustive
-def test_killed_twice_it_ends_as_if_never(tmp_path):
-    found = kill(tmp_path, 2, 400)
-    check(found, 2)
-    assert sorted(kill["moment"] for kill in found["kills"]) == ["save", "step"]
+def test_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
+    report = kill(tmp_path, 2, 400)
+    check(report, 2)
+    assert sorted(kill["moment"] for kill in report["kills"]) == ["save", "step"]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("processes", [1, 2])
-def test_killed_twenty_times_it_ends_as_if_never(tmp_path, processes):
+# With two processes on two cores, 2,000 steps can exceed the patience of the benchmark.
+@pytest.mark.parametrize("processes, steps", [(1, 2000), (2, 600)])
+def test_run_killed_twenty_times_equals_an_uninterrupted_one(
+    tmp_path, processes, steps
+):
     """With accumulation, a head schedule and stacked layers (benchmarks/kill.gin)."""
-    found = kill(tmp_path, 20, 2000, processes)
-    check(found, 20)
-    assert {kill["process"] for kill in found["kills"]} == set(range(processes))
+    report = kill(tmp_path, 20, steps, processes)
+    check(report, 20)
+    assert {kill["process"] for kill in report["kills"]} == set(range(processes))

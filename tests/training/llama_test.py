@@ -1,4 +1,4 @@
-"""A model built as Llama is trains, is saved, and comes back."""
+"""A model with the architecture of Llama is trained, saved and loaded."""
 
 import dataclasses
 import importlib.util
@@ -43,7 +43,7 @@ def test_train_save_and_load(train_config, tmp_path):
     config = load_config(tmp_path / "model.json")
     assert config == model
     params = load_parameters(tmp_path / "checkpoints", config)
-    # No parameter is as it began: the norms' scales were one.
+    # All parameters were trained: even the scales of norms, which started at 1, vary.
     assert all(np.ptp(leaf) > 0 for leaf in jax.tree.leaves(params))
     hidden = np.ones((1, 16), np.float32)
     logits = ModelFunctions(config).head_logits(params, hidden)

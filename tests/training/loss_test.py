@@ -39,14 +39,14 @@ def naive_loss(model, params, batch, lambdas):
     losses, correct = [], []
     rows, length = batch.tokens.shape
     for head in range(1, model.block_size + 1):
-        places = [
+        positions = [
             (row, i)
             for row in range(rows)
             for i in range(length - head)
             if batch.segment_ids[row, i] != 0
             and batch.segment_ids[row, i] == batch.segment_ids[row, i + head]
         ]
-        row, i = np.array(places).T
+        row, i = np.array(positions).T
         targets = batch.tokens[row, i + head]
         losses.append(-log_probs[row, i, head - 1, targets].mean())
         correct.append((logits[row, i, head - 1].argmax(-1) == targets).sum())
@@ -79,31 +79,33 @@ def test_equals_the_naive_loss_and_its_gradients(
     model = make_model(**options)
     params = make_parameters(model, one_device)
     lambdas = LAMBDAS[: model.block_size]
-    (expected, (losses, correct)), by_naive = jax.jit(
+    (expected, (losses, correct)), expected_gradients = jax.jit(
         jax.value_and_grad(lambda p: naive_loss(model, p, batch, lambdas), has_aux=True)
     )(params)
     compute = ComputeConfig(loss_chunk=chunk)
     differentiated = differentiate(model, compute=compute)
-    (loss, sums), by_fused = differentiated(params, batch, lambdas)
+    (loss, sums), gradients = differentiated(params, batch, lambdas)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.loss / sums.valid, losses, rtol=1e-5)
     np.testing.assert_array_equal(sums.correct, correct)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        by_fused,
-        by_naive,
+        gradients,
+        expected_gradients,
     )
 
 
 def test_value_alone_equals_value_with_gradient(model, params, batch):
-    alone = jax.jit(lambda p: blockwise_loss(model, p, batch, LAMBDAS))(params)
-    together, _ = differentiate(model)(params, batch, LAMBDAS)
+    value = jax.jit(lambda p: blockwise_loss(model, p, batch, LAMBDAS))(params)
+    value_with_gradient, _ = differentiate(model)(params, batch, LAMBDAS)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), alone, together
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        value,
+        value_with_gradient,
     )
 
 
-def test_gradient_is_scaled_by_what_follows(model, params, batch):
+def test_gradient_is_scaled_by_the_outer_function(model, params, batch):
     def loss(p, factor):
         return factor * blockwise_loss(model, p, batch, LAMBDAS)[0]
 
@@ -119,9 +121,9 @@ def test_targets_at_document_boundary_and_padding():
     tokens = jnp.array([[10, 11, 12, 13, 20, 21, 0, 0]])
     segment_ids = jnp.array([[1, 1, 1, 1, 2, 2, 0, 0]])
     targets, valid = head_targets(tokens, segment_ids, segment_ids > 0, 4)
-    seen = np.where(valid, targets, -1)[:, 0]
+    valid_targets = np.where(valid, targets, -1)[:, 0]
     np.testing.assert_array_equal(
-        seen,
+        valid_targets,
         [
             [11, 12, 13, -1, 21, -1, -1, -1],
             [12, 13, -1, -1, -1, -1, -1, -1],
@@ -148,18 +150,18 @@ def test_loss_mask_hides_targets_not_contexts():
 
 
 def test_every_head_has_a_loss_and_a_gradient_of_its_own(model, params, batch):
-    of_one_head = differentiate(model)
+    loss_and_gradients = differentiate(model)
     for head in range(3):
         lambdas = tuple(float(index == head) for index in range(3))
-        (loss, sums), gradients = of_one_head(params, batch, lambdas)
+        (loss, sums), gradients = loss_and_gradients(params, batch, lambdas)
         assert loss > 1
         np.testing.assert_allclose(loss, sums.loss[head] / sums.valid[head], rtol=1e-6)
         assert np.abs(gradients["trunk"]["embedding"]).max() > 0
-        moved = [
+        has_gradient = [
             bool(np.abs(gradients["heads"]["kernel_out"][layer]).max() > 0)
             for layer in range(2)
         ]
-        assert moved == [head == 1, head == 2]
+        assert has_gradient == [head == 1, head == 2]
 
 
 def test_padding_and_other_documents_change_nothing(model, params, batch):
@@ -168,7 +170,7 @@ def test_padding_and_other_documents_change_nothing(model, params, batch):
     assert loss(params, batch) == loss(params, batch._replace(tokens=filled))
 
 
-def test_a_batch_without_targets_costs_nothing(model, params):
+def test_batch_without_targets_has_zero_loss(model, params):
     rows = make_batch(np.ones((1, 4)), np.array([[1, 2, 3, 0]]))
     (loss, _), gradients = differentiate(model)(params, rows, LAMBDAS)
     assert loss == 0
@@ -179,27 +181,27 @@ def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
     compute = ComputeConfig(loss_chunk=5)
     (_, sums), _ = differentiate(model)(params, batch, LAMBDAS)
     evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, compute))
-    found = evaluate(params)
+    evaluation = evaluate(params)
     for name in ("loss", "correct", "valid"):
         np.testing.assert_allclose(
-            getattr(found, name), getattr(sums, name), rtol=1e-5, err_msg=name
+            getattr(evaluation, name), getattr(sums, name), rtol=1e-5, err_msg=name
         )
-    chances = jax.nn.softmax(all_logits(model, params, batch))
-    entropies = -(chances * jnp.log(chances)).sum(-1)
+    probs = jax.nn.softmax(all_logits(model, params, batch))
+    entropies = -(probs * jnp.log(probs)).sum(-1)
     tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
     _, valid = head_targets(tokens, segment_ids, loss_mask, 3)
     want = [(entropies[..., head] * valid[head]).sum() for head in range(3)]
-    np.testing.assert_allclose(found.entropy, want, rtol=1e-5)
+    np.testing.assert_allclose(evaluation.entropy, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"first_has_ffn": True}])
-def test_heads_can_learn_what_the_model_itself_says(
+def test_targets_can_be_the_models_own_predictions(
     options, make_model, make_parameters, batch, one_device
 ):
     model = make_model(**options)
     params = make_parameters(model, one_device)
     logits = all_logits(model, params, batch)
-    said = np.asarray(logits[:, :, 0].argmax(-1))
+    predictions = np.asarray(logits[:, :, 0].argmax(-1))
     tokens = np.asarray(batch.tokens)
     log_probs = jax.nn.log_softmax(logits)
     want = []
@@ -208,19 +210,20 @@ def test_heads_can_learn_what_the_model_itself_says(
         for row, i in np.ndindex(8, 12 - head):
             ids = batch.segment_ids[row]
             if ids[i] and ids[i] == ids[i + head]:
-                # Head 2 at position i guesses what head 1 says after token i + 1.
-                text, own = tokens[row, i + head], said[row, i + head - 1]
-                target = text if head == 1 else own
+                # Head 2 at position i learns what head 1 predicts after token i + 1.
+                text_token = tokens[row, i + head]
+                predicted = predictions[row, i + head - 1]
+                target = text_token if head == 1 else predicted
                 losses.append(-log_probs[row, i, head - 1, target])
         want.append(np.mean(losses))
     compute = ComputeConfig(loss_chunk=5)
-    learn = differentiate(
+    loss_and_gradients = differentiate(
         model, compute=compute, settings=LossSettings(head_targets="model")
     )
-    (loss, sums), gradients = learn(params, batch, (0.0, 1.0, 1.0))
+    (loss, sums), gradients = loss_and_gradients(params, batch, (0.0, 1.0, 1.0))
     np.testing.assert_allclose(sums.loss / sums.valid, want, rtol=1e-5)
     np.testing.assert_allclose(loss, want[1] + want[2], rtol=1e-5)
-    # Head 1 teaches, and learns nothing from that.
+    # Head 1 defines the targets and gets no gradient from them.
     if options:
         assert (gradients["heads"]["kernel_out"][0] == 0).all()
     assert (gradients["heads"]["kernel_out"][-1] != 0).any()

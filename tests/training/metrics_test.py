@@ -8,7 +8,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
 
 
-def test_rows_come_back(tmp_path):
+def test_rows_are_read_as_written(tmp_path):
     with MetricsWriter(tmp_path, 0) as writer:
         writer.write(1, {"loss": 2.5})
         writer.write(2, {"loss": 2.25, "tokens_per_second": 100.0})
@@ -18,7 +18,7 @@ def test_rows_come_back(tmp_path):
     ]
 
 
-def test_a_resumed_run_drops_what_lies_after_its_checkpoint(tmp_path):
+def test_resumed_run_drops_rows_after_its_checkpoint(tmp_path):
     with MetricsWriter(tmp_path, 0) as writer:
         for step in (1, 2, 3):
             writer.write(step, {"loss": float(step)})
@@ -39,17 +39,17 @@ def test_damaged_lines_are_skipped_with_a_warning(tmp_path, capsys, line):
         writer.write(10, {"loss": 1.0})
     printed = capsys.readouterr()
     assert "damaged lines, which are skipped: 3" in printed.out + printed.err
-    left = read_rows(tmp_path / FILE_NAME)
-    assert left == [*rows[:2], *rows[3:], {"step": 10, "loss": 1.0}]
+    remaining = read_rows(tmp_path / FILE_NAME)
+    assert remaining == [*rows[:2], *rows[3:], {"step": 10, "loss": 1.0}]
 
 
-def test_a_log_that_cannot_be_read_is_one_sentence(tmp_path):
+def test_unreadable_log_is_reported(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(UserError, match="Is a directory"):
         read_rows(tmp_path / FILE_NAME)
 
 
-def test_without_tensorboard_the_lines_remain(tmp_path, monkeypatch):
+def test_rows_are_written_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setattr("bpd_jax.training.metrics.tensorboard_available", lambda: False)
     with MetricsWriter(tmp_path, 0) as writer:
         writer.write(1, {"loss": 1.0})
@@ -59,17 +59,17 @@ def test_without_tensorboard_the_lines_remain(tmp_path, monkeypatch):
 def events(folder):
     """The events of a run in the order in which they were written."""
     proto = pytest.importorskip("tensorboardX.proto.event_pb2")
-    found = []
+    records = []
     for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.suffix):
         data = path.read_bytes()
         while data:
             (size,) = struct.unpack("<Q", data[:8])
-            found.append(proto.Event.FromString(data[12 : 12 + size]))
+            records.append(proto.Event.FromString(data[12 : 12 + size]))
             data = data[16 + size :]
-    return found
+    return records
 
 
-def test_events_of_a_run_that_begins_anew_are_dropped(tmp_path):
+def test_events_of_a_restarted_run_are_dropped(tmp_path):
     for step in (0, 0, 5):
         with MetricsWriter(tmp_path, step) as writer:
             writer.write(step + 1, {"loss": 2.0, "accuracy": 0.5})
@@ -90,14 +90,12 @@ def test_events_of_a_run_that_begins_anew_are_dropped(tmp_path):
     assert {v.tag: v.simple_value for v in values} == {"loss": 2.0, "accuracy": 0.5}
 
 
-def test_a_disk_that_is_full_ends_the_events_but_not_the_run(
-    tmp_path, monkeypatch, capsys
-):
-    record = pytest.importorskip("tensorboardX.record_writer")
+def test_full_disk_stops_events_but_not_the_run(tmp_path, monkeypatch, capsys):
+    record_writer = pytest.importorskip("tensorboardX.record_writer")
     with MetricsWriter(tmp_path, 0) as writer:
         writer.write(1, {"loss": 1.0})
         with monkeypatch.context() as patch:
-            patch.setattr(record.RecordWriter, "write", FullDisk.write)
+            patch.setattr(record_writer.RecordWriter, "write", FullDisk.write)
             writer.write(2, {"loss": 2.0})
         for step in range(3, 30):  # more than any queue holds
             writer.write(step, {"loss": 3.0})
@@ -105,7 +103,7 @@ def test_a_disk_that_is_full_ends_the_events_but_not_the_run(
     assert capsys.readouterr().err.count("training continues") == 1
 
 
-def test_a_full_disk_costs_rows_but_not_the_run(tmp_path, monkeypatch, capsys):
+def test_full_disk_drops_rows_but_does_not_stop_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bpd_jax.training.metrics.tensorboard_available", lambda: False)
     with MetricsWriter(tmp_path, 0) as writer:
         writer.write(1, {"loss": 1.0})

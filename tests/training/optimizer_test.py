@@ -13,15 +13,15 @@ def rates(steps, **kwargs):
 
 
 def test_warmup_then_cosine():
-    seen = rates(14, learning_rate=1.0, warmup_steps=4, final_fraction=0.1)
-    np.testing.assert_allclose(seen[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(seen[9], 0.55, rtol=1e-6)
-    np.testing.assert_allclose(seen[14], 0.1, rtol=1e-6)
+    schedule = rates(14, learning_rate=1.0, warmup_steps=4, final_fraction=0.1)
+    np.testing.assert_allclose(schedule[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(schedule[9], 0.55, rtol=1e-6)
+    np.testing.assert_allclose(schedule[14], 0.1, rtol=1e-6)
 
 
 def test_linear_and_constant():
-    seen = rates(10, learning_rate=2.0, schedule="linear", final_fraction=0.5)
-    np.testing.assert_allclose(seen, np.linspace(2, 1, 11), rtol=1e-6)
+    schedule = rates(10, learning_rate=2.0, schedule="linear", final_fraction=0.5)
+    np.testing.assert_allclose(schedule, np.linspace(2, 1, 11), rtol=1e-6)
     assert (rates(5, learning_rate=2.0, schedule="constant") == 2).all()
 
 
@@ -39,7 +39,7 @@ def test_weight_decay_spares_biases_and_norms(params):
     assert not marked["trunk/final_norm/bias"]
 
 
-def test_clipping_bounds_what_enters_the_moments():
+def test_clipping_bounds_the_gradients_of_the_moments():
     params = {"kernel": np.zeros(4, np.float32)}
     gradients = {"kernel": np.full(4, 50, np.float32)}
     moments = []
@@ -54,8 +54,8 @@ def test_clipping_bounds_what_enters_the_moments():
 def find(state, name):
     if hasattr(state, name):
         return getattr(state, name)
-    found = [find(part, name) for part in state if isinstance(part, tuple)]
-    return next((part for part in found if part is not None), None)
+    matches = [find(part, name) for part in state if isinstance(part, tuple)]
+    return next((part for part in matches if part is not None), None)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def find(state, name):
         ("clip_norm", 0),
     ],
 )
-def test_bad_values_are_named(field, value):
+def test_invalid_values_are_reported(field, value):
     with pytest.raises(UserError, match=f"OptimizerConfig.{field}"):
         OptimizerConfig(**{"learning_rate": 1e-3, field: value})
 

@@ -1,4 +1,4 @@
-"""How the paper's models are split over a mesh, parameters and optimizer alike."""
+"""How parameters and optimizer of the paper's models are sharded over a mesh."""
 
 import json
 import pathlib
@@ -44,36 +44,36 @@ def layer(path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_papers_models_are_split_as_the_golden_file_says(name):
+def test_specs_of_the_papers_models_equal_the_golden_file(name):
     """A layout change must show as a change of partition_specs.json."""
     specs = specs_of(name, ComputeConfig(scan_layers=True))
     assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_layers_one_by_one_are_split_as_they_are_stacked(name):
+def test_unstacked_layers_have_the_specs_of_stacked_ones(name):
     stacked = specs_of(name, ComputeConfig(scan_layers=True))
-    for path, found in specs_of(name, ComputeConfig()).items():
+    for path, shape_and_spec in specs_of(name, ComputeConfig()).items():
         general, _ = layer(path)
         if general == path:
-            assert found == stacked[path], path
+            assert shape_and_spec == stacked[path], path
         else:
             before, _, after = general.partition("trunk/")
-            part, _, rest = after.partition("/")
-            whole = f"{before}trunk/layers/{part.removesuffix('_N')}/{rest}"
-            shape, spec = stacked[whole]
-            assert found == [shape[1:], spec[1:]], path
+            part, _, suffix = after.partition("/")
+            stacked_path = f"{before}trunk/layers/{part.removesuffix('_N')}/{suffix}"
+            shape, spec = stacked[stacked_path]
+            assert shape_and_spec == [shape[1:], spec[1:]], path
             assert spec[0] is None
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_optimizer_is_split_as_its_parameters(name):
+def test_optimizer_has_the_specs_of_its_parameters(name):
     specs = specs_of(name, ComputeConfig(scan_layers=True))
     moments = [path for path in specs if "/mu/" in path or "/nu/" in path]
     for path in moments:
         assert specs[path] == specs["params/" + path.split("u/", 1)[1]], path
     assert len(moments) == 2 * sum(path.startswith("params/") for path in specs)
-    # Nothing large lies whole on every device.
+    # No large array is replicated.
     for path, (shape, spec) in specs.items():
         if len(shape) > 1 and "bias" not in path and "position" not in path:
             assert any(axis is not None for axis in spec), path

@@ -1,6 +1,6 @@
 """The connections by which processes of a run notice that one has failed.
 
-A new network namespace stands for two hosts whose connection is cut; without such
+A new network namespace simulates two hosts whose connection is cut; without such
 namespaces (containers may forbid them) the test is skipped.
 """
 
@@ -22,9 +22,9 @@ import json, socket, subprocess, time
 from bpd_jax.training import peers
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 with socket.create_server(("127.0.0.1", 0)) as server:
-    other = socket.create_connection(server.getsockname())
+    client = socket.create_connection(server.getsockname())
     link = peers._keep_alive(server.accept()[0])
-other.sendall(b"x")
+client.sendall(b"x")
 assert link.recv(1) == b"x"
 subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
 began = time.monotonic()
@@ -36,7 +36,7 @@ print(json.dumps([end, time.monotonic() - began]))
 """
 
 
-# A process of a run that only agrees with the others, again and again.
+# A process of a run that only calls `agree`, in a loop.
 PROCESS = """
 import os, signal, sys, time
 from bpd_jax import cli
@@ -107,8 +107,10 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
             assert lines == ([expected] if end == "error" else [])
         else:
             [line] = lines
-            how = "has ended with an error" if end in ("bug", "error") else "has died"
-            assert line.startswith(f"error: process {victims} of this run {how}")
+            ending = (
+                "has ended with an error" if end in ("bug", "error") else "has died"
+            )
+            assert line.startswith(f"error: process {victims} of this run {ending}")
 
 
 def namespaces() -> bool:
@@ -122,8 +124,8 @@ def namespaces() -> bool:
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not namespaces(), reason="no network namespaces here")
-def test_a_host_that_is_lost_is_noticed_within_a_minute() -> None:
-    done = subprocess.run(
+def test_lost_host_is_detected_within_a_minute() -> None:
+    result = subprocess.run(
         [*UNSHARE, sys.executable, "-c", SCRIPT],
         cwd=ROOT,
         capture_output=True,
@@ -131,23 +133,23 @@ def test_a_host_that_is_lost_is_noticed_within_a_minute() -> None:
         check=False,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
-    end, seconds = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    end, seconds = json.loads(result.stdout)
     # The kernel's clock, which does not depend on the load of the machine.
     assert "timed out" in end or "unreachable" in end
     assert 20 < seconds < 60
 
 
-def test_strangers_that_connect_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_connections_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     connections = []
 
     def connect(value: tuple[str, int, str]) -> None:
         _, port, token = value
-        words = [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 40]
-        words += [bytes.fromhex(token) + index.to_bytes(4) for index in (2, 1)]
-        for text in words:
+        payloads = [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 40]
+        payloads += [bytes.fromhex(token) + index.to_bytes(4) for index in (2, 1)]
+        for payload in payloads:
             connections.append(socket.create_connection(("127.0.0.1", port)))
-            connections[-1].sendall(text)
+            connections[-1].sendall(payload)
 
     monkeypatch.setattr(peers.jax, "process_count", lambda: 3)
     monkeypatch.setattr(peers.distributed, "agree", connect)

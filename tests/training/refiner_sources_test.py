@@ -29,21 +29,21 @@ VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
 
 @pytest.fixture(scope="module")
 def base(model, params):
-    """The tiny model with heads that choose from the even ones of 60 tokens."""
+    """The tiny model with heads; their draft vocabulary: the even ones of 60 tokens."""
     heads = BlockHeadsConfig(3, 8, draft_vocabulary=len(VOCABULARY))
     trunk = BlockwiseConfig(model.trunk)
-    added = init_heads(trunk, params, heads, jax.random.key(0), VOCABULARY)
+    head_params = init_heads(trunk, params, heads, jax.random.key(0), VOCABULARY)
     rng = np.random.default_rng(0)
-    added["kernel_out"] += rng.normal(0, 0.3, added["kernel_out"].shape)
+    head_params["kernel_out"] += rng.normal(0, 0.3, head_params["kernel_out"].shape)
     return BlockwiseConfig(model.trunk, heads), {
         "trunk": params["trunk"],
-        "heads": added,
+        "heads": head_params,
     }
 
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory, base):
-    """The folder of states of texts in which each token tells much of the next."""
+    """The folder of states of texts whose tokens have two possible successors."""
     config, params = base
     folder = tmp_path_factory.mktemp("states")
     rng = np.random.default_rng(1)
@@ -67,7 +67,7 @@ def states(tmp_path_factory, base):
 
 
 @pytest.mark.parametrize("kind", ["markov", "recurrent", "hydra"])
-def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states):
+def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
     config, params = base
     settings = RefinerSettings(kind, batch_size=13)
     source = open_source(states, settings, config, params)
@@ -82,9 +82,9 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
     rows = np.unique(cached.rows[measured])
     tokens = jnp.asarray(np.stack([texts[row] for row in rows]), jnp.int32)
     ones = jnp.ones_like(tokens)
-    places = jnp.broadcast_to(jnp.arange(14), tokens.shape)
-    whole = (tokens, ones, places, ones > 0)
-    found, want = (
+    positions = jnp.broadcast_to(jnp.arange(14), tokens.shape)
+    text_batch = (tokens, ones, positions, ones > 0)
+    state_sums, text_sums = (
         measure(
             RefinerObjective(refiner_config, config, freeze, model_targets=False),
             refiner,
@@ -93,14 +93,14 @@ def test_cached_states_give_the_sums_of_the_texts_themselves(kind, base, states)
         )
         for freeze, batches in (
             (source.freeze, source.held_out),
-            (freeze_rows, [whole]),
+            (freeze_rows, [text_batch]),
         )
     )
     for name in ("plain_text", "refined_text"):
-        mine, theirs = getattr(found, name), getattr(want, name)
-        np.testing.assert_array_equal(mine.valid, theirs.valid)
-        np.testing.assert_allclose(mine.loss, theirs.loss, rtol=5e-3)
-        np.testing.assert_allclose(mine.correct, theirs.correct, atol=1)
+        actual, expected = getattr(state_sums, name), getattr(text_sums, name)
+        np.testing.assert_array_equal(actual.valid, expected.valid)
+        np.testing.assert_allclose(actual.loss, expected.loss, rtol=5e-3)
+        np.testing.assert_allclose(actual.correct, expected.correct, atol=1)
 
 
 def objective_on(source, settings, config):
@@ -122,21 +122,21 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     for level in (1, 2):
         log_probs = jax.nn.log_softmax(logits[:, level])
         target = frozen.targets[:, level - 1]
-        found = jnp.take_along_axis(log_probs, target[:, None], 1)[:, 0]
+        target_log_probs = jnp.take_along_axis(log_probs, target[:, None], 1)[:, 0]
         valid = frozen.valid[:, level - 1]
-        known = jnp.isfinite(found) & valid
-        assert 0 < known.sum() < valid.sum() == sums.valid[level - 1]
-        assert known.sum() == sums.scored[level - 1]
+        is_known = jnp.isfinite(target_log_probs) & valid
+        assert 0 < is_known.sum() < valid.sum() == sums.valid[level - 1]
+        assert is_known.sum() == sums.scored[level - 1]
         np.testing.assert_allclose(
-            sums.loss[level - 1], -jnp.sum(found, where=known), rtol=1e-4
+            sums.loss[level - 1], -jnp.sum(target_log_probs, where=is_known), rtol=1e-4
         )
-        right = jnp.sum((log_probs.argmax(1) == target) & known)
-        assert int(sums.correct[level - 1]) == int(right)
+        num_correct = jnp.sum((log_probs.argmax(1) == target) & is_known)
+        assert int(sums.correct[level - 1]) == int(num_correct)
 
 
 @pytest.mark.parametrize("own_softmax", [False, True])
 @pytest.mark.parametrize("kind", ["markov", "hydra"])
-def test_the_loss_and_its_gradient_are_those_of_the_held_out_sums(
+def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     kind, own_softmax, base, states
 ):
     """The mean over targets in the draft vocabulary, then over levels."""
@@ -160,16 +160,18 @@ def test_the_loss_and_its_gradient_are_those_of_the_held_out_sums(
         return jnp.mean(sums.loss / sums.scored), sums
 
     (want, sums), gradients = jax.value_and_grad(plain, has_aux=True)(refiner)
-    loss, found, mine = objective.loss_and_gradients(refiner, params, batch)
+    loss, actual_sums, actual_gradients = objective.loss_and_gradients(
+        refiner, params, batch
+    )
     np.testing.assert_allclose(loss, want, rtol=1e-5)
-    np.testing.assert_allclose(found.loss, sums.loss, rtol=1e-5)
-    np.testing.assert_array_equal(found.correct, sums.correct)
-    assert (found.scored < found.valid).all()
-    for got, expected in zip(
-        jax.tree.leaves(mine), jax.tree.leaves(gradients), strict=True
+    np.testing.assert_allclose(actual_sums.loss, sums.loss, rtol=1e-5)
+    np.testing.assert_array_equal(actual_sums.correct, sums.correct)
+    assert (actual_sums.scored < actual_sums.valid).all()
+    for actual, expected in zip(
+        jax.tree.leaves(actual_gradients), jax.tree.leaves(gradients), strict=True
     ):
         assert float(jnp.abs(expected).max()) > 0
-        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["markov", "hydra"])
@@ -188,9 +190,9 @@ def test_training_on_states_lowers_the_loss(kind, base, states, tmp_path):
 def test_states_of_another_model_are_refused(base, states, tmp_path):
     config, params = base
     trunk = {**params["trunk"], "embedding": params["trunk"]["embedding"] + 1}
-    other = {**params, "trunk": trunk}
+    other_params = {**params, "trunk": trunk}
     with pytest.raises(UserError, match="holds states with base"):
-        open_source(states, RefinerSettings("markov"), config, other)
+        open_source(states, RefinerSettings("markov"), config, other_params)
     settings = dataclasses.replace(RefinerSettings("markov"), steps=1)
     with pytest.raises(UserError, match="holds states with base"):
-        train_refiner(settings, config, other, states, tmp_path / "refiner")
+        train_refiner(settings, config, other_params, states, tmp_path / "refiner")

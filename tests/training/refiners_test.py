@@ -41,7 +41,7 @@ SIZES = {
 
 
 def write_rows(folder, seed, rows):
-    """Rows of 7 tokens, 3 and padding, in which each token tells much of the next."""
+    """Rows of 7 tokens, 3 and padding, whose tokens have two possible successors."""
     rng = np.random.default_rng(seed)
     tokens = np.zeros((rows, 12), np.int64)
     tokens[:, 0] = rng.integers(0, VOCAB, rows)
@@ -51,7 +51,7 @@ def write_rows(folder, seed, rows):
     folder.mkdir(parents=True)
     np.save(folder / "tokens.npy", (tokens * (segment_ids > 0)).astype(np.uint16))
     np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
-    about = {
+    header = {
         "format": 1,
         "rows": rows,
         "length": 12,
@@ -63,7 +63,7 @@ def write_rows(folder, seed, rows):
         "end_of_text": 0,
         "fingerprint": {},
     }
-    (folder / "rows.json").write_text(json.dumps(about))
+    (folder / "rows.json").write_text(json.dumps(header))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def evaluate(config, refiner, model, params, batches, freeze):
 
 
 def losses(folder):
-    """The losses of a training, every 20 steps."""
+    """The logged losses of a training."""
     return [row["loss"] for row in read_rows(folder / "metrics.jsonl") if "loss" in row]
 
 
@@ -127,34 +127,37 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     refiner = random_refiner(config)
     rows = open_rows(data / "validation")
     batches = held_out_rows(rows, 2, 3)
-    found = evaluate(config, refiner, model, params, batches, freeze_rows)
+    held_out = evaluate(config, refiner, model, params, batches, freeze_rows)
 
-    picked = [0, 3, 6]  # Three of ten rows, spread evenly.
-    batch = make_batch(rows.tokens[picked], rows.segment_ids[picked])
+    chosen_rows = [0, 3, 6]  # Three of ten rows, spread evenly.
+    batch = make_batch(rows.tokens[chosen_rows], rows.segment_ids[chosen_rows])
     lm, variables = BlockwiseLM(model), {"params": params}
     mask = causal_mask(jnp.asarray(batch.segment_ids))
     hidden, *_ = jax.jit(lm.apply)(variables, batch.tokens, batch.positions, mask)
     head_logits = jax.jit(functools.partial(lm.apply, method="head_logits"))
     plain = np.asarray(head_logits(variables, hidden))
     levels = config.num_heads - 1
-    want = {name: np.zeros((4, levels)) for name in found._fields}
+    want = {name: np.zeros((4, levels)) for name in held_out._fields}
     for row, i in np.ndindex(3, 10):
         end = 7 if i < 7 else 10
-        after = batch.tokens[row, i + 1 : end]
+        following = batch.tokens[row, i + 1 : end]
         logits = walk(
-            config, refiner, model, params, hidden[row, i], after, plain[row, i]
+            config, refiner, model, params, hidden[row, i], following, plain[row, i]
         )
         for level, refined in enumerate(logits, start=1):
             guesses = {"plain": plain[row, i, level], "refined": refined}
-            # The model's own token there is what head 1 says at the place before it.
-            answers = {"text": after[level], "model": plain[row, i + level, 0].argmax()}
+            # The model's own token is what head 1 predicts one position earlier.
+            answers = {
+                "text": following[level],
+                "model": plain[row, i + level, 0].argmax(),
+            }
             for (guess, values), (name, answer) in itertools.product(
                 guesses.items(), answers.items()
             ):
                 loss = np.logaddexp.reduce(values) - values[answer]
                 correct = values.argmax() == answer
                 want[f"{guess}_{name}"][:, level - 1] += [loss, correct, 1, 1]
-    for name, sums in found._asdict().items():
+    for name, sums in held_out._asdict().items():
         np.testing.assert_allclose(np.stack(sums), want[name], rtol=1e-4)
     assert want["plain_model"][2].tolist() == [3 * (5 + 1), 3 * 4]
 
@@ -168,16 +171,16 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
         ("hydra", "text"),
     ],
 )
-def test_training_lowers_the_loss_and_leaves_the_model_alone(
+def test_training_lowers_the_loss_and_keeps_the_model(
     kind, targets, model, params, data, tmp_path
 ):
-    before = jax.tree.map(np.array, params)
+    original = jax.tree.map(np.array, params)
     settings = RefinerSettings(
         kind, targets, steps=60, batch_size=8, learning_rate=1e-2, **SIZES[kind]
     )
     output = tmp_path / "deep" / "refiner"
     report = train_refiner(settings, model, params, data, output, "the command")
-    jax.tree.map(np.testing.assert_array_equal, params, before)
+    jax.tree.map(np.testing.assert_array_equal, params, original)
     first, *_, last = losses(output)
     assert last < first - 0.3
     columns = report.held_out.table()
@@ -196,7 +199,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
         columns["refined_text_loss"],
         atol=1e-5,
     )
-    again = evaluate(
+    held_out = evaluate(
         loaded.config,
         loaded.params,
         model,
@@ -204,7 +207,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(
         held_out_rows(open_rows(data / "validation"), 8, 1000),
         freeze_rows,
     )
-    jax.tree.map(np.testing.assert_allclose, again, report.held_out)
+    jax.tree.map(np.testing.assert_allclose, held_out, report.held_out)
 
 
 def interrupt_at(monkeypatch, call):
@@ -221,7 +224,7 @@ def interrupt_at(monkeypatch, call):
     return calls
 
 
-def test_a_stopped_training_ends_as_one_that_was_not(
+def test_resumed_training_equals_an_uninterrupted_one(
     model, params, data, tmp_path, monkeypatch
 ):
     settings = RefinerSettings("markov", steps=25, batch_size=4, rank=8)
@@ -230,8 +233,8 @@ def test_a_stopped_training_ends_as_one_that_was_not(
     with pytest.raises(SystemExit):
         train_refiner(settings, model, params, data, tmp_path / "stopped")
     assert not (tmp_path / "stopped").exists()
-    other = dataclasses.replace(settings, seed=1)
-    refused("other settings", other, model, params, data, tmp_path / "stopped")
+    other_settings = dataclasses.replace(settings, seed=1)
+    refused("other settings", other_settings, model, params, data, tmp_path / "stopped")
     train_refiner(settings, model, params, data, tmp_path / "stopped")
     assert len(calls) == 25
     want, got = (load_refiner(tmp_path / name) for name in ("whole", "stopped"))
@@ -240,7 +243,7 @@ def test_a_stopped_training_ends_as_one_that_was_not(
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "stopped"}
 
 
-def test_the_same_training_again_starts_afresh(model, params, data, tmp_path):
+def test_repeated_training_starts_afresh(model, params, data, tmp_path):
     settings = RefinerSettings("markov", steps=3, batch_size=4, rank=8)
     train_refiner(settings, model, params, data, tmp_path / "a")
     older, log = load_refiner(tmp_path / "a"), losses(tmp_path / "a")
@@ -248,8 +251,8 @@ def test_the_same_training_again_starts_afresh(model, params, data, tmp_path):
     assert losses(tmp_path / "a") == log
     newer = load_refiner(tmp_path / "a")
     jax.tree.map(np.testing.assert_array_equal, older.params, newer.params)
-    other = dataclasses.replace(settings, seed=1)
-    train_refiner(other, model, params, data, tmp_path / "a")
+    other_settings = dataclasses.replace(settings, seed=1)
+    train_refiner(other_settings, model, params, data, tmp_path / "a")
     assert losses(tmp_path / "a") != log
 
 
@@ -261,7 +264,7 @@ def test_losses_are_means_over_the_draft_vocabulary():
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, message",
     [
         ({"kind": "eagle"}, "--kind must be one of markov, recurrent, hydra"),
         ({"targets": "other"}, "--targets must be one of model, text"),
@@ -273,17 +276,17 @@ def test_losses_are_means_over_the_draft_vocabulary():
         ({"learning_rate": float("nan")}, "--learning_rate must be a finite"),
     ],
 )
-def test_bad_settings_are_refused(options, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
         RefinerSettings(**({"kind": "markov"} | options))
 
 
-def refused(words, settings, model, params, data, output):
-    with pytest.raises(UserError, match=words):
+def refused(message, settings, model, params, data, output):
+    with pytest.raises(UserError, match=message):
         train_refiner(settings, model, params, data, output)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(
+def test_mismatched_settings_are_refused_before_any_write(
     model, make_model, params, data, tmp_path
 ):
     markov = RefinerSettings("markov", steps=2, batch_size=4)
@@ -304,8 +307,10 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     refused("max_length of 8", markov, short, params, data, output)
     refused("does not hold token files", markov, model, params, tmp_path, output)
     assert list(tmp_path.iterdir()) == []
-    mad = dataclasses.replace(markov, learning_rate=1e38, steps=40)
-    refused("not finite: .*; lower --learning_rate", mad, model, params, data, output)
+    diverging = dataclasses.replace(markov, learning_rate=1e38, steps=40)
+    refused(
+        "not finite: .*; lower --learning_rate", diverging, model, params, data, output
+    )
     assert not output.exists()
 
 
@@ -313,10 +318,10 @@ def test_no_other_folder_is_replaced(model, params, data, tmp_path):
     settings = RefinerSettings("markov", steps=2, batch_size=4)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("dear")
-    for output, words in (
+    for output, message in (
         (tmp_path / "thesis", "not part of a refiner"),
         (tmp_path / "thesis" / "chapter", "it is a file"),
         (tmp_path / "thesis" / "chapter" / "x", "cannot write"),
     ):
-        refused(words, settings, model, params, data, output)
+        refused(message, settings, model, params, data, output)
     assert (tmp_path / "thesis" / "chapter").read_text() == "dear"

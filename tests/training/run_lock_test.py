@@ -21,19 +21,19 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_process_gives_its_lock_back(tmp_path):
+def test_lock_of_a_killed_process_is_released(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path / FILE_NAME)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
-        assert other.stdout.readline() == "held\n"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline() == "held\n"
         with pytest.raises(UserError, match="is in use"), locked(tmp_path):
             pass
-        other.kill()
+        process.kill()
     with locked(tmp_path):
         pass
 
 
-def test_a_file_system_without_locks_is_used_as_it_is(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_used(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -42,7 +42,7 @@ def test_a_file_system_without_locks_is_used_as_it_is(tmp_path, monkeypatch):
         assert (tmp_path / "run").is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UserError, match=r"cannot write .*Not a directory"),
@@ -59,28 +59,28 @@ def lock(storage, monkeypatch):
     return as_path("gs://bpd-test/run") / FILE_NAME
 
 
-def left_behind(**changes):
-    """What a process that was killed has left as its lock."""
+def abandoned_lock(**changes):
+    """The content of the lock of a process that was killed."""
     fields = {**run_lock._identity(), "token": "x", **changes}
     return json.dumps(fields).encode()
 
 
-def test_a_bucket_has_one_run_at_a_time(lock):
+def test_bucket_is_locked_by_one_run_at_a_time(lock):
     with locked(lock.parent):
-        before = lock.read_generation()[1]
+        generation = lock.read_generation()[1]
         with pytest.raises(UserError, match="is in use"), locked(lock.parent):
             pass
-        assert lock.read_generation()[1] > before  # It has been renewed.
+        assert lock.read_generation()[1] > generation  # It has been renewed.
     assert not lock.exists()
     with locked(lock.parent):
         pass
 
 
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_at_once(lock, monkeypatch):
+def test_lock_of_a_dead_local_process_is_taken_at_once(lock, monkeypatch):
     monkeypatch.setattr(run_lock, "LEASE", 600.0)
-    with subprocess.Popen([sys.executable, "-c", ""]) as other:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    lock.write_generation(left_behind(pid=other.pid))
+    lock.write_generation(abandoned_lock(pid=process.pid))
     with locked(lock.parent):
         assert lock.exists()
 
@@ -88,16 +88,16 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_at_once(lock, monke
 @pytest.mark.parametrize(
     "content",
     [
-        left_behind(host="another"),
+        abandoned_lock(host="another"),
         b"",
         b"[1]",
         b'{"pid": 1e400}',
         b"[" * 100_000,
-        b" " * 1_000_000 + left_behind(),
+        b" " * 1_000_000 + abandoned_lock(),
     ],
     ids=["foreign", "empty", "list", "infinite", "deep", "long"],
 )
-def test_another_lock_is_taken_when_it_has_expired(lock, content, capfd, monkeypatch):
+def test_expired_lock_is_taken(lock, content, capfd, monkeypatch):
     monkeypatch.setattr(run_lock, "LEASE", 0.6)
     lock.write_generation(content)
     with locked(lock.parent):
@@ -109,19 +109,19 @@ def test_a_run_whose_lock_was_taken_ends_at_once(lock, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(run_lock, "_end", lambda path: ended.set())
     with locked(lock.parent):
-        lock.write_generation(left_behind(host="another"))
+        lock.write_generation(abandoned_lock(host="another"))
         assert ended.wait(10)
-    # Its end leaves the other's lock alone.
+    # It does not remove the lock of the other run.
     assert json.loads(lock.read_generation()[0])["host"] == "another"
 
 
-def test_of_two_that_take_an_expired_lock_one_gets_it(lock, storage, monkeypatch):
+def test_race_for_an_expired_lock_has_one_winner(lock, storage, monkeypatch):
     monkeypatch.setattr(run_lock, "LEASE", 0.6)
-    lock.write_generation(left_behind(host="another"))
+    lock.write_generation(abandoned_lock(host="another"))
 
     def overtake(name):
         storage.before_upload = lambda name: None
-        lock.write_generation(left_behind(host="a third"))
+        lock.write_generation(abandoned_lock(host="a third"))
 
     storage.before_upload = overtake
     with pytest.raises(UserError, match="is in use"), locked(lock.parent):

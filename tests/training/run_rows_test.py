@@ -48,45 +48,45 @@ def content(folder):
     }
 
 
-def test_another_text_leaves_a_run_its_rows(begun, capsys):
+def test_run_keeps_its_rows_when_the_text_changes(begun, capsys):
     config, run, texts = begun
-    before, vocabulary = content(run / "data"), (run / "tokenizer.json").read_bytes()
+    rows, vocabulary = content(run / "data"), (run / "tokenizer.json").read_bytes()
     (texts / "0.txt").write_text("something else altogether")
     train(config, run)
     printed = capsys.readouterr().out
     for split in ("train", "validation"):
         assert f"note: the text of the {split} split of {config.task.name}" in printed
-    assert content(run / "data") == before
+    assert content(run / "data") == rows
     assert (run / "tokenizer.json").read_bytes() == vocabulary
     assert read_rows(run / "metrics.jsonl")[-1]["step"] == 6
 
 
-def test_rows_that_are_lost_are_made_again_as_they_were(begun):
+def test_lost_rows_are_made_again(begun):
     config, run, _ = begun
-    before = content(run / "data")
+    rows = content(run / "data")
     shutil.rmtree(run / "data" / "validation")
     header = run / "data" / "train" / "rows.json"
     header.write_text(header.read_text().partition('"task"')[0])
     train(config, run)
-    assert content(run / "data") == before
+    assert content(run / "data") == rows
 
 
-def test_rows_that_cannot_be_made_again_are_told(begun):
+def test_rows_that_cannot_be_made_again_are_reported(begun):
     config, run, texts = begun
     (texts / "0.txt").write_text("something else altogether")
     (run / "data" / "train" / "tokens.npy").unlink()
-    before = content(run / "data")
-    words = (
+    rows = content(run / "data")
+    message = (
         r"data/train does not hold the rows that the run started with, .* has changed"
     )
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         train(config, run)
-    assert content(run / "data") == before
-    # Rows of another text in their place are no better.
+    assert content(run / "data") == rows
+    # Rows of another text are not accepted either.
     shutil.rmtree(run / "data")
     make_run_rows(config, run.with_name("other"))
     shutil.copytree(run.with_name("other") / "data", run / "data")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         train(config, run)
 
 
@@ -94,14 +94,14 @@ def test_a_run_of_an_earlier_version_keeps_its_rows(begun):
     config, run, texts = begun
     (run / "data.json").unlink()
     (texts / "0.txt").write_text("something else altogether")
-    before = content(run / "data")
+    rows = content(run / "data")
     train(config, run)
-    assert content(run / "data") == before
+    assert content(run / "data") == rows
     assert (run / "data.json").exists()
     assert open_rows(run / "data" / "train").length == config.length
 
 
-def test_a_run_of_an_earlier_version_without_its_rows_is_told(begun):
+def test_run_of_an_earlier_version_without_its_rows_is_reported(begun):
     config, run, _ = begun
     (run / "data.json").unlink()
     shutil.rmtree(run / "data")

@@ -20,7 +20,7 @@ def test_the_lowest_loss_and_the_highest_accuracy_are_best():
 
 
 @pytest.mark.parametrize("value", [2.0, 2.5, math.nan, math.inf])
-def test_what_is_not_better_waits(value):
+def test_worse_evaluations_count_towards_patience(value):
     selection = after(Selection("validation_loss"), 2.0, value, value)
     assert (selection.step, selection.waited) == (10, 2)
     assert selection.is_over(2)
@@ -28,20 +28,20 @@ def test_what_is_not_better_waits(value):
     assert not selection.is_over(None)
 
 
-def test_a_first_evaluation_that_is_no_number_is_beaten_by_any():
+def test_first_evaluation_of_nan_is_replaced():
     selection = after(Selection("validation_loss"), math.nan, 2.0)
     assert (selection.step, selection.value) == (20, 2.0)
 
 
-def test_it_comes_back_from_json_unless_the_column_is_another():
+def test_json_round_trip_depends_on_the_column():
     selection = after(Selection("validation_loss"), 3.0, 4.0)
     saved = selection.to_json()
     assert Selection.from_json(saved, "validation_loss") == selection
     # The best of another column stays until this one has a best.
-    other = Selection.from_json(saved, "validation_loss_head_1")
-    assert other == Selection("validation_loss_head_1", step=10)
-    assert str(other) == "no validation_loss_head_1 yet"
-    assert after(other, 9.0).value == 9.0
+    restored = Selection.from_json(saved, "validation_loss_head_1")
+    assert restored == Selection("validation_loss_head_1", step=10)
+    assert str(restored) == "no validation_loss_head_1 yet"
+    assert after(restored, 9.0).value == 9.0
     assert Selection.from_json(None, "validation_loss") == Selection("validation_loss")
 
 
@@ -58,19 +58,21 @@ def test_every_column_has_a_direction():
     assert [lower_is_better(name) for name in columns(1)] == [True, True, False, True]
 
 
-def test_a_loss_of_other_weights_is_another_loss():
+def test_losses_of_other_weights_are_not_comparable():
     selection = after(Selection("validation_loss", weights=(1.0, 0.5)), 3.0, 4.0)
     saved = json.loads(json.dumps(selection.to_json()))
     assert Selection.from_json(saved, "validation_loss", (1.0, 0.5)) == selection
-    other = Selection.from_json(saved, "validation_loss", (1.0, 0.0))
-    assert other == Selection("validation_loss", step=10, weights=(1.0, 0.0))
+    reweighted = Selection.from_json(saved, "validation_loss", (1.0, 0.0))
+    assert reweighted == Selection("validation_loss", step=10, weights=(1.0, 0.0))
     # A single head's loss has no weight.
     head = after(Selection("validation_loss_head_1", weights=(1.0, 0.5)), 3.0)
-    found = Selection.from_json(head.to_json(), "validation_loss_head_1", (1.0, 0.0))
-    assert (found.step, found.value) == (10, 3.0)
+    restored_head = Selection.from_json(
+        head.to_json(), "validation_loss_head_1", (1.0, 0.0)
+    )
+    assert (restored_head.step, restored_head.value) == (10, 3.0)
 
 
-def test_a_best_that_is_gone_is_forgotten():
+def test_deleted_best_step_is_forgotten():
     selection = after(Selection("validation_loss", weights=(1.0,)), 3.0, 4.0)
     assert selection.among([10, 20]) == selection
     assert selection.among([20]) == Selection("validation_loss", weights=(1.0,))

@@ -37,20 +37,20 @@ def test_only_the_data_axis_crosses_slices(two_slices, config):
     assert {device.id for device in mesh.devices.flat} == set(range(8))
 
 
-def test_one_slice_is_laid_out_as_ever():
+def test_single_slice_has_the_default_layout():
     config = MeshConfig(data=2, fsdp=2, model=2)
-    ours, plain = slices.make_mesh(config), partitioning.make_mesh(config)
-    assert (ours.devices == plain.devices).all()
+    mesh, default_mesh = slices.make_mesh(config), partitioning.make_mesh(config)
+    assert (mesh.devices == default_mesh.devices).all()
 
 
-def test_parameters_may_not_be_shared_among_slices(two_slices):
+def test_parameters_are_not_sharded_across_slices(two_slices):
     with pytest.raises(UserError, match=r"data = 1 is not a multiple of the 2 TPU sli"):
         slices.make_mesh(MeshConfig(data=-1, fsdp=8))
     with pytest.raises(UserError, match="there are 8 devices"):
         slices.make_mesh(MeshConfig(data=3, fsdp=2))
 
 
-def test_a_sum_over_slices_is_the_sum(two_slices):
+def test_sum_over_slices(two_slices):
     mesh = slices.make_mesh(MeshConfig(data=-1, fsdp=2))
     rows = jnp.arange(32.0).reshape(8, 4)
     sharded = jax.device_put(rows, NamedSharding(mesh, partitioning.BATCH_SPEC))

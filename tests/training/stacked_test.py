@@ -20,22 +20,22 @@ def make_state(model, mesh, seed):
     return init_state(model, OPTIMIZER, abstract, seed, STACKED)
 
 
-def test_saved_parameters_are_read_layer_by_layer(model, one_device, tmp_path):
+def test_stacked_checkpoint_is_loaded_unstacked(model, one_device, tmp_path):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     state = make_state(model, mesh, seed=5)
     assert is_stacked(state.params["trunk"])
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
     want = init_parameters(model, jax.random.key(5), one_device)
-    for place in (None, mesh):
-        found = load_parameters(tmp_path, model, mesh=place)
-        jax.tree.map(np.testing.assert_array_equal, found, want)
-    kernel = found["trunk"]["mlp_0"]["input"]["kernel"]
+    for target_mesh in (None, mesh):
+        loaded = load_parameters(tmp_path, model, mesh=target_mesh)
+        jax.tree.map(np.testing.assert_array_equal, loaded, want)
+    kernel = loaded["trunk"]["mlp_0"]["input"]["kernel"]
     assert kernel.sharding.spec == jax.sharding.PartitionSpec("fsdp", "model")
 
 
-def test_a_trained_trunk_is_stacked_for_a_run_that_stacks(model, one_device):
-    other = init_parameters(model, jax.random.key(1), one_device)["trunk"]
-    state = with_parameters(make_state(model, one_device, 0), {"trunk": other})
-    found = unstack_layers(state.params["trunk"])
-    jax.tree.map(np.testing.assert_array_equal, found, other)
+def test_trained_trunk_is_stacked_for_a_stacked_run(model, one_device):
+    trunk = init_parameters(model, jax.random.key(1), one_device)["trunk"]
+    state = with_parameters(make_state(model, one_device, 0), {"trunk": trunk})
+    unstacked = unstack_layers(state.params["trunk"])
+    jax.tree.map(np.testing.assert_array_equal, unstacked, trunk)

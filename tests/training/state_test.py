@@ -22,34 +22,36 @@ def assert_equal(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-def test_takes_what_is_given_and_keeps_the_rest(model, params, one_device):
-    before = jax.tree.map(np.array, params)
+def test_given_parameters_replace_those_of_the_state(model, params, one_device):
+    original = jax.tree.map(np.array, params)
     state = make_state(model, one_device)
-    trunk = with_parameters(state, {"trunk": params["trunk"]})
-    assert_equal(trunk.params["trunk"], params["trunk"])
-    assert_equal(trunk.params["heads"], state.params["heads"])
-    both = with_parameters(state, {"trunk": params["trunk"], "heads": params["heads"]})
-    assert_equal(both.params, params)
-    assert both.step == 0
-    # A step consumes its state, not what it was made of.
-    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(both)
-    assert_equal(params, before)
+    with_trunk = with_parameters(state, {"trunk": params["trunk"]})
+    assert_equal(with_trunk.params["trunk"], params["trunk"])
+    assert_equal(with_trunk.params["heads"], state.params["heads"])
+    with_all = with_parameters(
+        state, {"trunk": params["trunk"], "heads": params["heads"]}
+    )
+    assert_equal(with_all.params, params)
+    assert with_all.step == 0
+    # Donating the state does not delete the given parameters.
+    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(with_all)
+    assert_equal(params, original)
 
 
-def test_takes_another_dtype_and_the_places_of_the_state(model, params, one_device):
+def test_given_parameters_are_cast_to_the_dtype_of_the_state(model, params, one_device):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    found = with_parameters(make_state(model, one_device), {"heads": half["heads"]})
-    for leaf, old in zip(
-        jax.tree.leaves(found.params["heads"]),
+    state = with_parameters(make_state(model, one_device), {"heads": half["heads"]})
+    for leaf, half_leaf in zip(
+        jax.tree.leaves(state.params["heads"]),
         jax.tree.leaves(half["heads"]),
         strict=True,
     ):
         assert leaf.dtype == jnp.float32
-        np.testing.assert_array_equal(leaf, old.astype(jnp.float32))
+        np.testing.assert_array_equal(leaf, half_leaf.astype(jnp.float32))
 
 
-def test_stacks_layers_where_the_state_does(model, params, one_device):
+def test_given_layers_are_stacked_like_the_state(model, params, one_device):
     state = make_state(model, one_device, ComputeConfig(scan_layers=True))
-    found = with_parameters(state, dict(params))
-    assert is_stacked(found.params["trunk"])
-    assert_equal(unstack_layers(found.params["trunk"]), params["trunk"])
+    updated = with_parameters(state, dict(params))
+    assert is_stacked(updated.params["trunk"])
+    assert_equal(unstack_layers(updated.params["trunk"]), params["trunk"])

@@ -29,7 +29,7 @@ DEFAULT = ComputeConfig()
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2, weight_decay=0.1), 10)
 
 
-# Adam would blow up rounding: the gradient of a key's bias is 0 in exact arithmetic.
+# Adam would amplify rounding: the exact gradient of a key's bias is 0.
 PLAIN = optax.sgd(0.1, momentum=0.9)
 
 
@@ -103,9 +103,7 @@ def test_meshes_equal_one_device(model, batch, alone, config):
     ],
     ids=["accumulate", "everything", "dots"],
 )
-def test_however_it_is_computed_the_step_is_the_same(
-    model, batch, alone, compute, config
-):
+def test_compute_settings_do_not_change_the_step(model, batch, alone, compute, config):
     state, metrics = run(model, batch, make_mesh(config), compute=compute)
     for name, expected in alone[1].items():
         np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, err_msg=name)
@@ -116,28 +114,28 @@ def test_however_it_is_computed_the_step_is_the_same(
     )
 
 
-def test_parts_of_a_batch_are_weighted_as_the_whole(model, one_device):
-    """Rows of unlike lengths: the mean of the parts' means would be another number."""
+def test_accumulated_parts_are_weighted_by_their_targets(model, one_device):
+    """Rows of different lengths: the mean of the means of the parts would differ."""
     tokens = np.random.default_rng(1).integers(1, 280, (4, 12))
     segment_ids = (np.arange(12) < np.array([[12], [11], [4], [3]])).astype(int)
     batch = make_batch(tokens * segment_ids, segment_ids)
-    whole, whole_metrics = run(model, batch, one_device, steps=1)
+    expected, expected_metrics = run(model, batch, one_device, steps=1)
     compute = ComputeConfig(accumulate=2)
-    parts, metrics = run(model, batch, one_device, steps=1, compute=compute)
-    np.testing.assert_allclose(metrics["loss"], whole_metrics["loss"], rtol=1e-6)
+    state, metrics = run(model, batch, one_device, steps=1, compute=compute)
+    np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-        parts.params,
-        whole.params,
+        state.params,
+        expected.params,
     )
 
 
-def test_no_row_leaves_its_device():
+def test_splitting_a_batch_moves_no_row_between_devices():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     rows = np.arange(16).repeat(3).reshape(16, 3)
     batch = put_batch(make_batch(rows, rows), mesh)
-    cut = jax.jit(lambda batch: split_rows(batch, 2, mesh))
-    program = cut.lower(batch).compile()
+    split_in_two = jax.jit(lambda batch: split_rows(batch, 2, mesh))
+    program = split_in_two.lower(batch).compile()
     assert not re.search("all-to-all|all-gather|collective", program.as_text())
     np.testing.assert_array_equal(
         program(batch).tokens[:, :, 0],
@@ -147,19 +145,19 @@ def test_no_row_leaves_its_device():
         split_rows(batch, 8, mesh)
 
 
-def test_a_step_that_is_not_finite_changes_nothing(model, batch, one_device):
+def test_non_finite_step_keeps_the_state(model, batch, one_device):
     compute = ComputeConfig(accumulate=2)
     abstract = abstract_state(model, OPTIMIZER, one_device)
-    before = init_state(model, OPTIMIZER, abstract, seed=0)
-    kept = jax.device_get(before)
+    state = init_state(model, OPTIMIZER, abstract, seed=0)
+    original = jax.device_get(state)
     step = make_train_step(model, OPTIMIZER, abstract, one_device, compute)
     weights = np.array([1, np.inf, 1], np.float32)
-    after, metrics = step(before, put_batch(batch, one_device), weights)
+    updated, metrics = step(state, put_batch(batch, one_device), weights)
     assert not metrics["finite"]
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), kept)
-    after, metrics = step(after, put_batch(batch, one_device), LAMBDAS)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(updated), original)
+    updated, metrics = step(updated, put_batch(batch, one_device), LAMBDAS)
     assert metrics["finite"]
-    assert after.step == 1
+    assert updated.step == 1
 
 
 def test_a_half_precision_model_keeps_float32(model, batch, one_device, alone):
@@ -167,12 +165,12 @@ def test_a_half_precision_model_keeps_float32(model, batch, one_device, alone):
     half = dataclasses.replace(model, trunk=trunk)
     compute = ComputeConfig(accumulate=2, remat="full", loss_chunk=5)
     state, metrics = run(half, batch, one_device, compute=compute)
-    floats = {
+    dtypes = {
         leaf.dtype
         for leaf in jax.tree.leaves((state, metrics))
         if np.issubdtype(leaf.dtype, np.floating) or leaf.dtype.name == "bfloat16"
     }
-    assert floats == {np.dtype("float32")}
+    assert dtypes == {np.dtype("float32")}
     np.testing.assert_allclose(metrics["loss"], alone[1]["loss"], rtol=0.03)
 
 
@@ -181,18 +179,18 @@ def test_unknown_head_targets_are_refused():
         LossSettings(head_targets="own")
 
 
-def test_loss_falls_and_metrics_are_whole(model, batch, one_device, alone):
+def test_loss_falls_and_metrics_are_complete(model, batch, one_device, alone):
     _, first = run(model, batch, one_device, steps=1)
     assert alone[1]["loss"] < first["loss"]
     assert first["loss_heads"].shape == first["accuracy_heads"].shape == (3,)
-    # A new model knows nothing: about log V, and half the variance of its logits, 1.
+    # Untrained, the loss is log V plus half the variance of the logits, which is 1.
     np.testing.assert_allclose(first["loss_heads"], np.log(280) + 0.5, atol=0.3)
     np.testing.assert_allclose(first["loss"], first["loss_heads"].sum(), rtol=1e-5)
     assert first["gradient_norm"] > 0
     assert alone[0].step == 3
 
 
-def test_the_step_consumes_its_state(model, batch):
+def test_step_donates_its_state(model, batch):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     abstract = abstract_state(model, OPTIMIZER, mesh)
     state = init_state(model, OPTIMIZER, abstract, seed=0)
@@ -206,7 +204,7 @@ def test_the_step_consumes_its_state(model, batch):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_optimizer_state_lies_where_its_parameters_lie(model):
+def test_optimizer_state_is_sharded_like_its_parameters(model):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     abstract = abstract_state(model, OPTIMIZER, mesh)
     state = init_state(model, OPTIMIZER, abstract, seed=0)
@@ -215,26 +213,26 @@ def test_optimizer_state_lies_where_its_parameters_lie(model):
     )
     embedding = state.params["trunk"]["embedding"]
     assert embedding.sharding.spec == PartitionSpec("model", "fsdp")
-    same = [
+    moment_specs = [
         leaf.sharding.spec
         for leaf in jax.tree.leaves(state.opt_state)
         if leaf.shape == embedding.shape
     ]
-    assert same == [embedding.sharding.spec] * 2
+    assert moment_specs == [embedding.sharding.spec] * 2
 
 
 def test_evaluation_adds_up_over_batches(model, batch, one_device):
     abstract = abstract_state(model, OPTIMIZER, one_device)
     params = init_state(model, OPTIMIZER, abstract, seed=0).params
     evaluate = make_eval_step(model, abstract, one_device)
-    whole = evaluate(params, batch)
+    full = evaluate(params, batch)
     halves = [
         evaluate(params, make_batch(batch.tokens[part], batch.segment_ids[part]))
         for part in (slice(0, 4), slice(4, 8))
     ]
-    for total, *parts in zip(whole, *halves, strict=True):
+    for total, *parts in zip(full, *halves, strict=True):
         np.testing.assert_allclose(total, sum(parts), rtol=1e-5)
-    np.testing.assert_array_equal(whole.valid, [8 * 8, 8 * 6, 8 * 4])
+    np.testing.assert_array_equal(full.valid, [8 * 8, 8 * 6, 8 * 4])
 
 
 @pytest.mark.parametrize("mesh", [MeshConfig(1, 1, 1), MeshConfig(2, 1, 1)])
@@ -243,14 +241,14 @@ def test_evaluation_in_parts_is_equal_and_needs_less_memory(model, batch, mesh):
     mesh = make_mesh(mesh, devices)
     abstract = abstract_state(model, OPTIMIZER, mesh)
     params = init_state(model, OPTIMIZER, abstract, seed=0).params
-    found, memory = [], []
+    results, memory = [], []
     for parts in (1, 4):
         compute = ComputeConfig(accumulate=parts)
         evaluate = make_eval_step(model, abstract, mesh, compute)
         rows = put_batch(batch, mesh)
         program = evaluate.lower(params, rows).compile()
-        found.append(program(params, rows))
+        results.append(program(params, rows))
         memory.append(program.memory_analysis().temp_size_in_bytes)
-    for whole, in_parts in zip(*found, strict=True):
-        np.testing.assert_allclose(in_parts, whole, rtol=1e-5)
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
     assert memory[1] < 0.6 * memory[0], memory

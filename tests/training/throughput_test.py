@@ -20,11 +20,11 @@ TRUNK = TransformerConfig(100, 2, 16, 64, 4, max_length=32)
         ("cpu", None),
     ],
 )
-def test_the_peak_is_that_of_the_devices(monkeypatch, kind, peak):
+def test_peak_throughput_of_devices(monkeypatch, kind, peak):
     device = types.SimpleNamespace(device_kind=kind)
     monkeypatch.setattr(jax, "devices", lambda: [device] * 4)
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     model = BlockwiseConfig(TRUNK)
-    found = peak_tokens_per_second(model, 32)
+    tokens_per_second = peak_tokens_per_second(model, 32)
     expected = None if peak is None else 4 * peak * 32 / train_flops(model, 1, 32)
-    assert found == expected
+    assert tokens_per_second == expected

@@ -24,7 +24,7 @@ from bpd_jax.training.exported_params import load_run_parameters
 
 
 class Recorded(trainer.RowIterator):
-    """Keeps what it gives out."""
+    """Keeps the rows that it returned."""
 
     rows: ClassVar[list] = []
     stop = 0
@@ -48,12 +48,14 @@ def main() -> None:
     if Recorded.stop < 0:
         _signal_at_save(-Recorded.stop)
     try:
-        given = None
+        load_start = None
         if config.start is not None:
-            given = functools.partial(load_run_parameters, config.start, config.model)
+            load_start = functools.partial(
+                load_run_parameters, config.start, config.model
+            )
         if int(index):
-            _look_away()
-        trainer.train(config, run, load_start=given)
+            _forbid_folder_access()
+        trainer.train(config, run, load_start=load_start)
     finally:
         np.save(rows, np.array(Recorded.rows))
 
@@ -70,8 +72,8 @@ def _signal_at_save(number: int) -> None:
     ocp.CheckpointManager.save = saving
 
 
-def _look_away() -> None:
-    """What a folder holds is looked at by process 0; others may see it otherwise."""
+def _forbid_folder_access() -> None:
+    """Only process 0 may inspect the run folder: others may see other contents."""
 
     def forbidden(*args: object) -> None:
         raise AssertionError("only process 0 looks")

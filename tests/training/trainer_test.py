@@ -29,7 +29,7 @@ class Killed(Exception):
 
 
 def act_at(monkeypatch, call, act):
-    """Calls `act` instead of giving out the batch of the given training step."""
+    """Calls `act` before the batch of the given training step is returned."""
     original, calls = trainer.RowIterator.__next__, []
 
     def replacement(self):
@@ -43,7 +43,7 @@ def act_at(monkeypatch, call, act):
 
 @pytest.fixture(scope="module")
 def finished(train_config, tmp_path_factory):
-    """A whole run, never interrupted."""
+    """A complete run, never interrupted."""
     folder = tmp_path_factory.mktemp("finished")
     return folder, train(train_config, folder, "text", "operative")
 
@@ -65,8 +65,8 @@ def assert_same_run(left, right):
     assert rows[0] == rows[1]
 
 
-def test_a_run_folder_is_whole(finished, train_config):
-    folder, result = finished
+def test_run_folder_is_complete(finished, train_config):
+    folder, metrics = finished
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock",
         "checkpoints",
@@ -90,33 +90,31 @@ def test_a_run_folder_is_whole(finished, train_config):
     validation = [row for row in rows if "validation_loss" in row]
     assert [row["step"] for row in training] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in validation] == [4, 6]
-    assert validation[-1] == {"step": 6, **result}
-    heads = [result[f"validation_loss_head_{head}"] for head in (1, 2, 3)]
-    np.testing.assert_allclose(result["validation_loss"], sum(heads), rtol=1e-6)
+    assert validation[-1] == {"step": 6, **metrics}
+    heads = [metrics[f"validation_loss_head_{head}"] for head in (1, 2, 3)]
+    np.testing.assert_allclose(metrics["validation_loss"], sum(heads), rtol=1e-6)
     assert max(heads) < np.log(280)
     assert training[1]["tokens_per_second"] > 0
     assert training[0]["learning_rate"] == pytest.approx(5e-3)
 
 
-def test_a_run_starts_from_a_trunk_and_moves_it_at_its_own_rate(
-    train_config, params, tmp_path
-):
-    before = jax.tree.map(np.array, params["trunk"])
+def test_given_trunk_is_trained_at_its_own_rate(train_config, params, tmp_path):
+    original = jax.tree.map(np.array, params["trunk"])
     optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
     config = dataclasses.replace(train_config, optimizer=optimizer)
     train(config, tmp_path, load_start=lambda: {"trunk": params["trunk"]})
-    after = parameters(tmp_path)
-    moved = jax.tree.map(
-        lambda x, y: float(np.abs(x - y).max()), before, after["trunk"]
+    trained = parameters(tmp_path)
+    changes = jax.tree.map(
+        lambda x, y: float(np.abs(x - y).max()), original, trained["trunk"]
     )
     # Adam's steps are at most about the rate; there are six.
-    assert 1e-6 < max(jax.tree.leaves(moved)) < 1e-4
-    assert float(np.abs(after["heads"]["kernel_out"]).max()) > 1e-3
-    # The trunk that was given is still the caller's.
-    jax.tree.map(np.testing.assert_array_equal, params["trunk"], before)
+    assert 1e-6 < max(jax.tree.leaves(changes)) < 1e-4
+    assert float(np.abs(trained["heads"]["kernel_out"]).max()) > 1e-3
+    # The given trunk is not modified.
+    jax.tree.map(np.testing.assert_array_equal, params["trunk"], original)
 
 
-def test_a_killed_run_ends_as_one_never_killed(
+def test_killed_run_equals_an_uninterrupted_one(
     finished, train_config, tmp_path, monkeypatch
 ):
     def kill():
@@ -133,23 +131,21 @@ def test_a_killed_run_ends_as_one_never_killed(
     assert_same_run(finished[0], tmp_path)
 
 
-def test_a_finished_run_says_so_and_stays_as_it_is(finished, train_config, capsys):
+def test_finished_run_is_not_changed(finished, train_config, capsys):
     folder, _ = finished
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert train(train_config, folder) == {}
     assert "already finished" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
 
 
-def test_another_model_or_task_leaves_the_folder_alone(
-    finished, train_config, make_model
-):
+def test_other_model_or_task_is_refused(finished, train_config, make_model):
     folder, _ = finished
-    other = dataclasses.replace(train_config, model=make_model(heads=4))
+    other_config = dataclasses.replace(train_config, model=make_model(heads=4))
     with pytest.raises(
         UserError, match=r"heads.num_heads is 3 in its model.json and 4"
     ):
-        train(other, folder)
+        train(other_config, folder)
     task = dataclasses.replace(train_config.task, validation_fraction=0.3)
     with pytest.raises(UserError, match=r"validation_fraction is 0.2 in its task.json"):
         train(dataclasses.replace(train_config, task=task), folder)
@@ -159,7 +155,7 @@ def test_another_model_or_task_leaves_the_folder_alone(
 
 @pytest.mark.parametrize("name", ["task.json", "data.json"])
 @pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000])
-def test_a_damaged_description_of_a_run_is_one_sentence(
+def test_damaged_run_description_is_reported(
     finished, train_config, tmp_path, name, text
 ):
     run = tmp_path / "run"
@@ -171,7 +167,7 @@ def test_a_damaged_description_of_a_run_is_one_sentence(
 
 
 @pytest.mark.parametrize("text", ["{}", '{"train": []}', '{"train": {}}'])
-def test_fingerprints_without_a_length_are_one_sentence(
+def test_fingerprints_without_a_length_are_reported(
     finished, train_config, tmp_path, text
 ):
     run = tmp_path / "run"
@@ -181,14 +177,14 @@ def test_fingerprints_without_a_length_are_one_sentence(
         train(train_config, run)
 
 
-def test_a_folder_of_something_else_is_left_alone(train_config, tmp_path):
+def test_folder_with_other_files_is_refused(train_config, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"thesis.tex, which is not part of a run"):
         train(train_config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_another_vocabulary_is_named_with_both_sizes(train_config, tmp_path):
+def test_vocabulary_mismatch_is_reported_with_both_sizes(train_config, tmp_path):
     trunk = dataclasses.replace(train_config.model.trunk, vocab_size=300)
     model = dataclasses.replace(train_config.model, trunk=trunk)
     config = dataclasses.replace(train_config, model=model)
@@ -196,18 +192,18 @@ def test_another_vocabulary_is_named_with_both_sizes(train_config, tmp_path):
         train(config, tmp_path)
 
 
-def test_a_batch_that_the_mesh_cannot_split_is_named(train_config, tmp_path):
+def test_batch_size_not_divisible_by_the_mesh_is_refused(train_config, tmp_path):
     config = dataclasses.replace(train_config, batch_size=6)
     with pytest.raises(UserError, match=r"batch_size = 6 is not a multiple of .* = 8"):
         train(config, tmp_path / "run")
-    mesh = dataclasses.replace(train_config, mesh=MeshConfig(data=3))
+    mesh_config = dataclasses.replace(train_config, mesh=MeshConfig(data=3))
     with pytest.raises(UserError, match="there are 8 devices"):
-        train(mesh, tmp_path / "run")
+        train(mesh_config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, message",
     [
         ({"steps": 0}, "TrainConfig.steps must be a positive integer"),
         ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
@@ -218,12 +214,12 @@ def test_a_batch_that_the_mesh_cannot_split_is_named(train_config, tmp_path):
         ({"seed": -1}, "TrainConfig.seed"),
     ],
 )
-def test_bad_values_are_named(train_config, changes, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_values_are_reported(train_config, changes, message):
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(train_config, **changes)
 
 
-def test_what_a_run_starts_from_is_loaded_once_and_let_go(
+def test_start_parameters_are_loaded_once_and_freed(
     train_config, params, tmp_path, monkeypatch
 ):
     config = dataclasses.replace(train_config, steps=2)
@@ -252,7 +248,7 @@ def test_what_a_run_starts_from_is_loaded_once_and_let_go(
     train(dataclasses.replace(config, steps=3), tmp_path, load_start=fail)
 
 
-def test_a_signal_saves_and_the_same_command_resumes(
+def test_signal_saves_a_checkpoint_and_the_same_command_resumes(
     train_config, tmp_path, monkeypatch, capsys
 ):
     """Stopped at step 3: the means over steps 1 to 4 are those of the whole run."""
@@ -262,36 +258,36 @@ def test_a_signal_saves_and_the_same_command_resumes(
     def terminate():
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         act_at(patch, 3, terminate)
         with pytest.raises(SystemExit) as stopped:
             train(config, tmp_path / "parts")
     assert stopped.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == handler
     assert "saved at step 3 of 6; run the same command" in capsys.readouterr().out
     train(config, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_no_two_runs_in_one_folder(train_config, tmp_path, monkeypatch):
-    folder, said = tmp_path / "run", []
+def test_two_runs_cannot_share_a_folder(train_config, tmp_path, monkeypatch):
+    folder, messages = tmp_path / "run", []
 
     def again():
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             train(train_config, folder)
-        said.append(str(told.value))
+        messages.append(str(error.value))
 
     with monkeypatch.context() as patch:
         act_at(patch, 2, again)
         train(dataclasses.replace(train_config, steps=2), folder)
-    assert len(said) == 1
-    assert said[0].startswith(f"{folder} is in use")
-    # The next one finds it free.
+    assert len(messages) == 1
+    assert messages[0].startswith(f"{folder} is in use")
+    # After the run, the folder is free.
     train(dataclasses.replace(train_config, steps=3), folder)
 
 
-def test_a_run_that_has_ended_asks_for_no_room(finished, train_config, monkeypatch):
+def test_finished_run_does_not_check_disk_space(finished, train_config, monkeypatch):
     def full(*args):
         raise UserError("no room")
 

@@ -20,25 +20,25 @@ needs_seqio = pytest.mark.skipif(
 )
 
 
-def test_a_step_is_looked_at_when_the_device_is_long_done(tmp_path, batch):
+def test_steps_are_checked_after_a_lag(tmp_path, batch):
     watch = FiniteWatch(tmp_path, list)
     for step, finite in enumerate([True, False, True, True], start=1):
         watch.add(step, batch, {"finite": np.bool_(finite)})
         if step < 2 + LAG:
             watch.check(all_steps=False)
-    words = r"step 2 is not finite: .*step_2.npz.* starts from the beginning\.$"
-    with pytest.raises(UserError, match=words):
+    message = r"step 2 is not finite: .*step_2.npz.* starts from the beginning\.$"
+    with pytest.raises(UserError, match=message):
         watch.check(all_steps=False)
 
 
-def test_all_steps_are_looked_at_before_anything_is_saved(tmp_path, batch):
+def test_all_steps_are_checked_before_a_save(tmp_path, batch):
     watch = FiniteWatch(tmp_path, lambda: [2, 3])
     watch.add(4, batch, {"finite": np.bool_(False), "loss_heads": np.array([np.nan])})
-    words = (
+    message = (
         r"step 4 .* resumes from checkpoint 3; .* remove .*/checkpoints/3 to resume "
         r"from checkpoint 2\.$"
     )
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         watch.check(all_steps=True)
     with np.load(tmp_path / "nonfinite" / "step_4.npz") as saved:
         np.testing.assert_array_equal(saved["tokens"], batch.tokens)
@@ -47,51 +47,51 @@ def test_all_steps_are_looked_at_before_anything_is_saved(tmp_path, batch):
 
 
 @needs_seqio
-def test_a_run_that_blows_up_stops_with_its_batch_and_goes_on(train_config, tmp_path):
-    """The first steps are sound; a rate of 1e30 makes the rest of them useless."""
+def test_diverging_run_saves_its_batch_and_can_resume(train_config, tmp_path):
+    """The first steps are finite; a learning rate of 1e30 makes later ones diverge."""
     config = dataclasses.replace(train_config, steps=2, log_every=4)
     train(config, tmp_path)
-    before = parameters(tmp_path)
+    original = parameters(tmp_path)
     # After step 3 the parameters are huge, and the loss of step 4 is not a number.
     optimizer = dataclasses.replace(config.optimizer, learning_rate=1e30)
-    wild = dataclasses.replace(
+    diverging = dataclasses.replace(
         config, optimizer=optimizer, steps=8, checkpoint_every=8, evaluate_every=8
     )
     with pytest.raises(
         UserError, match=r"step 4 .* from checkpoint 2; .* the beginning"
     ):
-        train(wild, tmp_path)
+        train(diverging, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2"]
-    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), before)
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), original)
     batches = RowIterator(open_rows(tmp_path / "data" / "train"), 8, config.seed)
     fourth = [next(batches) for _ in range(4)][-1]
     with np.load(tmp_path / "nonfinite" / "step_4.npz") as saved:
         np.testing.assert_array_equal(saved["tokens"], fourth.tokens)
         assert not saved["finite"]
         assert saved["loss_heads"].shape == (3,)
-    # The same command with a sound rate goes on from the last good checkpoint.
-    train(dataclasses.replace(wild, optimizer=config.optimizer), tmp_path)
+    # The same command with a usable rate resumes from the last good checkpoint.
+    train(dataclasses.replace(diverging, optimizer=config.optimizer), tmp_path)
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
 
 
 @needs_seqio
-def test_the_way_back_before_a_useless_checkpoint(train_config, tmp_path):
-    """The parameters of step 3 are saved: they are huge, but its loss was sound."""
+def test_run_resumes_before_a_checkpoint_of_diverged_parameters(train_config, tmp_path):
+    """The parameters of step 3 are saved: they are huge, but its loss was finite."""
     config = dataclasses.replace(
         train_config, steps=2, checkpoint_every=1, evaluate_every=8
     )
     train(config, tmp_path)
     optimizer = dataclasses.replace(config.optimizer, learning_rate=1e30)
-    wild = dataclasses.replace(config, optimizer=optimizer, steps=8)
+    diverging = dataclasses.replace(config, optimizer=optimizer, steps=8)
     newest = tmp_path / "checkpoints" / "3"
-    words = f"from checkpoint 3; .* remove {newest} to resume from checkpoint 2"
-    with pytest.raises(UserError, match=words):
-        train(wild, tmp_path)
-    sound = dataclasses.replace(wild, optimizer=config.optimizer)
-    with pytest.raises(UserError, match=words):
-        train(sound, tmp_path)
+    message = f"from checkpoint 3; .* remove {newest} to resume from checkpoint 2"
+    with pytest.raises(UserError, match=message):
+        train(diverging, tmp_path)
+    repaired = dataclasses.replace(diverging, optimizer=config.optimizer)
+    with pytest.raises(UserError, match=message):
+        train(repaired, tmp_path)
     shutil.rmtree(newest)
-    train(sound, tmp_path)
+    train(repaired, tmp_path)
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
 
 

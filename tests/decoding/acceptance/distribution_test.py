@@ -1,4 +1,4 @@
-"""Speculative sampling draws from the model: counted, against exact probabilities.
+"""Speculative sampling follows the model: counts against exact probabilities.
 
 20,000 texts of 3 tokens over a vocabulary of 8, against the probabilities of all 512
 texts. The models are tables, so that nothing but the loop takes time.
@@ -78,7 +78,7 @@ def lattice_drafter(search):
 
 
 def draft_model_drafter(temperature):
-    """A draft model that says much the same as the model, cut to 6 tokens."""
+    """A draft model close to the model, truncated to 6 tokens."""
     params = tables()[:1] + 0.8 * tables(1, seed=1)
     reader = SmallLM(TableModel(1), reach=4)
     source = DraftModelSource(4, 6, reader, params)
@@ -86,7 +86,7 @@ def draft_model_drafter(temperature):
 
 
 def count_texts(drafter, options, params=None):
-    """How often each text came out, `[8, 8, 8]`."""
+    """How often each of the 512 texts was decoded, `[512]`."""
     model = TableModel()
     weights = Weights(tables() if params is None else params, drafter.arrays)
     ones = jnp.ones(BATCH, jnp.int32)
@@ -126,12 +126,12 @@ def exact_probabilities(options):
 
 def p_value(counts, probs):
     """Of Pearson's chi-square; texts expected fewer than 5 times count as one."""
-    wanted = probs * counts.sum()
-    rare = wanted < 5
+    expected = probs * counts.sum()
+    rare = expected < 5
     counts = np.append(counts[~rare], counts[rare].sum())
-    wanted = np.append(wanted[~rare], wanted[rare].sum())
-    wanted, counts = wanted[wanted > 0], counts[wanted > 0]
-    return chi2.sf(((counts - wanted) ** 2 / wanted).sum(), len(wanted) - 1)
+    expected = np.append(expected[~rare], expected[rare].sum())
+    expected, counts = expected[expected > 0], counts[expected > 0]
+    return chi2.sf(((counts - expected) ** 2 / expected).sum(), len(expected) - 1)
 
 
 DRAFTERS = {
@@ -146,7 +146,7 @@ DRAFTERS = {
     "temperature", [pytest.param(0.7, marks=pytest.mark.exhaustive), 1.0]
 )
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_texts_are_distributed_as_the_models_own(name, temperature):
+def test_texts_follow_the_distribution_of_the_model(name, temperature):
     options = StepOptions(temperature=temperature, acceptance=SPECULATIVE)
     counts = count_texts(DRAFTERS[name](temperature), options)
     assert counts.sum() == BATCH
@@ -182,24 +182,24 @@ def test_a_source_too_peaked_for_float32_draws_without_bias():
 
 
 @dataclasses.dataclass(frozen=True)
-class Boastful(PathDrafter):
-    """Says that its drafts were drawn from all candidates alike."""
+class WrongSource(PathDrafter):
+    """Claims that its drafts were drawn uniformly from all candidates."""
 
     def propose(self, seen, arrays):
         tree = super().propose(seen, arrays)
-        alike = jnp.zeros_like(tree.sources.log_probs)
-        sources = dataclasses.replace(tree.sources, log_probs=alike)
+        uniform = jnp.zeros_like(tree.sources.log_probs)
+        sources = dataclasses.replace(tree.sources, log_probs=uniform)
         return dataclasses.replace(tree, sources=sources)
 
 
 @pytest.mark.parametrize(
     "drafter, acceptance",
     [
-        (Boastful(Paths(HeadsSource(4, 5)), StaticTree(CHAIN, 1.0)), SPECULATIVE),
+        (WrongSource(Paths(HeadsSource(4, 5)), StaticTree(CHAIN, 1.0)), SPECULATIVE),
         (lattice_drafter(StaticTree(CHAIN)), TYPICAL),
     ],
     ids=["wrong source", "typical acceptance"],
 )
-def test_wrong_distributions_are_noticed(drafter, acceptance):
+def test_wrong_distributions_are_detected(drafter, acceptance):
     options = StepOptions(temperature=1.0, acceptance=acceptance)
     assert p_value(count_texts(drafter, options), exact_probabilities(options)) < 1e-9

@@ -17,7 +17,7 @@ def test_worked_example_one_draft():
     assert accepted.path.tolist() == [[0, 1, 2, 3]]
 
 
-def test_second_draft_wins_and_first_wins_a_draw():
+def test_longest_draft_wins_and_ties_go_to_the_first():
     drafts = Drafts(jnp.array([[[A, B, X], [A, B, C]], [[A, B, X], [A, B, D]]]), None)
     tree = from_drafts(drafts.replace(scores=jnp.zeros((2, 2))))
     choices = jnp.array([[B, C, 9, B, C, 9]] * 2)
@@ -36,7 +36,7 @@ def test_invalid_nodes_never_win():
     assert accepted.rank.tolist() == [0]
 
 
-def test_random_trees_equal_a_walk():
+def test_random_trees_equal_a_python_loop():
     rng = np.random.default_rng(0)
     for _ in range(20):
         size, depth_limit = 14, 5
@@ -50,7 +50,7 @@ def test_random_trees_equal_a_walk():
         tokens = rng.integers(0, 3, size)
         choices = rng.integers(0, 3, size)
         valid = rng.random(size) < 0.9
-        tokens[0], valid[0] = 1, True  # a root that is right
+        tokens[0], valid[0] = 1, True  # an accepted root
         for node in range(1, size):
             valid[node] &= parents[node] < 0 or valid[parents[node]]
         tree = DraftTree(
@@ -62,14 +62,16 @@ def test_random_trees_equal_a_walk():
             tree, jnp.asarray([choices]), jnp.array([1]), depth_limit
         )
 
-        right = []
+        node_accepted = []
         for node in range(size):
             parent = parents[node]
-            wanted = 1 if parent < 0 else choices[parent]
-            above = parent < 0 or right[parent]
-            right.append(bool(valid[node] and above and tokens[node] == wanted))
-        best = max(d for d, r in zip(depths, right, strict=True) if r)
-        winner = next(n for n in range(size) if right[n] and depths[n] == best)
+            expected = 1 if parent < 0 else choices[parent]
+            parent_accepted = parent < 0 or node_accepted[parent]
+            node_accepted.append(
+                bool(valid[node] and parent_accepted and tokens[node] == expected)
+            )
+        best = max(d for d, r in zip(depths, node_accepted, strict=True) if r)
+        winner = next(n for n in range(size) if node_accepted[n] and depths[n] == best)
         assert accepted.count.tolist() == [best + 1]
         assert accepted.rank.tolist() == [winner]
         path = [winner]
@@ -78,7 +80,7 @@ def test_random_trees_equal_a_walk():
         assert accepted.path[0, : best + 1].tolist() == path
         # Past the accepted part the path goes on along first children.
         node = winner
-        for after in accepted.path[0, best + 1 :].tolist():
+        for following in accepted.path[0, best + 1 :].tolist():
             children = [n for n in range(size) if parents[n] == node and valid[n]]
             node = children[0] if children and node >= 0 else -1
-            assert after == node
+            assert following == node

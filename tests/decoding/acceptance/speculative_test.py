@@ -1,4 +1,4 @@
-"""One walk at a time: a twin in plain Python, and cases worked out by hand."""
+"""Speculative sampling against plain Python, and cases computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,24 @@ def random_tree(rng, drawn):
         if depths[parent] < DEPTH - 1 and parents.count(parent) < WIDTH:
             parents.append(parent)
             depths.append(depths[parent] + 1)
-    names = np.stack([rng.permutation(VOCAB)[:WIDTH] for _ in range(SIZE)])
+    candidates = np.stack([rng.permutation(VOCAB)[:WIDTH] for _ in range(SIZE)])
     log_probs = np.log(rng.dirichlet(np.full(WIDTH, 0.5), SIZE)).astype(np.float32)
     tokens, valid = [0], [True]
     for node, parent in enumerate(parents[1:], start=1):
-        tokens.append(int(names[parent, parents[:node].count(parent)]))
+        tokens.append(int(candidates[parent, parents[:node].count(parent)]))
         valid.append(valid[parent] and rng.random() < 0.9)
     return DraftTree(
         *(jnp.asarray([x]) for x in (tokens, parents, depths)),
         ranks=jnp.arange(SIZE)[None],
         valid=jnp.asarray([valid]),
-        sources=Sources(jnp.asarray([names]), jnp.asarray([log_probs]))
+        sources=Sources(jnp.asarray([candidates]), jnp.asarray([log_probs]))
         if drawn
         else None,
     )
 
 
 def walk(tree, log_probs, key):
-    """What `speculative_sampling` does to the first row, with Python's own loops."""
+    """`speculative_sampling` of the first row, in plain Python."""
     tokens, parents, valid = (
         np.asarray(x)[0] for x in (tree.tokens, tree.parents, tree.valid)
     )
@@ -46,14 +46,14 @@ def walk(tree, log_probs, key):
         descended = False
         probs = np.exp(log_probs[node].astype(np.float64))
         children = [n for n in range(SIZE) if parents[n] == node and valid[n]]
-        left = {}
+        remaining = {}
         if tree.sources is not None:
-            names = np.asarray(tree.sources.tokens)[0, node].tolist()
+            candidates = np.asarray(tree.sources.tokens)[0, node].tolist()
             odds = np.exp(np.asarray(tree.sources.log_probs)[0, node].astype(float))
-            left = dict(zip(names, odds, strict=True))
+            remaining = dict(zip(candidates, odds, strict=True))
         for child in children:
             token = int(tokens[child])
-            source = left or {token: 1.0}
+            source = remaining or {token: 1.0}
             total = sum(source.values())
             source = {name: odds / total for name, odds in source.items()}
             chance = float(jax.random.uniform(jax.random.fold_in(key, attempts)))
@@ -64,14 +64,14 @@ def walk(tree, log_probs, key):
             for name, odds in source.items():
                 probs[name] = max(probs[name] - odds, 0)
             probs /= probs.sum()
-            left.pop(token, None)
+            remaining.pop(token, None)
     noise = np.asarray(jax.random.gumbel(jax.random.fold_in(key, attempts), (VOCAB,)))
     with np.errstate(divide="ignore"):
         return node, int(np.argmax(np.log(probs) + noise))
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_every_walk_equals_its_python_twin(drawn):
+def test_sampling_equals_plain_python(drawn):
     rng = np.random.default_rng(0)
     counts = []
     for seed in range(40):
@@ -105,41 +105,45 @@ def outcomes(tree, probs, count=400):
     """Whether the second node was accepted, and the token after it or instead of it."""
     with np.errstate(divide="ignore"):
         log_probs = jnp.log(jnp.asarray([[probs, probs]], jnp.float32))
-    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, count, axis=0), (tree, log_probs))
+    repeated = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, count, axis=0), (tree, log_probs)
+    )
     keys = jax.random.split(jax.random.key(3), count)
-    accepted = sample(*many, keys, 2)
-    kept = np.asarray(accepted.count) == 2
-    tokens = np.asarray(accepted.following)[np.arange(count), np.asarray(kept, int)]
-    return kept, tokens
+    accepted = sample(*repeated, keys, 2)
+    is_accepted = np.asarray(accepted.count) == 2
+    tokens = np.asarray(accepted.following)[
+        np.arange(count), np.asarray(is_accepted, int)
+    ]
+    return is_accepted, tokens
 
 
 def drawn_from(probs):
     log_probs = jnp.log(jnp.asarray([[probs] * 2], jnp.float32))
-    names = jnp.broadcast_to(jnp.arange(len(probs)), log_probs.shape)
-    return Sources(names, log_probs)
+    candidates = jnp.broadcast_to(jnp.arange(len(probs)), log_probs.shape)
+    return Sources(candidates, log_probs)
 
 
 def test_equal_distributions_never_reject():
     probs = [0.1, 0.2, 0.3, 0.4]
-    kept, _ = outcomes(two_nodes(1, drawn_from(probs)), probs)
-    assert kept.all()
+    is_accepted, _ = outcomes(two_nodes(1, drawn_from(probs)), probs)
+    assert is_accepted.all()
 
 
 @pytest.mark.parametrize("sources", [None, drawn_from([0.25] * 4)])
-def test_what_the_model_excludes_is_never_accepted(sources):
-    kept, tokens = outcomes(two_nodes(2, sources), [0.5, 0.25, 0.0, 0.25])
-    assert not kept.any()
-    # Its probability went elsewhere: 0 alone had more than its quarter.
+def test_tokens_of_probability_0_are_never_accepted(sources):
+    is_accepted, tokens = outcomes(two_nodes(2, sources), [0.5, 0.25, 0.0, 0.25])
+    assert not is_accepted.any()
+    # The residual distribution: only token 0 exceeds the 0.25 of the source.
     assert set(tokens) == ({0, 1, 3} if sources is None else {0})
 
 
-def test_a_certain_model_keeps_its_own_token():
-    kept, tokens = outcomes(two_nodes(1), [0.0, 1.0, 0.0, 0.0])
-    assert kept.all()
+def test_token_of_probability_1_is_always_accepted():
+    is_accepted, tokens = outcomes(two_nodes(1), [0.0, 1.0, 0.0, 0.0])
+    assert is_accepted.all()
     assert (tokens == 1).all()
 
 
-def test_a_rejected_best_token_does_not_come_back():
-    kept, tokens = outcomes(two_nodes(0), [0.6, 0.4, 0.0, 0.0])
-    assert 0.5 < kept.mean() < 0.7
-    assert (tokens[~kept] == 1).all()
+def test_rejected_token_is_not_drawn_again():
+    is_accepted, tokens = outcomes(two_nodes(0), [0.6, 0.4, 0.0, 0.0])
+    assert 0.5 < is_accepted.mean() < 0.7
+    assert (tokens[~is_accepted] == 1).all()

@@ -36,8 +36,8 @@ def accepted(drafts, first, epsilon, delta):
         logits = jnp.log(jnp.asarray(PROBS, jnp.float32))[tree.tokens]
     keys = jax.random.key(0)[None]
     settings = options(epsilon, delta)
-    found = match(tree, logits, jnp.array([first]), keys, settings, drafts.shape[2])
-    return int(found.count[0]), int(found.rank[0]), found
+    result = match(tree, logits, jnp.array([first]), keys, settings, drafts.shape[2])
+    return int(result.count[0]), int(result.rank[0]), result
 
 
 # exp(-H) after A is 0.45, after B 0.25.
@@ -50,10 +50,10 @@ def accepted(drafts, first, epsilon, delta):
         ([A, A, C], 0.3, 0.2, 3),  # 0.1 > 0.2 · 0.45
         ([A, B, D], 0.3, 0.46, 1),  # 0.2 < 0.3, and 0.2 < 0.46 · 0.45
         ([A, B, D], 0.3, 0.44, 3),  # 0.2 < 0.3, but 0.2 > 0.44 · 0.45
-        ([B, D, A], 1.0, 0.9, 3),  # where nothing is likely 0.25 is likely enough
-        ([B, D, A], 1.0, 1.0, 1),  # more than exp(-H), not as much
-        ([A, D, A], 0.0, 0.0, 1),  # what is impossible is never typical
-        ([A, C, A], 0.0, 0.0, 3),  # all else is then
+        ([B, D, A], 1.0, 0.9, 3),  # at high entropy, 0.25 suffices
+        ([B, D, A], 1.0, 1.0, 1),  # must exceed exp(-H), not equal it
+        ([A, D, A], 0.0, 0.0, 1),  # impossible tokens are never typical
+        ([A, C, A], 0.0, 0.0, 3),  # all others are then
     ],
 )
 def test_a_token_must_pass_the_threshold(draft, epsilon, delta, count):
@@ -62,9 +62,9 @@ def test_a_token_must_pass_the_threshold(draft, epsilon, delta, count):
 
 def test_the_longest_draft_wins_then_the_better_rank():
     drafts = [[A, C, A], [A, A, A], [A, A, B]]
-    count, rank, found = accepted(drafts, A, 0.3, 1.0)
+    count, rank, result = accepted(drafts, A, 0.3, 1.0)
     assert (count, rank) == (3, 1)
-    assert found.path.tolist() == [[3, 4, 5]]
+    assert result.path.tolist() == [[3, 4, 5]]
 
 
 def test_the_root_must_be_the_certain_token():
@@ -73,12 +73,12 @@ def test_the_root_must_be_the_certain_token():
 
 
 def test_the_token_after_the_path_is_drawn_from_the_model():
-    count, _, found = accepted([[A, C]], A, 0.0, 0.0)
+    count, _, result = accepted([[A, C]], A, 0.0, 0.0)
     assert count == 2
-    assert int(found.following[0, 1]) == A
+    assert int(result.following[0, 1]) == A
 
 
-def test_it_is_labelled_lossy():
+def test_typical_acceptance_is_lossy():
     assert not options(0.3, 0.09).lossless
     assert DecodeOptions(temperature=1.0, acceptance="speculative").lossless
     assert DecodeOptions().lossless

@@ -13,7 +13,7 @@ END = 0
 
 
 def best_with_free_backoff(model, history, tokens):
-    """Best log-probability if every step may back off although it need not.
+    """Best log-probability if every step may back off even where it need not.
 
     Follows histories through the arrays of the model: a history is kept down to what
     the model extends, and each step takes any suffix of it, paying its weights.
@@ -34,10 +34,10 @@ def best_with_free_backoff(model, history, tokens):
         return history
 
     @functools.cache
-    def best(history, rest):
-        if not rest:
+    def best(history, remaining):
+        if not remaining:
             return 0.0
-        symbol = model.eos if rest[0] == END else rest[0]
+        symbol = model.eos if remaining[0] == END else remaining[0]
         options = []
         paid, suffix = 0.0, history
         while True:
@@ -45,7 +45,7 @@ def best_with_free_backoff(model, history, tokens):
             if gram in ngrams:
                 ended = symbol == model.eos
                 after = reduce((model.bos,) if ended else gram)
-                options.append(paid + ngrams[gram] + best(after, rest[1:]))
+                options.append(paid + ngrams[gram] + best(after, remaining[1:]))
             if not suffix:
                 return max(options)
             paid += backoffs[suffix]

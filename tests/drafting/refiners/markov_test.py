@@ -30,25 +30,25 @@ def test_p_best_are_the_best_of_all_paths(random_lattice, seed, slope):
     }
 
     def score(row, picks):
-        total, before = 0.0, lattice.tokens[row, 0, 0]
+        total, previous = 0.0, lattice.tokens[row, 0, 0]
         for j, pick in enumerate(picks, start=1):
             token = lattice.tokens[row, j, pick]
             bigram = params["output"][token] @ (
-                params["scale"][j - 1] * params["embedding"][before]
+                params["scale"][j - 1] * params["embedding"][previous]
             )
             alpha = 0.8 + slope * lattice.entropies[row, j]
             total += lattice.log_probs[row, j, pick] + alpha * bigram
-            before = token
+            previous = token
         return total
 
     arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
-    scorer = MarkovRefiner(WeightedParams(Weight.of(0.8, slope), arrays))
+    refiner = MarkovRefiner(WeightedParams(Weight.of(0.8, slope), arrays))
     on_device = jax.tree.map(jnp.asarray, lattice)
-    transitions = scorer.transitions(scorer.arrays, on_device, None)
+    transitions = refiner.transitions(refiner.arrays, on_device, None)
     drafts = best_paths(on_device, transitions, 7)
     for row in range(2):
-        every = list(itertools.product(range(WIDTH), repeat=LENGTH - 1))
-        best = sorted(every, key=lambda picks: -score(row, picks))[:7]
+        all_picks = list(itertools.product(range(WIDTH), repeat=LENGTH - 1))
+        best = sorted(all_picks, key=lambda picks: -score(row, picks))[:7]
         want = [
             [
                 lattice.tokens[row, 0, 0],

@@ -1,4 +1,4 @@
-"""Rescoring by a small LM against Algorithm 2 as it is printed, from scratch."""
+"""Rescoring by a small LM against Algorithm 2 as printed, without a cache."""
 
 import jax
 import numpy as np
@@ -142,9 +142,9 @@ def test_parallel_variant_reads_the_unrefined_draft_once(
 
 def test_models_of_one_shape_share_compiled_code(small, make_model):
     """Parameters and weights are arguments, so they do not tell path models apart."""
-    other = make_model(4)
-    assert parallel(small, Weight.of(1.0)) == parallel(other, Weight.of(2.0))
-    assert sequential(small, Weight.of(1.0)) == sequential(other, Weight.of(2.0))
+    other_model = make_model(4)
+    assert parallel(small, Weight.of(1.0)) == parallel(other_model, Weight.of(2.0))
+    assert sequential(small, Weight.of(1.0)) == sequential(other_model, Weight.of(2.0))
     assert hash(parallel(small, Weight.of(1.0))) == hash(
-        parallel(other, Weight.of(2.0))
+        parallel(other_model, Weight.of(2.0))
     )

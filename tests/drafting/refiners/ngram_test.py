@@ -43,11 +43,11 @@ def all_paths(steps, lattice, row):
 
 
 def assert_best(drafts, scores):
-    """The best of all paths, in order; of equal ones any may come first."""
-    found = [scores[tuple(draft)] for draft in drafts.tolist()]
-    assert len(set(map(tuple, drafts.tolist()))) == len(found) == DRAFTS
+    """Checks that drafts are the best of all paths, in order; ties in any order."""
+    draft_scores = [scores[tuple(draft)] for draft in drafts.tolist()]
+    assert len(set(map(tuple, drafts.tolist()))) == len(draft_scores) == DRAFTS
     want = sorted(scores.values(), reverse=True)[:DRAFTS]
-    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(draft_scores, want, rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -60,9 +60,9 @@ def test_walks_and_exact_search_follow_the_definition(
     lattice = random_lattice(11, batch=3, length=LENGTH, width=WIDTH)
     assert (lattice.tokens[:, 1:-1] == 0).any()
     view = random_view(lattice, order)
-    scorer = NGramRefiner.from_model(model, 0.6, adaptive=adaptive)
-    walks = grow(BeamSearch(1), scorer, lattice, view)
-    best = grow(ExactBest(DRAFTS), scorer, lattice, view)
+    refiner = NGramRefiner.from_model(model, 0.6, adaptive=adaptive)
+    walks = grow(BeamSearch(1), refiner, lattice, view)
+    best = grow(ExactBest(DRAFTS), refiner, lattice, view)
     for row in range(3):
         steps = naive_steps(view, lattice, row, model, 0.6, adaptive=adaptive)
         picks = ()
@@ -105,7 +105,7 @@ def test_the_weight_follows_each_heads_entropy(
 
 def test_a_weight_is_never_negative():
     weight = Weight.of(0.5, -1.0)
-    found = weight.at(np.array([[0.0, 0.2, 2.0]], np.float32))
-    np.testing.assert_allclose(found, [[0.3, 0.0]], rtol=1e-6)
+    weights = weight.at(np.array([[0.0, 0.2, 2.0]], np.float32))
+    np.testing.assert_allclose(weights, [[0.3, 0.0]], rtol=1e-6)
     with pytest.raises(UserError, match="alpha is -1"):
         NGramRefiner.from_model(None, -1.0)

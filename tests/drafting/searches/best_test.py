@@ -60,8 +60,8 @@ def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
             score += alpha * known.log_prob(text, token)
             text.append(token)
         scores[tuple(path)] = max(score, scores.get(tuple(path), -np.inf))
-    found = [(score, path) for path, score in scores.items() if score > -np.inf]
-    return sorted(found, reverse=True)
+    scored_paths = [(score, path) for path, score in scores.items() if score > -np.inf]
+    return sorted(scored_paths, reverse=True)
 
 
 def assert_best(drafts: Drafts, model, alpha, lattice, context) -> None:
@@ -73,11 +73,11 @@ def assert_best(drafts: Drafts, model, alpha, lattice, context) -> None:
         used = np.isfinite(drafts.scores[row])
         assert used.tolist() == [True] * len(want) + [False] * (count - len(want))
         np.testing.assert_allclose(drafts.scores[row][used], want, rtol=1e-5, atol=1e-4)
-        found = [tuple(draft) for draft in drafts.tokens[row][used].tolist()]
-        assert len(set(found)) == len(found)
-        assert all(draft[0] == lattice.tokens[row, 0, 0] for draft in found)
+        paths = [tuple(draft) for draft in drafts.tokens[row][used].tolist()]
+        assert len(set(paths)) == len(paths)
+        assert all(draft[0] == lattice.tokens[row, 0, 0] for draft in paths)
         # Ties may come in any order, but every draft has the score it claims.
-        for draft, score in zip(found, drafts.scores[row][used], strict=True):
+        for draft, score in zip(paths, drafts.scores[row][used], strict=True):
             assert scores[draft[1:]] == pytest.approx(score, rel=1e-5, abs=1e-4)
 
 
@@ -121,14 +121,16 @@ def test_the_exact_engines_agree(
     model = ngram_model(order, seed=seed % 3)
     lattice = random_lattice(seed, batch=1, length=length, width=width)
     context = context_of(np.random.default_rng(seed), order, 1)
-    found = [
+    results = [
         refine(engine, model, 4, alpha, lattice, context)
         for engine in ("viterbi", "device")
     ]
-    for drafts in found:
+    for drafts in results:
         assert_best(drafts, model, alpha, lattice, context)
-    for other in found[1:]:
-        np.testing.assert_allclose(found[0].scores, other.scores, rtol=1e-5, atol=1e-4)
+    for result in results[1:]:
+        np.testing.assert_allclose(
+            results[0].scores, result.scores, rtol=1e-5, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("engine", ["viterbi", "device"])
@@ -148,7 +150,7 @@ def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice)
     assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
 
 
-def test_too_few_slots_cost_time_and_nothing_else(ngram_model, random_lattice):
+def test_overflowing_slots_do_not_change_the_drafts(ngram_model, random_lattice):
     model = ngram_model(4)
     lattice = random_lattice(4, length=5, width=4)
     context = context_of(np.random.default_rng(4), 4, 2)
@@ -162,39 +164,39 @@ def test_too_few_slots_cost_time_and_nothing_else(ngram_model, random_lattice):
     assert_best(drafts, model, 1.0, lattice, context)
 
 
-def test_a_table_cut_over_devices_finds_the_same(ngram_model, random_lattice):
+def test_sharded_table_gives_the_same_drafts(ngram_model, random_lattice):
     model = ngram_model(4)
     lattice = random_lattice(3, length=5, width=4)
     context = context_of(np.random.default_rng(3), 4, 2)
-    whole = NGramRefiner.from_model(model)
+    replicated = NGramRefiner.from_model(model)
     mesh = jax.make_mesh((4,), ("data",))
-    cut = NGramRefiner.from_model(model, mesh=mesh)
-    shards = cut.arrays.table.log_probs[2].addressable_shards
+    sharded = NGramRefiner.from_model(model, mesh=mesh)
+    shards = sharded.arrays.table.log_probs[2].addressable_shards
     assert len({shard.device for shard in shards}) == 4
     assert len(shards[0].data) == -(-model.sizes[2] // 4)
-    want = on_device(whole, 6)(lattice, context)
-    found = on_device(cut, 6, mesh)(lattice, context)
-    np.testing.assert_array_equal(found.tokens, want.tokens)
-    np.testing.assert_allclose(found.scores, want.scores, rtol=1e-6)
+    want = on_device(replicated, 6)(lattice, context)
+    drafts = on_device(sharded, 6, mesh)(lattice, context)
+    np.testing.assert_array_equal(drafts.tokens, want.tokens)
+    np.testing.assert_allclose(drafts.scores, want.scores, rtol=1e-6)
 
 
-def test_the_search_makes_room_for_large_lattices(ngram_model, monkeypatch):
+def test_search_grows_its_buffers(ngram_model, monkeypatch):
     search = pytest.importorskip("bpd_jax.ngrams.search.host_search")
     monkeypatch.setattr(search, "_CAPACITY", 2)
     model = ngram_model(4)
-    found = search.PathSearch(model.with_unseen_tokens()).best_paths(
+    paths = search.PathSearch(model.with_unseen_tokens()).best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )
-    fresh = search.PathSearch(model.with_unseen_tokens())
+    large_search = search.PathSearch(model.with_unseen_tokens())
     monkeypatch.setattr(search, "_CAPACITY", 4096)
-    want = fresh.best_paths(
+    want = large_search.best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )
-    np.testing.assert_array_equal(found.choices, want.choices)
-    np.testing.assert_array_equal(found.scores, want.scores)
+    np.testing.assert_array_equal(paths.choices, want.choices)
+    np.testing.assert_array_equal(paths.scores, want.scores)
 
 
-def test_a_table_says_how_large_it_is(ngram_model):
+def test_table_size_in_bytes(ngram_model):
     model = ngram_model(4)
     table = NGramRefiner.from_model(model).arrays.table
     assert table.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(table))
@@ -204,7 +206,7 @@ def test_a_table_says_how_large_it_is(ngram_model):
     assert unigrams == 12 * model.width + 3 * 4
 
 
-def test_the_device_engine_needs_nothing_but_jax(ngram_model, tmp_path):
+def test_device_engine_needs_only_jax(ngram_model, tmp_path):
     ngram_model(3).save(tmp_path / "model")
     program = f"""
 import sys
@@ -222,16 +224,16 @@ lattice = Lattice(tokens, log_probs, np.zeros((1, 3)))
 search = jax.jit(lambda *given: best_under_ngram(refiner, *given, 2))
 print(search(lattice, np.array([[2]])).scores.shape)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "(1, 2)\n", done.stderr
+    assert result.stdout == "(1, 2)\n", result.stderr
 
 
 ENGINES = ["viterbi", "device"]
 ZERO_ALPHA = [("viterbi", 0.0), ("device", 0.0)]
 
-# Weights where nothing follows (`2`, `0 1`), a bigram that never comes, no </s>.
+# Back-off weights without extensions (`2`, `0 1`), an impossible bigram, no </s>.
 ODD_ARPA = r"""\\data\\
 ngram 1=4
 ngram 2=4
@@ -272,14 +274,14 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
         assert_best(drafts, model, alpha, lattice, context)
 
 
-def test_an_automaton_keeps_weights_where_nothing_follows(tmp_path):
+def test_automaton_keeps_backoff_weights_without_extensions(tmp_path):
     (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
     model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
     (tmp_path / "odd.fst").write_bytes(fst_bytes(model))
-    again = model_from_fst(tmp_path / "odd.fst", vocab_size=5)
+    loaded = model_from_fst(tmp_path / "odd.fst", vocab_size=5)
     for context, token in (([2], 0), ([2], 1), ([0, 1], 0), ([0, 1], 2)):
         want = model.log_prob(context, token)
-        assert again.log_prob(context, token) == pytest.approx(want, abs=1e-5)
+        assert loaded.log_prob(context, token) == pytest.approx(want, abs=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -313,7 +315,7 @@ def test_the_smallest_lattices(engine, length, width, ngram_model, random_lattic
     assert_best(drafts, model, 1.0, lattice, context)
 
 
-def test_what_cannot_be_searched_is_refused(ngram_model, random_lattice):
+def test_invalid_lattices_and_weights_are_refused(ngram_model, random_lattice):
     engine = ViterbiEngine(ngram_model(3))
     lattice = random_lattice(1)
     outside = dataclasses.replace(lattice, tokens=lattice.tokens + 5)

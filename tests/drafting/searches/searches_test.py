@@ -20,7 +20,7 @@ ORDERS = [None, 1, 3]
 
 @pytest.fixture(scope="module", params=ORDERS)
 def scene(request, random_lattice, random_view, naive_steps, ngram_model):
-    """A lattice under a refiner: what grows on it, and the definition."""
+    """A lattice under a refiner, a function that runs searches, and the definition."""
     seed = request.param or 0
     lattice = random_lattice(seed, batch=3, length=LENGTH, width=WIDTH)
     view = random_view(lattice, seed)
@@ -48,24 +48,25 @@ def chains_of(tree, row):
     return tokens[tree.valid[row].reshape(-1, LENGTH)[:, 0]].tolist()
 
 
-def spelt(lattice, row, picks):
+def path_tokens(lattice, row, picks):
     tokens = lattice.tokens[row]
     return [int(tokens[0, 0]), *(int(tokens[j + 1, w]) for j, w in enumerate(picks))]
 
 
 def assert_ordered(chains, lattice, row, steps, count):
-    """The best of all paths, in order; of equal ones any may come first."""
+    """Checks that chains are the best of all paths, in order; ties in any order."""
     scores = {
-        tuple(spelt(lattice, row, picks)): score for picks, score in beam(steps, 40)
+        tuple(path_tokens(lattice, row, picks)): score
+        for picks, score in beam(steps, 40)
     }
-    found = [scores[tuple(chain)] for chain in chains]
+    chain_scores = [scores[tuple(chain)] for chain in chains]
     assert len(set(map(tuple, chains))) == len(chains)
     want = sorted(scores.values(), reverse=True)[:count]
-    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(chain_scores, want, rtol=1e-6, atol=1e-4)
 
 
 def beam(steps, count):
-    """The beam search of the textbook."""
+    """Textbook beam search."""
     paths = [((), 0.0)]
     for _ in range(LENGTH - 1):
         longer = [
@@ -78,16 +79,18 @@ def beam(steps, count):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_beam_is_a_beam(scene, count):
+def test_beam_search_equals_a_naive_one(scene, count):
     lattice, grow, steps = scene
     tree = grow(BeamSearch(count))
     for row in range(3):
-        want = [spelt(lattice, row, picks) for picks, _ in beam(steps[row], count)]
+        want = [
+            path_tokens(lattice, row, picks) for picks, _ in beam(steps[row], count)
+        ]
         assert chains_of(tree, row) == want
 
 
 @pytest.mark.parametrize("search", [BeamSearch(40), ExactBest(40)])
-def test_with_room_for_all_both_order_all_paths(scene, search):
+def test_large_searches_return_all_paths_in_order(scene, search):
     lattice, grow, steps = scene
     tree = grow(search)
     assert tree.num_chains == WIDTH ** (LENGTH - 1) == search.max_drafts(LENGTH, WIDTH)
@@ -95,7 +98,7 @@ def test_with_room_for_all_both_order_all_paths(scene, search):
         assert_ordered(chains_of(tree, row), lattice, row, steps[row], 27)
 
 
-def test_the_exact_search_needs_no_room(scene):
+def test_few_drafts_of_the_exact_search_are_the_best(scene):
     lattice, grow, steps = scene
     tree = grow(ExactBest(5))
     for row in range(3):
@@ -103,7 +106,7 @@ def test_the_exact_search_needs_no_room(scene):
 
 
 def prefix_scores(steps):
-    """All prefixes with their probabilities' logarithms."""
+    """All prefixes with their log-probabilities."""
     scores = {(): 0.0}
     for length in range(1, LENGTH):
         for picks in itertools.product(range(WIDTH), repeat=length):
@@ -124,44 +127,44 @@ def test_best_first_takes_the_most_probable_prefixes(scene, count):
         scores = prefix_scores(steps[row])
         want = sorted(scores, key=lambda picks: -scores[picks])[:size]
         assert tree.valid[row].all()
-        found = [None] * size
+        by_rank = [None] * size
         for node in range(size):
-            parent, path, at = tree.parents[row, node], [], node
+            parent, path, ancestor = tree.parents[row, node], [], node
             assert parent < node
-            while at >= 0:
-                path.insert(0, int(tree.tokens[row, at]))
-                at = tree.parents[row, at]
+            while ancestor >= 0:
+                path.insert(0, int(tree.tokens[row, ancestor]))
+                ancestor = tree.parents[row, ancestor]
             assert len(path) == tree.depths[row, node] + 1
-            found[tree.ranks[row, node]] = path
-        # By rank they stand in the order of their probabilities.
-        assert found == [spelt(lattice, row, picks) for picks in want]
+            by_rank[tree.ranks[row, node]] = path
+        # Ranks follow the order of probabilities.
+        assert by_rank == [path_tokens(lattice, row, picks) for picks in want]
     leaves = [
         len(set(range(size)) - set(tree.parents[row].tolist())) for row in range(3)
     ]
     assert max(leaves) <= search.max_drafts(LENGTH, WIDTH)
 
 
-@pytest.mark.parametrize("least", [0.02, 0.2])
-def test_improbable_prefixes_are_left_out_of_a_tree(scene, least):
+@pytest.mark.parametrize("min_prob", [0.02, 0.2])
+def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob):
     _, grow, steps = scene
-    tree = grow(BestFirst(30, least))
+    tree = grow(BestFirst(30, min_prob))
     assert tree.sizes == (8, 15)
     for row in range(3):
         probable = [
             score
             for score in prefix_scores(steps[row]).values()
-            if score > np.log(least)
+            if score > np.log(min_prob)
         ]
         count = min(len(probable), 30)
-        assert 1 < count < 30 or least < 0.1
+        assert 1 < count < 30 or min_prob < 0.1
         np.testing.assert_array_equal(tree.valid[row], np.arange(30) < count)
         assert (tree.parents[row, 1:count] < np.arange(1, count)).all()
         assert sorted(tree.ranks[row, :count].tolist()) == list(range(count))
-        # What is left is the tree of so many nodes.
+        # The remaining nodes are the tree of that size.
         smaller = grow(BestFirst(count))
         for name in ("tokens", "parents", "depths", "ranks"):
-            found = getattr(tree, name)[row, :count]
-            np.testing.assert_array_equal(found, getattr(smaller, name)[row], name)
+            values = getattr(tree, name)[row, :count]
+            np.testing.assert_array_equal(values, getattr(smaller, name)[row], name)
 
 
 def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_view):

@@ -1,4 +1,4 @@
-"""Static trees against a walk by ranks, their best shape, and draws of children."""
+"""Static trees against a naive search, their best shape, and drawn children."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ NODES = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1), (2, 0, 
         ([(0,), (0, 1)], r"node \[0, 1\] has no sibling of rank 0"),
     ],
 )
-def test_trees_that_are_none_are_refused(choices, message):
+def test_invalid_topologies_are_refused(choices, message):
     with pytest.raises(UserError, match=message):
         Topology.of(choices)
 
@@ -89,7 +89,7 @@ def test_a_static_tree_follows_the_ranks(
     assert tree.num_chains == (1 if tree.size == 1 else 0)
 
 
-def test_what_follows_an_impossible_node_is_so_too(random_lattice, random_view):
+def test_descendants_of_impossible_nodes_are_invalid(random_lattice, random_view):
     lattice = random_lattice(2, batch=1, length=3, width=2)
     log_probs = lattice.log_probs.copy()
     log_probs[0, 1, 1] = -np.inf
@@ -135,7 +135,7 @@ def test_the_expected_tree_is_the_best(num_nodes, seed):
     assert expected(tree.choices) == pytest.approx(best)
 
 
-def test_an_expected_tree_ends_with_its_heads():
+def test_expected_tree_is_no_deeper_than_its_heads():
     tree = expected_tree(((0.5, 0.2), (0.4,)), 100)
     assert tree.choices == ((0,), (1,), (0, 0), (1, 0))
     assert expected_tree((), 4).choices == ()
@@ -170,32 +170,34 @@ def test_children_are_drawn_without_replacement(temperature, random_view):
     tree = jax.device_get(run())
     assert tree.valid.all()
     for nodes, level in (((1, 2), 1), ((3, 4), 2), ((5,), 2)):
-        odds = np.exp(log_probs[level] / temperature)
-        odds /= odds.sum()
-        order = {token: place for place, token in enumerate(tokens[level])}
+        probs = np.exp(log_probs[level] / temperature)
+        probs /= probs.sum()
+        order = {token: index for index, token in enumerate(tokens[level])}
         source = int(tree.parents[0, nodes[0]])
         assert (tree.sources.tokens[:, source] == tokens[level]).all()
         known = np.exp(tree.sources.log_probs[0, source])
-        np.testing.assert_allclose(known, odds, rtol=1e-5)
+        np.testing.assert_allclose(known, probs, rtol=1e-5)
         drawn = np.vectorize(order.get)(tree.tokens[:, nodes])
-        assert_drawn(drawn[:, 0], odds)
+        assert_drawn(drawn[:, 0], probs)
         if len(nodes) == 1:
             continue
-        for before in np.flatnonzero(odds):
-            left = np.where(np.arange(4) == before, 0.0, odds)
-            assert_drawn(drawn[drawn[:, 0] == before, 1], left / left.sum())
+        for first_child in np.flatnonzero(probs):
+            remaining = np.where(np.arange(4) == first_child, 0.0, probs)
+            assert_drawn(
+                drawn[drawn[:, 0] == first_child, 1], remaining / remaining.sum()
+            )
     # The children of different nodes are drawn independently.
     pairs = tree.tokens[:, 3] * 10 + tree.tokens[:, 5]
-    odds = np.exp(log_probs[2] / temperature)
-    odds /= odds.sum()
+    probs = np.exp(log_probs[2] / temperature)
+    probs /= probs.sum()
     names = (tokens[2][:, None] * 10 + tokens[2]).reshape(-1)
-    number = {name: place for place, name in enumerate(names)}
-    assert_drawn(np.vectorize(number.get)(pairs), np.outer(odds, odds).reshape(-1))
+    number = {name: index for index, name in enumerate(names)}
+    assert_drawn(np.vectorize(number.get)(pairs), np.outer(probs, probs).reshape(-1))
 
 
-def assert_drawn(drawn, odds):
-    """Draws this far from `odds` come once in ten thousand times, if they are fair."""
-    counts = np.bincount(drawn, minlength=len(odds))
-    assert (counts[odds == 0] == 0).all()
-    want = odds[odds > 0] * len(drawn)
-    assert scipy.stats.chisquare(counts[odds > 0], want).pvalue > 1e-4
+def assert_drawn(drawn, probs):
+    """A chi-square test, which draws from `probs` fail once in ten thousand times."""
+    counts = np.bincount(drawn, minlength=len(probs))
+    assert (counts[probs == 0] == 0).all()
+    want = probs[probs > 0] * len(drawn)
+    assert scipy.stats.chisquare(counts[probs > 0], want).pvalue > 1e-4

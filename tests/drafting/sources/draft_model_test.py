@@ -48,7 +48,7 @@ def test_chain_is_the_draft_models_greedy_continuation(
 
 
 def test_drawn_chain_follows_the_draft_models_distribution(make_model, make_view):
-    """First draft tokens of 3,000 draws, and the probabilities that the tree tells."""
+    """First draft tokens of 3,000 draws, and the probabilities in the tree."""
     small = make_model(3)
     count, temperature = 3000, 0.7
     view = make_view(make_model(0), lengths=(4,))
@@ -60,10 +60,10 @@ def test_drawn_chain_follows_the_draft_models_distribution(make_model, make_view
         memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
         state, _ = paths.start(view, arrays, memory)
 
-        def one(key):
+        def draw_one(key):
             return search.grow(paths, arrays, state, view.next_token, key[None])
 
-        return state.source.hidden, jax.vmap(one)(keys)
+        return state.source.hidden, jax.vmap(draw_one)(keys)
 
     keys = jax.random.split(jax.random.key(1), count)
     hidden, trees = draw(paths.arrays, keys)
@@ -72,11 +72,11 @@ def test_drawn_chain_follows_the_draft_models_distribution(make_model, make_view
     log_probs = jax.nn.log_softmax(best)
     np.testing.assert_array_equal(trees.sources.tokens[0, 0, 0], tokens)
     np.testing.assert_allclose(trees.sources.log_probs[0, 0, 0], log_probs, rtol=1e-4)
-    want = np.exp(log_probs)
+    probs = np.exp(log_probs)
     drawn = np.asarray(trees.tokens[:, 0, 1])
-    for token, chance in zip(tokens.tolist(), want, strict=True):
-        spread = np.sqrt(chance * (1 - chance) / count)
-        assert abs((drawn == token).mean() - chance) < 4.5 * spread
+    for token, prob in zip(tokens.tolist(), probs, strict=True):
+        deviation = np.sqrt(prob * (1 - prob) / count)
+        assert abs((drawn == token).mean() - prob) < 4.5 * deviation
 
 
 def test_parallel_chains_differ_in_their_first_token():

@@ -1,4 +1,4 @@
-"""Hydra heads see the tokens of their own path."""
+"""Hydra heads read the tokens of their own path."""
 
 import jax
 import jax.numpy as jnp

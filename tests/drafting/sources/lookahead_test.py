@@ -30,10 +30,10 @@ class Twin:
     def paths(self, next_token):
         """From the certain token to every node, in the order of the nodes."""
         self.window[0][0] = next_token
-        found = [ngram for ngram in self.pool if ngram[0] == next_token]
+        ngrams = [ngram for ngram in self.pool if ngram[0] == next_token]
         guesses = [
             [list(ngram[: length + 1]) for length in range(1, self.drafter.order)]
-            for ngram in found[: self.drafter.guesses]
+            for ngram in ngrams[: self.drafter.guesses]
         ]
         window = [
             self.window[0][: column + 1]
@@ -44,7 +44,7 @@ class Twin:
         return guesses, window
 
     def learn(self, level, count):
-        """Takes what the model says after the last level of the window."""
+        """Takes the model's predictions after the last level of the window."""
         if count == 0:
             return
         levels = [*self.window, level]
@@ -132,7 +132,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
         tree = jax.device_get(tree)
         choices = rng.integers(0, VOCAB, tree.tokens.shape).astype(np.int32)
         count = rng.integers(1, drafter.max_depth + 1, 3).astype(np.int32)
-        count[turn % 3] *= turn % 2  # Now and then a row is done.
+        count[turn % 3] *= turn % 2  # In some calls a row is finished.
         for row, twin in enumerate(twins):
             guessed, columns = twin.paths(int(next_token[row]))
             assert_tree(drafter, tree, row, guessed, columns)
@@ -146,7 +146,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
     assert used > 8
 
 
-def test_nodes_see_what_lookahead_lets_them_see():
+def test_attention_mask_of_lookahead():
     """The example of the docstring: the mask of Fu et al., figure 5."""
     drafter = LookaheadDrafter(3, 4, 1)
 
@@ -160,7 +160,7 @@ def test_nodes_see_what_lookahead_lets_them_see():
     tree, masks = jax.device_get(first_tree())
     mask = masks[0]
     # Nodes 1 … 3 are the guess, then come 01 02 10 11 12 20 21 22.
-    seen = {
+    visible = {
         4: {0, 4},
         5: {0, 4, 5},
         6: {0, 6},
@@ -171,7 +171,7 @@ def test_nodes_see_what_lookahead_lets_them_see():
         11: {0, 4, 5, 8, 11},
         3: {0, 1, 2, 3},
     }
-    assert {node: set(np.flatnonzero(mask[node])) for node in seen} == seen
+    assert {node: set(np.flatnonzero(mask[node])) for node in visible} == visible
     assert tree.depths[0].tolist() == [0, 1, 2, 3, 1, 2, 1, 2, 3, 2, 3, 4]
 
 
@@ -180,13 +180,13 @@ def test_a_text_does_not_depend_on_its_batch():
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (3, 20)))
     lengths = jnp.array([20, 11, 3])
     start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts, None)))
-    together = start(tokens, lengths)
+    batched = start(tokens, lengths)
     for row in range(3):
-        alone = start(tokens[row : row + 1], lengths[row : row + 1])
-        for one, all_rows in zip(
-            jax.tree.leaves(alone), jax.tree.leaves(together), strict=True
+        unbatched = start(tokens[row : row + 1], lengths[row : row + 1])
+        for single_row, all_rows in zip(
+            jax.tree.leaves(unbatched), jax.tree.leaves(batched), strict=True
         ):
-            assert one[0].tolist() == all_rows[row].tolist()
+            assert single_row[0].tolist() == all_rows[row].tolist()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bpd_jax.drafting.sources.lookup import PromptLookup
 
 
 def drafts(texts, next_tokens, num_tokens, match, slots=None):
-    """The drafts of some texts, an empty one where nothing was found."""
+    """The drafts of some texts; empty where nothing matches."""
     slots = slots or max(map(len, texts)) + 1
     # Leftovers past the end must not matter.
     tokens = np.full((len(texts), slots), next_tokens[0], np.int32)
@@ -30,7 +30,7 @@ def drafts(texts, next_tokens, num_tokens, match, slots=None):
     size = num_tokens + 1
     assert tree.size == drafter.max_nodes == drafter.max_depth == size
     assert tree.num_chains == drafter.max_drafts == 1
-    found = []
+    drafted = []
     for row in range(len(texts)):
         assert tree.tokens[row, 0] == next_tokens[row]
         assert tree.parents[row].tolist() == list(range(-1, num_tokens))
@@ -39,12 +39,12 @@ def drafts(texts, next_tokens, num_tokens, match, slots=None):
             [True] * size,
             [True] + [False] * num_tokens,
         )
-        found.append(tree.tokens[row, 1 : tree.valid[row].sum()].tolist())
-    return found
+        drafted.append(tree.tokens[row, 1 : tree.valid[row].sum()].tolist())
+    return drafted
 
 
 def naive(text, num_tokens, match):
-    """Word for word what the docstring says; the certain token ends the text."""
+    """The search that the docstring describes; the certain token ends the text."""
     for count in range(min(match, len(text) - 1), 0, -1):
         for end in range(len(text) - 1, count - 1, -1):
             if text[end - count : end] == text[-count:]:
@@ -59,7 +59,7 @@ def naive(text, num_tokens, match):
     "text, next_token, match, draft",
     [
         ([1, 2, 9, 1], 2, 2, [9, 1, 2, 9, 1]),
-        # Of two places the later one counts.
+        # Of two matches the later one counts.
         ([1, 2, 3, 1, 2, 4, 5, 1], 2, 2, [4, 5, 1, 2, 4]),
         # Unless the earlier one agrees in more tokens.
         ([7, 1, 2, 3, 1, 2, 4, 7, 1], 2, 3, [3, 1, 2, 4, 7]),
@@ -77,7 +77,7 @@ def test_examples(text, next_token, match, draft):
 
 
 @pytest.mark.parametrize("match", [1, 2, 4])
-def test_every_row_finds_what_the_definition_finds(match):
+def test_drafts_equal_a_naive_search(match):
     rng = np.random.default_rng(match)
     texts = [
         rng.integers(0, vocab, length).tolist()
@@ -91,7 +91,7 @@ def test_every_row_finds_what_the_definition_finds(match):
     assert sum(map(bool, want)) > 12
 
 
-def test_it_needs_nothing_that_is_kept():
+def test_prompt_lookup_has_no_memory():
     drafter = PromptLookup(3)
     assert drafter.start(None, Prompts(jnp.zeros((1, 4)), jnp.ones(1), None)) is None
     assert drafter.entropies(None) is None

@@ -82,8 +82,10 @@ def test_scored_tokens_do_not_depend_on_batches_or_begin_token():
     passages = ["the cat sat", "the sat", "the cat\n"]
     plain = scores(*passages[:2])
     for options in ({"batch_size": 3}, {"begin_of_text": 0}):
-        for found, wanted in zip(scores(*passages[:2], **options), plain, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-5)
+        for actual, expected in zip(
+            scores(*passages[:2], **options), plain, strict=True
+        ):
+            assert actual == pytest.approx(expected, abs=1e-5)
     assert scores(passages[2])[0]["last_word"] == 1
 
 

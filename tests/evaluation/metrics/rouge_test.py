@@ -8,8 +8,8 @@ import pytest
 from bpd_jax.evaluation.metrics import rouge
 
 
-def f_measure(shared, found, wanted):
-    return 2 * shared / (found + wanted)
+def f_measure(shared, predicted, expected):
+    return 2 * shared / (predicted + expected)
 
 
 def test_scores_of_an_example_computed_by_hand():
@@ -21,8 +21,8 @@ def test_scores_of_an_example_computed_by_hand():
     Shared are all 4 words, the pair `the gunman` alone, and in order at most two words.
     """
     pytest.importorskip("rouge_score")
-    found = rouge.scores("Police kills the gunman.", ["the gunman killed police"])
-    assert found == {
+    scores = rouge.scores("Police kills the gunman.", ["the gunman killed police"])
+    assert scores == {
         "rouge1": 1.0,
         "rouge2": pytest.approx(f_measure(1, 3, 3)),
         "rougeL": pytest.approx(f_measure(2, 4, 4)),
@@ -33,15 +33,15 @@ def test_scores_of_an_example_computed_by_hand():
 def test_only_rouge_lsum_splits_lines():
     """Lines in another order share one of two as one sequence, both as sentences."""
     pytest.importorskip("rouge_score")
-    found = rouge.scores("cold rain\nwarm sun", ["warm sun\ncold rain"])
-    assert found["rougeL"] == pytest.approx(f_measure(2, 4, 4))
-    assert found["rougeLsum"] == 1.0
+    scores = rouge.scores("cold rain\nwarm sun", ["warm sun\ncold rain"])
+    assert scores["rougeL"] == pytest.approx(f_measure(2, 4, 4))
+    assert scores["rougeLsum"] == 1.0
 
 
 def test_best_score_over_references_is_used():
     pytest.importorskip("rouge_score")
-    found = rouge.scores("warm sun", ["cold rain", "warm rain"])
-    assert found["rouge1"] == pytest.approx(0.5)
+    scores = rouge.scores("warm sun", ["cold rain", "warm rain"])
+    assert scores["rouge1"] == pytest.approx(0.5)
     assert rouge.scores("", ["cold rain"]) == dict.fromkeys(rouge.KINDS, 0.0)
 
 
@@ -63,10 +63,10 @@ def test_scores_of_real_summaries_match_the_package(records, name, text, summary
     for record in records(name, 30):
         lead = ". ".join(record[text].split(". ")[:3])
         for prediction in (lead, record[text][:200]):
-            wanted = scorer.score(record[summary], prediction)
-            found = rouge.scores(prediction, [record[summary]])
-            assert found == {kind: wanted[kind].fmeasure for kind in rouge.KINDS}
-            means = {kind: means[kind] + found[kind] / 60 for kind in means}
+            expected = scorer.score(record[summary], prediction)
+            scores = rouge.scores(prediction, [record[summary]])
+            assert scores == {kind: expected[kind].fmeasure for kind in rouge.KINDS}
+            means = {kind: means[kind] + scores[kind] / 60 for kind in means}
     assert means["rouge2"] < means["rougeL"] <= means["rouge1"]
     assert means["rougeL"] > 0.1
 
@@ -79,7 +79,7 @@ def test_missing_package_is_reported():
         "try: rouge.scores('a', ['b'])\n"
         "except UserError as error: print(error)\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "pip install 'rouge-score" in done.stdout
+    assert "pip install 'rouge-score" in result.stdout

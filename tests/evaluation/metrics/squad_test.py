@@ -38,8 +38,8 @@ def test_texts_are_normalized(text, wanted):
     ],
 )
 def test_scores_of_examples_computed_by_hand(prediction, references, exact, f1):
-    found = squad.scores(prediction, references)
-    assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
+    scores = squad.scores(prediction, references)
+    assert scores == {"exact_match": exact, "f1": pytest.approx(f1)}
 
 
 def perturbed(answer, number):
@@ -61,13 +61,13 @@ def perturbed(answer, number):
 
 @pytest.fixture(scope="module")
 def cases(records):
-    found = []
+    answers = []
     for number, record in enumerate(records("squad/validation", 3000)):
         references = record["answers"]["text"]
-        found.append(
+        answers.append(
             (perturbed(references[number % len(references)], number), references)
         )
-    return found
+    return answers
 
 
 def restated(text):
@@ -84,29 +84,31 @@ def restated(text):
     return "".join(" " if w in ("a", "an", "the") else w for w in words).split()
 
 
-def restated_f1(found, wanted):
-    if not found or not wanted:
-        return float(found == wanted)
-    left, shared = list(wanted), 0
-    for word in found:
-        if word in left:
-            left.remove(word)
+def restated_f1(predicted, wanted):
+    if not predicted or not wanted:
+        return float(predicted == wanted)
+    remaining, shared = list(wanted), 0
+    for word in predicted:
+        if word in remaining:
+            remaining.remove(word)
             shared += 1
-    precision, recall = shared / len(found), shared / len(wanted)
+    precision, recall = shared / len(predicted), shared / len(wanted)
     return 2 * precision * recall / (precision + recall) if shared else 0.0
 
 
 def test_scores_of_real_answers_match_the_rules(cases):
     exact = 0
     for prediction, references in cases:
-        found = restated(prediction)
-        rights = [restated(reference) for reference in references]
-        wanted = {
-            "exact_match": float(found in rights),
-            "f1": pytest.approx(max(restated_f1(found, right) for right in rights)),
+        predicted = restated(prediction)
+        correct = [restated(reference) for reference in references]
+        expected = {
+            "exact_match": float(predicted in correct),
+            "f1": pytest.approx(
+                max(restated_f1(predicted, words) for words in correct)
+            ),
         }
-        assert squad.scores(prediction, references) == wanted, prediction
-        exact += found in rights
+        assert squad.scores(prediction, references) == expected, prediction
+        exact += predicted in correct
     assert 0.2 * len(cases) < exact < 0.8 * len(cases)
 
 
@@ -114,11 +116,11 @@ def test_scores_of_real_answers_match_torchmetrics(cases):
     """Its code is that of the official script of SQuAD 1.1."""
     package = pytest.importorskip("torchmetrics.functional.text")
     for prediction, references in cases[:500]:
-        found = package.squad(
+        scores = package.squad(
             {"prediction_text": prediction, "id": "x"},
             {"answers": {"answer_start": [0], "text": references}, "id": "x"},
         )
         # For two empty texts, SQuAD 1.1 has no F1, and 2.0 has 1.
         if any(map(squad.normalize, [prediction, *references])):
-            wanted = {name: value.item() / 100 for name, value in found.items()}
-            assert squad.scores(prediction, references) == pytest.approx(wanted)
+            expected = {name: value.item() / 100 for name, value in scores.items()}
+            assert squad.scores(prediction, references) == pytest.approx(expected)

@@ -8,8 +8,8 @@ from bpd_jax.studies import printed, tasks
 
 
 def test_headlines_are_those_of_the_paper():
-    found = {task: headline_of(task) for task in printed.TASKS}
-    assert found == printed.METRICS
+    headlines = {task: headline_of(task) for task in printed.TASKS}
+    assert headlines == printed.METRICS
 
 
 @pytest.mark.parametrize(

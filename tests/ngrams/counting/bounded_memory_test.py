@@ -56,18 +56,20 @@ def expected(text: list[np.ndarray]) -> NGramCounts:
     return count_ngrams(text, order=4, vocab_size=V)
 
 
-def assert_same(ours: NGramCounts, theirs: NGramCounts) -> None:
-    assert ours.sizes == theirs.sizes
-    assert ours.seen == theirs.seen
+def assert_same(actual: NGramCounts, expected: NGramCounts) -> None:
+    assert actual.sizes == expected.sizes
+    assert actual.seen == expected.seen
     for name in ("keys", "counts", "followed"):
-        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for array, expected_array in zip(
+            getattr(actual, name), getattr(expected, name), strict=True
+        ):
+            np.testing.assert_array_equal(array, expected_array)
 
 
-def same_folders(one: pathlib.Path, other: pathlib.Path) -> bool:
-    names = sorted(path.name for path in one.iterdir())
-    equal, _, _ = filecmp.cmpfiles(one, other, names, shallow=False)
-    return sorted(equal) == names == sorted(path.name for path in other.iterdir())
+def same_folders(first: pathlib.Path, second: pathlib.Path) -> bool:
+    names = sorted(path.name for path in first.iterdir())
+    equal, _, _ = filecmp.cmpfiles(first, second, names, shallow=False)
+    return sorted(equal) == names == sorted(path.name for path in second.iterdir())
 
 
 @pytest.mark.parametrize("memory", [MEMORY, 3 * MEMORY, 10**9])
@@ -84,11 +86,11 @@ def test_counts_do_not_depend_on_the_memory(
         Batches(text), order=4, memory=memory, work_folder=work
     )
     assert_same(counts, expected)
-    found = len(list(tmp_path.glob("work/run_*.windows")))
+    num_runs = len(list(tmp_path.glob("work/run_*.windows")))
     if memory == 10**9 or not with_folder:
-        assert found == 0
+        assert num_runs == 0
     else:
-        assert found >= 2
+        assert num_runs >= 2
 
 
 @pytest.mark.parametrize("order", [1, 2, 9])
@@ -133,12 +135,12 @@ def test_killed_count_resumes_after_its_last_run(
     assert before
     # A run that is not in the manifest.
     (tmp_path / "run_00099.windows").write_bytes(b"half")
-    again = Batches(text)
+    resumed = Batches(text)
     counts = bounded_memory.count(
-        again, order=4, memory=3 * MEMORY, work_folder=tmp_path
+        resumed, order=4, memory=3 * MEMORY, work_folder=tmp_path
     )
     assert_same(counts, expected)
-    assert 0 < again.read_from[0] <= 800
+    assert 0 < resumed.read_from[0] <= 800
     # Other minimum counts of a complete count do not read the source.
     third = Batches(text)
     counts = bounded_memory.count(
@@ -164,10 +166,10 @@ def test_count_killed_in_its_first_run_starts_again(
                     b"half"
                 )
             raise KeyboardInterrupt
-        return real(path)
+        return original(path)
 
     output, work = tmp_path / "counts", tmp_path / "counts.work"
-    real = files.replacing_file
+    original = files.replacing_file
     monkeypatch.setattr("bpd_jax.files.replacing_file", kill)
     with pytest.raises(KeyboardInterrupt):
         bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
@@ -280,14 +282,14 @@ def test_full_disk_keeps_earlier_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "counts"
-    real = files.replacing_file
+    original = files.replacing_file
 
     fails = "run_00000.counts"
 
     def full(path: pathlib.Path) -> object:
         if path.name == fails:
             path = pathlib.Path("/dev/full/x")
-        return real(path)
+        return original(path)
 
     monkeypatch.setattr("bpd_jax.files.replacing_file", full)
     with pytest.raises(UserError, match="cannot write /dev/full/x"):
@@ -299,7 +301,7 @@ def test_full_disk_keeps_earlier_runs(
     assert not output.exists()
     work = tmp_path / "counts.work"
     assert len(list(work.glob("run_*.windows"))) == 3
-    monkeypatch.setattr("bpd_jax.files.replacing_file", real)
+    monkeypatch.setattr("bpd_jax.files.replacing_file", original)
 
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -309,10 +311,10 @@ def test_full_disk_keeps_earlier_runs(
         bounded_memory.count_to_folder(Batches(text), output, order=4, memory=MEMORY)
     assert not output.exists()
     monkeypatch.undo()
-    again = Batches(text)
-    counts = bounded_memory.count_to_folder(again, output, order=4, memory=MEMORY)
+    resumed = Batches(text)
+    counts = bounded_memory.count_to_folder(resumed, output, order=4, memory=MEMORY)
     assert_same(counts, expected)
-    assert again.read_from == []
+    assert resumed.read_from == []
     assert not work.exists()
 
 
@@ -334,13 +336,13 @@ def test_count_after_a_kill_while_runs_were_removed(
     expected: NGramCounts,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = shutil.rmtree
+    original = shutil.rmtree
 
     def kill(folder: str, ignore_errors: bool = False) -> None:
         for manifest in pathlib.Path(folder).rglob(sorted_runs.MANIFEST):
             manifest.unlink()
             raise KeyboardInterrupt
-        real(folder, ignore_errors)
+        original(folder, ignore_errors)
 
     output = tmp_path / "counts"
     with monkeypatch.context() as patch:
@@ -387,9 +389,9 @@ def test_invalid_arguments_are_refused(arguments, message: str) -> None:
 
 
 def test_error_names_the_token_outside_the_vocabulary(text: list[np.ndarray]) -> None:
-    wrong = [*text[:57], np.array([1, V]), *text[57:]]
+    invalid = [*text[:57], np.array([1, V]), *text[57:]]
     with pytest.raises(UserError, match=f"text: sequence 58 holds the token {V}"):
-        bounded_memory.count(Batches(wrong), order=2)
+        bounded_memory.count(Batches(invalid), order=2)
 
 
 def test_numbers_of_documents_and_tokens_are_reported(tmp_path: pathlib.Path) -> None:

@@ -47,15 +47,15 @@ def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
     (folder / "a.txt").write_text("".join(lines[:20]))
     (folder / "a_empty.txt").write_text("\n")
     (folder / "b.txt.gz").write_bytes(gzip.compress("".join(lines[20:25]).encode()))
-    rest = np.array(" 9 ".join(lines[25:]).split(), np.uint16)
-    np.save(folder / "c.npy", rest)
+    remaining = np.array(" 9 ".join(lines[25:]).split(), np.uint16)
+    np.save(folder / "c.npy", remaining)
     return str(folder / "*")
 
 
-def same_folders(one: pathlib.Path, other: pathlib.Path) -> bool:
-    names = sorted(path.name for path in one.iterdir())
-    equal, _, _ = filecmp.cmpfiles(one, other, names, shallow=False)
-    return sorted(equal) == names == sorted(path.name for path in other.iterdir())
+def same_folders(first: pathlib.Path, second: pathlib.Path) -> bool:
+    names = sorted(path.name for path in first.iterdir())
+    equal, _, _ = filecmp.cmpfiles(first, second, names, shallow=False)
+    return sorted(equal) == names == sorted(path.name for path in second.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_full_disk_is_reported_in_one_sentence(
 ) -> None:
     from apache_beam.io.filesystems import FileSystems
 
-    def full(path: str) -> object:
+    def fail(path: str) -> object:
         raise OSError(28, "No space left on device")
 
     source = open_source(tokens=token_files, vocab_size=10)
     for function in ("create", "open", "mkdirs"):
         with monkeypatch.context() as patch:
-            patch.setattr(FileSystems, function, full)
+            patch.setattr(FileSystems, function, fail)
             with pytest.raises(UserError) as caught:
                 count_with_beam(source, tmp_path / "beam", order=2, options=options)
         assert str(caught.value).startswith(f"cannot write {tmp_path / 'beam'}")
@@ -170,7 +170,9 @@ def test_invalid_options_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
 
 
-def test_bad_input_leaves_nothing(tmp_path: pathlib.Path, token_files: str) -> None:
+def test_invalid_input_leaves_no_files(
+    tmp_path: pathlib.Path, token_files: str
+) -> None:
     folder = pathlib.Path(token_files).parent
     output = tmp_path / "beam"
     source = open_source(tokens=token_files, vocab_size=10)
@@ -231,7 +233,7 @@ def test_cluster_gives_the_same_bytes(
 def test_killed_worker_of_a_cluster_does_not_change_the_result(
     tmp_path: pathlib.Path,
 ) -> None:
-    """One of two processes is killed when the first part is written."""
+    """One of two workers is killed when the first part is written."""
     import dask
 
     folder = tmp_path / "tokens"
@@ -258,7 +260,7 @@ def test_killed_worker_of_a_cluster_does_not_change_the_result(
         thread.start()
         count_with_beam(source, tmp_path / "beam", order=4, options=options)
         thread.join()
-        # Dask may have started another worker in its place, or have given that up.
+        # Dask may or may not have started another worker instead.
         assert victim not in {worker.pid for worker in cluster.workers.values()}
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),

@@ -33,13 +33,13 @@ def as_dict(counts: NGramCounts) -> dict[tuple[int, ...], int]:
 
 
 def slow_counts(sequences: list[list[int]], order: int) -> Counter[tuple[int, ...]]:
-    result: Counter[tuple[int, ...]] = Counter()
+    counts: Counter[tuple[int, ...]] = Counter()
     for sequence in sequences:
         symbols = [5, *sequence, 4]  # <s> and </s> of V = 4
         for size in range(1, order + 1):
             for start in range(len(symbols) - size + 1):
-                result[tuple(symbols[start : start + size])] += 1
-    return result
+                counts[tuple(symbols[start : start + size])] += 1
+    return counts
 
 
 @given(SEQUENCES, st.integers(1, 5))
@@ -55,15 +55,17 @@ def test_counts_equal_those_of_a_loop(sequences: list[list[int]], order: int) ->
 def test_min_counts_keep_frequent_ngrams_and_their_affixes(
     sequences: list[list[int]], minimums: list[int]
 ) -> None:
-    everything = slow_counts(sequences, 4)
-    least = (1, *minimums)
-    expected = {gram for gram, n in everything.items() if n >= least[len(gram) - 1]}
+    all_counts = slow_counts(sequences, 4)
+    thresholds = (1, *minimums)
+    expected = {
+        gram for gram, n in all_counts.items() if n >= thresholds[len(gram) - 1]
+    }
     for size in (4, 3, 2):
         longer = [gram for gram in expected if len(gram) == size]
         expected.update(gram[:-1] for gram in longer)
         expected.update(gram[1:] for gram in longer)
-    counts = with_min_counts(count_ngrams(sequences, order=4, vocab_size=4), least)
-    assert as_dict(counts) == {gram: everything[gram] for gram in expected}
+    counts = with_min_counts(count_ngrams(sequences, order=4, vocab_size=4), thresholds)
+    assert as_dict(counts) == {gram: all_counts[gram] for gram in expected}
 
 
 def test_followed_includes_dropped_ngrams() -> None:
@@ -104,17 +106,21 @@ def test_invalid_min_counts_are_refused(minimums: list[int]) -> None:
 
 
 def test_counts_are_saved_and_loaded(tmp_path: pathlib.Path) -> None:
-    whole = count_ngrams([[0, 1, 2], [0, 1], [2]], order=3, end_of_text=3)
-    for counts in (whole, with_min_counts(whole, [1, 2, 2])):
+    all_counts = count_ngrams([[0, 1, 2], [0, 1], [2]], order=3, end_of_text=3)
+    for counts in (all_counts, with_min_counts(all_counts, [1, 2, 2])):
         folders = [tmp_path / name for name in ("one", "two")]
         for folder in folders:
             counts.save(folder)
-        again = NGramCounts.load(folders[0])
-        assert as_dict(again) == as_dict(counts)
-        for one, other in zip(again.followed, counts.followed, strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert (again.vocab_size, again.end_of_text, again.seen) == (4, 3, whole.sizes)
-        assert (again.sequences, again.tokens, again.events) == (3, 6, 9)
+        loaded = NGramCounts.load(folders[0])
+        assert as_dict(loaded) == as_dict(counts)
+        for array, expected in zip(loaded.followed, counts.followed, strict=True):
+            np.testing.assert_array_equal(array, expected)
+        assert (loaded.vocab_size, loaded.end_of_text, loaded.seen) == (
+            4,
+            3,
+            all_counts.sizes,
+        )
+        assert (loaded.sequences, loaded.tokens, loaded.events) == (3, 6, 9)
         for path in folders[0].iterdir():
             assert path.read_bytes() == (folders[1] / path.name).read_bytes()
     with pytest.raises(UserError, match=r"ngram_model\.json"):

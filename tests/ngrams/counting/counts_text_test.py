@@ -30,13 +30,15 @@ def as_text(counts: NGramCounts, names: list[str] | None = None) -> str:
     )
 
 
-def assert_same(ours: NGramCounts, theirs: NGramCounts) -> None:
-    assert ours.sizes == theirs.sizes
+def assert_same(actual: NGramCounts, expected: NGramCounts) -> None:
+    assert actual.sizes == expected.sizes
     for name in ("keys", "counts"):
-        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
-            np.testing.assert_array_equal(one, other)
-    for one, other in zip(ours.followed, theirs.followed, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        for array, expected_array in zip(
+            getattr(actual, name), getattr(expected, name), strict=True
+        ):
+            np.testing.assert_array_equal(array, expected_array)
+    for array, expected_array in zip(actual.followed, expected.followed, strict=True):
+        np.testing.assert_allclose(array, expected_array, rtol=1e-6)
 
 
 @given(
@@ -54,8 +56,8 @@ def test_written_counts_are_read(
     random,
 ) -> None:
     path = tmp_path_factory.mktemp("counts") / "counts.txt.gz"
-    whole = count_ngrams(sequences, order=order, vocab_size=4)
-    for counts in (whole, with_min_counts(whole, [1, *minimums])):
+    all_counts = count_ngrams(sequences, order=order, vocab_size=4)
+    for counts in (all_counts, with_min_counts(all_counts, [1, *minimums])):
         lines = as_text(counts).splitlines(keepends=True)
         random.shuffle(lines)
         path.write_bytes(gzip.compress("".join(lines).encode()))
@@ -166,14 +168,14 @@ def test_vocabulary_that_is_too_large_is_refused(tmp_path: pathlib.Path) -> None
         read_counts(path)
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files beside this tree")
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files in ../shared/data")
 def test_opengrms_counts_equal_those_of_its_text() -> None:
     with gzip.open(GOLDEN / "tokens.txt.gz", "rt") as lines:
         sequences = [np.array(line.split(), np.int32) for line in lines]
     expected = count_ngrams(sequences, order=4, vocab_size=50_257)
-    found = read_counts(GOLDEN / "counts4.txt.gz", vocab_size=50_257)
-    assert found.sizes == expected.sizes
+    counts = read_counts(GOLDEN / "counts4.txt.gz", vocab_size=50_257)
+    assert counts.sizes == expected.sizes
     for name in ("keys", "counts", "followed"):
-        groups = zip(getattr(found, name), getattr(expected, name), strict=True)
-        for ours, theirs in groups:
-            np.testing.assert_array_equal(ours, theirs)
+        groups = zip(getattr(counts, name), getattr(expected, name), strict=True)
+        for array, expected_array in groups:
+            np.testing.assert_array_equal(array, expected_array)

@@ -110,10 +110,10 @@ def test_text_is_read_in_order(
 
 def test_default_splits_are_all_of_text_and_train_of_a_task(text: str) -> None:
     assert len(read(open_source(text=text))) == 42
-    whole = open_source(text=text).fingerprint()
-    assert whole == open_source(text=text, split="all").fingerprint()
-    assert whole != open_source(text=text, split="train").fingerprint()
-    assert whole != open_source(text=text, max_bytes=100).fingerprint()
+    fingerprint = open_source(text=text).fingerprint()
+    assert fingerprint == open_source(text=text, split="all").fingerprint()
+    assert fingerprint != open_source(text=text, split="train").fingerprint()
+    assert fingerprint != open_source(text=text, max_bytes=100).fingerprint()
     with pytest.raises(UserError, match="max_bytes"):
         open_source(text=text, max_bytes=100).shares()
 
@@ -165,24 +165,24 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
     assert (source.vocab_size, source.end_of_text) == (11, 2)
     assert read(source) == read(file)
     assert read(source, 260) == read(file)[260:]
-    found, expected = (
+    counts, expected = (
         count_ngrams(s.sequences(), order=3, vocab_size=11, end_of_text=s.end_of_text)
         for s in (source, file)
     )
-    assert found.sequences == expected.sequences
-    for mine, theirs in zip(
-        [*found.keys, *found.counts], [*expected.keys, *expected.counts], strict=True
+    assert counts.sequences == expected.sequences
+    for array, expected_array in zip(
+        [*counts.keys, *counts.counts], [*expected.keys, *expected.counts], strict=True
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(array, expected_array)
 
     train = open_source(generations=folder)
     held_out = open_source(generations=folder, split="validation")
     assert 0 < len(read(held_out)) < len(read(train))
     assert sorted(read(train) + read(held_out)) == sorted(read(source))
-    prints = {s.fingerprint() for s in (source, train, held_out)}
-    assert len(prints) == 3
+    fingerprints = {s.fingerprint() for s in (source, train, held_out)}
+    assert len(fingerprints) == 3
     generations.write_shard(folder, 2, texts[:1], [0])
-    assert source.fingerprint() not in prints
+    assert source.fingerprint() not in fingerprints
     with pytest.raises(UserError, match="cannot be split"):
         source.shares()
 

@@ -95,9 +95,9 @@ def test_end_of_text_separates_the_documents_of_an_array(
         for part in np.split(tokens, np.cumsum(lengths[:-1]))
     ]
     assert documents == [[0, 1], [2, 3, 4, 5], [6]]
-    (whole,) = read_batches(path, None)
-    assert whole.tokens.dtype == "int32"
-    assert whole.lengths.tolist() == [12]
+    (batch,) = read_batches(path, None)
+    assert batch.tokens.dtype == "int32"
+    assert batch.lengths.tolist() == [12]
     assert highest_id(path) == 9
 
 

@@ -13,7 +13,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_si
 
 def digits_of(rows: np.ndarray, packing: Packing) -> list[tuple[int, ...]]:
     """The digits of packed windows, by long division."""
-    result = []
+    windows_digits = []
     for row in rows.tolist():
         digits: list[int] = []
         for word, length in zip(row, packing.lengths.tolist(), strict=True):
@@ -22,21 +22,21 @@ def digits_of(rows: np.ndarray, packing: Packing) -> list[tuple[int, ...]]:
                 word, digit = divmod(word, packing.base)
                 part.append(digit)
             digits += part[::-1]
-        result.append(tuple(digits))
-    return result
+        windows_digits.append(tuple(digits))
+    return windows_digits
 
 
 def slow_windows(stream: list[int], packing: Packing) -> dict[tuple[int, ...], int]:
     eos = packing.vocab_size
-    found: dict[tuple[int, ...], int] = {}
+    counts: dict[tuple[int, ...], int] = {}
     for begin in range(len(stream)):
         window = stream[begin : begin + packing.order]
         if eos in window:
             window = window[: window.index(eos) + 1]
         padding = [0] * (packing.order - len(window))
         digits = (*(symbol + 1 for symbol in window), *padding)
-        found[digits] = found.get(digits, 0) + 1
-    return found
+        counts[digits] = counts.get(digits, 0) + 1
+    return counts
 
 
 def test_windows_are_those_of_the_worked_example() -> None:
@@ -45,8 +45,8 @@ def test_windows_are_those_of_the_worked_example() -> None:
     )
     packing = Packing(3, 3)
     assert packing.base == 6
-    found = windows.sorted_parts(stream, packing)
-    rows, counts = windows.merged(list(found.parts))
+    windows_by_part = windows.sorted_parts(stream, packing)
+    rows, counts = windows.merged(list(windows_by_part.parts))
     assert rows[:, 0].tolist() == [52, 96, 144, 188]
     assert counts.tolist() == [1, 1, 1, 1]
 
@@ -83,13 +83,13 @@ def test_windows_are_sorted_and_counted(
     occurrences = np.bincount(stream, minlength=vocab_size + 2)
     for parts in (1, 4):
         part_of = windows.balanced_parts(occurrences, parts)
-        found = windows.sorted_parts(stream, packing, part_of)
-        lists = list(found.parts)
-        assert len(lists) == found.number <= parts
+        windows_by_part = windows.sorted_parts(stream, packing, part_of)
+        lists = list(windows_by_part.parts)
+        assert len(lists) == windows_by_part.number <= parts
         digits = [row for part in lists for row in digits_of(part.rows, packing)]
         assert digits == sorted(digits)
         counts = np.concatenate([part.counts for part in lists]).tolist()
-        assert len(digits) <= found.most
+        assert len(digits) <= windows_by_part.most
         expected = slow_windows(stream.tolist(), packing)
         assert dict(zip(digits, counts, strict=True)) == expected
 
@@ -111,12 +111,14 @@ def test_merging_adds_the_counts_of_equal_windows(
 ) -> None:
     expected: dict[tuple[int, int], int] = {}
     packed = []
-    for one in lists:
-        one[7, 1] = 2  # All lists have this row in common.
-        for row, count in one.items():
+    for window_counts in lists:
+        window_counts[7, 1] = 2  # All lists have this row in common.
+        for row, count in window_counts.items():
             expected[row] = expected.get(row, 0) + count
-        rows = np.array(sorted(one), np.uint64)
-        counts = np.array([one[row] for row in sorted(one)], np.int64)
+        rows = np.array(sorted(window_counts), np.uint64)
+        counts = np.array(
+            [window_counts[row] for row in sorted(window_counts)], np.int64
+        )
         packed.append(Counted(rows, counts))
     rows, counts = windows.merged(packed)
     assert [tuple(row) for row in rows.tolist()] == sorted(expected)

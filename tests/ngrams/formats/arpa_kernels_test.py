@@ -9,7 +9,7 @@ from bpd_jax.ngrams.formats import arpa_kernels
 from bpd_jax.ngrams.formats.arpa import format_numbers
 
 
-def put(value: float) -> str:
+def formatted(value: float) -> str:
     letters, begins = format_numbers(np.array([value]))
     assert begins.tolist() == [0, letters.size]
     return letters.tobytes().decode()
@@ -24,11 +24,11 @@ def parsed(text: str) -> float | None:
 @given(st.floats(-99, 10))
 @settings(max_examples=500, deadline=None, derandomize=True)
 def test_numbers_are_written_to_seven_digits(value: float) -> None:
-    text = put(value)
+    text = formatted(value)
     assert float(text) == pytest.approx(value, rel=5.001e-7, abs=1e-12)
     assert parsed(text) == float(text)
     # Formatting is idempotent.
-    assert put(float(text)) == text
+    assert formatted(float(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_numbers_are_written_to_seven_digits(value: float) -> None:
     ],
 )
 def test_edge_cases_of_numbers_are_formatted(value: float, text: str) -> None:
-    assert put(value) == text
+    assert formatted(value) == text
 
 
 def test_nan_is_formatted_as_empty_text() -> None:
@@ -69,10 +69,10 @@ def test_join_lines_does_not_write_beyond_the_buffer() -> None:
     scores = format_numbers(np.array([-1.5, 2.0]))
     weights = format_numbers(np.array([-1e300, np.nan]))
     names = np.frombuffer(b"aab", np.uint8), np.array([0, 2, 3])
-    for room in range(len(expected) + 1):
+    for capacity in range(len(expected) + 1):
         text = np.zeros(len(expected) + 8, np.uint8)
-        length = arpa_kernels.join_lines(rows, scores, weights, names, text[:room])
-        if room < len(expected):
+        length = arpa_kernels.join_lines(rows, scores, weights, names, text[:capacity])
+        if capacity < len(expected):
             assert length == -1
             assert not text.any()
         else:
@@ -93,7 +93,7 @@ def test_parsed_numbers_equal_pythons(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-0.5", "+1.5", ".25", "3.", "1e5", "-2.5E-07"])
-def test_usual_numbers_are_parsed_by_the_compiled_loop(text: str) -> None:
+def test_common_numbers_are_parsed_by_the_kernel(text: str) -> None:
     assert parsed(text) == float(text)
 
 
@@ -101,5 +101,5 @@ def test_usual_numbers_are_parsed_by_the_compiled_loop(text: str) -> None:
     "text",
     ["", "-", ".", "e5", "1e", "1e+", "1x", "inf", "nan", "1.2.3", "--1", "1e999"],
 )
-def test_other_texts_are_not_parsed(text: str) -> None:
+def test_other_texts_are_left_to_python(text: str) -> None:
     assert parsed(text) is None

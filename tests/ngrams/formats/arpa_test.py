@@ -36,12 +36,12 @@ ngram 2=3
 
 def same(left: NGramModel, right: NGramModel) -> bool:
     return all(
-        len(ones) == len(others)
+        len(arrays) == len(other_arrays)
         and all(
-            np.allclose(one, other, rtol=1e-6, atol=1e-6)
-            for one, other in zip(ones, others, strict=True)
+            np.allclose(array, other_array, rtol=1e-6, atol=1e-6)
+            for array, other_array in zip(arrays, other_arrays, strict=True)
         )
-        for ones, others in (
+        for arrays, other_arrays in (
             (left.keys, right.keys),
             (left.log_probs, right.log_probs),
             (left.log_backoffs, right.log_backoffs),
@@ -50,16 +50,16 @@ def same(left: NGramModel, right: NGramModel) -> bool:
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
-def test_written_model_is_read_to_the_last_digit(
+def test_models_round_trip(
     trigrams: NGramModel, tmp_path: pathlib.Path, name: str
 ) -> None:
     for model in (trigrams, prune(trigrams, 40), prune(trigrams, trigrams.sizes[0])):
         write_arpa(model, tmp_path / name)
-        again = read_arpa(tmp_path / name, vocab_size=10)
-        assert same(model, again)
-        other = tmp_path / f"again_{name}"
-        write_arpa(again, other)
-        assert other.read_bytes() == (tmp_path / name).read_bytes()
+        read = read_arpa(tmp_path / name, vocab_size=10)
+        assert same(model, read)
+        path_of_copy = tmp_path / f"again_{name}"
+        write_arpa(read, path_of_copy)
+        assert path_of_copy.read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_gzip_files_do_not_depend_on_time_or_name(
@@ -78,10 +78,10 @@ def test_symbols_are_written_and_read(
     path = tmp_path / "model.arpa"
     write_arpa(document_model, path, symbols)
     assert "\té\t" in path.read_text(encoding="utf-8")
-    again = read_arpa(path, symbols=symbols, end_of_text=9)
-    assert same(document_model, again)
-    assert again.end_of_text == 9
-    assert again.vocab_size == 10
+    read = read_arpa(path, symbols=symbols, end_of_text=9)
+    assert same(document_model, read)
+    assert read.end_of_text == 9
+    assert read.vocab_size == 10
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_invalid_symbol_tables_are_refused(
 def test_models_with_nan_are_not_written(
     trigrams: NGramModel, tmp_path: pathlib.Path, name: str
 ) -> None:
-    first, *others = getattr(trigrams, name)
+    first, *other_orders = getattr(trigrams, name)
     first = np.where(np.arange(first.size) == 1, np.nan, first)
-    model = dataclasses.replace(trigrams, **{name: (first, *others)})
+    model = dataclasses.replace(trigrams, **{name: (first, *other_orders)})
     with pytest.raises(UserError, match="of the 1-grams is not finite"):
         write_arpa(model, tmp_path / "model.arpa")
     assert not list(tmp_path.iterdir())
@@ -248,11 +248,11 @@ def test_ngrams_of_unknown_words_are_dropped(
         .replace("-0.6\t1\n", "-0.6\t1\n-1.5\t<unk>\t-0.3\n")
         .replace("-0.2\t0 1\n", "-0.2\t0 1\n-0.9\t0 <unk>\n-0.7\t<unk> 0\n")
     )
-    known, plain = read_text(tmp_path, text), read_text(tmp_path, SMALL)
-    assert same(known, plain)
-    token = read_text(tmp_path, text, vocab_size=3, unknown=2)
-    assert token.log_prob([0], 2) == pytest.approx(-0.9 * np.log(10))
-    assert token.log_prob([2], 1) == pytest.approx(-0.9 * np.log(10))
+    with_unk, without_unk = read_text(tmp_path, text), read_text(tmp_path, SMALL)
+    assert same(with_unk, without_unk)
+    unk_as_token = read_text(tmp_path, text, vocab_size=3, unknown=2)
+    assert unk_as_token.log_prob([0], 2) == pytest.approx(-0.9 * np.log(10))
+    assert unk_as_token.log_prob([2], 1) == pytest.approx(-0.9 * np.log(10))
     with pytest.raises(UserError, match="1-gram is listed twice"):
         read_text(tmp_path, text, unknown=1)
     with pytest.raises(UserError, match="unknown is 5"):
@@ -329,8 +329,8 @@ def test_pruned_suffixes_are_added_without_changing_scores(
         (b, c, b): -0.3 - 0.6,
     }
     for gram, score in expected.items():
-        found = model.log_prob(list(gram[:-1]), gram[-1])
-        assert found == pytest.approx(score * np.log(10))
+        log_prob = model.log_prob(list(gram[:-1]), gram[-1])
+        assert log_prob == pytest.approx(score * np.log(10))
 
 
 @pytest.mark.parametrize(
@@ -362,20 +362,20 @@ def test_model_does_not_depend_on_the_block_size(
 ) -> None:
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
-    whole = read_arpa(path, vocab_size=10)
+    expected_model = read_arpa(path, vocab_size=10)
     monkeypatch.setattr("bpd_jax.ngrams.text_blocks._BLOCK", 37)
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa_reader._ROWS", 3)
-    again = read_arpa(path, vocab_size=10)
+    actual_model = read_arpa(path, vocab_size=10)
     for name in ("keys", "log_probs", "log_backoffs"):
-        for ours, theirs in zip(
-            getattr(again, name), getattr(whole, name), strict=True
+        for actual, expected in zip(
+            getattr(actual_model, name), getattr(expected_model, name), strict=True
         ):
-            np.testing.assert_array_equal(ours, theirs)
+            np.testing.assert_array_equal(actual, expected)
     lines = path.read_text().splitlines()
-    wrong = lines.index("\\3-grams:") + 5
-    lines[wrong - 1] = "x " + lines[wrong - 1]
+    invalid_line = lines.index("\\3-grams:") + 5
+    lines[invalid_line - 1] = "x " + lines[invalid_line - 1]
     path.write_text("\n".join(lines))
-    with pytest.raises(UserError, match=f"line {wrong}: this is not a 3-gram"):
+    with pytest.raises(UserError, match=f"line {invalid_line}: this is not a 3-gram"):
         read_arpa(path, vocab_size=10)
 
 
@@ -396,10 +396,10 @@ def test_lines_of_an_order_may_be_in_any_order(
     write_arpa(trigrams, path)
     sections = path.read_text().split("\n\n")
     rng = np.random.default_rng(8)
-    for place, section in enumerate(sections):
+    for index, section in enumerate(sections):
         title, *lines = section.split("\n")
         if title.endswith("-grams:"):
-            sections[place] = "\n".join([title, *rng.permutation(lines)])
+            sections[index] = "\n".join([title, *rng.permutation(lines)])
     assert same(read_text(tmp_path, "\n\n".join(sections), vocab_size=10), trigrams)
 
 
@@ -423,13 +423,13 @@ def test_numbers_of_any_magnitude_are_restored(
     model = read_arpa(path)
     assert model.log_probs[0][1] == float(score) * np.log(10)
     assert model.log_backoffs[0][3] == float(weight) * np.log(10)
-    again = tmp_path / "again.arpa"
-    write_arpa(model, again)
-    assert same(model, read_arpa(again))
+    copy = tmp_path / "again.arpa"
+    write_arpa(model, copy)
+    assert same(model, read_arpa(copy))
 
 
 @pytest.mark.parametrize("weight, fails", [("-1e300", False), ("3e38", True)])
-def test_an_automaton_has_no_weights_beyond_float32(
+def test_weights_beyond_float32_are_refused_by_fst_files(
     tmp_path: pathlib.Path, weight: str, fails: bool
 ) -> None:
     path = tmp_path / "model.arpa"

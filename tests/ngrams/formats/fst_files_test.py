@@ -42,22 +42,22 @@ def arc_by_arc(model: NGramModel) -> "pynini.Fst":
             history = history[1:]
         return states.index(history)
 
-    result = pynini.Fst()
-    result.add_states(len(states))
-    result.set_start(states.index((model.bos,)))
+    automaton = pynini.Fst()
+    automaton.add_states(len(states))
+    automaton.set_start(states.index((model.bos,)))
     for state, history in enumerate(states):
         if history:
             weight = pynini.Weight("tropical", -grams[history][1])
-            result.add_arc(state, pynini.Arc(0, 0, weight, longest(history[1:])))
+            automaton.add_arc(state, pynini.Arc(0, 0, weight, longest(history[1:])))
         for token in range(model.vocab_size):
             if (*history, token) in grams:
                 weight = pynini.Weight("tropical", -grams[(*history, token)][0])
                 target = longest((*history, token))
                 arc = pynini.Arc(token + 1, token + 1, weight, target)
-                result.add_arc(state, arc)
+                automaton.add_arc(state, arc)
         if (*history, model.eos) in grams:
-            result.set_final(state, -grams[(*history, model.eos)][0])
-    return result
+            automaton.set_final(state, -grams[(*history, model.eos)][0])
+    return automaton
 
 
 def forced_labels(
@@ -82,19 +82,19 @@ def forced_labels(
 def path_cost(automaton: "pynini.Fst", labels: list[int]) -> float:
     """Shortest distance through the automaton, with epsilon as a normal label."""
     epsilon = 1000
-    visible = automaton.copy().relabel_pairs(
+    relabelled = automaton.copy().relabel_pairs(
         ipairs=[(0, epsilon)], opairs=[(0, epsilon)]
     )
-    visible.arcsort("ilabel")
+    relabelled.arcsort("ilabel")
     string = pynini.Fst()
     string.add_states(len(labels) + 1)
     string.set_start(0)
     string.set_final(len(labels))
-    for place, label in enumerate(labels):
+    for state, label in enumerate(labels):
         label = epsilon if label == END else label
-        string.add_arc(place, pynini.Arc(label, label, 0, place + 1))
+        string.add_arc(state, pynini.Arc(label, label, 0, state + 1))
     return float(
-        pynini.shortestdistance(pynini.compose(string, visible), reverse=True)[0]
+        pynini.shortestdistance(pynini.compose(string, relabelled), reverse=True)[0]
     )
 
 
@@ -109,21 +109,21 @@ def test_automaton_equals_one_built_arc_by_arc(
 ) -> None:
     model = prune(trigrams, trigrams.sizes[0] + extra)
     if model.order == 1:
-        found = built(model)
-        assert found.num_states() == 1
-        assert found.num_arcs(0) == model.sizes[0] - 2  # all but <s> and </s>
+        automaton = built(model)
+        assert automaton.num_states() == 1
+        assert automaton.num_arcs(0) == model.sizes[0] - 2  # all but <s> and </s>
         return
-    found, expected = built(model), arc_by_arc(model)
-    assert found.start() == expected.start()
-    assert pynini.equal(found, expected, delta=1e-6)
-    assert found.verify()
+    automaton, expected = built(model), arc_by_arc(model)
+    assert automaton.start() == expected.start()
+    assert pynini.equal(automaton, expected, delta=1e-6)
+    assert automaton.verify()
 
 
 def test_properties_are_those_that_openfst_computes(trigrams: NGramModel) -> None:
-    stated = built(trigrams)
-    copied = pynini.Fst.read_from_string(arc_by_arc(trigrams).write_to_string())
-    every = pynini.FST_PROPERTIES
-    assert stated.properties(every, True) == copied.properties(every, True)
+    automaton = built(trigrams)
+    expected = pynini.Fst.read_from_string(arc_by_arc(trigrams).write_to_string())
+    mask = pynini.FST_PROPERTIES
+    assert automaton.properties(mask, True) == expected.properties(mask, True)
 
 
 def test_cost_of_the_forced_path_is_that_of_the_model(trigrams: NGramModel) -> None:
@@ -190,7 +190,7 @@ def test_write_and_read(trigrams: NGramModel, tmp_path: pathlib.Path) -> None:
     assert pynini.equal(read, built(trigrams))
 
 
-def test_automata_of_other_arcs_are_refused(tmp_path: pathlib.Path) -> None:
+def test_automata_of_other_semirings_are_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "other.fst"
     pynini.accep("a", arc_type="log").write(str(path))
     with pytest.raises(UserError, match="not an OpenFst vector FST"):

@@ -17,15 +17,15 @@ from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 
 
-def assert_same_to_float32(found: NGramModel, model: NGramModel) -> None:
-    assert found.sizes == model.sizes
-    for ours, theirs in zip(found.keys, model.keys, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+def assert_same_to_float32(actual: NGramModel, expected: NGramModel) -> None:
+    assert actual.sizes == expected.sizes
+    for array, expected_array in zip(actual.keys, expected.keys, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
     for name in ("log_probs", "log_backoffs"):
-        for ours, theirs in zip(
-            getattr(found, name), getattr(model, name), strict=True
+        for array, expected_array in zip(
+            getattr(actual, name), getattr(expected, name), strict=True
         ):
-            np.testing.assert_array_equal(ours, theirs.astype(np.float32))
+            np.testing.assert_array_equal(array, expected_array.astype(np.float32))
 
 
 @given(
@@ -37,20 +37,20 @@ def assert_same_to_float32(found: NGramModel, model: NGramModel) -> None:
 def test_round_trip_restores_the_model_to_float32(
     sequences: list[list[int]], order: int, extra: int
 ) -> None:
-    whole = estimate_katz(count_ngrams(sequences, order=order, vocab_size=5))
+    complete = estimate_katz(count_ngrams(sequences, order=order, vocab_size=5))
     mixed = interpolate(
-        whole, estimate_katz(count_ngrams([[3, 1]], order=2, vocab_size=5)), 0.5
+        complete, estimate_katz(count_ngrams([[3, 1]], order=2, vocab_size=5)), 0.5
     )
-    for model in (whole, prune(whole, whole.sizes[0] + extra), mixed):
+    for model in (complete, prune(complete, complete.sizes[0] + extra), mixed):
         decoded = fst_format.decode(fst_files.fst_bytes(model), "the model")
-        found = fst_files.FstReader(
+        read = fst_files.FstReader(
             decoded,
             "the model",
             vocab_size=5,
             symbols=None,
             end_of_text=None,
         ).model
-        assert_same_to_float32(found, model)
+        assert_same_to_float32(read, model)
 
 
 def built(model: NGramModel) -> Any:
@@ -65,9 +65,9 @@ def test_model_is_read_from_a_file(
     path = tmp_path / "model.fst"
     fst_files.write_fst(document_model, path)
     for name in (path, str(path)):
-        found = fst_files.model_from_fst(name, vocab_size=10, end_of_text=9)
-        assert_same_to_float32(found, document_model)
-        assert found.end_of_text == 9
+        model = fst_files.model_from_fst(name, vocab_size=10, end_of_text=9)
+        assert_same_to_float32(model, document_model)
+        assert model.end_of_text == 9
     assert fst_files.model_from_fst(path).vocab_size == 9  # 9 stands for the boundaries
 
 
@@ -77,20 +77,21 @@ def test_numbering_of_states_does_not_matter(
     pynini = pytest.importorskip("pynini")
     automaton = built(trigrams)
     states = automaton.num_states()
-    places = np.random.default_rng(1).permutation(states).tolist()
+    new_states = np.random.default_rng(1).permutation(states).tolist()
     shuffled = pynini.Fst()
     shuffled.add_states(states)
-    shuffled.set_start(places[automaton.start()])
+    shuffled.set_start(new_states[automaton.start()])
     for state in automaton.states():
-        shuffled.set_final(places[state], automaton.final(state))
+        shuffled.set_final(new_states[state], automaton.final(state))
         for arc in automaton.arcs(state):
-            target = places[arc.nextstate]
+            target = new_states[arc.nextstate]
             shuffled.add_arc(
-                places[state], pynini.Arc(arc.ilabel, arc.olabel, arc.weight, target)
+                new_states[state],
+                pynini.Arc(arc.ilabel, arc.olabel, arc.weight, target),
             )
     shuffled.write(str(tmp_path / "shuffled.fst"))
-    found = fst_files.model_from_fst(tmp_path / "shuffled.fst", vocab_size=10)
-    assert_same_to_float32(found, trigrams)
+    model = fst_files.model_from_fst(tmp_path / "shuffled.fst", vocab_size=10)
+    assert_same_to_float32(model, trigrams)
 
 
 def test_symbol_tables_map_labels_to_tokens(
@@ -106,16 +107,16 @@ def test_symbol_tables_map_labels_to_tokens(
         assert [table.find(label) for label in range(1, 11)] == names
         assert table.num_symbols() == 11
     # The order of states does not depend on symbol tables.
-    plain = automaton.copy()
-    plain.set_input_symbols(None)
-    plain.set_output_symbols(None)
-    assert pynini.equal(plain, built(trigrams))
+    without_tables = automaton.copy()
+    without_tables.set_input_symbols(None)
+    without_tables.set_output_symbols(None)
+    assert pynini.equal(without_tables, built(trigrams))
     assert_same_to_float32(fst_files.model_from_fst(path, vocab_size=10), trigrams)
     assert_same_to_float32(fst_files.model_from_fst(path, symbols=names), trigrams)
     # Names determine tokens, whatever the labels.
     swapped = [names[1], names[0], *names[2:]]
-    found = fst_files.model_from_fst(path, symbols=swapped)
-    assert found.log_prob([], 1) == np.float32(trigrams.log_prob([], 0))
+    model = fst_files.model_from_fst(path, symbols=swapped)
+    assert model.log_prob([], 1) == np.float32(trigrams.log_prob([], 0))
     with pytest.raises(UserError, match="'a' is not a token"):
         fst_files.model_from_fst(path, symbols=names[1:])
     fst_files.write_fst(trigrams, path)

@@ -1,4 +1,4 @@
-"""Anchors in texts: every position once per epoch, and what their blocks see."""
+"""Anchors in texts: every position once per epoch, and the context of their blocks."""
 
 import dataclasses
 
@@ -13,12 +13,14 @@ from bpd_jax.training.heads.states_cache import States
 
 @pytest.fixture
 def source(texts):
-    """States that name their place: text number, place in the text, token."""
-    whole = positions_of(texts, True)
-    places = whole.places - whole.offsets[whole.rows]
-    states = np.stack([whole.rows, places, whole.tokens[whole.places]], 1)
+    """States that identify their position: text number, position in the text, token."""
+    positions = positions_of(texts, True)
+    text_positions = positions.places - positions.offsets[positions.rows]
+    states = np.stack(
+        [positions.rows, text_positions, positions.tokens[positions.places]], 1
+    )
     return BlockBatcher(
-        States(whole, [states.astype(np.float32)]),
+        States(positions, [states.astype(np.float32)]),
         positions_of(texts, False),
         block_size=4,
         anchors=6,
@@ -42,8 +44,8 @@ def test_an_epoch_uses_every_position_once(source, row_tokens):
 
 
 @pytest.mark.parametrize("row_tokens", [64, 16])
-def test_rows_hold_what_anchors_see(texts, source, row_tokens):
-    """Compared with the texts themselves, also where texts are cut into spans."""
+def test_rows_hold_the_context_of_their_anchors(texts, source, row_tokens):
+    """Compared with the texts themselves, also where texts are split into spans."""
     source = dataclasses.replace(source, row_tokens=row_tokens)
     anchors = cut = 0
     batches = source.batches(np.arange(len(source.positions)), seed=0)
@@ -51,28 +53,30 @@ def test_rows_hold_what_anchors_see(texts, source, row_tokens):
         batch = next(batches)
         assert batch.states.shape[:2] == (5, source.length)
         for row in range(5):
-            number, offset = int(batch.states[row, 0, 0]), int(batch.offsets[row])
-            text = texts[number]
+            text_index, offset = int(batch.states[row, 0, 0]), int(batch.offsets[row])
+            text = texts[text_index]
             cut += offset > 0
             for anchor in np.flatnonzero(batch.valid[row].any(1)):
-                place = int(batch.anchors[row, anchor])
-                seen = batch.states[row, max(0, place - source.window) : place]
-                first = max(0, offset + place - source.window)
-                # The window is whole, but for the beginning of the text.
-                assert seen[:, 1].tolist() == list(range(first, offset + place))
-                assert seen[:, 2].tolist() == text[first : offset + place].tolist()
-                after = text[offset + place :][: source.block_size]
+                position = int(batch.anchors[row, anchor])
+                context = batch.states[row, max(0, position - source.window) : position]
+                first = max(0, offset + position - source.window)
+                # The window is full, except at the beginning of the text.
+                assert context[:, 1].tolist() == list(range(first, offset + position))
+                assert (
+                    context[:, 2].tolist() == text[first : offset + position].tolist()
+                )
+                following = text[offset + position :][: source.block_size]
                 valid = batch.valid[row, anchor]
-                assert valid.tolist() == [j < len(after) for j in range(4)]
-                assert batch.tokens[row, anchor][valid].tolist() == after.tolist()
-                # Anchors stand after the last token of the prompt at the earliest.
-                assert offset + place >= texts.prompt_lengths[number]
+                assert valid.tolist() == [j < len(following) for j in range(4)]
+                assert batch.tokens[row, anchor][valid].tolist() == following.tolist()
+                # The first possible anchor is the token after the prompt.
+                assert offset + position >= texts.prompt_lengths[text_index]
                 anchors += 1
     assert anchors > 100
     assert (cut > 0) == (row_tokens == 16)
 
 
-def test_batches_resume_anywhere(source):
+def test_batches_resume_at_any_step(source):
     indices = np.arange(len(source.positions))
     batches = source.batches(indices, seed=3)
     groups = source.epoch(indices, np.random.default_rng(0))
@@ -81,10 +85,12 @@ def test_batches_resume_anywhere(source):
         next(batches)
     resumed = source.batches(indices, seed=3, step=skipped)
     for _ in range(3):
-        for mine, theirs in zip(next(resumed), next(batches), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-    other = next(source.batches(indices, seed=4, step=skipped))
-    assert not np.array_equal(other.tokens, next(batches).tokens)
+        for resumed_array, expected_array in zip(
+            next(resumed), next(batches), strict=True
+        ):
+            np.testing.assert_array_equal(resumed_array, expected_array)
+    other_batch = next(source.batches(indices, seed=4, step=skipped))
+    assert not np.array_equal(other_batch.tokens, next(batches).tokens)
 
 
 def test_all_held_out_positions_are_measured(source):

@@ -1,4 +1,4 @@
-"""A tiny random model, and texts in which each token tells much of the next."""
+"""A tiny random model, and texts in which each token has two possible successors."""
 
 import pathlib
 
@@ -24,7 +24,7 @@ MODEL = BlockwiseConfig(TransformerConfig(VOCAB, 1, WIDTH, 32, 4, max_length=48)
 
 
 def random_parameters(model: BlockwiseConfig, seed: int = 0) -> Params:
-    """Parameters without a zero among them; embeddings of about unit size."""
+    """Parameters without zeros; embeddings of about unit size."""
     rng = np.random.default_rng(seed)
 
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -37,7 +37,7 @@ def random_parameters(model: BlockwiseConfig, seed: int = 0) -> Params:
 
 
 def write_texts(folder: pathlib.Path, base: str, count: int = 80) -> None:
-    """Two shards of texts: a prompt of 3 tokens, then a walk with two ways to go."""
+    """Two shards of texts: a prompt of 3 tokens, then a random walk."""
     rng = np.random.default_rng(0)
     texts = []
     for _ in range(count):

@@ -61,7 +61,7 @@ def batch_of(d_model=24, layers=1):
 
 
 def plain_loss(trained, objective, frozen, batch):
-    """The same with all logits at once, differentiated by JAX."""
+    """The loss from all logits at once, to be differentiated by JAX."""
     config, functions = objective.config, objective.functions
     anchors = frozen["embedding"][batch.tokens[..., 0]]
     states = functions.teacher_forced_states(
@@ -76,20 +76,24 @@ def plain_loss(trained, objective, frozen, batch):
         head = trained["markov"]
         logits += head["embedding"][batch.tokens[..., :-1]] @ head["output"].T
     log_probs = jax.nn.log_softmax(logits)
-    places = np.full(61, -1)
-    places[np.asarray(frozen["vocabulary"])] = np.arange(20)
-    wanted = places[batch.tokens[..., 1:]]
-    scored = (wanted >= 0) & batch.valid[..., 1:]
-    found = jnp.take_along_axis(log_probs, np.maximum(wanted, 0)[..., None], -1)[..., 0]
-    losses = -found
+    draft_ids = np.full(61, -1)
+    draft_ids[np.asarray(frozen["vocabulary"])] = np.arange(20)
+    targets = draft_ids[batch.tokens[..., 1:]]
+    scored = (targets >= 0) & batch.valid[..., 1:]
+    target_log_probs = jnp.take_along_axis(
+        log_probs, np.maximum(targets, 0)[..., None], -1
+    )[..., 0]
+    losses = -target_log_probs
     if config.soft_targets:
         share = config.soft_targets
-        places = batch.anchors[..., None] + np.arange(3)
-        later = batch.states[np.arange(3)[:, None, None], places, :24]
-        likely = jax.nn.softmax(later.astype(np.float32) @ frozen["softmax"].T)
-        losses = (1 - share) * losses - share * jnp.sum(likely * log_probs, -1)
+        positions = batch.anchors[..., None] + np.arange(3)
+        later_states = batch.states[np.arange(3)[:, None, None], positions, :24]
+        soft_targets = jax.nn.softmax(
+            later_states.astype(np.float32) @ frozen["softmax"].T
+        )
+        losses = (1 - share) * losses - share * jnp.sum(soft_targets * log_probs, -1)
     if config.position_weights == "dpace":
-        q = 0.5 * jnp.exp(jax.lax.stop_gradient(found)) + 0.5
+        q = 0.5 * jnp.exp(jax.lax.stop_gradient(target_log_probs)) + 0.5
         prefix = jnp.cumprod(jnp.where(scored, q, 1), -1) * scored
         weights = jnp.stack([prefix[..., j:].sum(-1) for j in range(3)], -1)
         return jnp.sum(weights * losses, where=scored) / scored.sum()
@@ -127,47 +131,49 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
         trained, arrays, batch
     )
     plain = jax.jit(lambda weights: plain_loss(weights, objective, arrays, batch))
-    expected, wanted = jax.value_and_grad(plain)(trained)
+    expected, expected_gradients = jax.value_and_grad(plain)(trained)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    for mine, theirs in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True
+    for gradient, expected_gradient in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True
     ):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-5)
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=2e-3, atol=2e-5)
     assert sums.valid.tolist() == batch.valid[..., 1:].sum((0, 1)).tolist()
 
 
-def test_dpace_weights_count_the_levels_that_depend_on_each():
+def test_dpace_weights_follow_the_definition():
     rng = np.random.default_rng(0)
     probabilities, weights = rng.random(12), np.repeat([0.5, 0.0, 0.5, 0.5], 3)
-    found = dpace_weights(3, 0.25, jnp.asarray(probabilities), jnp.asarray(weights))
+    level_weights = dpace_weights(
+        3, 0.25, jnp.asarray(probabilities), jnp.asarray(weights)
+    )
     for block in range(4):
         smooth = 0.75 * probabilities[3 * block :][:3] + 0.25
         for level in range(3):
             expected = sum(smooth[: i + 1].prod() for i in range(level, 3))
             expected *= weights[3 * block + level]
-            np.testing.assert_allclose(found[3 * block + level], expected, rtol=1e-6)
+            np.testing.assert_allclose(
+                level_weights[3 * block + level], expected, rtol=1e-6
+            )
 
 
-def test_training_teaches_a_drafter_what_follows(
-    tmp_path, config, model, params, base_key
-):
-    """The walk has two ways to go; the context tells nothing, the anchor much."""
+def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_key):
+    """Tokens have two possible successors: only the anchor is informative."""
     drafter = dataclasses.replace(
         DRAFTER, markov_rank=4, confidence=True, confidence_reads_markov=True
     )
     config = dataclasses.replace(config, heads=drafter, products="bfloat16")
     held_out = train_heads(config, model, params, tmp_path)
     top, coverage = held_out.tops(), held_out.coverage
-    # Heads, which do not know the anchor, have four tokens to choose from here.
+    # Without the anchor, as for block heads, four tokens would be possible here.
     assert top[2][0] > 0.8 * coverage[0]
     assert top[8][1] > 0.7 * coverage[1]
     assert held_out.chains[0] == top[1][0] > held_out.chains[2] > 0
-    found = load_drafter(tmp_path / "drafter")
-    assert (found.base, found.base_name) == (base_key, "tiny")
-    assert found.facts["tokens_per_call"] == held_out.tokens_per_call
-    assert found.facts["train"]["top"]["1"][0] > 0.3
-    functions, drafter_params = attach_drafter(model, params, found)
-    # What was measured is what decoding drafts: the state cache is the model's own.
+    loaded = load_drafter(tmp_path / "drafter")
+    assert (loaded.base, loaded.base_name) == (base_key, "tiny")
+    assert loaded.facts["tokens_per_call"] == held_out.tokens_per_call
+    assert loaded.facts["train"]["top"]["1"][0] > 0.3
+    functions, drafter_params = attach_drafter(model, params, loaded)
+    # In decoding, the drafter reads the features of the model itself.
     text = np.array([[3, 21, 28, 16, 22, 4, 28, 17, 29, 23]])
     positions = jnp.arange(10)[None]
     _, _, features = ModelFunctions(model).forward(
@@ -176,25 +182,25 @@ def test_training_teaches_a_drafter_what_follows(
     cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)
     embedded = params["trunk"]["embedding"][text[:, 9]]
     tokens, _, _ = functions.candidates(drafter_params, cache, embedded, 2)
-    # After 23 come 7 · 23 mod 30 and the next one.
-    inside = set(np.asarray(drafter_params["vocabulary"]).tolist())
-    assert set(tokens[0, 0].tolist()) & {11, 12} or not inside & {11, 12}
+    # The successors of 23 are 7 · 23 mod 30 and the next token.
+    vocabulary = set(np.asarray(drafter_params["vocabulary"]).tolist())
+    assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+def test_resumed_run_equals_an_uninterrupted_one(
     tmp_path, config, monkeypatch, model, params
 ):
     config = dataclasses.replace(config, epochs=2, checkpoint_every=1000)
     train_heads(config, model, params, tmp_path / "whole")
     make_step = frozen.make_step
-    seen = []
+    calls = []
 
     def stopping(*arguments):
         step = make_step(*arguments)
 
         def counted(*state):
-            seen.append(None)
-            if len(seen) == 7:
+            calls.append(None)
+            if len(calls) == 7:
                 signal.raise_signal(signal.SIGTERM)
             return step(*state)
 
@@ -207,25 +213,25 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     want, got = (
         load_drafter(tmp_path / name / "drafter") for name in ("whole", "stopped")
     )
-    assert len(seen) == want.facts["steps"] > 7
+    assert len(calls) == want.facts["steps"] > 7
     jax.tree.map(np.testing.assert_array_equal, got.tensors, want.tensors)
 
 
-def test_bad_settings_are_told(config, tmp_path, model, params):
-    for field, value, words in (
+def test_invalid_settings_are_reported(config, tmp_path, model, params):
+    for field, value, message in (
         ("mode", "ring", "must be 'cache'"),
         ("position_weights", "linear", "position_weights must be one of"),
         ("anchors_per_row", 0, "positive"),
         ("head_weights", (1.0,), "must hold 3 numbers"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             dataclasses.replace(config, **{field: value})
-    for sizes, words in (
+    for sizes, message in (
         ({"feature_layers": (1,)}, "1 layers"),
         ({"draft_vocabulary": 62}, "exceeds the 61"),
     ):
         drafter = dataclasses.replace(DRAFTER, **sizes)
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             train_heads(
                 dataclasses.replace(config, heads=drafter), model, params, tmp_path
             )
@@ -235,27 +241,29 @@ def test_bad_settings_are_told(config, tmp_path, model, params):
 @pytest.mark.parametrize(
     "trained", [DRAFTER, BlockHeadsConfig(3, 16)], ids=["drafter", "heads"]
 )
-def test_devices_share_the_batches(tmp_path, config, model, params, trained):
+def test_training_on_a_mesh_equals_one_device(tmp_path, config, model, params, trained):
     config = dataclasses.replace(config, heads=trained, steps=6, evaluate_every=6)
-    alone = train_heads(config, model, params, tmp_path / "alone")
+    single = train_heads(config, model, params, tmp_path / "alone")
     mesh = MeshConfig(data=2, fsdp=2, model=2)
     config = dataclasses.replace(config, mesh=mesh)
     train_heads(config, model, params, tmp_path / "shared")
-    again = train_heads(config, model, params, tmp_path / "shared")
-    assert again.metrics() == pytest.approx(alone.metrics(), rel=1e-3)
+    resumed = train_heads(config, model, params, tmp_path / "shared")
+    assert resumed.metrics() == pytest.approx(single.metrics(), rel=1e-3)
     for name in ("loss", "gradient_norm"):
-        expected, found = (
+        expected, actual = (
             [row[name] for row in read_rows(tmp_path / folder / "metrics.jsonl")
              if name in row]
             for folder in ("alone", "shared")
         )  # fmt: skip
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-    # The mesh does not decide the result: one device resumes what several began.
-    alone = dataclasses.replace(config, mesh=None)
-    train_heads(alone, model, params, tmp_path / "shared")
+        np.testing.assert_allclose(actual, expected, rtol=1e-4)
+    # The result does not depend on the mesh: one device resumes a run of several.
+    unsharded = dataclasses.replace(config, mesh=None)
+    train_heads(unsharded, model, params, tmp_path / "shared")
 
 
-def test_a_batch_that_devices_cannot_share_is_refused(tmp_path, config, model, params):
+def test_batch_size_not_divisible_by_the_mesh_is_refused(
+    tmp_path, config, model, params
+):
     config = dataclasses.replace(config, batch_size=40, mesh=MeshConfig(data=8))
     with pytest.raises(UserError, match="anchors_per_row = 5 is not a multiple"):
         train_heads(config, model, params, tmp_path)
@@ -265,7 +273,7 @@ def test_a_batch_that_devices_cannot_share_is_refused(tmp_path, config, model, p
 @pytest.mark.parametrize(
     "trained", [DRAFTER, BlockHeadsConfig(3, 16)], ids=["drafter", "heads"]
 )
-def test_a_training_starts_from_trained_parameters(
+def test_training_starts_from_trained_parameters(
     tmp_path, config, model, params, trained
 ):
     config = dataclasses.replace(config, heads=trained, heads_dtype="float32", epochs=4)
@@ -284,10 +292,13 @@ def test_a_training_starts_from_trained_parameters(
     facts = load(tmp_path / "second" / output).facts
     assert facts["start"]["identity"] == load(start).identity
     assert facts["start"]["steps"] > 1
-    other = dataclasses.replace(
+    mismatched = dataclasses.replace(
         trained, **{"num_layers": 2} if trained is DRAFTER else {"hidden": 17}
     )
     with pytest.raises(UserError, match=r"HeadsTrainConfig\.start"):
         train_heads(
-            dataclasses.replace(slow, heads=other), model, params, tmp_path / "third"
+            dataclasses.replace(slow, heads=mismatched),
+            model,
+            params,
+            tmp_path / "third",
         )

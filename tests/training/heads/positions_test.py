@@ -9,7 +9,7 @@ from bpd_jax.training.heads.positions import (
     split_texts,
 )
 
-# a b|c d e, f|g, h| (nothing written), |i j k: | ends the prompt.
+# a b|c d e, f|g, h| (empty answer), |i j k: | ends the prompt.
 TEXTS = Generations(
     folder=None,
     tokens=np.arange(11, dtype=np.int32),
@@ -23,11 +23,11 @@ A, B, C, D, E, F, G, H, I, J, K = range(11)
 
 
 def test_worked_example():
-    found = positions_of(TEXTS, include_prompts=False)
-    assert found.tokens[found.places].tolist() == [B, C, D, F, I, J]
-    assert found.rows.tolist() == [0, 0, 0, 1, 3, 3]
-    assert found.starts.tolist() == [0, 3, 4, 4, 6]
-    tokens, valid = found.after(np.arange(6), 3)
+    positions = positions_of(TEXTS, include_prompts=False)
+    assert positions.tokens[positions.places].tolist() == [B, C, D, F, I, J]
+    assert positions.rows.tolist() == [0, 0, 0, 1, 3, 3]
+    assert positions.starts.tolist() == [0, 3, 4, 4, 6]
+    tokens, valid = positions.after(np.arange(6), 3)
     assert [t[v].tolist() for t, v in zip(tokens, valid, strict=True)] == [
         [C, D, E],
         [D, E],
@@ -38,10 +38,10 @@ def test_worked_example():
     ]
 
 
-def test_prompts_may_count_too():
-    found = positions_of(TEXTS, include_prompts=True)
-    assert found.tokens[found.places].tolist() == [A, B, C, D, F, I, J]
-    assert found.after(np.array([0]), 2).tokens.tolist() == [[B, C]]
+def test_prompts_can_be_included():
+    positions = positions_of(TEXTS, include_prompts=True)
+    assert positions.tokens[positions.places].tolist() == [A, B, C, D, F, I, J]
+    assert positions.after(np.array([0]), 2).tokens.tolist() == [[B, C]]
 
 
 def test_split_is_by_text_and_repeatable():
@@ -49,8 +49,8 @@ def test_split_is_by_text_and_repeatable():
     train, held_out = split_texts(positions, 0.25, 100, seed=3)
     assert not set(positions.rows[train]) & set(positions.rows[held_out])
     assert sorted([*train, *held_out]) == list(range(6))
-    again = split_texts(positions, 0.25, 100, seed=3)
-    np.testing.assert_array_equal(again[1], held_out)
+    repeated = split_texts(positions, 0.25, 100, seed=3)
+    np.testing.assert_array_equal(repeated[1], held_out)
     limited = split_texts(positions, 0.9, 2, seed=3)[1]
     assert len(limited) == 2
 
@@ -64,7 +64,7 @@ def test_an_epoch_visits_every_position_once(count):
         assert order.tolist() == epoch_order(count, 7, 0).tolist()
 
 
-def test_batches_mix_many_places_of_a_part_of_the_disk():
+def test_order_is_shuffled_within_windows_of_the_file():
     order = epoch_order(2_000_000, 0, 0)
     batch, window = order[:2048], order[: 64 * 4096]
     assert len(np.unique(batch // 64)) > 1500

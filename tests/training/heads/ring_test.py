@@ -18,11 +18,11 @@ def positions(texts):
 def every_state(model, params, texts, positions):
     """States of all positions."""
     base = Base(model, params, 256, "float16")
-    found = np.empty((len(positions), base.d_model), base.dtype)
+    all_states = np.empty((len(positions), base.d_model), base.dtype)
     for row, states in base.states([texts[row] for row in range(len(texts))]):
         first, last = positions.starts[row], positions.starts[row + 1]
-        found[first:last] = states[2:-1]
-    return found
+        all_states[first:last] = states[2:-1]
+    return all_states
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_draws_are_states_of_their_positions(ring, every_state, positions):
         ring.add(70)
 
 
-def test_the_oldest_are_replaced_and_memory_stays(ring):
+def test_oldest_states_are_replaced_in_constant_memory(ring):
     size = ring.nbytes
     assert size == CAPACITY * (2 * 24 + 8)
     drawn = set()
@@ -50,21 +50,21 @@ def test_the_oldest_are_replaced_and_memory_stays(ring):
         drawn |= set(ring.draw(100)[0].tolist())
         ring.add(CAPACITY)
         assert ring.nbytes == size
-    # Round and round, every text has its turn.
+    # All texts are used in turn.
     assert len(drawn) > 1000
 
 
-def test_a_state_is_drawn_as_often_as_asked_for(ring, positions):
-    before = ring.added
+def test_states_are_drawn_the_given_number_of_times(ring, positions):
+    added_before = ring.added
     source = ring_batches(ring, positions, 64, 4, uses=2.0)
     batches = [next(source) for _ in range(51)]
-    # The batch that was asked for last has not been paid for yet.
-    assert abs((ring.added - before) - 50 * 32) < 3 * 40
+    # The states for the last batch have not been added yet.
+    assert abs((ring.added - added_before) - 50 * 32) < 3 * 40
     assert batches[0].states.shape == (64, 24)
     assert batches[0].tokens.shape == (64, 4)
 
 
-def test_a_ring_holds_no_more_than_there_is(model, params, texts, positions):
+def test_ring_is_no_larger_than_its_texts(model, params, texts, positions):
     base = Base(model, params, 256, "float16")
     ring = Ring(texts, positions, np.array([0]), base, capacity=999, group=2, seed=0)
     count = int(positions.starts[1])

@@ -32,38 +32,40 @@ def make(folder, model, params, texts, base_key, dtype="float16", **kwargs):
     return cached_states(folder, texts, base, base_key, **options)
 
 
-def test_states_are_those_of_the_model(tmp_path, model, params, texts, base_key, dtype):
+def test_cached_states_equal_those_of_the_model(
+    tmp_path, model, params, texts, base_key, dtype
+):
     states = make(tmp_path, model, params, texts, base_key, dtype)
     assert len(list(tmp_path.glob("states-*.npy"))) > 2
     positions = states.positions
     forward = jax.jit(ModelFunctions(model).forward)
     for row in (0, 17, len(texts) - 1):
         text = jnp.asarray(texts[row])[None]
-        place = jnp.arange(text.shape[1])[None]
+        token_positions = jnp.arange(text.shape[1])[None]
         mask = causal_mask(jnp.ones_like(text))
-        want = forward(params, text, place, mask)[0][0]
-        mine = np.arange(positions.starts[row], positions.starts[row + 1])
+        want = forward(params, text, token_positions, mask)[0][0]
+        indices = np.arange(positions.starts[row], positions.starts[row + 1])
         # From the last token of the prompt to the last but one of the text.
         np.testing.assert_allclose(
-            states.read(mine).astype(np.float32), want[2:-1], atol=2e-2
+            states.read(indices).astype(np.float32), want[2:-1], atol=2e-2
         )
-    picked = np.random.default_rng(0).integers(0, len(positions), 50)
-    every = states.read(np.arange(len(positions)))
-    np.testing.assert_array_equal(states.read(picked), every[picked])
+    sample = np.random.default_rng(0).integers(0, len(positions), 50)
+    all_states = states.read(np.arange(len(positions)))
+    np.testing.assert_array_equal(states.read(sample), all_states[sample])
 
 
-def test_a_killed_run_goes_on_at_the_first_missing_shard(
+def test_killed_run_resumes_at_the_first_missing_shard(
     tmp_path, monkeypatch, model, params, texts, base_key
 ):
-    want = make(tmp_path / "whole", model, params, texts, base_key)
-    read = Base.states
+    uninterrupted = make(tmp_path / "whole", model, params, texts, base_key)
+    original_states = Base.states
     calls = []
 
     def failing(self, texts):
         calls.append(len(texts))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        yield from read(self, texts)
+        yield from original_states(self, texts)
 
     monkeypatch.setattr(Base, "states", failing)
     with pytest.raises(KeyboardInterrupt):
@@ -72,24 +74,24 @@ def test_a_killed_run_goes_on_at_the_first_missing_shard(
     assert len(shards) == 2
     with pytest.raises(UserError, match=r"texts\.npz"):
         open_states(tmp_path / "killed", base_key)
-    found = make(tmp_path / "killed", model, params, texts, base_key)
+    resumed = make(tmp_path / "killed", model, params, texts, base_key)
     assert len(calls) - 3 == len(list((tmp_path / "whole").glob("*.npy"))) - 2
-    every = np.arange(len(want.positions))
-    np.testing.assert_array_equal(found.read(every), want.read(every))
+    indices = np.arange(len(uninterrupted.positions))
+    np.testing.assert_array_equal(resumed.read(indices), uninterrupted.read(indices))
 
 
-def test_later_texts_cost_only_their_own_states(
+def test_appended_texts_replace_only_the_last_shard(
     tmp_path, monkeypatch, model, params, texts, base_key
 ):
     make(tmp_path, model, params, fewer_texts(texts, 60), base_key)
     before = {path.name for path in tmp_path.glob("states-*")}
     states = make(tmp_path, model, params, texts, base_key)
     after = {path.name for path in tmp_path.glob("states-*")}
-    # Only the last shard, which was not full, is another one.
+    # Only the last shard, which was not full, is replaced.
     assert len(before - after) == 1
     reopened = open_states(tmp_path, base_key)
-    every = np.arange(len(states.positions))
-    np.testing.assert_array_equal(reopened.read(every), states.read(every))
+    indices = np.arange(len(states.positions))
+    np.testing.assert_array_equal(reopened.read(indices), states.read(indices))
     np.testing.assert_array_equal(reopened.positions.places, states.positions.places)
 
 
@@ -102,46 +104,48 @@ def fewer_texts(texts, count):
     )
 
 
-def test_states_of_other_texts_are_not_lost(tmp_path, model, params, texts, base_key):
+def test_states_of_other_texts_are_not_overwritten(
+    tmp_path, model, params, texts, base_key
+):
     make(tmp_path, model, params, texts, base_key)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     others = [
         dataclasses.replace(texts, tokens=(texts.tokens + 1) % 30),
         dataclasses.replace(texts, prompt_lengths=texts.prompt_lengths * 0 + 1),
         fewer_texts(texts, 30),
     ]
-    for other in others:
+    for other_texts in others:
         with pytest.raises(UserError, match="holds states of other texts"):
-            make(tmp_path, model, params, other, base_key)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+            make(tmp_path, model, params, other_texts, base_key)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
     open_states(tmp_path, base_key)
-    # Without the list of texts, too, no shard goes.
+    # Without the list of texts, shards are not deleted either.
     (tmp_path / "texts.npz").unlink()
     make(tmp_path, model, params, others[0], base_key)
-    assert set(before) < set(tmp_path.iterdir())
+    assert set(times) < set(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "damage",
     ["cut", "no prompt_lengths", "no dtype", "dtype", "no include_prompts"],
 )
-def test_a_damaged_cache_is_told(tmp_path, model, params, texts, base_key, damage):
+def test_damaged_cache_is_reported(tmp_path, model, params, texts, base_key, damage):
     make(tmp_path, model, params, texts, base_key)
-    listed, header = tmp_path / "texts.npz", tmp_path / "states.json"
-    about = json.loads(header.read_text())
+    texts_file, header = tmp_path / "texts.npz", tmp_path / "states.json"
+    fields = json.loads(header.read_text())
     if damage == "cut":
-        listed.write_bytes(listed.read_bytes()[:-100])
+        texts_file.write_bytes(texts_file.read_bytes()[:-100])
     elif damage == "no prompt_lengths":
-        np.savez(listed, tokens=texts.tokens, offsets=texts.offsets)
+        np.savez(texts_file, tokens=texts.tokens, offsets=texts.offsets)
     elif damage == "dtype":
-        header.write_text(json.dumps({**about, "dtype": "float17"}))
+        header.write_text(json.dumps({**fields, "dtype": "float17"}))
     else:
-        del about[damage.removeprefix("no ")]
-        header.write_text(json.dumps(about))
+        del fields[damage.removeprefix("no ")]
+        header.write_text(json.dumps(fields))
     with pytest.raises(UserError, match="cannot read"):
         open_states(tmp_path, base_key)
     if damage in ("cut", "no prompt_lengths"):
-        # Training again mends it, from the states that are there.
+        # Another run repairs it from the existing states.
         make(tmp_path, model, params, texts, base_key)
         open_states(tmp_path, base_key)
 
@@ -182,7 +186,7 @@ def test_states_of_another_model_are_refused(tmp_path, model, params, texts, bas
         make(tmp_path, model, params, texts, base_key)
 
 
-def test_a_full_disk_is_told_before_anything_is_computed(
+def test_full_disk_is_reported_before_anything_is_computed(
     tmp_path, monkeypatch, model, params, texts, base_key
 ):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
@@ -192,7 +196,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(
     assert not (tmp_path / "states").exists()
 
 
-def test_states_too_large_for_float16_are_told(
+def test_states_too_large_for_float16_are_reported(
     tmp_path, model, params, texts, base_key
 ):
     trunk = params["trunk"]
@@ -203,7 +207,7 @@ def test_states_too_large_for_float16_are_told(
     make(tmp_path, model, params, texts, base_key, "bfloat16")
 
 
-def test_long_texts_are_told(model, params):
+def test_too_long_texts_are_reported(model, params):
     base = Base(model, params, 128, "float16")
     with pytest.raises(UserError, match=r"49 tokens, which exceeds .* 48"):
         list(base.states([np.zeros(49, np.int32)]))
@@ -216,7 +220,7 @@ def test_few_lengths_are_compiled():
     assert all(n <= _padded(n) < max(n * 1.13, n + 32) for n in range(1, 2049))
 
 
-def test_batches_resume_anywhere(tmp_path, model, params, texts, base_key):
+def test_batches_resume_at_any_step(tmp_path, model, params, texts, base_key):
     states = make(tmp_path, model, params, texts, base_key)
     indices = np.arange(3, len(states.positions))
     source = cached_batches(states, indices, 100, 4, seed=0)
@@ -228,9 +232,9 @@ def test_batches_resume_anywhere(tmp_path, model, params, texts, base_key):
         np.testing.assert_array_equal(got, want)
     assert batches[0].states.shape == (100, 24)
     assert batches[0].tokens.shape == batches[0].valid.shape == (100, 4)
-    # States and what follows belong together.
-    place = states.positions.places[7]
+    # Each state is paired with the tokens that follow it.
+    position = states.positions.places[7]
     state = states.read(np.array([7]))[0]
     for batch in batches[:per_epoch]:
         for row in np.flatnonzero((batch.states == state).all(1)):
-            assert batch.tokens[row, 0] == texts.tokens[place + 1]
+            assert batch.tokens[row, 0] == texts.tokens[position + 1]

@@ -41,16 +41,16 @@ def arrays(config):
 
 
 def plain_loss(config, trained, matrix, states, targets):
-    """The same with all logits at once, differentiated by JAX."""
+    """The loss from all logits at once, to be differentiated by JAX."""
     total = 0.0
     for level, weight in enumerate(LAMBDAS):
         layers = {k: v[level] for k, v in trained.items() if k != "softmax"}
         state = apply_head(config, layers, states, dtype="float32")
         softmax = trained["softmax"][level] if matrix is None else matrix
         log_probs = jax.nn.log_softmax(state @ softmax.T)
-        found = log_probs[jnp.arange(N), targets.places[level]]
+        target_log_probs = log_probs[jnp.arange(N), targets.places[level]]
         count = targets.scored[level].sum()
-        total -= weight * jnp.sum(found, where=targets.scored[level]) / count
+        total -= weight * jnp.sum(target_log_probs, where=targets.scored[level]) / count
     return total
 
 
@@ -82,7 +82,7 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
 
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_soft_targets_are_the_models_own_expectations(share, chunk):
+def test_loss_and_gradients_with_soft_targets(share, chunk):
     config = CONFIGS["feed_forward"]
     trained, matrix, states, targets = arrays(config)
     levels = len(targets.places)
@@ -123,14 +123,14 @@ def test_soft_targets_are_the_models_own_expectations(share, chunk):
 def test_a_head_without_targets_contributes_nothing():
     config = CONFIGS["feed_forward"]
     trained, matrix, states, targets = arrays(config)
-    nothing = jnp.zeros_like(targets.scored[1])
-    some = Targets(
+    no_targets = jnp.zeros_like(targets.scored[1])
+    first_only = Targets(
         targets.places,
-        jnp.stack([targets.scored[0], nothing]),
-        jnp.stack([targets.valid[0], nothing]),
+        jnp.stack([targets.scored[0], no_targets]),
+        jnp.stack([targets.valid[0], no_targets]),
     )
     loss, sums, gradients, _ = loss_and_gradients(
-        config, trained, matrix, states, some, LAMBDAS
+        config, trained, matrix, states, first_only, LAMBDAS
     )
     assert float(sums.loss[1]) == float(sums.valid[1]) == 0
     np.testing.assert_allclose(loss, sums.loss[0] / sums.scored[0], rtol=1e-6)
@@ -156,9 +156,11 @@ def test_gradients_of_conditioned_heads(chunk):
             inner = states @ w["kernel_in"] + side @ w["kernel_side"] + w["bias_in"]
             state = states + jax.nn.silu(inner) @ w["kernel_out"] + w["bias_out"]
             log_probs = jax.nn.log_softmax(state @ matrix.T)
-            found = log_probs[jnp.arange(N), targets.places[level]]
+            target_log_probs = log_probs[jnp.arange(N), targets.places[level]]
             count = targets.scored[level].sum()
-            total -= weight * jnp.sum(found, where=targets.scored[level]) / count
+            total -= (
+                weight * jnp.sum(target_log_probs, where=targets.scored[level]) / count
+            )
         return total
 
     want, want_gradients = jax.value_and_grad(plain)(trained)
@@ -166,16 +168,16 @@ def test_gradients_of_conditioned_heads(chunk):
         lambda kernel: condition(config, kernel, embedded, features),
         trained["kernel_condition"],
     )
-    # All inputs count alike, however large they are.
+    # Inputs are normalised, whatever their scale.
     expected = [embedded, *jnp.split(features, 2, -1)]
     expected = [x / np.sqrt(np.mean(x**2, -1, keepdims=True)) for x in expected]
     np.testing.assert_allclose(
         side, np.concatenate(expected, -1) @ trained["kernel_condition"], rtol=1e-3
     )
-    loss, _, gradients, by_side = loss_and_gradients(
+    loss, _, gradients, side_gradient = loss_and_gradients(
         config, trained, matrix, states, targets, LAMBDAS, side=side, chunk=chunk
     )
-    gradients["kernel_condition"] = pull(by_side)[0]
+    gradients["kernel_condition"] = pull(side_gradient)[0]
     np.testing.assert_allclose(loss, want, rtol=1e-5)
     assert gradients.keys() == want_gradients.keys()
     for key, gradient in want_gradients.items():
@@ -186,13 +188,13 @@ def test_gradients_of_conditioned_heads(chunk):
 def test_bfloat16_products_are_close():
     config = CONFIGS["feed_forward"]
     trained, matrix, states, targets = arrays(config)
-    both = [
+    results = [
         loss_and_gradients(
             config, trained, matrix, states, targets, LAMBDAS, products=products
         )
         for products in ("float32", "bfloat16")
     ]
-    (loss, _, exact, _), (rough_loss, _, rough, _) = both
+    (loss, _, exact, _), (rough_loss, _, rough, _) = results
     np.testing.assert_allclose(rough_loss, loss, rtol=2e-2)
     for key, gradient in exact.items():
         assert rough[key].dtype == jnp.float32
@@ -202,23 +204,23 @@ def test_bfloat16_products_are_close():
 def test_no_array_of_all_positions_and_the_vocabulary_exists():
     config = BlockHeadsConfig(3, 7, draft_vocabulary=1000)
     trained, matrix, states, targets = arrays(config)
-    traced = jax.make_jaxpr(
+    jaxpr = jax.make_jaxpr(
         lambda *x: loss_and_gradients(config, *x, LAMBDAS, chunk=3)[0]
     )(trained, matrix, states, targets)
-    assert "f32[3,1000]" in str(traced)
-    assert "[12,1000]" not in str(traced)
+    assert "f32[3,1000]" in str(jaxpr)
+    assert "[12,1000]" not in str(jaxpr)
 
 
 def test_targets_outside_the_draft_vocabulary_are_misses():
     # Text "5 7 2 9 4" after the position, heads 2 … 4 and tokens 2, 4, 7 to draft.
     tokens, valid = jnp.array([[7, 2, 9], [2, 9, 4]]), jnp.array([[1, 1, 1], [1, 1, 0]])
-    found = draft_targets(tokens, valid > 0, jnp.array([2, 4, 7]), 10)
-    assert (found.places * found.scored).tolist() == [[2, 0], [0, 0], [0, 0]]
-    assert found.scored.astype(int).tolist() == [[1, 1], [1, 0], [0, 0]]
-    assert found.valid.astype(int).tolist() == [[1, 1], [1, 1], [1, 0]]
-    every = draft_targets(tokens, valid > 0, None, 10)
-    assert every.places.tolist() == tokens.T.tolist()
-    assert every.scored.tolist() == every.valid.tolist()
+    targets = draft_targets(tokens, valid > 0, jnp.array([2, 4, 7]), 10)
+    assert (targets.places * targets.scored).tolist() == [[2, 0], [0, 0], [0, 0]]
+    assert targets.scored.astype(int).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert targets.valid.astype(int).tolist() == [[1, 1], [1, 1], [1, 0]]
+    all_targets = draft_targets(tokens, valid > 0, None, 10)
+    assert all_targets.places.tolist() == tokens.T.tolist()
+    assert all_targets.scored.tolist() == all_targets.valid.tolist()
 
 
 def test_chunks_divide_the_positions():

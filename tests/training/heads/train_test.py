@@ -38,21 +38,21 @@ def rows(folder):
 
 
 @pytest.mark.parametrize("mode", ["cache", "ring"])
-def test_training_teaches_heads_what_follows(
+def test_training_learns_the_next_tokens(
     tmp_path, config, mode, model, params, base_key
 ):
     config = dataclasses.replace(config, mode=mode, ring_positions=600)
     held_out = train_heads(config, model, params, tmp_path)
-    found = load_heads(tmp_path / "heads")
-    assert (found.config, found.base, found.base_name) == (HEADS, base_key, "tiny")
-    # A walk with two ways to go: head 2 has four tokens to choose from, head 3 eight.
+    loaded = load_heads(tmp_path / "heads")
+    assert (loaded.config, loaded.base, loaded.base_name) == (HEADS, base_key, "tiny")
+    # Tokens have two possible successors: four tokens for head 2, eight for head 3.
     top, coverage = held_out.tops(), held_out.coverage
     assert 0.6 < min(coverage) < 1
     assert top[1][0] > 0.15
     assert top[4][0] > 0.8 * coverage[0]
     assert top[8][1] > 0.7 * coverage[1]
     assert top[16][0] <= coverage[0]
-    assert found.facts["accuracies"] == held_out.accuracies
+    assert loaded.facts["accuracies"] == held_out.accuracies
     assert np.shape(held_out.accuracies) == (3, 16)
     validation = [row for row in rows(tmp_path) if "validation_loss" in row]
     losses = [row["validation_loss"] for row in validation]
@@ -61,7 +61,7 @@ def test_training_teaches_heads_what_follows(
     assert "accuracy_head_4" in rows(tmp_path)[0]
     assert "folder" not in (tmp_path / "heads" / "heads.json").read_text()
     counts = module.make_plan(config, model, params).counts
-    attached_config, attached = attach_heads(model, params, found)
+    attached_config, attached = attach_heads(model, params, loaded)
     assert attached_config.heads == HEADS
     vocabulary = np.asarray(attached["heads"]["vocabulary"])
     left_out = np.setdiff1d(np.arange(len(counts)), vocabulary)
@@ -69,7 +69,7 @@ def test_training_teaches_heads_what_follows(
     assert (tmp_path / "states").exists() == (mode == "cache")
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+def test_resumed_run_equals_an_uninterrupted_one(
     tmp_path, config, monkeypatch, model, params
 ):
     # The run stops between two rows of metrics.
@@ -77,14 +77,14 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     train_heads(config, model, params, tmp_path / "whole")
 
     make_step = frozen.make_step
-    seen = []
+    calls = []
 
     def stopping(*arguments):
         step = make_step(*arguments)
 
         def counted(*state):
-            seen.append(None)
-            if len(seen) == 11:
+            calls.append(None)
+            if len(calls) == 11:
                 signal.raise_signal(signal.SIGTERM)
             return step(*state)
 
@@ -96,7 +96,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert not (tmp_path / "stopped" / "heads").exists()
     train_heads(config, model, params, tmp_path / "stopped")
     steps = load_heads(tmp_path / "whole" / "heads").facts["steps"]
-    assert len(seen) == steps > 11
+    assert len(calls) == steps > 11
     want, got = (
         load_heads(tmp_path / name / "heads").tensors for name in ("whole", "stopped")
     )
@@ -107,15 +107,17 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         for name in ("whole", "stopped")
     )
     assert got == want
-    # A checkpoint of other settings is not gone on from.
-    other = dataclasses.replace(config, seed=1)
+    # A run does not resume from a checkpoint of other settings.
+    other_config = dataclasses.replace(config, seed=1)
     with pytest.raises(UserError, match="other settings"):
-        train_heads(other, model, params, tmp_path / "stopped", "other = 1", "other")
+        train_heads(
+            other_config, model, params, tmp_path / "stopped", "other = 1", "other"
+        )
     for name in ("config.gin", "operative.gin"):
         assert (tmp_path / "stopped" / name).read_text() == ""
 
 
-def test_a_finished_run_again_keeps_what_it_took(
+def test_repeated_run_keeps_its_training_time(
     tmp_path, config, model, params, monkeypatch
 ):
     config = dataclasses.replace(config, steps=2)
@@ -127,15 +129,13 @@ def test_a_finished_run_again_keeps_what_it_took(
         "restore_data",
         lambda self: {**restore(self), "seconds": 1e3},
     )
-    again = dataclasses.replace(config, heads_dtype="int8")
-    train_heads(again, model, params, tmp_path)
+    int8_config = dataclasses.replace(config, heads_dtype="int8")
+    train_heads(int8_config, model, params, tmp_path)
     assert 1000 <= load_heads(tmp_path / "heads").facts["seconds"] < 1900
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
-def test_a_batch_with_a_loss_that_is_not_finite_is_kept(
-    tmp_path, config, model, params
-):
+def test_batch_of_a_non_finite_loss_is_saved(tmp_path, config, model, params):
     optimizer = OptimizerConfig(1e38)
     config = dataclasses.replace(config, optimizer=optimizer, steps=30)
     with pytest.raises(UserError, match="is not finite"):
@@ -162,19 +162,19 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, config, model, 
     ],
     ids=["medusa", "own softmax", "conditioned"],
 )
-def test_other_heads_train_too(tmp_path, config, heads, model, params):
+def test_other_kinds_of_heads_are_trained(tmp_path, config, heads, model, params):
     config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")
     train_heads(config, model, params, tmp_path)
     losses = [
         row["validation_loss"] for row in rows(tmp_path) if "validation_loss" in row
     ]
     assert losses[-1] < losses[0] - 0.3
-    found = load_heads(tmp_path / "heads").tensors
-    assert ("softmax" in found) == heads.own_softmax
-    assert ("vocabulary" in found) == (heads.draft_vocabulary is not None)
+    tensors = load_heads(tmp_path / "heads").tensors
+    assert ("softmax" in tensors) == heads.own_softmax
+    assert ("vocabulary" in tensors) == (heads.draft_vocabulary is not None)
 
 
-def test_bad_settings_are_told(config, tmp_path, model, params):
+def test_invalid_settings_are_reported(config, tmp_path, model, params):
     for field, value, message in (
         ("mode", "disk", "mode must be one of cache, ring"),
         ("heads", BlockHeadsConfig(1, 4), "leaves no head to train"),
@@ -187,16 +187,18 @@ def test_bad_settings_are_told(config, tmp_path, model, params):
     ):
         with pytest.raises(UserError, match=message):
             dataclasses.replace(config, **{field: value})
-    big = dataclasses.replace(HEADS, draft_vocabulary=62)
+    too_large = dataclasses.replace(HEADS, draft_vocabulary=62)
     with pytest.raises(UserError, match="draft_vocabulary = 62 exceeds"):
-        train_heads(dataclasses.replace(config, heads=big), model, params, tmp_path)
+        train_heads(
+            dataclasses.replace(config, heads=too_large), model, params, tmp_path
+        )
     trunk = dataclasses.replace(model.trunk, vocab_size=70)
     with pytest.raises(UserError, match="vocabulary of 61 tokens"):
         train_heads(config, dataclasses.replace(model, trunk=trunk), params, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_description_says_what_will_be_done(config, model, params):
+def test_description_of_a_run(config, model, params):
     plan = module.make_plan(config, model, params)
     text = module.describe(config, model, plan)
     assert "kernel_in: float32[3, 24, 32]\n" in text
