@@ -15,6 +15,8 @@ import pytest
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS
 from bpd_jax.drafting.parts import RefinerPart, SourcePart, StandalonePart, parts
+from bpd_jax.studies.run_files import read_records
+from bpd_jax.studies.study_records import REPORT, DraftRecord
 from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -113,3 +115,21 @@ def test_tests_that_are_named_exist() -> None:
             if not source or (function and f"def {function}(" not in source):
                 missing.append(f"{page.name}: {file}::{function}")
     assert missing == []
+
+
+def test_readme_has_the_block_efficiencies_of_the_committed_records() -> None:
+    folder = ROOT / "experiments" / "table4" / "results" / "smollm2"
+    drafts = [
+        record
+        for record in read_records(folder)
+        if isinstance(record, DraftRecord) and record.part == REPORT
+    ]
+    contenders = ("bpd", "ngram:1@general_4", "zero_gram:16", "ngram:16@general_4")
+    cells = []
+    for contender in (*contenders, "oracle"):
+        records = [record for record in drafts if record.contender == contender]
+        assert len(records) == 303
+        calls = sum(record.calls for record in records)
+        cells.append(f"{sum(record.tokens for record in records) / calls:.2f}")
+    row = " | ".join(["n-grams of general English", *cells])
+    assert row in (ROOT / "README.md").read_text()

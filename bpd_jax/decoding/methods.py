@@ -28,6 +28,7 @@ from bpd_jax.drafting.parts import (
     SourcePart,
     StandalonePart,
     parts,
+    short_text,
 )
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.union import UnionDrafter
@@ -88,10 +89,10 @@ class Method:
     def _counted_part(self) -> Part | None:
         """The part whose number is that of drafts, nodes or draft tokens."""
         source = self.source
-        if source is not None and source.number == "tokens":
+        if source is not None and source.number_setting == "tokens":
             return source
         for part in (self.search, source):
-            if part is not None and part.number not in ("", "heads", "length"):
+            if part is not None and part.number_setting not in ("", "heads", "length"):
                 return part
         return None
 
@@ -99,7 +100,7 @@ class Method:
     def count(self) -> int:
         """Number of drafts P, nodes M or draft tokens; 1 if no part has a number."""
         part = self._counted_part
-        return 1 if part is None else int(getattr(part, part.number))
+        return 1 if part is None else int(getattr(part, part.number_setting))
 
     @property
     def counts(self) -> str:
@@ -109,7 +110,7 @@ class Method:
         part = self._counted_part
         if part is None:
             return ""
-        return getattr(part, "counts", "") or part.number
+        return getattr(part, "counts", "") or part.number_setting
 
     @property
     def settings(self) -> list[tuple[str, Any]]:
@@ -120,7 +121,8 @@ class Method:
             (name, value)
             for part in self.all_parts
             for name, field in fields_of(part).items()
-            if (value := getattr(part, name)) != field.default and name != part.number
+            if (value := getattr(part, name)) != field.default
+            and name != part.number_setting
         ]
 
     def setting(self, name: str) -> Any:
@@ -188,7 +190,7 @@ class Method:
         if heads is None or heads.name != "heads":
             return self
         part: Any = parts(SourcePart)[name]
-        source = part(**{part.number: heads.heads, "k": heads.k})
+        source = part(**{part.number_setting: heads.heads, "k": heads.k})
         return dataclasses.replace(self, source=source)
 
     @property
@@ -239,7 +241,7 @@ class Method:
         if self.search_name == "beam":
             hidden.remove("search")
         extra = [
-            name if name == "adaptive" and value else f"{name} {_short(value)}"
+            name if name == "adaptive" and value else f"{name} {short_text(value)}"
             for name, value in self.settings
             if name not in hidden
         ]
@@ -259,8 +261,10 @@ class Method:
         search, from_heads = self.search.label(order), self.source.name == "heads"
         source = "" if from_heads else self.source.label(order)
         if self.search.name == "chains":
-            chains = f", {search}" if self.search.drafts > 1 else ""
-            return self.source.label(order) + chains
+            chains = [search] if self.search.drafts > 1 else []
+            return ", ".join(
+                word for word in (self.source.label(order), refiners, *chains) if word
+            )
         if from_heads and not refiners:
             if self.search.name == "greedy":
                 return "BPD"
@@ -322,10 +326,6 @@ class Method:
         return self.search.drafter(context, source, self.refiners)
 
 
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def parse_method(text: str) -> Method:
     """Parses a method.
 
@@ -383,9 +383,13 @@ def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     if part is None:
         names = {**known, **ALIASES} if SourcePart in kinds else known
         close = difflib.get_close_matches(name, names, n=1)
-        hint = (
-            f"did you mean {close[0]}" if close else f"choose from {', '.join(known)}"
-        )
+        role = _role_of(name)
+        if role:
+            hint = f"{name} is {role}"
+        elif close:
+            hint = f"did you mean {close[0]}"
+        else:
+            hint = f"choose from {', '.join(known)}"
         raise UserError(
             f"unknown method {method!r}: there is no {_role(kinds)} {name!r}; {hint}; "
             "--method=help lists all."
@@ -393,10 +397,12 @@ def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     fields = fields_of(part)
     values: dict[str, Any] = {}
     if words and "=" not in words[0]:
-        if not part.number:
+        if not part.number_setting:
             raise UserError(f"{method!r}: {name} takes no number.")
         number = words.pop(0)
-        values[part.number] = parse_setting(part, part.number, number, f"{method!r}: ")
+        values[part.number_setting] = parse_setting(
+            part, part.number_setting, number, f"{method!r}: "
+        )
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in fields or key in values:
@@ -413,6 +419,15 @@ def _role(kinds: tuple[type[Part], ...]) -> str:
     if SourcePart in kinds:
         return "method or source"
     return {RefinerPart: "refiner", SearchPart: "search"}.get(kinds[0], "source")
+
+
+def _role_of(name: str) -> str:
+    """The role of a part and how to write it; "" if there is no such part."""
+    if name in parts(RefinerPart):
+        return f"a refiner, as in heads+{name}/best:16"
+    if name in parts(SearchPart):
+        return f"a search, as in heads+ngram/{name}"
+    return "a source" if name in parts() else ""
 
 
 def describe_methods() -> str:
@@ -432,10 +447,12 @@ def describe_methods() -> str:
             for name, part in parts(kind).items():
                 lines.append(f"  {name:<18}{part.help} [{part.reference}]")
                 for field in fields_of(part).values():
-                    number = " (the number)" if field.name == part.number else ""
-                    lines.append(
-                        f"      {field.name:<14}{field.metadata['help']}{number}"
-                    )
+                    text = field.metadata["help"]
+                    if field.name == part.number_setting:
+                        text += " (the number)"
+                    if field.default is not None and "default" not in text:
+                        text += f"; default {short_text(field.default)}"
+                    lines.append(f"      {field.name:<14}{text}")
     lines += ["", "aliases"]
     for name, alias in ALIASES.items():
         lines.append(f"  {name:<18}{alias.describe()}")

@@ -303,6 +303,7 @@ def candidate_methods(
         if is_usable(decoder.assets.rescorer):
             names.append("neural:1")
     if decoder.assets.drafter is not None:
+        names.append(decoder.default_method)
         refined = "+ngram" if decoder.assets.ngram is not None else ""
         for source in dict.fromkeys(("block", f"block{refined}")):
             names += [f"{source}/greedy", f"{source}/tree:8"]

@@ -80,7 +80,8 @@ class Part:
       title: display name, with settings in braces; "" for `name`.
       help: one line for `--method=help`.
       reference: publication.
-      number: the setting that a number after the name sets, as in `tree:32`, or "".
+      number_setting: the setting that a number after the name sets, as in `tree:32`,
+        or "".
       needs: names of required assets.
       needs_hidden: whether it reads hidden states of the model, which are recorded for
         replay only on request.
@@ -92,7 +93,7 @@ class Part:
     title: ClassVar[str] = ""
     help: ClassVar[str]
     reference: ClassVar[str] = "bpd_jax"
-    number: ClassVar[str] = ""
+    number_setting: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
     needs_hidden: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
@@ -104,15 +105,14 @@ class Part:
     def text(self) -> str:
         """Its text in a method."""
         words = [self.name]
-        if self.number:
-            words.append(str(getattr(self, self.number)))
+        if self.number_setting:
+            number = getattr(self, self.number_setting)
+            words += [] if number is None else [short_text(number)]
         words += [
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            f"{name}={short_text(value)}"
             for name, value in changed_settings(self)
-            if name != self.number
+            if name != self.number_setting
         ]
-        if self.number and getattr(self, self.number) is None:
-            del words[1]
         return ":".join(words)
 
     def label(self, order: int | None = None) -> str:
@@ -227,6 +227,11 @@ class GrowingPart(SearchPart):
         paths = Paths(source, tuple(finite), tuple(others))
         normalise = any(part.normalised for part in refiners)
         return PathDrafter(paths, self.build(context, paths, normalise))
+
+
+def short_text(value: Any) -> str:
+    """The text of a setting in a method; floats have no trailing zeros."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _PARTS: dict[str, type[Part]] = {}

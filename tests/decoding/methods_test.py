@@ -87,6 +87,11 @@ def test_parts_compose(text):
     assert method.without("alpha").composed == "heads+markov+ngram/tree:32+lookup:8"
 
 
+def test_labels_of_chains_name_the_refiners():
+    label = parse_method("draft_model:3+ngram/chains:2").label(4)
+    assert label == "Draft model, 3 tokens, 4-gram, 2 chains"
+
+
 def test_numbers_and_searches_have_defaults():
     assert parse_method("ngram").name == "ngram:1"
     assert parse_method("medusa").count == 32
@@ -127,7 +132,12 @@ def test_numbers_and_searches_have_defaults():
         ("heads/best:4+lookahead:3", "only one lookup"),
         ("lookup:4/best:4", "complete method"),
         ("none+ngram", "complete method"),
-        ("ngram/best:4", "no method or source 'ngram'"),
+        (
+            "ngram/best:4",
+            "no method or source 'ngram'; ngram is a refiner, as in heads",
+        ),
+        ("tree:4", "tree is a search, as in heads.ngram/tree"),
+        ("heads+block/tree:4", "no refiner 'block'; block is a source"),
         ("prompt_lookup:4:match=33", "match must be an integer from 1 to 32"),
         ("lookahead:4:order=1", "order must be an integer from 2 to 32"),
         ("prompt_lookup:4:k=2", "'k=2' is not a setting of prompt_lookup"),
@@ -147,6 +157,11 @@ def test_help_names_every_part_setting_and_alias():
         assert part.reference in text
         for field in fields_of(part).values():
             assert field.metadata["help"] in text
+    assert (
+        "\n      nodes         nodes M, the certain token included (the number); "
+        in text
+    )
+    assert "draft tokens (the number); default 5\n" in text
     for name in ALIASES:
         assert f"\n  {name}" in text
 

@@ -310,6 +310,14 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
             tuned_choice(path, "cpu", 1)
 
 
+def test_default_method_is_a_candidate(make_model, make_drafter, make_ngram):
+    model = make_model(0, num_layers=2)
+    drafter = make_drafter(model, feature_layers=(0, 1))
+    assets = Assets(ngram=make_ngram(), drafter=drafter)
+    decoder = Decoder(*model, width=4, assets=assets)
+    assert parse_method(decoder.default_method) in candidate_methods(decoder)
+
+
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])
 def test_every_candidate_can_be_made(make_model, make_ngram, block_size, width):
     """Also where a lattice has fewer paths than the larger sizes ask for."""

@@ -82,7 +82,7 @@ class Beam(GrowingPart):
     name: ClassVar[str] = "beam"
     title: ClassVar[str] = "{paths}-best"
     help: ClassVar[str] = "the P best paths of a beam search"
-    number: ClassVar[str] = "paths"
+    number_setting: ClassVar[str] = "paths"
     counts: ClassVar[str] = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)

@@ -128,7 +128,7 @@ class Best(GrowingPart):
     title: ClassVar[str] = "{paths}-best"
     help: ClassVar[str] = "the P best paths, exactly unless refiners rule it out"
     reference: ClassVar[str] = "Kim et al. 2024, section 7.2"
-    number: ClassVar[str] = "paths"
+    number_setting: ClassVar[str] = "paths"
     counts: ClassVar[str] = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)

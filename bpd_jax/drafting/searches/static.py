@@ -285,7 +285,7 @@ class Static(GrowingPart):
     title: ClassVar[str] = "Medusa tree of {nodes}"
     help: ClassVar[str] = "a tree of M nodes whose shape is fixed in advance"
     reference: ClassVar[str] = "Cai et al. 2024 (Medusa)"
-    number: ClassVar[str] = "nodes"
+    number_setting: ClassVar[str] = "nodes"
     counts: ClassVar[str] = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
@@ -313,7 +313,7 @@ class Chains(GrowingPart):
     title: ClassVar[str] = "{paths} chains"
     help: ClassVar[str] = "P greedy paths that begin with different tokens"
     reference: ClassVar[str] = "Leviathan et al. 2023"
-    number: ClassVar[str] = "paths"
+    number_setting: ClassVar[str] = "paths"
     counts: ClassVar[str] = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)

@@ -17,8 +17,7 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.growth import grow_best
-from bpd_jax.settings import number as number_check
-from bpd_jax.settings import setting
+from bpd_jax.settings import number, setting
 from bpd_jax.typing import Array, Int, PyTree
 
 
@@ -111,12 +110,12 @@ class Tree(GrowingPart):
 
     name: ClassVar[str] = "tree"
     help: ClassVar[str] = "a tree of the M most probable prefixes"
-    number: ClassVar[str] = "nodes"
+    number_setting: ClassVar[str] = "nodes"
     counts: ClassVar[str] = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     min_prob: float = setting(
-        0.0, "lowest probability of a drafted prefix", number_check(0, 1)
+        0.0, "lowest probability of a drafted prefix", number(0, 1)
     )
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:

@@ -78,7 +78,7 @@ class BlockPart(SourcePart):
     title: ClassVar[str] = "block drafter"
     help: ClassVar[str] = "a block drafter that reads the model's states"
     reference: ClassVar[str] = "DFlash 2026; DSpark 2026"
-    number: ClassVar[str] = "length"
+    number_setting: ClassVar[str] = "length"
     needs: ClassVar[tuple[str, ...]] = ("drafter",)
     offers_lattice: ClassVar[bool] = True
 

@@ -97,7 +97,7 @@ class DraftModel(SourcePart):
     title: ClassVar[str] = "Draft model, {tokens} tokens"
     help: ClassVar[str] = "a smaller model"
     reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
-    number: ClassVar[str] = "tokens"
+    number_setting: ClassVar[str] = "tokens"
     needs: ClassVar[tuple[str, ...]] = ("draft_model",)
     default_search: ClassVar[str] = "chains"
 

@@ -147,7 +147,7 @@ class Heads(SourcePart):
     name: ClassVar[str] = "heads"
     help: ClassVar[str] = "the model's block heads"
     reference: ClassVar[str] = "Stern et al. 2018"
-    number: ClassVar[str] = "heads"
+    number_setting: ClassVar[str] = "heads"
     offers_lattice: ClassVar[bool] = True
 
     heads: int | None = setting(

@@ -116,7 +116,7 @@ class Hydra(SourcePart):
     title: ClassVar[str] = "Hydra"
     help: ClassVar[str] = "heads that see the earlier tokens of the draft"
     reference: ClassVar[str] = "Ankner et al. 2024"
-    number: ClassVar[str] = "heads"
+    number_setting: ClassVar[str] = "heads"
     needs: ClassVar[tuple[str, ...]] = ("hydra",)
     needs_hidden: ClassVar[bool] = True
 

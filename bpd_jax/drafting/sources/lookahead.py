@@ -223,7 +223,7 @@ class Lookahead(StandalonePart):
     title: ClassVar[str] = "Lookahead of {window}"
     help: ClassVar[str] = "n-grams from parallel Jacobi iterations"
     reference: ClassVar[str] = "Fu et al. 2024"
-    number: ClassVar[str] = "window"
+    number_setting: ClassVar[str] = "window"
     needs_model: ClassVar[bool] = True
 
     window: int = setting(8, "columns of the window", COUNT)

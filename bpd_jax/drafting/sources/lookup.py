@@ -108,7 +108,7 @@ class Lookup(StandalonePart):
         "another source, as in heads/tree:32+lookup:8"
     )
     reference: ClassVar[str] = "Saxena 2023"
-    number: ClassVar[str] = "tokens"
+    number_setting: ClassVar[str] = "tokens"
 
     tokens: int = setting(8, "draft tokens", COUNT)
     match: int = setting(
