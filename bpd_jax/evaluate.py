@@ -253,7 +253,10 @@ def _write(
         },
         versions=provenance.versions(),
         lattice=picture,
-        curves=metrics.read_rows(loaded.folder / metrics.FILE_NAME),
+        curves=[
+            metrics.finite(row)
+            for row in metrics.read_rows(loaded.folder / metrics.FILE_NAME)
+        ],
     )
     with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")

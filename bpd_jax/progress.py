@@ -69,7 +69,7 @@ class _NonBlocking:
     def write(self, text: str) -> None:
         """Writes and flushes, or drops the text."""
         try:
-            if not self._stream.closed and _is_writable(self._stream):
+            if not self._stream.closed and is_writable(self._stream):
                 self._stream.write(text)
                 self._stream.flush()
         except OSError:
@@ -82,7 +82,7 @@ class _NonBlocking:
         return getattr(self._stream, name)
 
 
-def _is_writable(stream: TextIO) -> bool:
+def is_writable(stream: TextIO) -> bool:
     """Whether a write would not block; False for a pipe that is full."""
     try:
         descriptor = stream.fileno()

@@ -30,7 +30,7 @@ from bpd_jax import cli, configuration
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.training import distributed, run_description, trainer
+from bpd_jax.training import distributed, peers, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train as heads
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -59,6 +59,11 @@ def main() -> None:
         _PROCESS.value,
         detect=_DISTRIBUTED.value,
     )
+    with peers.watched():
+        _train()
+
+
+def _train() -> None:
     parsed: Parsed[Any] = configuration.parse_flags(TrainConfig, HeadsTrainConfig)
     if isinstance(parsed.value, HeadsTrainConfig):
         _train_heads(parsed)

@@ -1,5 +1,7 @@
 """Prints exhibits, drafts and streamed text to a terminal or a log file."""
 
+import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable
 from typing import TypeVar
@@ -17,6 +19,8 @@ T = TypeVar("T")
 
 # Columns of output that is not a terminal.
 _LOG_WIDTH = 100
+# Longer labels of rows are wrapped before a table is split.
+_LABEL_WIDTH = 36
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 _TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
 
@@ -35,7 +39,8 @@ def print_exhibit(
     console = console or standard_output()
     console.print(Text(exhibit.title, style="bold"))
     for table in exhibit.tables:
-        console.print(_table(table, intervals))
+        for part in _parts(table, console.width, intervals):
+            console.print(_table(part, intervals))
     for finding in exhibit.findings:
         mark, style = _MARKS[finding.holds]
         console.print(
@@ -45,6 +50,52 @@ def print_exhibit(
         )
     for note in exhibit.remarks:
         console.print(Text(f"Note: {note}", style="dim"))
+
+
+def _parts(table: Table, width: int, intervals: bool) -> list[Table]:
+    """Splits a table that is too wide for the terminal, between groups of columns."""
+    groups = itertools.groupby(
+        range(len(table.columns)), lambda index: table.columns[index].group or index
+    )
+    parts: list[list[int]] = [[]]
+    for _, group in groups:
+        columns = list(group)
+        wider = [*parts[-1], *columns]
+        if parts[-1] and _width(_select(table, wider), intervals) > width:
+            parts.append(columns)
+        else:
+            parts[-1] = wider
+    if len(parts) == 1:
+        return [table]
+    return [
+        dataclasses.replace(
+            _select(table, columns),
+            title=f"{table.title} ({number} of {len(parts)})",
+            caption=table.caption if number == len(parts) else "",
+        )
+        for number, columns in enumerate(parts, start=1)
+    ]
+
+
+def _select(table: Table, columns: list[int]) -> Table:
+    rows = [
+        dataclasses.replace(row, cells=[row.cells[index] for index in columns])
+        for row in table.rows
+    ]
+    return dataclasses.replace(
+        table, columns=[table.columns[index] for index in columns], rows=rows
+    )
+
+
+def _width(table: Table, intervals: bool) -> int:
+    """The width at which labels wrap, but neither values nor words of headings."""
+    widths = [max([0, *(min(len(row.label), _LABEL_WIDTH) for row in table.rows)])]
+    for index, column in enumerate(table.columns):
+        cells = [_cell(row.cells[index], column, intervals) for row in table.rows]
+        lines = [line for cell in cells for line in cell.plain.split("\n")]
+        words = f"{column.group} {column.label}".split()
+        widths.append(max(map(len, [*lines, *words])))
+    return 2 + sum(width + 1 for width in widths)
 
 
 def _table(table: Table, intervals: bool) -> RichTable:

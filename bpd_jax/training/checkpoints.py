@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,7 @@ from typing import Any, Self
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
-from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint import checkpoint_managers, multihost
 
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
@@ -35,7 +36,7 @@ from bpd_jax.training.checkpoint_files import (
     whole_steps,
     write_digests,
 )
-from bpd_jax.training.distributed import agree, is_first
+from bpd_jax.training.distributed import agree
 from bpd_jax.training.state import TrainState, abstract_parameters
 from bpd_jax.typing import Params
 
@@ -73,7 +74,9 @@ class Checkpoints:
                 self._folder,
                 preservation_policy=self._policy,
                 cleanup_tmp_directories=True,
-                async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+                async_options=ocp.AsyncOptions(
+                    barrier_sync_fn=_barrier, post_finalization_callback=self._seal
+                ),
             )
         self._step = 0  # step of the newest save
         # Processes may see different states of a shared folder.
@@ -112,9 +115,11 @@ class Checkpoints:
         """
         if step == self.latest_step:
             return
-        self._policy.best, self._step = best, step
         rest = {"step": state.step, "opt_state": state.opt_state}
         with self._saving():
+            # Until the previous save has ended, `_seal` and the policy are about it.
+            self._manager.wait_until_finished()
+            self._policy.best, self._step = best, step
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -127,7 +132,8 @@ class Checkpoints:
 
     def _seal(self) -> None:
         """Adds digests to the checkpoint when all of its files are written."""
-        if not is_first():
+        # Orbax's primary process renames the folder next. It is not always process 0.
+        if jax.process_index():
             return
         if isinstance(self._folder, BucketPath):
             write_digests(self._folder / str(self._step))
@@ -197,6 +203,16 @@ class Checkpoints:
                 f"{newest}: free space or choose another --workdir, and run the same "
                 "command again."
             ) from error
+
+
+def _barrier(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier, which a process does not wait at if its save has failed.
+
+    Orbax synchronizes all processes even while an error is raised in one of them. The
+    others wait for that process somewhere else, so all would wait for 20 minutes.
+    """
+    if sys.exc_info()[1] is None:
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def best_step(folder: str | os.PathLike[str]) -> int | None:

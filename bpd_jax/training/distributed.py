@@ -8,6 +8,8 @@ the first reads the folder and tells the others (`first`, `agree`).
 """
 
 import collections
+import dataclasses
+import functools
 import json
 import os
 import socket
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -137,30 +140,49 @@ def _is_slurm_task() -> bool:
     return int(os.environ["SLURM_NTASKS"]) > 1
 
 
-def own_host() -> str:
-    """The address at which other hosts reach this one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Selects the interface of the default route; nothing is sent.
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """This process among those of the run.
+
+    Attributes:
+      index: number of the process: on Cloud TPU of its worker, elsewhere of its SLURM
+        task or `--process_id`. Process 0 hosts jax's coordinator. On Cloud TPU,
+        `jax.process_index()` may count in another order.
+      count: number of processes.
+      coordinator: host of process 0, which all processes have reached; "" in a run of
+        one process.
+      client: jax's client of the coordinator, a key-value store among others.
+    """
+
+    index: int
+    count: int
+    coordinator: str
+    client: Any
+
+
+def membership() -> Membership:
+    """This process's place in the run; does not initialize jax's devices."""
+    # jax has no public name for it.
+    state = global_state
+    host = (state.coordinator_address or "").rpartition(":")[0].strip("[]")
+    return Membership(state.process_id, state.num_processes, host, state.client)
 
 
 def is_first() -> bool:
     """Whether this process is the one that prints and writes files."""
-    return jax.process_index() == 0
+    return membership().index == 0
 
 
 def agree(value: T) -> T:
     """Returns the value of process 0, which must be JSON, in all processes."""
     if jax.process_count() == 1:
         return value
+    share = functools.partial(
+        multihost_utils.broadcast_one_to_all, is_source=is_first()
+    )
     encoded = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
-    shared = multihost_utils.broadcast_one_to_all(np.resize(encoded, size))
-    return json.loads(np.asarray(shared, np.uint8).tobytes())
+    size = int(share(np.int32(len(encoded))))
+    return json.loads(np.asarray(share(np.resize(encoded, size)), np.uint8).tobytes())
 
 
 def first(work: Callable[[], T]) -> T | None:

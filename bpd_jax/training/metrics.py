@@ -3,11 +3,12 @@
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -16,6 +17,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
+DAMAGED = f"{FILE_NAME}.damaged"  # lines that were taken out of it
 TENSORBOARD = "tensorboard"
 
 _FLUSH_SECONDS = 120  # between two times that events are written to the disk
@@ -27,7 +29,11 @@ def tensorboard_available() -> bool:
 
 
 class MetricsWriter:
-    """Writes rows of numbers, one per call, to `metrics.jsonl` and `tensorboard/`."""
+    """Writes rows of numbers, one per call, to `metrics.jsonl` and `tensorboard/`.
+
+    NaN and infinities are written as `NaN`, `Infinity` and `-Infinity`, which Python's
+    `json` reads but strict JSON does not have.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], step: int) -> None:
         """Continues the files of `folder` after `step`.
@@ -35,7 +41,8 @@ class MetricsWriter:
         Args:
           folder: run folder.
           step: step at which the run starts; rows of later steps, from a run that was
-            killed after its last checkpoint, are dropped.
+            killed after its last checkpoint, are dropped. Damaged lines are moved to
+            `metrics.jsonl.damaged`.
 
         Raises:
           UserError: the files cannot be written.
@@ -47,8 +54,11 @@ class MetricsWriter:
         # Objects under gs:// cannot be appended to; see `publish`.
         self._local = buckets.on_disk(folder)
         path = folder / FILE_NAME
-        retained = [row for row in read_rows(path) if row["step"] <= step]
-        text = "".join(json.dumps(row) + "\n" for row in retained)
+        rows, damaged = _read(path)
+        if damaged:
+            # Before they are taken out of the log.
+            _append(folder / DAMAGED, damaged.values())
+        text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
         for copy in {path, self._local / FILE_NAME}:
             with files.replacing_file(copy) as temporary:
                 temporary.write_text(text, encoding="utf-8")
@@ -176,38 +186,74 @@ class _EventFile:
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the rows of a `metrics.jsonl`; a missing file has none.
 
-    Damaged lines are skipped: with a warning, but for the last one, which a killed run
-    can leave incomplete.
+    Damaged lines are skipped with a warning, an incomplete last one, which a killed run
+    can leave, without. The values of a row are numbers, NaN and infinities included.
 
     Raises:
       UserError: the file cannot be read or is too large.
     """
+    return _read(path)[0]
+
+
+def finite(row: Mapping[str, float]) -> dict[str, float]:
+    """The values of a row that strict JSON can hold: without NaN and infinities."""
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def _read(
+    path: str | os.PathLike[str],
+) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
+    """The rows, and the damaged lines by number, for which it prints a warning."""
     try:
         with as_path(path).open("rb") as stream:
             lines = list(files.bounded_lines(stream, path, kept=True))
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return [], {}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
     rows: list[dict[str, Any]] = []
-    damaged: list[int] = []
+    damaged: dict[int, bytes] = {}
     for number, line in enumerate(lines, start=1):
         row = _parse(line)
         if row is not None:
             rows.append(row)
-        elif number < len(lines):
-            damaged.append(number)
+        elif line.endswith(b"\n"):
+            damaged[number] = line
     if damaged:
-        numbers = ", ".join(map(str, damaged[:5])) + ", …" * (len(damaged) > 5)
+        numbers = ", ".join(map(str, [*damaged][:5])) + ", …" * (len(damaged) > 5)
         progress.say(f"warning: {path} has damaged lines, which are skipped: {numbers}")
-    return rows
+    return rows, damaged
+
+
+def _append(path: pathlib.Path, lines: Iterable[bytes]) -> None:
+    """Adds lines to a file, atomically. Raises UserError."""
+    try:
+        earlier = path.read_bytes()
+    except FileNotFoundError:
+        earlier = b""
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
+    with files.replacing_file(path) as temporary:
+        temporary.write_bytes(earlier + b"".join(lines))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row of a line; None if it is damaged."""
     try:
-        row = files.parse_json(line)
-    except ValueError:
+        # Not `files.parse_json`, which refuses NaN and infinities.
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
         return None
-    valid = isinstance(row, dict) and type(row.get("step")) is int
+    valid = (
+        isinstance(row, dict)
+        and type(row.get("step")) is int
+        and all(map(_is_number, row.values()))
+    )
     return row if valid else None
+
+
+def _is_number(value: object) -> bool:
+    # Integers beyond 64 bits may be too large for a float.
+    if type(value) is int:
+        return abs(value) < 2**63
+    return type(value) is float

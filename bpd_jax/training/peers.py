@@ -2,16 +2,18 @@
 
 If a process is killed or its host is lost, the others wait for it in the middle of a
 step until jax's heartbeats time out, and then end with a C++ stack trace. Therefore
-process 0 keeps a TCP connection to every other process during training. A connection
-that closes without a goodbye message means that its process has died; process 0 then
-notifies the others. A process that ends with an error says so: the others, which may be
-about to end with the same error, end after a few seconds. Process 0, which hosts jax's
-coordinator, ends last, because the others would crash without it. Nothing is saved: the
-next start resumes from the last checkpoint.
+process 0 keeps a TCP connection to every other process, from before jax initializes its
+devices until training ends. The others learn its port from jax's coordinator. A
+connection that closes without a goodbye message means that its process has died;
+process 0 then notifies the others. A process that ends with an error says so: the
+others, which may be about to end with the same error, end after a few seconds.
+Process 0, which hosts jax's coordinator, ends last, because the others would crash
+without it. Nothing is saved: the next start resumes from the last checkpoint.
 """
 
 import atexit
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -20,15 +22,16 @@ import threading
 import time
 from collections.abc import Iterator
 
-import jax
-
-from bpd_jax import startup
+from bpd_jax import progress, startup
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed
 
 # Kinds of messages, each followed by the number of the process that they are about: it
 # ends regularly, ends with an error, or has died.
 _GOODBYE, _ERROR, _DEATH = b".", b"?", b"!"
+# The answer of process 0 to a greeting; from then on the end of a connection counts.
+_WELCOME = b"+"
+_KEY = "bpd_jax/peers"  # in the coordinator's key-value store
 
 # Seconds in which a process may end with the same error as another one.
 _SAME_ERROR = 10
@@ -40,27 +43,36 @@ _CONNECT_TIMEOUT, _GREETING_TIMEOUT = 30, 2
 # Seconds without traffic before TCP probes whether the other host is still there.
 _KEEPALIVE = 20
 
+_is_watching = False
+
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Watches the other processes of the run; does nothing in a run of one process.
 
     All processes must enter it, and all must leave it if one leaves it regularly or by
-    SystemExit. A process that cannot connect is not watched. After any other exception
-    this process does not take part in jax's shutdown, which would wait for the others
-    and then crash: at its end it exits with status 1, or 130 if it was interrupted.
+    a SystemExit of a signal. Within another `watched` it does nothing. A process that
+    cannot connect is not watched, and process 0 prints a warning. After any other
+    exception this process does not take part in jax's shutdown, which would wait for
+    the others and then crash: at its end it exits with status 1, or 130 if it was
+    interrupted.
 
     Raises:
       UserError: an operation failed because another process has failed.
     """
-    if jax.process_count() == 1:
+    global _is_watching
+    run = distributed.membership()
+    if run.count == 1 or _is_watching:
         yield
         return
-    peers = _Peers(_connect_all() if distributed.is_first() else _connect_to_first())
+    peers = _Peers(run, _connect_to_first(run) if run.index else _connect_all(run))
+    _is_watching = True
     try:
         yield
-    except SystemExit:  # All processes stop at the same step.
-        peers.leave(_GOODBYE)
+    except SystemExit as end:
+        # All processes stop at the same step after a signal.
+        stopped = not end.code or (isinstance(end.code, int) and end.code > 128)
+        peers.leave(_GOODBYE if stopped else _ERROR)
         raise
     except KeyboardInterrupt:
         peers.leave(_DEATH, startup.INTERRUPTED)
@@ -75,6 +87,8 @@ def watched() -> Iterator[None]:
         if known:
             raise UserError(peers.message) from error
         raise
+    finally:
+        _is_watching = False
     peers.leave(_GOODBYE)
 
 
@@ -85,10 +99,18 @@ class _Peers:
       noticed: set when another process has failed; `message` names it.
     """
 
-    def __init__(self, links: dict[int, socket.socket]) -> None:
-        """Begins to watch; `links` are connections by the number of the process."""
+    def __init__(
+        self, run: distributed.Membership, links: dict[int, socket.socket]
+    ) -> None:
+        """Begins to watch.
+
+        Args:
+          run: this process's place in the run.
+          links: connections by the number of the process.
+        """
         self.noticed = threading.Event()
         self.message = ""
+        self._index = run.index
         self._links = links
         self._ended = threading.Event()  # Training has ended in this process.
         self._failure = threading.Lock()  # Taken by the thread that reports a failure.
@@ -107,12 +129,12 @@ class _Peers:
           status: exit status of this process unless it ends regularly.
         """
         self._ended.set()
-        self._send(kind, jax.process_index())
+        self._send(kind, self._index)
         if kind == _GOODBYE:
             return
         # Runs before what jax has registered.
         atexit.register(_exit, status)
-        if distributed.is_first():
+        if not self._index:
             self._wait(_SAME_ERROR + _NOTICE if kind == _ERROR else _NOTICE / 2)
 
     def _watch(self, number: int) -> None:
@@ -134,7 +156,7 @@ class _Peers:
 
     def _report(self, kind: bytes, failed: int) -> None:
         """Ends this process because process `failed` has, unless it ends by itself."""
-        if distributed.is_first():
+        if not self._index:
             self._send(kind, failed)
         end = "has died" if kind == _DEATH else "has ended with an error"
         self.message = (
@@ -144,11 +166,14 @@ class _Peers:
         self.noticed.set()
         if kind == _ERROR and self._ended.wait(_SAME_ERROR):
             return
-        if distributed.is_first():
+        if not self._index:
             self._wait(_NOTICE)
         if self._ended.is_set():
             return  # The thread that trains reports it.
-        os.write(2, f"\nerror: {self.message}\n".encode())
+        # It ends even if nobody reads its output, or if the disk of its log is full.
+        with contextlib.suppress(OSError, ValueError):
+            if progress.is_writable(sys.stderr):
+                os.write(2, f"\nerror: {self.message}\n".encode())
         os._exit(1)
 
     def _wait(self, seconds: float) -> None:
@@ -172,38 +197,71 @@ def _exit(status: int) -> None:
     os._exit(status)
 
 
-def _connect_all() -> dict[int, socket.socket]:
+def _connect_all(run: distributed.Membership) -> dict[int, socket.socket]:
     """Process 0: accepts a connection from every other process, by process number."""
     token = secrets.token_bytes(16)
-    count = jax.process_count()
     links: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=count) as server:
-        server.settimeout(_GREETING_TIMEOUT)
-        port = server.getsockname()[1]
-        distributed.agree((distributed.own_host(), port, token.hex()))
+    lock, closed = threading.Lock(), False
+
+    def greet(link: socket.socket) -> None:
+        """Keeps a connection whose greeting has the token; others may connect too."""
+        with contextlib.suppress(OSError):
+            link.settimeout(_GREETING_TIMEOUT)
+            greeting = _receive(link, len(token) + 4)
+            number = int.from_bytes(greeting[len(token) :])
+            with lock:
+                if greeting[: len(token)] == token and not closed:
+                    link.sendall(_WELCOME)
+                    links[number] = _keep_alive(link)
+                    return
+        link.close()
+
+    with _listen() as server:
+        server.settimeout(0.2)
+        address = [run.coordinator, server.getsockname()[1], token.hex()]
+        run.client.key_value_set(_KEY, json.dumps(address), allow_overwrite=True)
         deadline = time.monotonic() + _CONNECT_TIMEOUT
-        while len(links) < count - 1 and time.monotonic() < deadline:
-            # Others than the processes of the run may connect, and say nothing.
+        while len(links) < run.count - 1 and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 link, _ = server.accept()
-                link.settimeout(_GREETING_TIMEOUT)
-                greeting = _receive(link, len(token) + 4)
-                if greeting[: len(token)] == token:
-                    links[int.from_bytes(greeting[len(token) :])] = _keep_alive(link)
-                else:
-                    link.close()
+                threading.Thread(target=greet, args=(link,), daemon=True).start()
+        with lock:
+            closed = True
+    missing = [str(number) for number in range(1, run.count) if number not in links]
+    if missing:
+        progress.say(
+            f"warning: process {', '.join(missing)} could not connect to process 0 of "
+            "this run: if one of them fails, the others notice it only after minutes.",
+            sys.stderr,
+        )
     return links
 
 
-def _connect_to_first() -> dict[int, socket.socket]:
+def _listen() -> socket.socket:
+    """A server of IPv4 and, where the host has it, of IPv6."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True
+            )
+    return socket.create_server(("", 0), backlog=1024)
+
+
+def _connect_to_first(run: distributed.Membership) -> dict[int, socket.socket]:
     """Other processes: connects to process 0; empty if that fails."""
-    host, port, token = distributed.agree(("", 0, ""))
+    milliseconds = 1000 * _CONNECT_TIMEOUT
     try:
+        text = run.client.blocking_key_value_get(_KEY, milliseconds)
+        host, port, token = json.loads(text)
         link = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
-        link.sendall(bytes.fromhex(token) + jax.process_index().to_bytes(4))
-    except OSError:
-        return {}
-    return {0: _keep_alive(link)}
+        link.sendall(bytes.fromhex(token) + run.index.to_bytes(4))
+        if _receive(link, 1) == _WELCOME:
+            return {0: _keep_alive(link)}
+        link.close()
+    # jax raises a RuntimeError if there is no answer in time.
+    except (OSError, RuntimeError):
+        pass
+    return {}
 
 
 def _keep_alive(link: socket.socket) -> socket.socket:

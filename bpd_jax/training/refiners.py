@@ -48,7 +48,13 @@ _LOG_EVERY, _CHECKPOINT_EVERY = 20, 200
 _RUN = folders.FolderKind(
     "an unfinished training of a refiner",
     run_lock.FILE_NAME,
-    (checkpoints.FOLDER, metrics.FILE_NAME, metrics.TENSORBOARD, watch.FOLDER),
+    (
+        checkpoints.FOLDER,
+        metrics.FILE_NAME,
+        metrics.DAMAGED,
+        metrics.TENSORBOARD,
+        watch.FOLDER,
+    ),
 )
 
 

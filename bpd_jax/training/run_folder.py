@@ -38,6 +38,7 @@ _KNOWN = {
     DATA,
     tokenizer.FILE_NAME,
     metrics.FILE_NAME,
+    metrics.DAMAGED,
     metrics.TENSORBOARD,
     checkpoints.FOLDER,
     watch.FOLDER,

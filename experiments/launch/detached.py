@@ -1,6 +1,6 @@
 """Runs a program on this host apart from the connection that starts it.
 
-    python3 detached.py FOLDER start ID PROGRAM ARGUMENT…
+    python3 detached.py FOLDER start ID LAUNCH PROGRAM ARGUMENT…
     python3 detached.py FOLDER follow [ID]
     python3 detached.py FOLDER running
     python3 detached.py FOLDER stop
@@ -11,8 +11,10 @@ of the connection, and its output goes to FOLDER/ID.log. A second `start` with t
 ID does nothing. While the program runs it holds FOLDER/lock, so that no second one runs
 beside it. `follow` prints the log until the program ends, any number of times.
 `running` ends with BUSY while a program runs, else with 0. `stop` sends SIGTERM, upon
-which training saves and ends. `report` prints the end of the log unless the program
-succeeded.
+which training saves and ends. It also marks the latest program as stopped, running or
+not; `start` then ends with STOPPED if the ID of that program begins with LAUNCH and a
+hyphen, so that a launcher does not start again what was stopped. `report` prints the
+end of the log unless the program succeeded.
 
 It runs on the hosts of a TPU slice and needs nothing but Python's standard library.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -30,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import BinaryIO
 
 # Exit statuses: another program runs; the program failed; it was stopped on request;
 # the program with this ID is not the latest one.
@@ -38,6 +42,11 @@ BUSY, FAILED, STOPPED, UNKNOWN = 75, 76, 77, 78
 _POLL = 0.3  # seconds between two looks at the log
 _PATIENCE = 3.0  # seconds for which `start` waits for the lock
 _START_UP = 60.0  # seconds for which `stop` waits for a program that was just started
+# Seconds for which `follow` waits for a `stop` after SIGTERM has ended the program: all
+# workers end when the first of them is told, and the connection to this one may take
+# longer.
+_LATE = 60.0
+_TERMINATED = str(128 + signal.SIGTERM)
 _TAIL = 4000  # bytes of an older log that are shown
 
 # What is known of the latest program. Each file has one writer: `start`, the supervisor
@@ -55,13 +64,13 @@ def main(arguments: list[str]) -> int:
     action, *rest = arguments[1:]
     folder.mkdir(parents=True, exist_ok=True)
     if action == "start":
-        return start(folder, rest[0], rest[1:])
+        return start(folder, rest[0], rest[1], rest[2:])
     if action == "supervise":
         return _supervise(folder, int(rest[0]), rest[1:])
     if action == "follow":
         return follow(folder, rest[0] if rest else None)
     if action == "running":
-        return BUSY if _is_running(folder) else 0
+        return running(folder)
     if action == "stop":
         return stop(folder)
     if action == "report":
@@ -70,14 +79,29 @@ def main(arguments: list[str]) -> int:
     return 2
 
 
-def start(folder: pathlib.Path, name: str, words: list[str]) -> int:
-    """Starts a program; returns 0, or BUSY if one with another ID is running."""
+def start(folder: pathlib.Path, name: str, launch: str, words: list[str]) -> int:
+    """Starts a program.
+
+    Args:
+      folder: for the lock and the log.
+      name: ID of the program.
+      launch: begins the IDs of all programs that one launcher starts.
+      words: the program and its arguments.
+
+    Returns:
+      0, BUSY if a program with another ID is running, or STOPPED if one of this launch
+      was stopped on request.
+    """
     for _ in range(int(_PATIENCE / _POLL)):
         with _lock(folder) as descriptor:
-            # The ID is known if the connection broke after an earlier `start`.
-            if descriptor is not None and _latest(folder) != name:
-                _launch(folder, name, words, descriptor)
             if descriptor is not None:
+                # The ID is known if the connection broke after an earlier `start`.
+                if _latest(folder) == name:
+                    return 0
+                if (_read(folder, _STOPPED) or "").startswith(f"{launch}-"):
+                    print("not started: the run was stopped on request")
+                    return STOPPED
+                _launch(folder, name, words, descriptor)
                 return 0
         if _latest(folder) == name:
             return 0
@@ -98,43 +122,64 @@ def follow(folder: pathlib.Path, name: str | None) -> int:
     latest = _latest(folder)
     if latest is None or name not in (None, latest):
         return UNKNOWN
-    with (folder / f"{latest}.log").open("rb") as log:
-        log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
-        running = True
-        while running:
-            running = _is_running(folder)
+    with _open_log(folder, latest) as log:
+        in_progress = True
+        while in_progress:
+            in_progress = _is_running(folder)
             sys.stdout.buffer.write(log.read())
             sys.stdout.buffer.flush()
-            if running:
+            if in_progress:
                 time.sleep(_POLL)
     status = _read(folder, _STATUS)
     print(f"--- {_describe(folder)}", flush=True)
     if status == "0":
         return 0
-    return STOPPED if _read(folder, _STOPPED) == latest else FAILED
+    deadline = time.monotonic() + (_LATE if status == _TERMINATED else 0)
+    while _read(folder, _STOPPED) != latest:
+        if time.monotonic() >= deadline or _latest(folder) != latest:
+            return FAILED
+        time.sleep(_POLL)
+    return STOPPED
+
+
+def running(folder: pathlib.Path) -> int:
+    """Returns BUSY while a program runs, and names this host; else 0."""
+    if not _is_running(folder):
+        return 0
+    print(f"{platform.node()}: a run is in progress, the latest is {_latest(folder)}")
+    return BUSY
 
 
 def stop(folder: pathlib.Path) -> int:
-    """Tells a program that is running to save and end; returns BUSY if it cannot.
+    """Tells a program that is running to save and end, and marks it as stopped.
 
     A second `stop` of the same program does nothing: another SIGTERM would interrupt
     its save.
+
+    Returns:
+      0, BUSY if no process of the program is known, or FAILED if the mark cannot be
+      written, so that the launcher may start the program again.
     """
     deadline = time.monotonic() + _START_UP
-    if not _is_running(folder):
-        print("no run is in progress")
-        return 0
-    while _is_running(folder):
+    while True:
+        # Shared: nothing starts meanwhile, and readers do not see each other.
+        with _lock(folder, fcntl.LOCK_SH) as descriptor:
+            if descriptor is not None:
+                print("no run is in progress")
+                latest = _latest(folder)
+                return 0 if latest is None or _mark_stopped(folder, latest) else FAILED
         # After `start` has taken the lock, the supervisor writes its process ID.
-        pid = _read(folder, _PID)
-        latest = _latest(folder) or pid  # The description may be damaged.
-        if latest and latest == _read(folder, _STOPPED):
-            return 0
-        if latest and pid:
-            _write(folder, _STOPPED, latest)
-            if _terminate(folder, int(pid)):
-                return 0
-            (folder / _STOPPED).unlink(missing_ok=True)
+        pid = _read_pid(folder, _PID)
+        if pid is not None:
+            latest = _latest(folder) or str(pid)  # The description may be damaged.
+            if latest == _read(folder, _STOPPED):
+                if _signal(folder, pid, 0):
+                    return 0
+            else:
+                # A full disk must not keep the program from being told.
+                marked = _mark_stopped(folder, latest)
+                if _signal(folder, pid, signal.SIGTERM):
+                    return 0 if marked else FAILED
         if time.monotonic() > deadline:
             print(
                 "the lock is held, but no process of a run is known: this host may be "
@@ -143,14 +188,14 @@ def stop(folder: pathlib.Path) -> int:
             )
             return BUSY
         time.sleep(_POLL)
-    return 0
 
 
 def report(folder: pathlib.Path) -> int:
     """Prints the end of the log unless the program succeeded."""
     latest = _latest(folder)
     if latest and _read(folder, _STATUS) != "0":
-        text = (folder / f"{latest}.log").read_bytes()[-_TAIL:]
+        with _open_log(folder, latest) as log:
+            text = log.read()
         print(f"--- {platform.node()}: {_describe(folder)}")
         print(text.decode("utf-8", "replace"))
     return 0
@@ -172,18 +217,21 @@ def _launch(folder: pathlib.Path, name: str, words: list[str], lock: int) -> Non
         )
 
 
-def _terminate(folder: pathlib.Path, supervisor: int) -> bool:
-    """Sends SIGTERM to the program, or to the supervisor if it starts one."""
-    program = _read(folder, _PROGRAM)
+def _signal(folder: pathlib.Path, supervisor: int, number: int) -> bool:
+    """Sends a signal to the program, or to the supervisor if it starts one.
+
+    Signal 0 does nothing to them. Returns whether there is such a process.
+    """
+    program = _read_pid(folder, _PROGRAM)
     try:
         if program is None:
-            os.kill(supervisor, signal.SIGTERM)
-        elif os.getpgid(int(program)) == supervisor:
-            os.kill(int(program), signal.SIGTERM)
+            os.kill(supervisor, number)
+        elif os.getpgid(program) == supervisor:
+            os.kill(program, number)
         else:
             return False  # The number belongs to another process now.
-    except ProcessLookupError:
-        return False
+    except (ProcessLookupError, PermissionError):
+        return False  # Or to one of another user.
     return True
 
 
@@ -266,11 +314,44 @@ def _describe(folder: pathlib.Path) -> str:
     return f"the run ended with status {status}"
 
 
-def _read(folder: pathlib.Path, name: str) -> str | None:
+def _open_log(folder: pathlib.Path, name: str) -> BinaryIO:
+    """Opens the end of a program's log; a sentence in its place if it is unreadable."""
     try:
-        return (folder / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
+        log = (folder / f"{name}.log").open("rb")
+    except (OSError, ValueError) as error:
+        return io.BytesIO(f"--- cannot read the log: {error}\n".encode())
+    log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
+    return log
+
+
+def _read(folder: pathlib.Path, name: str) -> str | None:
+    """The text of a file; None if it is missing or cannot be read."""
+    try:
+        return (folder / name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
+
+
+def _read_pid(folder: pathlib.Path, name: str) -> int | None:
+    """The process ID in a file; None if there is none, or the file is damaged."""
+    text = _read(folder, name) or ""
+    valid = text.isascii() and text.isdigit() and len(text) < 10
+    # To 0 and 1 a signal is never sent: they are this process's group and `init`.
+    return int(text) if valid and int(text) > 1 else None
+
+
+def _mark_stopped(folder: pathlib.Path, name: str) -> bool:
+    """Marks a program as stopped on request; returns whether that could be written."""
+    try:
+        _write(folder, _STOPPED, name)
+    except OSError as error:
+        print(
+            f"cannot write that the run was stopped: {error}; end its launcher with "
+            "Ctrl-C, else it starts the run again",
+            file=sys.stderr,
+        )
+        return False
+    return True
 
 
 def _write(folder: pathlib.Path, name: str, text: str) -> None:

@@ -61,8 +61,9 @@ def main() -> None:
     if DRY_RUN.value:
         attempt = f"{name}-1"
         states = [tpu.describe(), *map(tpu.describe_node, tpu.nodes)]
-        shown = [pack, tpu.create(), *states, *prepare, tpu.start(words, attempt)]
-        print(*shown, tpu.follow(attempt), sep="\n\n", end="\n\n")
+        shown = [pack, tpu.create(), *states, *prepare]
+        shown += [tpu.start(words, attempt, name), tpu.follow(attempt)]
+        print(*shown, sep="\n\n", end="\n\n")
         print("# if training fails: this, then again from the sending of the source")
         print(tpu.report(), end="\n\n")
         print("# if Cloud takes slices back: this, then all again from the request")
@@ -71,9 +72,12 @@ def main() -> None:
     check_travels(parsed.files)
     if run(pack):
         raise UserError(f"could not {pack.about}: see git's output above.")
-    patience = tpu_flags.patience()
-    status = functools.partial(read_status, tpu, pause=patience.pause)
+    status = functools.partial(read_status, tpu)
+    # At first, while somebody is there to mend it, a gcloud that cannot answer is an
+    # error; the keeper asks again.
+    status()
     try:
+        patience = tpu_flags.patience()
         keeper = Keeper(tpu, run, status, patience, tpu_flags.DELETE.value)
         keeper.train(prepare, words, name)
     except KeyboardInterrupt:

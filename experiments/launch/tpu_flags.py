@@ -48,7 +48,7 @@ RETRIES = flags.DEFINE_integer(
 REQUESTS = flags.DEFINE_integer(
     "requests",
     288,
-    "Refused requests, or broken connections one after another, before giving up.",
+    "Refused requests, or failures to reach Cloud one after another, before giving up.",
 )
 PAUSE = flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
 

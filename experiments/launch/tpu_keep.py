@@ -9,7 +9,7 @@ from bpd_jax.errors import UserError
 from experiments.launch.commands import Command, Runner, run
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_slice import TpuSlice
-from experiments.launch.tpu_state import Condition, Status, read_status
+from experiments.launch.tpu_state import PAUSE, Condition, Status, read_status
 
 # Errors count together if they happen within so many seconds: a run of days may break
 # off now and then.
@@ -39,8 +39,8 @@ class Patience:
     Attributes:
       retries: errors on slices that are there, within `WINDOW`, before giving up at the
         next one.
-      requests: refused requests, or broken connections one after another, before giving
-        up; one every `pause`.
+      requests: refused requests, or broken connections or questions without an answer
+        one after another, before giving up; one every `pause`.
       pause: seconds. Cloud tells the state of a slice that it takes back only after
         a while.
     """
@@ -58,7 +58,8 @@ class Keeper:
     are there, what ends with an error is tried again after a pause, from the first
     command on: training resumes from its newest checkpoint. The run does not depend on
     this program: it is followed again after a broken connection, and a run that is at
-    work from an earlier time is waited for.
+    work from an earlier time is waited for. While the network or gcloud fails, this
+    program waits too.
 
     Attributes:
       tpu: the slices.
@@ -81,14 +82,20 @@ class Keeper:
     clock: Callable[[], float] = time.monotonic
 
     def train(
-        self, prepare: Sequence[Command], words: tuple[str, ...], name: str
+        self,
+        prepare: Sequence[Command],
+        words: tuple[str, ...],
+        name: str,
+        launch: str | None = None,
     ) -> None:
         """Trains to the end.
 
         Args:
           prepare: commands that prepare slices, which may be done again.
           words: the command that trains.
-          name: ID of the run; a number is added for every attempt.
+          name: ID of the run; a hyphen and a number are added for every attempt.
+          launch: begins the IDs of all runs of this launcher, before a hyphen; by
+            default `name`. If one of them was stopped, no other is started.
 
         Raises:
           NoSlicesError: there is no slice to be had.
@@ -97,7 +104,7 @@ class Keeper:
             progress there.
         """
         try:
-            self._train(prepare, words, name)
+            self._train(prepare, words, name, name if launch is None else launch)
         except RunEndedError as error:
             if self.delete:
                 progress.say(f"error: {error}")
@@ -123,43 +130,79 @@ class Keeper:
             f"gcloud's output above, and run {delete.line}"
         )
 
+    def known_status(self) -> Status:
+        """What has become of the slices, as soon as gcloud can tell.
+
+        Raises:
+          UserError: it could not for too long.
+        """
+        unanswered = 0
+        while True:
+            try:
+                return self.status()
+            except UserError:
+                unanswered += 1
+                if unanswered > self.patience.requests:
+                    raise
+            progress.say(
+                f"# gcloud cannot tell the state of {self.tpu.name}: a run there "
+                "continues"
+            )
+            self.sleep(self.patience.pause)
+
     def _train(
-        self, prepare: Sequence[Command], words: tuple[str, ...], name: str
+        self,
+        prepare: Sequence[Command],
+        words: tuple[str, ...],
+        name: str,
+        launch: str,
     ) -> None:
         attempt = 0
         failures: list[float] = []
+        busy = False
         self._request_first()
         while True:
             self._obtain()
             self._check_stopped()
             attempt += 1
-            commands = [*prepare, self.tpu.start(words, f"{name}-{attempt}")]
-            about, code = self._do(commands)
-            if code == BUSY:
+            start = self.tpu.start(words, f"{name}-{attempt}", launch)
+            about, code = self._do([*prepare, start])
+            if code == STOPPED:
+                raise self._stopped()
+            again, busy = busy, code == BUSY
+            if busy:
                 progress.say(f"# a run is still in progress on {self.tpu.name}")
-                if self.run(self.tpu.follow()) == STOPPED:
-                    raise self._stopped()
-                self.sleep(self.patience.pause)
-                continue
+                # Of a run that hangs on another worker the first one may know nothing:
+                # it then tells at once how an earlier one ended.
+                if self._follow() not in (FAILED, UNKNOWN) and not again:
+                    self.sleep(self.patience.pause)
+                    continue
             if code == 0:
                 about = "training"
                 code = self._follow(f"{name}-{attempt}")
             if code == 0:
                 return
             self.sleep(self.patience.pause)
-            if self.status().condition is not Condition.READY:
+            if self.known_status().condition is not Condition.READY:
                 continue
             if code in (FAILED, UNKNOWN):
                 self.run(self.tpu.report())
+            if code == BUSY:
+                self.run(self.tpu.running("all"))
             now = self.clock()
             failures = [*(then for then in failures if now - then < WINDOW), now]
             if len(failures) > self.patience.retries:
                 # Only then no worker trains any more.
                 kind = RunEndedError if code == FAILED else UserError
+                why = "its output above says why; the same command resumes"
+                if code == BUSY:
+                    why = (
+                        "a run is in progress on the workers named above; --stop ends "
+                        "it, then the same command resumes"
+                    )
                 raise kind(
                     f"{self.tpu.name} is there, but {len(failures)} attempts failed, "
-                    f"the last with status {code} ({about}): its output above says "
-                    "why; the same command resumes."
+                    f"the last with status {code} ({about}): {why}."
                 )
 
     def wait(self) -> None:
@@ -168,7 +211,7 @@ class Keeper:
         Raises:
           UserError: the slices cannot be reached, or the run was stopped on request.
         """
-        if self.status().condition is not Condition.READY:
+        if self.known_status().condition is not Condition.READY:
             return
         if self._over_connections(self.tpu.running(), (0, BUSY)) == BUSY:
             self._follow()
@@ -225,13 +268,13 @@ class Keeper:
                 )
             progress.say(f"# no connection to {self.tpu.name}: the run continues")
             self.sleep(self.patience.pause)
-            if self.status().condition is not Condition.READY:
+            if self.known_status().condition is not Condition.READY:
                 return code
         return code
 
     def _request_first(self) -> None:
         """Requests slices if there are none; an error is the user's to mend."""
-        if self.status().condition is not Condition.ABSENT:
+        if self.known_status().condition is not Condition.ABSENT:
             return
         create = self.tpu.create()
         code = self.run(create)
@@ -239,7 +282,7 @@ class Keeper:
             raise NoSlicesError(
                 f"could not {create.about}: gcloud ended with status {code}."
             )
-        if (now := self.status()).condition is Condition.REFUSED:
+        if (now := self.known_status()).condition is Condition.REFUSED:
             raise NoSlicesError(f"{now.detail}: {self.tpu.describe().line} says why.")
 
     def _obtain(self) -> None:
@@ -251,7 +294,7 @@ class Keeper:
         refused = 0
         shown = ""
         answered: Condition | None = None
-        while (now := self.status()).condition is not Condition.READY:
+        while (now := self.known_status()).condition is not Condition.READY:
             self._check_stopped()
             if now.condition is Condition.STUCK:
                 raise NoSlicesError(
@@ -285,7 +328,7 @@ class Keeper:
                 answered = now.condition
 
 
-def stop_runs(tpus: Sequence[TpuSlice], pause: float = 5.0) -> None:
+def stop_runs(tpus: Sequence[TpuSlice], pause: float = PAUSE) -> None:
     """Saves and ends what runs on slices; those that are not there are skipped.
 
     Args:

@@ -41,6 +41,9 @@ _SLICES = {
 SHARE = "share"  # where it is mounted, in the home folder
 # Seconds for which the set-up waits for an earlier one before it ends with BUSY.
 WAIT = 10
+# ssh ends a connection over which nothing has come for two minutes; by default it waits
+# for hours if the other side vanishes without closing it.
+_ALIVE = ("-oServerAliveInterval=30", "-oServerAliveCountMax=4")
 _BUNDLE = "bpd_jax.bundle"
 _RUN = "bpd_jax_run"  # holds the lock and the log of a run
 _SCRIPT = "bpd_jax/experiments/launch/detached.py"
@@ -222,6 +225,7 @@ class TpuSlice:
                 f"{self.name}:{_BUNDLE}",
                 "--node=all",
                 "--worker=all",
+                *(f"--scp-flag={flag}" for flag in _ALIVE),
                 *self._route(),
             ),
             self._ssh(
@@ -242,17 +246,23 @@ class TpuSlice:
             script = f"{self._mounted()}mkdir -p {folder} && {copy}"
         return self._ssh("copy prepared rows into the run's folder", script, worker="0")
 
-    def start(self, words: tuple[str, ...], attempt: str) -> Command:
+    def start(
+        self, words: tuple[str, ...], attempt: str, launch: str | None = None
+    ) -> Command:
         """Starts a run on every worker, apart from this connection.
 
         Args:
           words: the command, as typed in the checkout.
           attempt: ID of the run; the same one starts nothing twice.
+          launch: begins the IDs of all runs of a launcher, before a hyphen: when one of
+            them was stopped on request, the command ends with STOPPED. By default
+            `attempt`, so that there is no other.
         """
-        program = shlex.join(["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"])
+        program = ["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"]
+        ids = [attempt, attempt if launch is None else launch]
         return self._ssh(
             "start training on every worker",
-            f"{self._mounted()}{_DETACHED} start {shlex.quote(attempt)} {program}",
+            f"{self._mounted()}{_DETACHED} start {shlex.join([*ids, *program])}",
         )
 
     def follow(self, attempt: str = "") -> Command:
@@ -263,12 +273,16 @@ class TpuSlice:
             worker="0",
         )
 
-    def running(self) -> Command:
-        """Ends with BUSY if a run is in progress on the first worker, else with 0."""
+    def running(self, worker: str = "0") -> Command:
+        """Ends with BUSY if a run is in progress, else with 0.
+
+        Args:
+          worker: the first one, or `all`; those with a run print their names.
+        """
         return self._ssh(
             "look whether a run is in progress",
             f"[ ! -e {_SCRIPT} ] || {_DETACHED} running",
-            worker="0",
+            worker=worker,
         )
 
     def report(self) -> Command:
@@ -312,6 +326,7 @@ class TpuSlice:
             f"--node={node}",
             f"--worker={worker}",
             f"--command={script}",
+            *(f"--ssh-flag={flag}" for flag in _ALIVE),
             *self._route(),
         )
 

@@ -56,8 +56,9 @@ _OF_NODES = {
     "PREEMPTED": Condition.LOST,
     "TERMINATED": Condition.LOST,
 }
-# Times that a state is asked for before giving up.
+# Times that a state is asked for before giving up, and the seconds between two of them.
 _QUESTIONS = 5
+PAUSE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def read_status(
     tpu: TpuSlice,
     asker: Asker = ask,
     *,
-    pause: float = 0.0,
+    pause: float = PAUSE,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Status:
     """What has become of a request and its slices.
@@ -131,14 +132,15 @@ def _state(
     command: Command, asker: Asker, pause: float, sleep: Callable[[float], object]
 ) -> str | None:
     """A state, None if there is no such thing."""
-    for _ in range(_QUESTIONS):
+    for number in range(_QUESTIONS):
+        if number:
+            sleep(pause)
         status, out, err = asker(command)
         if status == 0:
             return out
         if "NOT_FOUND" in err:
             return None
         print(err, file=sys.stderr, flush=True)
-        sleep(pause)
     raise UserError(
         f"gcloud cannot tell {command.about}: see above; the same command resumes."
     )

@@ -56,10 +56,13 @@ class Fleet:
         Raises:
           UserError: a slice cannot be reached, or its run was stopped on request.
         """
-        for tpu in self.tpus:
-            if self.status(tpu).condition is Condition.READY:
-                self._keeper(tpu).wait()
-                self.fetch(tpu)
+        # All are asked at first, while somebody is there to mend a gcloud that fails.
+        ready = [
+            tpu for tpu in self.tpus if self.status(tpu).condition is Condition.READY
+        ]
+        for tpu in ready:
+            self._keeper(tpu).wait()
+            self.fetch(tpu)
 
     def _keeper(
         self, tpu: TpuSlice, stopped: Callable[[], bool] = lambda: False
@@ -77,7 +80,7 @@ class Fleet:
 
         Args:
           points: name -> the command that trains it.
-          stamp: begins the IDs of the runs.
+          stamp: begins the IDs of the runs; another one for every launcher.
 
         Returns:
           The names of points that were not trained to their end, in order. When a
@@ -106,7 +109,7 @@ class Fleet:
                 try:
                     number = list(points).index(name)
                     self._keeper(tpu, stopped.is_set).train(
-                        self.prepare[tpu.name], words, f"{stamp}-{number}"
+                        self.prepare[tpu.name], words, f"{stamp}-{number}", stamp
                     )
                     trained.add(name)
                 except NoSlicesError as error:
@@ -129,8 +132,9 @@ class Fleet:
                     self.fetch(tpu)
             if self.delete:
                 try:
-                    if self.status(tpu).condition is not Condition.ABSENT:
-                        self._keeper(tpu).give_back()
+                    keeper = self._keeper(tpu)
+                    if keeper.known_status().condition is not Condition.ABSENT:
+                        keeper.give_back()
                 except UserError as error:
                     progress.say(f"error: {error}")
                     kept.append(tpu.name)

@@ -32,6 +32,7 @@ from absl import flags
 
 from bpd_jax import buckets, cli, files, progress
 from bpd_jax.errors import UserError
+from bpd_jax.training import metrics
 from experiments.launch import slurm_flags, tpu_flags
 from experiments.launch.checks import ROOT, check_run, check_travels
 from experiments.launch.commands import Command, run, train_words
@@ -171,6 +172,7 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         check_run(point.gin_files, point.bindings, tpus[0].devices, tpus[0].slices)
         tpu_flags.check_start(point.parsed.value.start)
     bundle, pack = tpu_flags.source_bundle()
+    stamp = time.strftime("%Y%m%d-%H%M%S")
     words = {
         point.name: (
             *_words(point, ".venv/bin/python", f"{output}/{folder.name}/{point.name}"),
@@ -181,7 +183,10 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
     if DRY_RUN.value:
         left = [point for point in points if not point.is_finished()]
         shown = [pack, *(tpu.create() for tpu in tpus), *tpus[0].prepare(bundle)]
-        shown += [tpus[0].start(words[point.name], point.name) for point in left]
+        shown += [
+            tpus[0].start(words[point.name], f"{stamp}-{number}-1", stamp)
+            for number, point in enumerate(left)
+        ]
         if not in_bucket:
             shown.append(tpus[0].fetch(str(folder)))
         print(*shown, sep="\n\n")
@@ -196,7 +201,7 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
         tpus,
         {tpu.name: tpu.prepare(bundle) for tpu in tpus},
         run,
-        partial(read_status, pause=patience.pause),
+        read_status,
         (lambda _: None) if in_bucket else partial(fetch, folder=folder, asker=ask),
         patience,
         tpu_flags.DELETE.value,
@@ -204,7 +209,6 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
     try:
         fleet.wait_for_earlier_runs()
         left = [point.name for point in points if not point.is_finished()]
-        stamp = time.strftime("%Y%m%d-%H%M%S")
         return fleet.train({name: words[name] for name in left}, stamp)
     except KeyboardInterrupt:
         progress.say(
@@ -234,9 +238,13 @@ def _report(
     for point in points:
         best = point.best()
         if best is None:
-            print(f"{point.name:<{width}}  not measured yet")
+            # All evaluations so far may be NaN.
+            name = point.parsed.value.select_by
+            text = f"{name} is not finite" if point.rows else "not measured yet"
+            print(f"{point.name:<{width}}  {text}")
             continue
-        results[point.name] = {"finished": point.is_finished(), "best": best}
+        measured = metrics.finite(best)
+        results[point.name] = {"finished": point.is_finished(), "best": measured}
         values = [f"{best[c]:16.4f}" if c in best else " " * 16 for c in columns]
         print(" ".join([f"{point.name:<{width}}", f"{best['step']:8,}", *values]))
     with files.replacing_file(folder / "results.json") as path:

@@ -49,6 +49,8 @@ def next_line(name):
         return lines[0]
 if verb == "describe":
     state = next_line("states") or "READY"
+    if state == "UNREACHABLE":
+        sys.exit("ERROR: the network is unreachable")
     if state == "NOT_FOUND":
         sys.exit("ERROR: NOT_FOUND: no such resource")
     print("ACTIVE" if state == "READY" and words[2] == "queued-resources" else state)
@@ -120,10 +122,10 @@ def cloud(tmp_path, monkeypatch):
         run(SLICE.follow())
 
 
-def keep(cloud, retries=0, requests=3, name="run"):
+def keep(cloud, retries=0, requests=3, name="run", sleep=time.sleep):
     patience = Patience(retries, requests, pause=0.05)
-    status = functools.partial(read_status, SLICE)
-    keeper = Keeper(SLICE, run, status, patience)
+    status = functools.partial(read_status, SLICE, pause=0)
+    keeper = Keeper(SLICE, run, status, patience, sleep=sleep)
     prepare = SLICE.prepare(str(cloud / "x.bundle"))
     keeper.train(prepare, (sys.executable, "train.py"), name)
 
@@ -173,6 +175,19 @@ def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     assert steps(cloud) == 1
 
 
+def test_long_outage_ends_neither_run_nor_launcher(cloud):
+    (cloud / "home" / "wait").touch()
+    (cloud / "follow").write_text("255")
+    (cloud / "log").touch()
+    states = ["ACTIVE", "READY"] * 2 + ["UNREACHABLE"] * 40
+    (cloud / "states").write_text("\n".join(states))
+    finisher = finish_after(cloud, 2)
+    keep(cloud, requests=10)
+    finisher.join()
+    assert requests_of(cloud) == [*ROUND, "follow"]
+    assert steps(cloud) == 1
+
+
 def test_second_launcher_waits_for_the_run_of_a_killed_one(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255")
@@ -219,6 +234,17 @@ def test_a_run_is_stopped_by_another_command(cloud):
         keep(cloud)
     thread.join()
     assert not (cloud / "home" / "share" / "steps").exists()
+
+
+def test_a_failed_run_is_stopped_in_the_pause_of_the_launcher(cloud):
+    (cloud / "home" / "fails").touch()
+    with pytest.raises(UserError, match="was stopped"):
+        keep(cloud, retries=3, sleep=lambda _: run(SLICE.stop()))
+    assert requests_of(cloud) == [*ROUND, "stop", "report", *ROUND[:3]]
+    assert steps(cloud) == 1
+    (cloud / "home" / "fails").unlink()
+    keep(cloud, name="another")
+    assert steps(cloud) == 2
 
 
 def test_stop_skips_slices_that_are_not_ready(cloud, capsys):

@@ -1,11 +1,14 @@
 """Programs that outlive the connection that starts them."""
 
+import errno
 import fcntl
 import os
 import pathlib
+import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -61,7 +64,7 @@ def wait_for(condition):
 
 
 def test_run_outlives_its_followers(host, work, tmp_path):
-    assert host("start", "a", *work()).returncode == 0
+    assert host("start", "a", "launch", *work()).returncode == 0
     with follower(tmp_path, start_new_session=True) as first:
         assert first.stdout.readline() == b"begins\n"
         # The connection breaks and kills the session of the follower.
@@ -76,42 +79,42 @@ def test_run_outlives_its_followers(host, work, tmp_path):
 
 
 def test_second_run_is_refused_while_the_first_runs(host, work, tmp_path):
-    assert host("start", "a", *work()).returncode == 0
-    assert host("start", "b", *work()).returncode == BUSY
-    assert host("start", "a", *work()).returncode == 0
+    assert host("start", "a", "launch", *work()).returncode == 0
+    assert host("start", "b", "launch", *work()).returncode == BUSY
+    assert host("start", "a", "launch", *work()).returncode == 0
     (tmp_path / "go").touch()
     assert host("follow").returncode == 0
     # A broken connection makes gcloud send a command again: it is not done again.
-    assert host("start", "a", *work()).returncode == 0
+    assert host("start", "a", "launch", *work()).returncode == 0
     assert host("follow", "a").stdout.count("begins") == 1
-    assert host("start", "b", *work()).returncode == 0
+    assert host("start", "b", "launch", *work()).returncode == 0
     assert host("follow", "b").returncode == 0
     assert host("follow", "a").returncode == UNKNOWN
 
 
 def test_failure_is_shown_by_follow_and_report(host, work, tmp_path):
     (tmp_path / "go").touch()
-    host("start", "a", *work(3))
+    host("start", "a", "launch", *work(3))
     result = host("follow", "a")
     assert result.returncode == FAILED
     assert "status 3" in result.stdout
     report = host("report")
     assert "ends" in report.stdout
     assert "status 3" in report.stdout
-    host("start", "b", *work(0))
+    host("start", "b", "launch", *work(0))
     host("follow", "b")
     assert host("report").stdout == ""
 
 
 def test_missing_program_is_a_failure(host):
-    host("start", "a", "/no/such/program")
+    host("start", "a", "launch", "/no/such/program")
     result = host("follow", "a")
     assert result.returncode == FAILED
     assert "cannot start" in result.stdout
 
 
 def test_a_run_is_stopped_on_request(host, work, tmp_path):
-    host("start", "a", *work())
+    host("start", "a", "launch", *work())
     log = tmp_path / "run" / "a.log"
     wait_for(lambda: log.read_text() == "begins\n")
     assert host("stop").returncode == 0
@@ -148,7 +151,7 @@ def test_readers_do_not_count_as_a_run(host, tmp_path):
 
 
 def test_a_killed_run_frees_the_lock(host, work, tmp_path):
-    host("start", "a", *work())
+    host("start", "a", "launch", *work())
     pid = tmp_path / "run" / "pid"
     wait_for(pid.exists)
     # The session of the run; the supervisor leads it.
@@ -157,24 +160,24 @@ def test_a_killed_run_frees_the_lock(host, work, tmp_path):
     assert result.returncode == FAILED
     assert "killed" in result.stdout
     (tmp_path / "go").touch()
-    assert host("start", "b", *work()).returncode == 0
+    assert host("start", "b", "launch", *work()).returncode == 0
     assert host("follow", "b").returncode == 0
 
 
 def test_a_run_without_its_supervisor_keeps_the_lock(host, work, tmp_path):
-    host("start", "a", *work())
+    host("start", "a", "launch", *work())
     pid = tmp_path / "run" / "pid"
     log = tmp_path / "run" / "a.log"
     wait_for(lambda: pid.exists() and log.read_text() == "begins\n")
     os.kill(int(pid.read_text()), signal.SIGKILL)
-    assert host("start", "b", *work()).returncode == BUSY
+    assert host("start", "b", "launch", *work()).returncode == BUSY
     (tmp_path / "go").touch()
     assert host("follow", "a").returncode == FAILED
-    assert host("start", "b", *work()).returncode == 0
+    assert host("start", "b", "launch", *work()).returncode == 0
 
 
 def test_a_run_without_its_supervisor_is_stopped(host, work, tmp_path):
-    host("start", "a", *work())
+    host("start", "a", "launch", *work())
     pid = tmp_path / "run" / "pid"
     log = tmp_path / "run" / "a.log"
     program = tmp_path / "run" / "program"
@@ -196,7 +199,8 @@ def test_stop_reports_a_run_without_known_processes(tmp_path, monkeypatch, capsy
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert detached.stop(tmp_path) == BUSY
     assert "no process of a run is known" in capsys.readouterr().err
-    assert not (tmp_path / "stopped").exists()
+    # A launcher that prepares this host to try again does not start the program.
+    assert (tmp_path / "stopped").read_text() == "a"
 
 
 def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
@@ -211,10 +215,12 @@ def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
         "time.sleep(2)\n"
         "sys.exit(143 if len(signals) == 1 else 9)\n"
     )
-    host("start", "a", sys.executable, "-c", saves)
+    host("start", "a", "launch", sys.executable, "-c", saves)
     log = tmp_path / "run" / "a.log"
     wait_for(lambda: "begins" in log.read_text())
-    assert host("running").returncode == BUSY
+    busy = host("running")
+    assert busy.returncode == BUSY
+    assert platform.node() in busy.stdout
     assert host("stop").returncode == 0
     wait_for(lambda: "saves" in log.read_text())
     assert host("stop").returncode == 0
@@ -225,6 +231,120 @@ def test_a_second_stop_does_not_interrupt_the_first(host, tmp_path):
     assert "no run is in progress" in host("stop").stdout
 
 
+def test_nothing_of_a_launch_starts_after_a_stop(host, work, tmp_path):
+    (tmp_path / "go").touch()
+    assert host("start", "1-1", "1", *work(3)).returncode == 0
+    assert host("follow", "1-1").returncode == FAILED
+    # The launcher is in its pause.
+    assert host("stop").returncode == 0
+    refused = host("start", "1-2", "1", *work())
+    assert refused.returncode == STOPPED
+    assert "stopped on request" in refused.stdout
+    assert not (tmp_path / "run" / "1-2.log").exists()
+    # gcloud may send the command again that has started the run.
+    assert host("start", "1-1", "1", *work()).returncode == 0
+    # Another launch, one whose ID begins alike too, may start.
+    assert host("start", "12-1", "12", *work()).returncode == 0
+    assert host("follow", "12-1").returncode == 0
+    assert host("start", "1-2", "1", *work()).returncode == 0
+    assert host("follow", "1-2").returncode == 0
+
+
+def test_nothing_starts_while_a_stop_is_written(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text('{"id": "1-1", "words": []}')
+    write = detached._write
+
+    def start_meanwhile(folder, name, text):
+        assert detached.start(folder, "1-2", "1", ["true"]) == BUSY
+        write(folder, name, text)
+
+    monkeypatch.setattr(detached, "_PATIENCE", 0.3)
+    monkeypatch.setattr(detached, "_write", start_meanwhile)
+    assert detached.stop(tmp_path) == 0
+    assert detached.start(tmp_path, "1-2", "1", ["true"]) == STOPPED
+
+
+def ended_run(folder, status="143"):
+    """The files and the log of a program that has ended."""
+    (folder / "run.json").write_text('{"id": "a", "words": []}')
+    (folder / "pid").write_text(str(os.getpid()))
+    (folder / "status").write_text(status)
+    (folder / "a.log").write_text("the log\n")
+
+
+def test_a_stop_that_comes_after_the_end_is_awaited(tmp_path, monkeypatch):
+    """Another worker was told first, upon which all have saved and ended."""
+    ended_run(tmp_path)
+    stopping = threading.Timer(0.6, lambda: detached.stop(tmp_path))
+    stopping.start()
+    assert detached.follow(tmp_path, "a") == STOPPED
+    stopping.join()
+    (tmp_path / "stopped").unlink()
+    monkeypatch.setattr(detached, "_LATE", 0.5)
+    # SIGTERM may have come from somebody else.
+    assert detached.follow(tmp_path, "a") == FAILED
+    (tmp_path / "status").write_text("1")
+    monkeypatch.setattr(detached, "_LATE", 1000)
+    assert detached.follow(tmp_path, "a") == FAILED
+
+
+def test_a_new_run_ends_the_wait_for_a_stop(tmp_path):
+    ended_run(tmp_path)
+    text = '{"id": "b", "words": []}'
+    starting = threading.Timer(0.6, (tmp_path / "run.json").write_text, [text])
+    starting.start()
+    assert detached.follow(tmp_path, "a") == FAILED
+    starting.join()
+
+
+def test_full_disk_does_not_prevent_a_stop(host, work, tmp_path, monkeypatch, capsys):
+    def full(folder, name, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    host("start", "a", "launch", *work())
+    log = tmp_path / "run" / "a.log"
+    wait_for(lambda: log.read_text() == "begins\n")
+    monkeypatch.setattr(detached, "_write", full)
+    assert detached.stop(tmp_path / "run") == FAILED
+    assert "No space left on device; end its launcher" in capsys.readouterr().err
+    wait_for((tmp_path / "run" / "status").exists)
+    assert (tmp_path / "run" / "status").read_text() == "143"
+    assert detached.stop(tmp_path / "run") == FAILED
+
+
+@pytest.mark.parametrize("pid", ["", "x", "-1", "0", "1", "²", "9" * 5000, "\udcff"])
+def test_damaged_process_numbers_are_not_signalled(tmp_path, monkeypatch, pid):
+    monkeypatch.setattr(detached, "_START_UP", 0.5)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("sent a signal"))
+    ended_run(tmp_path)
+    (tmp_path / "pid").write_bytes(pid.encode("utf-8", "surrogateescape"))
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert detached.stop(tmp_path) == BUSY
+
+
+def test_process_of_another_user_is_not_the_program(tmp_path, monkeypatch):
+    def forbidden(pid, number):
+        raise PermissionError
+
+    monkeypatch.setattr(detached, "_START_UP", 0.5)
+    monkeypatch.setattr(os, "kill", forbidden)
+    ended_run(tmp_path)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert detached.stop(tmp_path) == BUSY
+
+
+def test_run_without_a_log_is_followed(tmp_path, capsys):
+    ended_run(tmp_path, "0")
+    (tmp_path / "a.log").unlink()
+    assert detached.follow(tmp_path, "a") == 0
+    (tmp_path / "status").write_bytes(b"\xff")
+    assert detached.follow(tmp_path, "a") == FAILED
+    assert detached.report(tmp_path) == 0
+    assert capsys.readouterr().out.count("cannot read the log: ") == 3
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
 def test_damaged_description_counts_as_no_run(host, work, tmp_path, text):
     (tmp_path / "run").mkdir()
@@ -232,7 +352,7 @@ def test_damaged_description_counts_as_no_run(host, work, tmp_path, text):
     assert host("follow").returncode == UNKNOWN
     assert host("report").stdout == ""
     (tmp_path / "go").touch()
-    assert host("start", "b", *work()).returncode == 0
+    assert host("start", "b", "launch", *work()).returncode == 0
     assert host("follow", "b").returncode == 0
 
 

@@ -23,7 +23,8 @@ ABSENT, READY, COMING, LOST, REFUSED, STUCK = (
 class Cloud:
     """A fake gcloud: replays answers and records the verbs of commands.
 
-    A verb exits with the statuses given for it, one after another, then with 0.
+    A verb exits with the statuses given for it, one after another, then with 0. Where
+    a condition is None, gcloud cannot tell it.
     """
 
     def __init__(self, *conditions, hours=0.0, **statuses):
@@ -31,6 +32,7 @@ class Cloud:
         self.statuses = {verb: list(codes) for verb, codes in statuses.items()}
         self.hours = hours  # that a run takes
         self.asked = []
+        self.commands = []
         self.now = 0.0
 
     def run(self, command):
@@ -45,11 +47,14 @@ class Cloud:
                 "setup",
             )
         self.asked.append(verb)
+        self.commands.append(command)
         self.now += 3600 * self.hours * (verb == "follow")
         return self.statuses[verb].pop(0) if self.statuses.get(verb) else 0
 
     def status(self):
         condition = self.conditions.pop(0)
+        if condition is None:
+            raise UserError("gcloud cannot tell the state of the request")
         return Status(condition, f"paper is {condition.name}")
 
     def sleep(self, seconds):
@@ -175,10 +180,34 @@ def test_failures_before_the_window_do_not_count():
 
 
 def test_run_of_an_earlier_launcher_is_followed():
-    cloud = Cloud(*[READY] * 4, setup=[BUSY], start=[BUSY])
+    cloud = Cloud(*[READY] * 3, setup=[BUSY])
     verbs = cloud.train(retries=0)
-    busy = ["follow", "sleep"]
-    assert verbs == ["scp", "setup", *busy, "scp", "setup", "start", *busy, *ROUND]
+    assert verbs == ["scp", "setup", "follow", "sleep", *ROUND]
+    cloud = Cloud(*[READY] * 3, start=[BUSY])
+    assert cloud.train(retries=0) == [*ROUND, "sleep", *ROUND]
+    # Over broken connections, and replacing slices that are lost meanwhile.
+    cloud = Cloud(*[READY] * 4, setup=[BUSY], follow=[255])
+    verbs = cloud.train(retries=0)
+    assert verbs == ["scp", "setup", "follow", "sleep", "follow", "sleep", *ROUND]
+    conditions = [READY, READY, LOST, LOST, ABSENT, READY]
+    verbs = Cloud(*conditions, setup=[BUSY], follow=[255]).train(retries=0)
+    replaced = ["sleep", "sleep", "delete", "create"]
+    assert verbs == ["scp", "setup", "follow", *replaced, *ROUND]
+
+
+@pytest.mark.parametrize("told", [FAILED, UNKNOWN, 0])
+def test_run_that_hangs_on_another_worker_ends_the_launcher(told):
+    """The first worker tells of an earlier run, each time at once."""
+    cloud = Cloud(*[READY] * 9, setup=[BUSY] * 9, follow=[told] * 9)
+    with pytest.raises(UserError, match=r"2 attempts failed.*--stop ends it") as error:
+        cloud.train(retries=1, delete=True)
+    # The run may be one that continues.
+    assert not isinstance(error.value, RunEndedError)
+    assert "delete" not in cloud.asked
+    # The workers print their names.
+    assert cloud.asked[-1] == "running"
+    assert cloud.asked.count("setup") == (3 if told == 0 else 2)
+    assert "--worker=all" in cloud.commands[-1].words
 
 
 @pytest.mark.parametrize("setup", [[], [BUSY]], ids=["started here", "joined"])
@@ -187,6 +216,55 @@ def test_stopped_run_is_not_restarted(setup):
     with pytest.raises(UserError, match="was stopped; the same command resumes"):
         cloud.train()
     assert cloud.asked.count("start") == (0 if setup else 1)
+
+
+def test_run_stopped_between_two_attempts_is_not_restarted():
+    cloud = Cloud(*[READY] * 4, follow=[FAILED], start=[0, STOPPED])
+    with pytest.raises(RunEndedError, match="was stopped; the same command resumes"):
+        cloud.train(delete=True)
+    start = ["scp", "setup", "start"]
+    assert cloud.asked == [*ROUND, "sleep", "report", *start, "delete"]
+
+
+def test_all_attempts_of_a_launcher_are_started_under_its_name():
+    cloud = Cloud(*[READY] * 4, follow=[FAILED])
+    cloud.keeper().train([], ("train",), "20261123-4", "20261123")
+    starts = [str(c) for c in cloud.commands if "bpd_jax_run start" in str(c)]
+    assert "start 20261123-4-1 20261123 bash" in starts[0]
+    assert "start 20261123-4-2 20261123 bash" in starts[1]
+
+
+def test_long_outage_is_waited_for():
+    """Neither gcloud nor a worker can be reached, and then the slice is gone."""
+    outage = [None] * 50
+    conditions = [READY, READY, *outage, LOST, *outage, LOST, *outage, LOST]
+    conditions += [*outage, ABSENT, *outage, READY]
+    verbs = Cloud(*conditions, follow=[255]).train(retries=0, requests=50)
+    waits = ["sleep"] * 50
+    replaced = [*waits, "sleep", *waits, *waits, "delete", *waits, "create", *waits]
+    assert verbs == [*ROUND, "sleep", *replaced, *ROUND]
+
+
+def test_outage_is_no_failure_of_the_run():
+    conditions = [READY, READY, *[None] * 9, READY, *[None] * 9, READY]
+    verbs = Cloud(*conditions, follow=[255, 255]).train(retries=0, requests=9)
+    assert verbs == [*ROUND, *["sleep"] * 10, "follow", *["sleep"] * 10, "follow"]
+
+
+def test_waiting_for_an_outage_is_limited():
+    def asked(*conditions, **statuses):
+        cloud = Cloud(*conditions, *[None] * 9, **statuses)
+        with pytest.raises(UserError, match="gcloud cannot tell") as error:
+            cloud.train(requests=3, delete=True)
+        assert not isinstance(error.value, RunEndedError)
+        assert "delete" not in cloud.asked
+        return cloud.asked
+
+    waits = ["sleep"] * 3
+    assert asked() == waits
+    assert asked(READY) == waits
+    assert asked(READY, READY, follow=[255]) == [*ROUND, "sleep", *waits]
+    assert asked(READY, READY, follow=[FAILED]) == [*ROUND, "sleep", *waits]
 
 
 class Api:

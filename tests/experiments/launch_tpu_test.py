@@ -132,9 +132,15 @@ def test_tpu_dry_run(dry_run):
     # The command as the shell of a worker parses it.
     program = shlex.split(start.partition("detached.py ")[2])
     assert program[:2] == ["bpd_jax_run", "start"]
-    assert program[3:5] == ["bash", "-c"]
+    # The ID of the attempt begins with that of the launch.
+    assert program[2] == f"{program[3]}-1"
+    assert program[4:6] == ["bash", "-c"]
     assert program[2] in follow
-    arguments = shlex.split(program[5].removeprefix("cd bpd_jax && exec "))
+    # A host that vanishes is noticed.
+    alive = ["-oServerAliveInterval=30", "-oServerAliveCountMax=4"]
+    assert {f"--ssh-flag={flag}" for flag in alive} <= set(remote[follow])
+    assert {f"--scp-flag={flag}" for flag in alive} <= set(commands[4])
+    arguments = shlex.split(program[6].removeprefix("cd bpd_jax && exec "))
     assert arguments == [
         ".venv/bin/python",
         "-m",
@@ -218,6 +224,9 @@ def test_gcloud_accepts_every_command(tmp_path):
         *all_options.prepare("x.bundle"),
         all_options.copy_data("gs://b/rows", "w"),
         all_options.follow("1"),
+        all_options.running(),
+        all_options.running("all"),
+        all_options.fetch("w"),
         all_options.report(),
         all_options.stop(),
         all_options.describe(),

@@ -7,6 +7,7 @@ import pytest
 
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
+from bpd_jax.files import read_json
 from experiments.sweeps.catalog import SWEEPS, Grid, find_points, find_sweep
 from experiments.sweeps.points import make_point
 
@@ -145,6 +146,39 @@ def test_finished_points_have_their_last_checkpoint(point):
     write([(20, 0.5), (40, 0.4)])
     assert point.is_finished()
     assert point.best()["step"] == 20  # an accuracy is better when it is higher
+
+
+def test_evaluations_that_are_not_finite_count_as_evaluations(point):
+    point, write = point
+    write([(20, 0.5), (40, float("nan"))])
+    assert point.is_finished()
+    assert point.best()["step"] == 20
+    write([(40, float("nan"))])
+    assert point.is_finished()
+    assert point.best() is None
+
+
+def test_table_of_runs_with_values_that_are_not_finite(dry_run, tmp_path):
+    nan = float("nan")
+    rows = [
+        [{"step": 2, "validation_loss": 1.5, "validation_loss_head_1": nan}],
+        [{"step": 2, "validation_loss": nan}],
+    ]
+    for name, content in zip(NAMES, rows, strict=True):
+        folder = tmp_path / "rescorers_tiny" / name
+        folder.mkdir(parents=True)
+        text = "".join(json.dumps(row) + "\n" for row in content)
+        (folder / "metrics.jsonl").write_text(text)
+    command = ["--sweep=rescorers", "--size=tiny", f"--output={tmp_path}", "--table"]
+    command += [f"--point={name}" for name in NAMES]
+    [result] = dry_run("experiments.sweeps.run", command)
+    assert result.returncode == 0, result.stderr
+    assert "1.5000" in result.stdout
+    assert "validation_loss is not finite" in result.stdout
+    # Strict JSON.
+    saved = read_json(tmp_path / "rescorers_tiny" / "results.json")
+    best = {"step": 2, "validation_loss": 1.5}
+    assert saved == {NAMES[0]: {"finished": False, "best": best}}
 
 
 def test_incomplete_checkpoint_in_a_bucket_does_not_count(storage, monkeypatch):

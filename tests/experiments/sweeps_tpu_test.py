@@ -37,6 +37,8 @@ class Cloud:
         self.deleted = []
         self.coming = set()
         self.running = {}
+        self.silent = 0  # times that gcloud cannot tell a state
+        self.outages = 0  # the same, after each run
         self.lock = threading.Lock()
 
     def run(self, command):
@@ -44,6 +46,8 @@ class Cloud:
         text = str(command)
         with self.lock:
             if " start " in text:
+                # When one point is stopped, no other of the same launch starts.
+                assert " stamp bash " in text
                 self.running[name] = text.rpartition("exec train ")[2][0]
             if " running" in text:
                 return BUSY if name in self.running else 0
@@ -54,6 +58,7 @@ class Cloud:
                 return 255
             if " follow" in text and name in self.running:
                 number = self.running.pop(name)
+                self.silent = self.outages
                 if number in self.broken:
                     return FAILED
                 if number in self.stopped:
@@ -62,6 +67,9 @@ class Cloud:
         return 0
 
     def status(self, tpu):
+        if self.silent:
+            self.silent -= 1
+            raise UserError("gcloud cannot tell the state of the request")
         stuck = tpu.name in self.gone
         condition = Condition.STUCK if stuck else Condition.READY
         if tpu.name in self.coming:
@@ -129,6 +137,22 @@ def test_slices_are_deleted_unless_a_run_may_continue():
     failed = cloud.train(2, delete=True)
     assert failed == list(POINTS)
     assert cloud.deleted == []
+
+
+def test_outages_end_no_sweep():
+    cloud = Cloud()
+    cloud.outages = 1
+    cloud.running["s-0"] = "9"
+    assert cloud.train(1, delete=True) == []
+    assert [number for _, number in cloud.trained] == list("901234")
+    assert cloud.deleted == ["s-0"]
+
+
+def test_gcloud_that_cannot_answer_is_reported_at_once():
+    cloud = Cloud()
+    cloud.silent = 1
+    with pytest.raises(UserError, match="gcloud cannot tell"):
+        cloud.train(1)
 
 
 def test_earlier_run_is_awaited_over_broken_connections():

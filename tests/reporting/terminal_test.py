@@ -51,6 +51,30 @@ def test_numbers_findings_and_notes_are_printed():
     assert "Note: Left out: neural:1: there is no such model." in lines
 
 
+def test_wide_tables_are_split_between_groups():
+    groups = [f"Task {number}" for number in range(5)]
+    columns = [
+        Column(label, group) for group in groups for label in ("Calls", "Speed-up")
+    ]
+    cells = [Cell(1 + number / 100) for number in range(10)]
+    table = Table("t", "Speeds", "Method", columns, [Row("Tree", cells)], "Caption.")
+    wide, narrow = (
+        printed(
+            terminal.print_exhibit,
+            Exhibit("t", "Speeds", "Table", "?", tables=[table]),
+            width=width,
+        )
+        for width in (200, 50)
+    )
+    assert "(1 of" not in wide
+    assert wide.count("Tree") == 1
+    rows = [line.split() for line in narrow.splitlines() if line.startswith(" Tree")]
+    assert "Speeds (1 of 3)" in narrow
+    assert narrow.count("Caption.") == 1
+    values = [f"{cell.value:.2f}" for cell in cells]
+    assert rows == [["Tree", *part] for part in (values[:4], values[4:8], values[8:])]
+
+
 PIECES = [
     ("The", False, None),
     (" sky is", True, None),

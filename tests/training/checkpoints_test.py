@@ -53,6 +53,10 @@ def test_state_and_data_are_restored(saved, model, one_device):
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert_equal(restored, state)
     assert sorted(path.name for path in folder.iterdir()) == ["3", "7"]
+    assert sorted(path.parent.name for path in folder.glob(f"*/{DIGESTS}")) == [
+        "3",
+        "7",
+    ]
 
 
 def test_restores_onto_another_mesh(saved, model):

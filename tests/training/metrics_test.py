@@ -1,11 +1,19 @@
 import errno
 import json
+import math
 import struct
 
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, read_rows
+from bpd_jax.training import refiners, run_folder
+from bpd_jax.training.metrics import (
+    DAMAGED,
+    FILE_NAME,
+    MetricsWriter,
+    finite,
+    read_rows,
+)
 
 
 def test_rows_are_read_as_written(tmp_path):
@@ -29,7 +37,69 @@ def test_resumed_run_drops_rows_after_its_checkpoint(tmp_path):
     assert [row["loss"] for row in read_rows(tmp_path / FILE_NAME)] == [1, 2, 30]
 
 
-@pytest.mark.parametrize("line", ["{", "\0", '{"step": true}', "[" * 100_000, "7"])
+def test_values_that_are_not_finite_are_kept(tmp_path, capsys):
+    values = {"validation_loss": math.nan, "a": math.inf, "b": -math.inf, "c": 1.0}
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(1, values)
+    for step in (1, 2):
+        with MetricsWriter(tmp_path, step) as writer:
+            writer.write(step + 1, {"loss": 1.0})
+    row = read_rows(tmp_path / FILE_NAME)[0]
+    assert math.isnan(row.pop("validation_loss"))
+    assert row == {"step": 1, "a": math.inf, "b": -math.inf, "c": 1.0}
+    assert finite({"step": 1, **values}) == {"step": 1, "c": 1.0}
+    printed = capsys.readouterr()
+    assert "damaged" not in printed.out + printed.err
+    assert not (tmp_path / DAMAGED).exists()
+
+
+def test_damaged_lines_are_kept_in_a_file_of_their_own(tmp_path, monkeypatch):
+    path = tmp_path / FILE_NAME
+    damaged = [b'{"step": 1, "validation_loss": null}\n', b"\xff\0\n"]
+    # The incomplete last line is that of a run that was killed.
+    path.write_bytes(damaged[0] + b'{"step": 2}\n{"step": 3, "lo')
+    with MetricsWriter(tmp_path, 2):
+        assert path.read_bytes() == b'{"step": 2}\n'
+    assert (tmp_path / DAMAGED).read_bytes() == damaged[0]
+    before = path.read_bytes() + damaged[1]
+    path.write_bytes(before)
+    # They cannot be written, so they stay.
+    (tmp_path / DAMAGED).rename(tmp_path / "elsewhere")
+    (tmp_path / DAMAGED).mkdir()
+    with pytest.raises(UserError, match="Is a directory"):
+        MetricsWriter(tmp_path, 2)
+    assert path.read_bytes() == before
+    (tmp_path / DAMAGED).rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / DAMAGED)
+    with MetricsWriter(tmp_path, 2):
+        assert path.read_bytes() == b'{"step": 2}\n'
+    assert (tmp_path / DAMAGED).read_bytes() == b"".join(damaged)
+
+
+def test_folders_with_damaged_lines_are_folders_of_runs(tmp_path):
+    (tmp_path / DAMAGED).write_bytes(b"x\n")
+    run_folder.check_usable(tmp_path, None)
+    (tmp_path / refiners._RUN.marker).touch()
+    assert refiners._RUN.foreign(tmp_path) is None
+
+
+DAMAGED_LINES = [
+    "{",
+    "\0",
+    '{"step": true}',
+    "[" * 100_000,
+    "7",
+    '{"step": 5, "loss": null}',
+    '{"step": 5, "loss": "1"}',
+    '{"step": 5, "loss": false}',
+    '{"step": 5, "loss": [1]}',
+    '{"step": 5, "loss": 1' + "0" * 400 + "}",
+    '{"step": 1e0}',
+    '{"loss": 1}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES, ids=range(len(DAMAGED_LINES)))
 def test_damaged_lines_are_skipped_with_a_warning(tmp_path, capsys, line):
     rows = [{"step": step} for step in range(1, 6)]
     lines = [json.dumps(row) for row in rows]

@@ -6,14 +6,18 @@ namespaces (containers may forbid them) the test is skipped.
 
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from typing import IO
 
 import pytest
 
-from bpd_jax.training import peers
+from bpd_jax.training import distributed, peers
 from tests.commands import ROOT
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
@@ -47,6 +51,8 @@ def main():
     address, count, index, victims, end = sys.argv[1:]
     distributed.initialize(address, int(count), int(index), timeout=60)
     with peers.watched():
+        if end == "early" and index in victims:
+            raise UserError(f"the disk of host {index} is full.")
         for step in range(10**6):
             distributed.agree(step)
             time.sleep(0.01)
@@ -62,7 +68,35 @@ def main():
 with cli.telling_errors():
     main()
 """
-ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1}
+ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1, "early": 1}
+
+
+def start(
+    code: str,
+    count: int,
+    *arguments: str,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> list[subprocess.Popen[str]]:
+    """Starts `code` in each process of a run, with address, count, index and more."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, address, str(count), str(index), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            text=True,
+        )
+        for index in range(count)
+    ]
+
+
+def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """Waits for the processes; less than jax's own limits, 100 seconds and more."""
+    return [process.communicate(timeout=90)[1] for process in processes]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +104,7 @@ ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1}
     [
         ("kill", "2"),
         ("error", "012"),
+        ("early", "1"),
         *(
             pytest.param(end, victim, marks=pytest.mark.exhaustive)
             for end in ENDS
@@ -80,22 +115,8 @@ ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1}
 def test_a_failure_of_one_of_three_processes_is_one_sentence(
     end: str, victims: str
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, address, "3", str(index), victims, end],
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(3)
-    ]
-    # Less than jax's own limits, 100 seconds and more.
-    printed = [process.communicate(timeout=90)[1] for process in processes]
+    processes = start(PROCESS, 3, victims, end)
+    printed = outputs(processes)
     for index, (process, text) in enumerate(zip(processes, printed, strict=True)):
         failed = str(index) in victims
         assert process.returncode == (ENDS[end] if failed else 1), printed
@@ -104,13 +125,79 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
         assert ("Traceback" in text) == (failed and end == "bug"), text
         if failed:
             expected = f"error: the disk of host {index} is full."
-            assert lines == ([expected] if end == "error" else [])
+            assert lines == ([expected] if end in ("error", "early") else [])
         else:
             [line] = lines
-            ending = (
-                "has ended with an error" if end in ("bug", "error") else "has died"
-            )
+            died = end in ("kill", "interrupt")
+            ending = "has died" if died else "has ended with an error"
             assert line.startswith(f"error: process {victims} of this run {ending}")
+
+
+def test_processes_end_although_their_log_is_full() -> None:
+    with open("/dev/full", "w") as full:
+        processes = start(PROCESS, 3, "2", "kill", stderr=full)
+        outputs(processes)
+    statuses = [process.returncode for process in processes]
+    assert statuses == [1, 1, -signal.SIGKILL]
+
+
+# The save of process 0 fails while it adds digests, that of process 1 while it writes.
+SAVES = """
+import errno, resource, sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from bpd_jax import cli
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.training import checkpoints, distributed, peers
+from bpd_jax.training.state import TrainState
+
+def main():
+    address, count, index, victim, folder = sys.argv[1:]
+    distributed.initialize(address, int(count), int(index), timeout=60)
+    mesh = make_mesh(MeshConfig(data=2))
+    values = np.random.default_rng(0).random(2**20, np.float32)
+
+    def array(x, *axes):
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
+
+    def fail(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    weights = {"w": array(values, "data")}
+    state = TrainState(array(np.int32(1)), weights, {"m": weights["w"]})
+    with peers.watched(), checkpoints.Checkpoints(folder) as saved:
+        saved.save(1, state, {})
+        saved.wait()
+        if index == victim == "0":
+            checkpoints.write_digests = fail
+        if index == victim == "1":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+        for step in range(2, 5):
+            saved.save(step, state, {})
+            distributed.agree(step)
+        saved.wait()
+
+with cli.telling_errors():
+    main()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_failed_save_of_one_process_ends_both(
+    tmp_path: pathlib.Path, victim: int
+) -> None:
+    processes = start(SAVES, 2, str(victim), str(tmp_path / "checkpoints"))
+    printed = outputs(processes)
+    assert [process.returncode for process in processes] == [1, 1], printed
+    errors = [
+        [line for line in text.splitlines() if line.startswith("error: ")]
+        for text in printed
+    ]
+    assert len(errors[victim]) == len(errors[1 - victim]) == 1, printed
+    assert "cannot write a checkpoint" in errors[victim][0]
+    assert f"process {victim} of this run has ended" in errors[1 - victim][0]
+    assert (tmp_path / "checkpoints" / "1").is_dir()
 
 
 def namespaces() -> bool:
@@ -140,21 +227,70 @@ def test_lost_host_is_detected_within_a_minute() -> None:
     assert 20 < seconds < 60
 
 
-def test_unknown_connections_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+class Store:
+    """The key-value store of a coordinator; `call` receives the address set in it."""
+
+    def __init__(self, call: Callable[[int, str], object] | None = None) -> None:
+        self.call = call
+        self.value = ""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
+        assert (key, allow_overwrite) == (peers._KEY, True)
+        self.value = value
+        _, port, token = json.loads(value)
+        if self.call is not None:
+            self.call(port, token)
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        assert (key, timeout_in_ms) == (peers._KEY, 1000 * peers._CONNECT_TIMEOUT)
+        if not self.value:
+            raise RuntimeError("DEADLINE_EXCEEDED")
+        return self.value
+
+
+def member(index: int, count: int, store: Store) -> distributed.Membership:
+    return distributed.Membership(index, count, "127.0.0.1", store)
+
+
+def test_unknown_connections_are_ignored() -> None:
     connections = []
 
-    def connect(value: tuple[str, int, str]) -> None:
-        _, port, token = value
-        payloads = [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 40]
+    def connect(port: int, token: str) -> None:
+        payloads = [b""] * 40 + [b"GET / HTTP/1.1\r\n\r\n" + b"x" * 40]
         payloads += [bytes.fromhex(token) + index.to_bytes(4) for index in (2, 1)]
         for payload in payloads:
             connections.append(socket.create_connection(("127.0.0.1", port)))
             connections[-1].sendall(payload)
 
-    monkeypatch.setattr(peers.jax, "process_count", lambda: 3)
-    monkeypatch.setattr(peers.distributed, "agree", connect)
-    monkeypatch.setattr(peers, "_GREETING_TIMEOUT", 0.2)
-    links = peers._connect_all()
+    links = peers._connect_all(member(0, 3, Store(connect)))
     assert sorted(links) == [1, 2]
+    assert [link.recv(1) for link in connections[-2:]] == [peers._WELCOME] * 2
     for link in [*links.values(), *connections]:
         link.close()
+
+
+def test_processes_that_do_not_connect_are_not_watched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "_CONNECT_TIMEOUT", 0.1)
+    assert peers._connect_all(member(0, 3, Store())) == {}
+    assert "warning: process 1, 2 could not connect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400"])
+def test_a_connection_without_a_welcome_is_not_watched(answer: bytes) -> None:
+    store = Store()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.value = json.dumps(["127.0.0.1", server.getsockname()[1], "00"])
+
+        def refuse() -> None:
+            link, _ = server.accept()
+            link.sendall(answer)
+            link.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        assert peers._connect_to_first(member(1, 2, store)) == {}
+        thread.join()
+    # Process 0 has not published its address.
+    assert peers._connect_to_first(member(1, 2, Store())) == {}

@@ -24,7 +24,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
-from bpd_jax.training import frozen, run_folder
+from bpd_jax.training import distributed, frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
@@ -67,9 +67,14 @@ def train_heads(
 
     Raises:
       UserError: the texts, the folder, the disk space or `config.start` are unsuitable,
-        or the loss is not finite.
+        the loss is not finite, or the run has several processes.
       SystemExit: with code 128 + the number of the signal that ended the run.
     """
+    if distributed.membership().count > 1:
+        raise UserError(
+            "heads and block drafters of a frozen model are trained by one process: "
+            "start a single one, which uses all devices of its host."
+        )
     folder = as_path(workdir)
     objective = make_objective(config, model)
     output = folder / output_name(config)

@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
-from bpd_jax.training import frozen
+from bpd_jax.training import distributed, frozen
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -206,3 +206,11 @@ def test_description_of_a_run(config, model, params):
     assert f"states: {len(plan.positions):,} of width 24 in float16" in text
     assert "on disk" in text
     assert f"run: {plan.steps:,} steps" in text
+
+
+def test_several_processes_are_refused(monkeypatch, tmp_path, config, model, params):
+    run = distributed.Membership(1, 2, "host", None)
+    monkeypatch.setattr(distributed, "membership", lambda: run)
+    with pytest.raises(UserError, match="are trained by one process"):
+        train_heads(config, model, params, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
