@@ -149,8 +149,8 @@ class Membership:
         task or `--process_id`. Process 0 hosts jax's coordinator. On Cloud TPU,
         `jax.process_index()` may count in another order.
       count: number of processes.
-      coordinator: host of process 0, which all processes have reached; "" in a run of
-        one process.
+      coordinator: host of process 0 by the name under which this process has reached
+        it; "" in a run of one process.
       client: jax's client of the coordinator, a key-value store among others.
     """
 
@@ -166,6 +166,15 @@ def membership() -> Membership:
     state = global_state
     host = (state.coordinator_address or "").rpartition(":")[0].strip("[]")
     return Membership(state.process_id, state.num_processes, host, state.client)
+
+
+def check_joined() -> None:
+    """Raises a `UserError` if jax sees processes that this one has not joined."""
+    if jax.process_count() != membership().count:
+        raise UserError(
+            f"jax sees {jax.process_count()} processes, which have not joined each "
+            "other: pass --distributed in all of them."
+        )
 
 
 def is_first() -> bool:

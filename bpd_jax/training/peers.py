@@ -13,6 +13,7 @@ without it. Nothing is saved: the next start resumes from the last checkpoint.
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -31,7 +32,9 @@ from bpd_jax.training import distributed
 _GOODBYE, _ERROR, _DEATH = b".", b"?", b"!"
 # The answer of process 0 to a greeting; from then on the end of a connection counts.
 _WELCOME = b"+"
-_KEY = "bpd_jax/peers"  # in the coordinator's key-value store
+# In the coordinator's key-value store, with a number for each `watched` of the process.
+_KEY = "bpd_jax/peers"
+_entries = itertools.count()
 
 # Seconds in which a process may end with the same error as another one.
 _SAME_ERROR = 10
@@ -40,6 +43,9 @@ _SAME_ERROR = 10
 _NOTICE = 5
 # Seconds in which all processes connect, and in which one of them identifies itself.
 _CONNECT_TIMEOUT, _GREETING_TIMEOUT = 30, 2
+# Seconds in which a process that has failed ends, and in which the last process
+# reaches the end of training after the first.
+_END, _LAST = 30, 3600
 # Seconds without traffic before TCP probes whether the other host is still there.
 _KEEPALIVE = 20
 
@@ -65,10 +71,14 @@ def watched() -> Iterator[None]:
     if run.count == 1 or _is_watching:
         yield
         return
-    peers = _Peers(run, _connect_to_first(run) if run.index else _connect_all(run))
+    key = f"{_KEY}/{next(_entries)}"
+    peers = _Peers(run.index)
     _is_watching = True
     try:
+        peers.connect(run, key)
         yield
+        # All are still watched until the last one is here.
+        run.client.wait_at_barrier(f"{key}/end", 1000 * _LAST)
     except SystemExit as end:
         # All processes stop at the same step after a signal.
         stopped = not end.code or (isinstance(end.code, int) and end.code > 128)
@@ -99,24 +109,23 @@ class _Peers:
       noticed: set when another process has failed; `message` names it.
     """
 
-    def __init__(
-        self, run: distributed.Membership, links: dict[int, socket.socket]
-    ) -> None:
-        """Begins to watch.
-
-        Args:
-          run: this process's place in the run.
-          links: connections by the number of the process.
-        """
+    def __init__(self, index: int) -> None:
+        """Initializes without connections; `index` is the number of this process."""
         self.noticed = threading.Event()
         self.message = ""
-        self._index = run.index
-        self._links = links
+        self._index = index
+        self._links: dict[int, socket.socket] = {}
+        self._threads: list[threading.Thread] = []
         self._ended = threading.Event()  # Training has ended in this process.
         self._failure = threading.Lock()  # Taken by the thread that reports a failure.
+
+    def connect(self, run: distributed.Membership, key: str) -> None:
+        """Connects the processes, which agree on `key`, and begins to watch."""
+        connect = _connect_to_first if run.index else _connect_all
+        self._links = connect(run, key)
         self._threads = [
             threading.Thread(target=self._watch, args=(number,), daemon=True)
-            for number in links
+            for number in self._links
         ]
         for thread in self._threads:
             thread.start()
@@ -136,6 +145,7 @@ class _Peers:
         atexit.register(_exit, status)
         if not self._index:
             self._wait(_SAME_ERROR + _NOTICE if kind == _ERROR else _NOTICE / 2)
+        threading.Thread(target=_exit_at_last, args=(status,), daemon=True).start()
 
     def _watch(self, number: int) -> None:
         """Reads from process `number`; ends this process if another one has failed."""
@@ -193,11 +203,24 @@ class _Peers:
 def _exit(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+            if progress.is_writable(stream):
+                stream.flush()
     os._exit(status)
 
 
-def _connect_all(run: distributed.Membership) -> dict[int, socket.socket]:
+def _exit_at_last(status: int) -> None:
+    """Ends the process when its main thread has, or after half a minute.
+
+    Threads of Orbax may wait for a save that failed, and the main thread for a reader
+    of its output.
+    """
+    threading.main_thread().join(_END)
+    if threading.main_thread().is_alive():
+        os._exit(status)  # It may hold the locks of the streams.
+    _exit(status)
+
+
+def _connect_all(run: distributed.Membership, key: str) -> dict[int, socket.socket]:
     """Process 0: accepts a connection from every other process, by process number."""
     token = secrets.token_bytes(16)
     links: dict[int, socket.socket] = {}
@@ -218,8 +241,9 @@ def _connect_all(run: distributed.Membership) -> dict[int, socket.socket]:
 
     with _listen() as server:
         server.settimeout(0.2)
-        address = [run.coordinator, server.getsockname()[1], token.hex()]
-        run.client.key_value_set(_KEY, json.dumps(address), allow_overwrite=True)
+        run.client.key_value_set(
+            key, json.dumps([server.getsockname()[1], token.hex()])
+        )
         deadline = time.monotonic() + _CONNECT_TIMEOUT
         while len(links) < run.count - 1 and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -247,13 +271,15 @@ def _listen() -> socket.socket:
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _connect_to_first(run: distributed.Membership) -> dict[int, socket.socket]:
+def _connect_to_first(
+    run: distributed.Membership, key: str
+) -> dict[int, socket.socket]:
     """Other processes: connects to process 0; empty if that fails."""
-    milliseconds = 1000 * _CONNECT_TIMEOUT
     try:
-        text = run.client.blocking_key_value_get(_KEY, milliseconds)
-        host, port, token = json.loads(text)
-        link = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT)
+        text = run.client.blocking_key_value_get(key, 1000 * _CONNECT_TIMEOUT)
+        port, token = json.loads(text)
+        address = (run.coordinator, port)
+        link = socket.create_connection(address, timeout=_CONNECT_TIMEOUT)
         link.sendall(bytes.fromhex(token) + run.index.to_bytes(4))
         if _receive(link, 1) == _WELCOME:
             return {0: _keep_alive(link)}

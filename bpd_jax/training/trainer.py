@@ -72,6 +72,7 @@ def train(
     """
     folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
+    distributed.check_joined()
     check_batch(config, mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)

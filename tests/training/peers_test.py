@@ -4,6 +4,7 @@ A new network namespace simulates two hosts whose connection is cut; without suc
 namespaces (containers may forbid them) the test is skipped.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -50,6 +51,8 @@ from bpd_jax.training import distributed, peers
 def main():
     address, count, index, victims, end = sys.argv[1:]
     distributed.initialize(address, int(count), int(index), timeout=60)
+    with peers.watched():  # ends regularly
+        pass
     with peers.watched():
         if end == "early" and index in victims:
             raise UserError(f"the disk of host {index} is full.")
@@ -133,17 +136,31 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
             assert line.startswith(f"error: process {victims} of this run {ending}")
 
 
-def test_processes_end_although_their_log_is_full() -> None:
-    with open("/dev/full", "w") as full:
-        processes = start(PROCESS, 3, "2", "kill", stderr=full)
-        outputs(processes)
+@pytest.mark.parametrize("end", ["kill", "error"])
+@pytest.mark.parametrize("log", ["device", "pipe"])
+def test_processes_end_although_their_log_is_full(log: str, end: str) -> None:
+    reader, writer = os.pipe()
+    if log == "device":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(writer, bytes(2**16)):
+                pass
+        os.set_blocking(writer, True)
+    processes = start(PROCESS, 3, "2", end, stderr=writer)
+    outputs(processes)
     statuses = [process.returncode for process in processes]
-    assert statuses == [1, 1, -signal.SIGKILL]
+    assert statuses == [1, 1, ENDS[end]]
+    os.close(reader)
+    os.close(writer)
 
 
-# The save of process 0 fails while it adds digests, that of process 1 while it writes.
+# The save of process 0 fails while it adds digests, or makes the folder of the step,
+# that of process 1 while it writes.
 SAVES = """
-import errno, resource, sys
+import errno, os, resource, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from bpd_jax import cli
@@ -152,7 +169,7 @@ from bpd_jax.training import checkpoints, distributed, peers
 from bpd_jax.training.state import TrainState
 
 def main():
-    address, count, index, victim, folder = sys.argv[1:]
+    address, count, index, victim, folder, fault = sys.argv[1:]
     distributed.initialize(address, int(count), int(index), timeout=60)
     mesh = make_mesh(MeshConfig(data=2))
     values = np.random.default_rng(0).random(2**20, np.float32)
@@ -169,8 +186,11 @@ def main():
     with peers.watched(), checkpoints.Checkpoints(folder) as saved:
         saved.save(1, state, {})
         saved.wait()
-        if index == victim == "0":
+        if index == victim == "0" and fault == "seal":
             checkpoints.write_digests = fail
+        if index == victim == "0" and fault == "folder":
+            os.rename(folder, folder + ".old")
+            open(folder, "w").close()
         if index == victim == "1":
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         for step in range(2, 5):
@@ -183,11 +203,12 @@ with cli.telling_errors():
 """
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "fault"), [(0, "seal"), (0, "folder"), (1, "size")])
 def test_a_failed_save_of_one_process_ends_both(
-    tmp_path: pathlib.Path, victim: int
+    tmp_path: pathlib.Path, victim: int, fault: str
 ) -> None:
-    processes = start(SAVES, 2, str(victim), str(tmp_path / "checkpoints"))
+    folder = tmp_path / "checkpoints"
+    processes = start(SAVES, 2, str(victim), str(folder), fault)
     printed = outputs(processes)
     assert [process.returncode for process in processes] == [1, 1], printed
     errors = [
@@ -197,7 +218,8 @@ def test_a_failed_save_of_one_process_ends_both(
     assert len(errors[victim]) == len(errors[1 - victim]) == 1, printed
     assert "cannot write a checkpoint" in errors[victim][0]
     assert f"process {victim} of this run has ended" in errors[1 - victim][0]
-    assert (tmp_path / "checkpoints" / "1").is_dir()
+    first = tmp_path / "checkpoints.old" if fault == "folder" else folder
+    assert (first / "1").is_dir()
 
 
 def namespaces() -> bool:
@@ -234,15 +256,14 @@ class Store:
         self.call = call
         self.value = ""
 
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
-        assert (key, allow_overwrite) == (peers._KEY, True)
+    def key_value_set(self, key: str, value: str) -> None:
+        assert key == "key"
         self.value = value
-        _, port, token = json.loads(value)
         if self.call is not None:
-            self.call(port, token)
+            self.call(*json.loads(value))
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        assert (key, timeout_in_ms) == (peers._KEY, 1000 * peers._CONNECT_TIMEOUT)
+        assert (key, timeout_in_ms) == ("key", 1000 * peers._CONNECT_TIMEOUT)
         if not self.value:
             raise RuntimeError("DEADLINE_EXCEEDED")
         return self.value
@@ -262,7 +283,7 @@ def test_unknown_connections_are_ignored() -> None:
             connections.append(socket.create_connection(("127.0.0.1", port)))
             connections[-1].sendall(payload)
 
-    links = peers._connect_all(member(0, 3, Store(connect)))
+    links = peers._connect_all(member(0, 3, Store(connect)), "key")
     assert sorted(links) == [1, 2]
     assert [link.recv(1) for link in connections[-2:]] == [peers._WELCOME] * 2
     for link in [*links.values(), *connections]:
@@ -273,7 +294,7 @@ def test_processes_that_do_not_connect_are_not_watched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(peers, "_CONNECT_TIMEOUT", 0.1)
-    assert peers._connect_all(member(0, 3, Store())) == {}
+    assert peers._connect_all(member(0, 3, Store()), "key") == {}
     assert "warning: process 1, 2 could not connect" in capsys.readouterr().err
 
 
@@ -281,7 +302,7 @@ def test_processes_that_do_not_connect_are_not_watched(
 def test_a_connection_without_a_welcome_is_not_watched(answer: bytes) -> None:
     store = Store()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store.value = json.dumps(["127.0.0.1", server.getsockname()[1], "00"])
+        store.value = json.dumps([server.getsockname()[1], "00"])
 
         def refuse() -> None:
             link, _ = server.accept()
@@ -290,7 +311,7 @@ def test_a_connection_without_a_welcome_is_not_watched(answer: bytes) -> None:
 
         thread = threading.Thread(target=refuse)
         thread.start()
-        assert peers._connect_to_first(member(1, 2, store)) == {}
+        assert peers._connect_to_first(member(1, 2, store), "key") == {}
         thread.join()
     # Process 0 has not published its address.
-    assert peers._connect_to_first(member(1, 2, Store())) == {}
+    assert peers._connect_to_first(member(1, 2, Store()), "key") == {}
