@@ -118,6 +118,7 @@ class _Peers:
         self._threads: list[threading.Thread] = []
         self._ended = threading.Event()  # Training has ended in this process.
         self._failure = threading.Lock()  # Taken by the thread that reports a failure.
+        self._end = threading.Lock()  # Taken by the thread that ends the process.
 
     def connect(self, run: distributed.Membership, key: str) -> None:
         """Connects the processes, which agree on `key`, and begins to watch."""
@@ -138,6 +139,7 @@ class _Peers:
           status: exit status of this process unless it ends regularly.
         """
         self._ended.set()
+        self._end.acquire()  # Waits forever if another thread is ending the process.
         self._send(kind, self._index)
         if kind == _GOODBYE:
             return
@@ -178,7 +180,7 @@ class _Peers:
             return
         if not self._index:
             self._wait(_NOTICE)
-        if self._ended.is_set():
+        if not self._end.acquire(blocking=False):
             return  # The thread that trains reports it.
         # It ends even if nobody reads its output, or if the disk of its log is full.
         with contextlib.suppress(OSError, ValueError):
