@@ -88,13 +88,12 @@ def _select(table: Table, columns: list[int]) -> Table:
 
 
 def _width(table: Table, intervals: bool) -> int:
-    """The width at which labels wrap, but neither values nor words of headings."""
+    """The width at which lines wrap between words, but no word is broken."""
     widths = [max([0, *(min(len(row.label), _LABEL_WIDTH) for row in table.rows)])]
     for index, column in enumerate(table.columns):
         cells = [_cell(row.cells[index], column, intervals) for row in table.rows]
-        lines = [line for cell in cells for line in cell.plain.split("\n")]
-        words = f"{column.group} {column.label}".split()
-        widths.append(max(map(len, [*lines, *words])))
+        texts = [column.group, column.label, *(cell.plain for cell in cells)]
+        widths.append(max(len(word) for text in texts for word in text.split()))
     return 2 + sum(width + 1 for width in widths)
 
 
