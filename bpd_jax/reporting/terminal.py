@@ -93,7 +93,8 @@ def _width(table: Table, intervals: bool) -> int:
     for index, column in enumerate(table.columns):
         cells = [_cell(row.cells[index], column, intervals) for row in table.rows]
         texts = [column.group, column.label, *(cell.plain for cell in cells)]
-        widths.append(max(len(word) for text in texts for word in text.split()))
+        words = [word for text in texts for word in text.split()]
+        widths.append(max(map(len, words), default=0))
     return 2 + sum(width + 1 for width in widths)
 
 

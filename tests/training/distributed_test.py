@@ -299,6 +299,13 @@ def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     assert distributed.batch_part(make_mesh(MeshConfig())) == (0, 1)
 
 
+def test_processes_that_have_not_joined_are_refused(monkeypatch):
+    distributed.check_joined()
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(UserError, match=r"jax sees 4 processes.*--distributed"):
+        distributed.check_joined()
+
+
 def test_slurm_tasks_use_the_automatic_coordinator(monkeypatch):
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
