@@ -67,7 +67,7 @@ def main() -> None:
             bar.update(1)
     for name, each in configs.items():
         speed = each.tokens_per_step / statistics.median(seconds[name])
-        peak = peak_tokens_per_second(each.model, each.length, each.anchors_per_row)
+        peak = peak_tokens_per_second(each.model, each.length, each.drawn_per_row)
         found[name] |= {
             "seconds_per_step": seconds[name],
             "tokens_per_second": speed,

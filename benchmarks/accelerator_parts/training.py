@@ -65,7 +65,7 @@ def _step(setting: Setting, rows: int) -> Row:
     seconds = [step.block(steps) for _ in range(setting.rounds)]
     step.remove()
     speed = config.tokens_per_step / statistics.median(seconds)
-    peak = peak_tokens_per_second(config.model, config.length, config.anchors_per_row)
+    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
     return {
         "parameters": count_parameters(config.model)["total"],
         "batch": [config.batch_size, config.length],

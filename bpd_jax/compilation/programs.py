@@ -119,7 +119,7 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         lower=lower,
         tokens=config.tokens_per_step,
         model_flops=train_flops(
-            config.model, config.batch_size, config.length, config.anchors_per_row
+            config.model, config.batch_size, config.length, config.drawn_per_row
         ),
     )
 

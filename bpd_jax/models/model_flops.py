@@ -41,7 +41,7 @@ def attention_flops(model: BlockwiseConfig, queries: int, keys: int) -> float:
 
 
 def train_flops(
-    model: BlockwiseConfig, batch_size: int, length: int, anchors: int = 0
+    model: BlockwiseConfig, batch_size: int, length: int, drawn: int | None = None
 ) -> float:
     """FLOPs of a training step: forward, and twice as many backward.
 
@@ -53,14 +53,21 @@ def train_flops(
       model: configuration of the model.
       batch_size: number of rows.
       length: number of tokens of a row.
-      anchors: number of blocks of a row that a block drafter is trained on.
+      drawn: number of positions of a row that heads 2 … L, or a block drafter, are
+        trained at; None for all.
     """
-    trunk = model.trunk
-    softmax = model.block_size * trunk.vocab_size * trunk.d_model
-    weights = trunk_weights(model) + head_weights(model) + softmax
+    trunk, later_positions = model.trunk, length if drawn is None else drawn
+    softmax = trunk.vocab_size * trunk.d_model
+    first = 0.0
+    if model.heads is not None and model.heads.first_has_ffn:
+        first = head_weights(model) / model.block_size
+    later = head_weights(model) - first + (model.block_size - 1) * softmax
+    weights = length * (trunk_weights(model) + softmax + first)
+    weights += later_positions * later
     attention = batch_size * attention_flops(model, length, length)
-    total = 6.0 * weights * batch_size * length + 3.0 * attention
+    total = 6.0 * weights * batch_size + 3.0 * attention
     if model.drafter is not None:
+        anchors = drawn or 0
         functions = DrafterFunctions(model.drafter.resolve(trunk), trunk)
         total += drafter_train_flops(functions, batch_size, length, anchors)
         # The gradient of the softmax, which is not frozen here.

@@ -74,6 +74,8 @@ class TrainConfig(Validated):
       head_targets: targets of heads 2 to L: the `text`, or the most probable tokens of
         the `model` itself; see `LossSettings`.
       anchors_per_row: A, blocks that a block drafter is trained on in each row.
+      positions_per_row: number of positions of each row at which heads 2 to L are
+        trained; None for all. See `LossSettings`.
       start: name or folder of a trained model that initialises the trunk, which must
         have the same sizes, and the heads if they have the same kind and sizes; for a
         run its best checkpoint. None initialises at random.
@@ -103,6 +105,7 @@ class TrainConfig(Validated):
     head_schedule: HeadSchedule | None = None
     head_targets: Annotated[str, choice(*TARGETS)] = "text"
     anchors_per_row: Count = LossSettings.anchors_per_row
+    positions_per_row: Count | None = LossSettings.positions_per_row
     start: Words | None = None
     log_every: Count = 50
     evaluate_every: Count = 500
@@ -155,7 +158,14 @@ class TrainConfig(Validated):
     @property
     def loss(self) -> LossSettings:
         """The settings of the loss besides λ."""
-        return LossSettings(self.head_targets, self.anchors_per_row)
+        return LossSettings(
+            self.head_targets, self.anchors_per_row, self.positions_per_row
+        )
+
+    @property
+    def drawn_per_row(self) -> int | None:
+        """Positions of a row that heads or blocks are trained at; None for all."""
+        return self.loss.drawn_per_row(self.model)
 
     @property
     def tokens_per_step(self) -> int:

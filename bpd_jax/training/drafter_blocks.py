@@ -36,8 +36,8 @@ def draw_positions(
     length = tokens.shape[1]
     if count > length - 1:
         raise UserError(
-            f"TrainConfig.anchors_per_row = {count} must be less than the {length} "
-            "tokens of a row: lower it."
+            f"TrainConfig.anchors_per_row or positions_per_row = {count} must be less "
+            f"than the {length} tokens of a row: lower it."
         )
     weights = 2 * jnp.arange(length, dtype=jnp.uint32) + 1
     hashes = jnp.sum(tokens.astype(jnp.uint32) * weights, axis=1, dtype=jnp.uint32)

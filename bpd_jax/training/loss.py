@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -35,10 +36,21 @@ class LossSettings(Validated):
         token that head 1 ranks first one position before, which is what greedy
         verification accepts. The valid positions are the same.
       anchors_per_row: A, blocks of a block drafter that are drawn from each row.
+      positions_per_row: A, positions of each row at which heads 2 … L are trained,
+        drawn anew in each step; None for all. For rows without padding the expected
+        gradient is the same, and a step is faster: of a small model, the softmaxes of
+        these heads are most of the arithmetic. Evaluation uses all positions.
     """
 
     head_targets: Annotated[str, choice(*TARGETS)] = "text"
     anchors_per_row: Count = 32
+    positions_per_row: Count | None = None
+
+    def drawn_per_row(self, model: BlockwiseConfig) -> int | None:
+        """A, the drawn positions of a row: of blocks or of heads; None for no draw."""
+        if model.drafter is not None:
+            return self.anchors_per_row
+        return None if model.heads is None else self.positions_per_row
 
 
 _SETTINGS = LossSettings()
@@ -120,7 +132,9 @@ def blockwise_loss(
     since AdamW is invariant to the scale of the gradient.
 
     With a block drafter in place of heads, loss_2 … loss_L are those of its positions,
-    over blocks that are drawn from the batch (`drafter_blocks`).
+    over blocks that are drawn from the batch (`drafter_blocks`). With
+    `LossSettings.positions_per_row`, loss_2 … loss_L of heads are means over the valid
+    ones of the positions that are drawn in the same way.
 
     A head without any valid position in the batch contributes 0.
 
@@ -150,8 +164,8 @@ def head_scale(
 ) -> Float[Array, " L"]:
     """The weight of each valid position: λ_h over their number in the batch."""
     valid = _text_targets(model, batch)[1]
-    blocks = _drawn_blocks(model, batch, settings, step)
-    count = _counts(_per_part(valid, blocks))
+    drawn = _drawn_positions(model, batch, settings, step)
+    count = _counts(_per_part(valid, drawn))
     return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
 
 
@@ -169,10 +183,10 @@ def scaled_loss(
 
     The arguments are those of `blockwise_loss`.
     """
-    blocks = _drawn_blocks(model, batch, settings, step)
+    drawn = _drawn_positions(model, batch, settings, step)
     layout = LossLayout(model, compute.loss_chunk, mesh)
     with float32_sums(on_cpu(mesh)):
-        parts, matrix = _run(model, params, batch, compute, mesh, blocks)
+        parts, matrix = _run(model, params, batch, compute, mesh, drawn)
         targets, valid = _text_targets(model, batch)
         if settings.head_targets == "model":
             heads, hidden = params.get("heads"), parts[0].hidden
@@ -180,12 +194,12 @@ def scaled_loss(
             # Head h at i predicts the token of head 1 at i + h - 1, about token i + h.
             later = [jnp.roll(predicted, -h, axis=1) for h in range(1, len(targets))]
             targets = jnp.stack([targets[0], *later])
-        valid_parts = _per_part(valid, blocks)
-        scales = (scale,) if blocks is None else (scale[:1], scale[1:])
+        valid_parts = _per_part(valid, drawn)
+        scales = (scale,) if drawn is None else (scale[:1], scale[1:])
         results = [
             heads_loss(layout, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(
-                parts, _per_part(targets, blocks), valid_parts, scales, strict=True
+                parts, _per_part(targets, drawn), valid_parts, scales, strict=True
             )
         ]
     totals, losses, correct = zip(*results, strict=True)
@@ -205,11 +219,12 @@ def evaluation_sums(
     mesh: Mesh | None = None,
 ) -> HeadSums:
     """The sums of a batch with the heads' entropies, against the text's tokens."""
-    blocks = _drawn_blocks(model, batch, settings, 0)
+    settings = dataclasses.replace(settings, positions_per_row=None)
+    drawn = _drawn_positions(model, batch, settings, 0)
     layout = LossLayout(model, compute.loss_chunk, mesh)
-    targets, valid = (_per_part(x, blocks) for x in _text_targets(model, batch))
+    targets, valid = (_per_part(x, drawn) for x in _text_targets(model, batch))
     with float32_sums(on_cpu(mesh)):
-        parts, matrix = _run(model, params, batch, compute, mesh, blocks)
+        parts, matrix = _run(model, params, batch, compute, mesh, drawn)
         results = [
             heads_sums(layout, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(parts, targets, valid, strict=True)
@@ -236,7 +251,7 @@ def _run(
     batch: Batch,
     compute: ComputeConfig,
     mesh: Mesh | None,
-    blocks: Int[Array, "B A"] | None,
+    drawn: Int[Array, "B A"] | None,
 ) -> tuple[list[_Part], Float[Array, "V D"]]:
     """The states of all heads, and the matrix of the softmax."""
     hidden, _, features = BlockwiseLM(model, compute, mesh).apply(
@@ -246,27 +261,33 @@ def _run(
         Segments(jnp.asarray(batch.segment_ids)),
         layers=model.feature_layers,
     )
-    parts = [_Part(params.get("heads"), hidden)]
-    if blocks is not None:
-        states = block_states(model, params, batch, features, blocks)
-        parts.append(_Part(states, jnp.zeros_like(states[0])))
-    return parts, softmax_rows(model, params, None)
+    matrix, heads = softmax_rows(model, params, None), params.get("heads")
+    if drawn is None:
+        return [_Part(heads, hidden)], matrix
+    if model.heads is None:
+        states = block_states(model, params, batch, features, drawn)
+        return [_Part(None, hidden), _Part(states, jnp.zeros_like(states[0]))], matrix
+    first = None
+    if model.heads.first_has_ffn:
+        first = jax.tree.map(lambda x: x[:1], heads)
+        heads = jax.tree.map(lambda x: x[1:], heads)
+    at_drawn = jnp.take_along_axis(hidden, drawn[..., None], axis=1)
+    return [_Part(first, hidden), _Part(heads, at_drawn)], matrix
 
 
-def _drawn_blocks(
+def _drawn_positions(
     model: BlockwiseConfig, batch: Batch, settings: LossSettings, step: Any
 ) -> Int[Array, "B A"] | None:
-    """Positions that a block drafter is trained at; None for heads, trained at all."""
-    if model.drafter is None:
-        return None
-    return draw_positions(batch, settings.anchors_per_row, step)
+    """The positions at which heads 2 … L, or a drafter, are trained; None for all."""
+    count = settings.drawn_per_row(model)
+    return None if count is None else draw_positions(batch, count, step)
 
 
-def _per_part(array: Array, blocks: Int[Array, "B A"] | None) -> tuple[Array, ...]:
+def _per_part(array: Array, drawn: Int[Array, "B A"] | None) -> tuple[Array, ...]:
     """Splits `[L, B, T]` like `_run`: all heads, or `[1, B, T]` and `[L-1, B, A]`."""
-    if blocks is None:
+    if drawn is None:
         return (array,)
-    return array[:1], jnp.take_along_axis(array[1:], blocks[None], axis=2)
+    return array[:1], jnp.take_along_axis(array[1:], drawn[None], axis=2)
 
 
 def _counts(valid: tuple[Array, ...]) -> Float[Array, " L"]:

@@ -21,18 +21,19 @@ PEAK_FLOPS = {
 
 
 def peak_tokens_per_second(
-    model: BlockwiseConfig, length: int, anchors: int = 0
+    model: BlockwiseConfig, length: int, drawn: int | None = None
 ) -> float | None:
     """Tokens per second if all devices ran at their peak; None for unknown devices.
 
     Args:
       model: sizes of the model.
       length: T, tokens of a row.
-      anchors: anchors of a row, for a model with a block drafter.
+      drawn: positions of a row that heads or a block drafter are trained at; None for
+        all.
     """
     kind = jax.devices()[0].device_kind
     matching = [name for name in PEAK_FLOPS if kind.startswith(name)]
     if not matching:
         return None
     peak = PEAK_FLOPS[max(matching, key=len)] * jax.device_count()
-    return peak * length / train_flops(model, 1, length, anchors)
+    return peak * length / train_flops(model, 1, length, drawn)

@@ -168,7 +168,7 @@ def _pace(config: TrainConfig) -> loop.Pace:
 
 
 def _make_meter(config: TrainConfig) -> Meter:
-    peak = peak_tokens_per_second(config.model, config.length, config.anchors_per_row)
+    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
     return Meter(config.tokens_per_step, peak=peak)
 
 

@@ -21,6 +21,10 @@ def test_flops_of_a_step_by_hand():
     attention = 2 * 2 * 2 * 128 * 128 * 64  # two layers; scores and values
     expected = 6 * (trunk + heads + softmax) * 8 * 128 + 3 * 8 * attention
     assert train_flops(MODEL, 8, 128) == expected
+    # Heads 2 and 3 at 32 positions of each row.
+    later = heads + 2 * 500 * 64
+    expected -= 6 * later * 8 * (128 - 32)
+    assert train_flops(MODEL, 8, 128, 32) == expected
 
 
 def test_flops_of_a_serial_call_by_hand():

@@ -11,6 +11,7 @@ from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import (
     LossSettings,
     blockwise_loss,
@@ -32,8 +33,11 @@ def all_logits(model, params, batch):
     )
 
 
-def naive_loss(model, params, batch, lambdas):
-    """All logits at once, and loops over every row, position and head."""
+def naive_loss(model, params, batch, lambdas, drawn=None):
+    """All logits at once, and loops over every row, position and head.
+
+    `drawn[row]` are the positions of heads 2 to L; None stands for all.
+    """
     logits = all_logits(model, params, batch)
     log_probs = jax.nn.log_softmax(logits)
     losses, correct = [], []
@@ -45,6 +49,7 @@ def naive_loss(model, params, batch, lambdas):
             for i in range(length - head)
             if batch.segment_ids[row, i] != 0
             and batch.segment_ids[row, i] == batch.segment_ids[row, i + head]
+            and (head == 1 or drawn is None or i in drawn[row])
         ]
         row, i = np.array(positions).T
         targets = batch.tokens[row, i + head]
@@ -64,26 +69,37 @@ def differentiate(model, **options):
 
 
 @pytest.mark.parametrize(
-    "options, chunk",
+    "options, chunk, drawn_per_row",
     [
-        ({}, 5),
-        pytest.param({"first_has_ffn": True}, None, marks=pytest.mark.exhaustive),
-        ({"residual": False, "activation": "gelu"}, 5),
-        ({"heads": None}, None),
+        ({}, 5, None),
+        ({}, 5, 7),
+        ({"first_has_ffn": True}, None, 7),
+        pytest.param({"first_has_ffn": True}, None, None, marks=pytest.mark.exhaustive),
+        ({"residual": False, "activation": "gelu"}, 5, None),
+        ({"heads": None}, None, 7),
     ],
-    ids=["plain", "first_has_ffn", "no_residual", "no_heads"],
+    ids=["plain", "drawn", "drawn_first", "first_has_ffn", "no_residual", "no_heads"],
 )
 def test_equals_the_naive_loss_and_its_gradients(
-    options, chunk, make_model, make_parameters, batch, one_device
+    options, chunk, drawn_per_row, make_model, make_parameters, batch, one_device
 ):
     model = make_model(**options)
     params = make_parameters(model, one_device)
     lambdas = LAMBDAS[: model.block_size]
+    drawn = None
+    if drawn_per_row is not None:
+        drawn = np.asarray(draw_positions(batch, drawn_per_row, 3))
     (expected, (losses, correct)), expected_gradients = jax.jit(
-        jax.value_and_grad(lambda p: naive_loss(model, p, batch, lambdas), has_aux=True)
+        jax.value_and_grad(
+            lambda p: naive_loss(model, p, batch, lambdas, drawn), has_aux=True
+        )
     )(params)
-    compute = ComputeConfig(loss_chunk=chunk)
-    differentiated = differentiate(model, compute=compute)
+    differentiated = differentiate(
+        model,
+        compute=ComputeConfig(loss_chunk=chunk),
+        settings=LossSettings(positions_per_row=drawn_per_row),
+        step=3,
+    )
     (loss, sums), gradients = differentiated(params, batch, lambdas)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.loss / sums.valid, losses, rtol=1e-5)
@@ -178,9 +194,10 @@ def test_batch_without_targets_has_zero_loss(model, params):
 
 
 def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
-    compute = ComputeConfig(loss_chunk=5)
+    """Evaluation uses all positions, also where training draws some of them."""
+    compute, settings = ComputeConfig(loss_chunk=5), LossSettings(positions_per_row=4)
     (_, sums), _ = differentiate(model)(params, batch, LAMBDAS)
-    evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, compute))
+    evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, compute, settings))
     evaluation = evaluate(params)
     for name in ("loss", "correct", "valid"):
         np.testing.assert_allclose(
