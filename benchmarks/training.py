@@ -5,8 +5,9 @@
 
 Takes the model, batch, mesh, λ and ComputeConfig of a gin file, random tokens, and
 times whole steps of two models: all heads, and "one head", which is the same trunk with
-its softmax alone. First each is alone on the devices, the smaller before the larger,
-and what the process used at its peak is read where devices tell; then both take turns
+its softmax alone; and of a third where the run draws positions for its heads: all heads
+at all positions. First each is alone on the devices, the smaller before the larger,
+and what the process used at its peak is read where devices tell; then they take turns
 in blocks of steps, so that their ratio holds on a machine whose clock wanders. MFU is
 what the model needs (`models.model_flops`, nothing that is computed twice) over the
 device's dense bfloat16 peak. Writes one JSON file.
@@ -42,7 +43,11 @@ def main() -> None:
     mesh = make_mesh(config.mesh)
     check_batch(config, mesh)
     configs = {"one head": _one_head(config)}
-    configs[f"{config.model.block_size} heads"] = config
+    heads = f"{config.model.block_size} heads"
+    configs[heads] = config
+    if config.positions_per_row is not None:
+        everywhere = dataclasses.replace(config, positions_per_row=None)
+        configs[f"{heads} at all positions"] = everywhere
     models, found = {}, {}
     for name, each in configs.items():
         models[name] = model = TimedStep(each, mesh)
@@ -83,6 +88,7 @@ def main() -> None:
         "compute": dataclasses.asdict(config.compute),
         "head_targets": config.head_targets,
         "head_weights": config.lambdas,
+        "positions_per_row": config.positions_per_row,
         "models": found,
     }
     text = json.dumps(result, indent=2)
