@@ -69,6 +69,17 @@ def efficiency_table(
     return make_table
 
 
+def length_notes(run: StudyRun) -> list[str]:
+    """A note on drafts that are not as long as those of the paper's nine heads."""
+    if run.longest_draft == printed.HEADS:
+        return []
+    return [
+        f"The drafts of this run have {run.longest_draft} tokens at most, those of the "
+        f"paper's {printed.HEADS} heads {printed.HEADS}: the values for all heads are "
+        "of different lengths."
+    ]
+
+
 def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
     """Gain over BPD in percent with paired intervals; a star marks p < 0.05."""
 

@@ -207,6 +207,9 @@ TABLE8 = _read(
 )
 """Table 8: the best weight alpha of the 94M model and of 4-grams."""
 
+HEADS = 9
+"""L of the paper's model (appendix C.2), head 1 included."""
+
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The weights that the paper evaluates (appendix E)."""
 

@@ -194,6 +194,12 @@ class StudyRun:
             for one in drafts
         ]
 
+    @functools.cached_property
+    def longest_draft(self) -> int:
+        """Tokens of the longest draft of any contender; 0 without drafts."""
+        drafts = (r for name in self.contenders for r in self.drafts(name))
+        return max((int(from_digits(r.length).max()) for r in drafts), default=0)
+
     def by_task(self, contender: str) -> dict[str, float]:
         """Block efficiency of a contender on every task that it was measured on."""
         values = {t: self.drafts(contender, t).efficiency for t in self.tasks}

@@ -7,6 +7,7 @@ from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
+from bpd_jax.studies.comparisons import length_notes
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study
 from bpd_jax.studies.study_config import BPD
@@ -124,13 +125,14 @@ STUDY = Study(
     tables=[_table, _all_scores],
     findings=[_extremes],
     notes=[
+        length_notes,
         "The paper finetunes a model of 1.5 billion parameters on every task except "
         "LAMBADA. A model that was not finetuned, such as SmolLM2, answers in complete "
         "sentences, which exact match counts as wrong: F1 is more informative. Texts "
         "that were truncated at the token limit are scored without correction.",
         "Perplexity is per token of the model's vocabulary, over all tokens of a "
         "passage except the first, so values of different vocabularies are not "
-        "comparable; the paper does not specify its vocabulary. A last word counts as "
+        "comparable; the paper's has 50,257 tokens. A last word counts as "
         "correct if greedy decoding produces it.",
         "Exact match and F1 follow the official script of SQuAD. ROUGE is the "
         "F-measure of the package rouge-score with its stemmer; ROUGE-L is computed "

@@ -3,7 +3,12 @@
 import itertools
 
 from bpd_jax.reporting.exhibits import Finding
-from bpd_jax.studies.comparisons import efficiency_table, headroom_table, never_below
+from bpd_jax.studies.comparisons import (
+    efficiency_table,
+    headroom_table,
+    length_notes,
+    never_below,
+)
 from bpd_jax.studies.printed import TABLE10
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
@@ -43,6 +48,7 @@ STUDY = Study(
     tables=[efficiency_table(TABLE10), headroom_table],
     findings=[_findings],
     notes=[
+        length_notes,
         "The first 3 or 6 heads of the same model are used. The paper does not specify "
         "whether it trained models with fewer heads; experiments/heads has "
         "configurations for that.",

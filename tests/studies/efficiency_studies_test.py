@@ -1,5 +1,6 @@
 """Tables of block efficiency, from small records with values computed by hand."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -171,6 +172,14 @@ def test_table10_orders_heads():
     # From 3 heads to 6, and from 6 to all: 1 → 2 → 3 tokens a call.
     assert [finding.holds for finding in exhibit.findings] == [True, True]
     assert "BPD:HEADS=6 against BPD:HEADS=3" in exhibit.findings[0].statement
+
+
+def test_table10_notes_drafts_that_are_shorter_than_the_papers():
+    shorter = draft("bpd", "squad", 0, "321")
+    equal = dataclasses.replace(shorter, length="998")
+    notes = [exhibit_of("table10", [each]).notes for each in (shorter, equal)]
+    assert len(notes[0]) == len(notes[1]) + 1
+    assert "3 tokens at most" in notes[0][0]
 
 
 def test_figure7_has_diminishing_returns():
