@@ -7,7 +7,7 @@ from typing import Any
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.reporting.records import Facts
 
-_MODEL: Sequence[str] = ("trunk", "heads")
+_MODEL = ("trunk", "heads")
 _SETTINGS = ("max_new_tokens", "longest_prompt", "longest_whole", "lattice_width")
 
 
@@ -17,22 +17,34 @@ class _Group:
 
     Attributes:
       name: name of the size, and of the model if it differs.
-      common: trunk, heads and settings.
+      common: trunk, heads or block drafter, and settings.
+      block_size: tokens of a draft of the block drafter; 0 if unknown, or without one.
       counts: number of reported and of tuning texts by task.
       studies: titles of the studies.
     """
 
     name: str
     common: Facts
+    block_size: int
     counts: dict[str, dict[str, int]]
     studies: list[str]
 
     def matches(self, other: "_Group") -> bool:
         """Whether one sentence can describe both groups."""
-        return (self.name, self.common) == (other.name, other.common) and all(
-            self.counts.get(task, counts) == counts
-            for task, counts in other.counts.items()
+        return (
+            (self.name, self.common) == (other.name, other.common)
+            and len({self.block_size, other.block_size} - {0}) < 2
+            and all(
+                self.counts.get(task, counts) == counts
+                for task, counts in other.counts.items()
+            )
         )
+
+    def add(self, other: "_Group") -> None:
+        """Adds the studies of another group that this one matches."""
+        self.block_size = max(self.block_size, other.block_size)
+        self.counts |= other.counts
+        self.studies += other.studies
 
 
 def sentences(exhibits: Sequence[Exhibit]) -> list[str]:
@@ -44,8 +56,7 @@ def sentences(exhibits: Sequence[Exhibit]) -> list[str]:
             continue
         for group in groups:
             if group.matches(new):
-                group.counts |= new.counts
-                group.studies += new.studies
+                group.add(new)
                 break
         else:
             groups.append(new)
@@ -54,9 +65,7 @@ def sentences(exhibits: Sequence[Exhibit]) -> list[str]:
         # All sentences of a size but the first one name their studies.
         studies = f" ({', '.join(group.studies)})" if group.name in names else ""
         names.add(group.name)
-        result.append(
-            f"{group.name}{studies}: {_sentence(group.common, group.counts)}."
-        )
+        result.append(f"{group.name}{studies}: {_sentence(group)}.")
     return result
 
 
@@ -72,24 +81,34 @@ def _group(exhibit: Exhibit) -> _Group:
         for task, parts in _mapping(facts.get("examples")).items()
         if isinstance(parts, Mapping)
     }
-    return _Group(name, common, counts, [exhibit.title])
+    block_size = 0
+    if settings.get("source") == "block":  # In place of the model's heads.
+        common["source"] = "block"
+        block_size = int(facts.get("block_size") or 0)
+    return _Group(name, common, block_size, counts, [exhibit.title])
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _sentence(common: Facts, counts: Mapping[str, Mapping[str, int]]) -> str:
-    model = []
+def _sentence(group: _Group) -> str:
+    common = group.common
+    model, step = [], "head"
     if "trunk" in common:
         model.append(str(common["trunk"]))
-    if "heads" in common:
+    if "source" in common:
+        step = "position"
+        model.append("block drafter")
+        if group.block_size:
+            model.append(f"L = {group.block_size}")
+    elif "heads" in common:
         model.append(f"{common['heads']} heads")
-    parts = [", ".join(model), _texts(counts)]
+    parts = [", ".join(model), _texts(group.counts)]
     if "max_new_tokens" in common:
         parts.append(f"up to {common['max_new_tokens']} decoded tokens per text")
     if "lattice_width" in common:
-        parts.append(f"{common['lattice_width']} candidates per head")
+        parts.append(f"{common['lattice_width']} candidates per {step}")
     lengths = []
     if "longest_prompt" in common:
         most = common["longest_prompt"]

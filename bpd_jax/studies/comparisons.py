@@ -71,10 +71,10 @@ def efficiency_table(
 
 def length_notes(run: StudyRun) -> list[str]:
     """A note on drafts that are not as long as those of the paper's nine heads."""
-    if run.longest_draft == printed.HEADS:
+    if run.block_size in (None, printed.HEADS):
         return []
     return [
-        f"The drafts of this run have {run.longest_draft} tokens at most, those of the "
+        f"The drafts of this run have {run.block_size} tokens at most, those of the "
         f"paper's {printed.HEADS} heads {printed.HEADS}: the values for all heads are "
         "of different lengths."
     ]

@@ -1,11 +1,13 @@
 """In-domain texts of each task, and n-gram models of them (appendix D, Table 7)."""
 
+import filecmp
 import hashlib
 import itertools
 import json
 import pathlib
+import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bpd_jax import files
@@ -44,26 +46,24 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
         # The training split may be large, and only its first records are needed.
         sources = itertools.chain(read_sources(data, task, [_TRAIN]), sources)
     texts = undrawn_texts(sources, context.whole_draw(task), context.config.in_domain)
-    if not texts:
-        raise UserError(
-            f"{task} has no text left for in-domain n-grams: add a split {_TRAIN}, or "
-            "report on fewer examples."
-        )
-    _write_texts(context.workdir / "in_domain_texts" / f"{task}.jsonl", texts)
-    tokens = [loaded.tokenizer.encode(text) for text in texts]
-    digest = hashlib.sha256(json.dumps([tokens, _ORDER]).encode()).hexdigest()
-    facts = {"texts": len(texts), "digest": digest}
-    header = output / "in_domain.json"
-    if _contains(header, json.dumps(facts)):
-        return facts
-    with tempfile.TemporaryDirectory(prefix="bpd_jax") as folder:
-        path = as_path(folder) / "tokens.txt"
-        lines = [" ".join(map(str, ids)) + "\n" for ids in tokens]
-        path.write_text("".join(lines), encoding="utf-8")
+    context.workdir.mkdir(parents=True, exist_ok=True)
+    # On the disk of the results, because the texts of a task can take gigabytes.
+    with tempfile.TemporaryDirectory(prefix=".bpd_jax", dir=context.workdir) as folder:
+        lines, tokens = as_path(folder) / "texts.jsonl", as_path(folder) / "tokens.txt"
+        facts = _write(texts, loaded.tokenizer.encode, lines, tokens)
+        if not facts["texts"]:
+            raise UserError(
+                f"{task} has no text left for in-domain n-grams: add a split {_TRAIN}, "
+                "or report on fewer examples."
+            )
+        _copy(lines, context.workdir / "in_domain_texts" / f"{task}.jsonl")
+        header = output / "in_domain.json"
+        if _contains(header, json.dumps(facts)):
+            return facts
         build(
             Settings(
                 output=str(output),
-                tokens=str(path),
+                tokens=str(tokens),
                 order=_ORDER,
                 vocab_size=loaded.vocab_size,
                 end_of_text=loaded.tokenizer.end_of_text,
@@ -75,6 +75,41 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     return facts
 
 
+def _write(
+    texts: Iterable[str],
+    encode: Callable[[str], list[int]],
+    lines: pathlib.Path,
+    tokens: pathlib.Path,
+) -> dict[str, Any]:
+    """Writes texts as JSON Lines, and their tokens, keeping one text in memory.
+
+    Returns:
+      See `build_in_domain`.
+    """
+    count = 0
+    # Of the JSON text of [the tokens of each text, the order].
+    digest = hashlib.sha256(b"[[")
+    with (
+        lines.open("w", encoding="utf-8") as lines_stream,
+        tokens.open("w", encoding="utf-8") as tokens_stream,
+    ):
+        for count, text in enumerate(texts, start=1):
+            ids = encode(text)
+            lines_stream.write(json.dumps({"text": text}) + "\n")
+            tokens_stream.write(" ".join(map(str, ids)) + "\n")
+            digest.update(f"{', ' * (count > 1)}{json.dumps(ids)}".encode())
+    digest.update(f"], {_ORDER}]".encode())
+    return {"texts": count, "digest": digest.hexdigest()}
+
+
+def _copy(source: pathlib.Path, path: pathlib.Path) -> None:
+    """Copies a file, unless the copy is up to date."""
+    if path.is_file() and filecmp.cmp(source, path, shallow=False):
+        return
+    with files.replacing_file(path) as temporary:
+        shutil.copyfile(source, temporary)
+
+
 def _contains(path: pathlib.Path, content: str) -> bool:
     """Whether a file has this content; a damaged file has not, and is replaced."""
     wanted = content.encode("utf-8")
@@ -84,13 +119,3 @@ def _contains(path: pathlib.Path, content: str) -> bool:
         and path.stat().st_size == len(wanted)
         and path.read_bytes() == wanted
     )
-
-
-def _write_texts(path: pathlib.Path, texts: Sequence[str]) -> None:
-    """Writes texts as JSON Lines, unless the file is up to date."""
-    content = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
-    if _contains(path, content):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")

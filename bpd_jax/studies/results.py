@@ -15,7 +15,7 @@ import numpy as np
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts, Record
 from bpd_jax.studies.printed import TASKS, Numbers
-from bpd_jax.studies.study_config import parse_contender
+from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.study_records import (
     REPORT,
     DraftRecord,
@@ -195,10 +195,10 @@ class StudyRun:
         ]
 
     @functools.cached_property
-    def longest_draft(self) -> int:
-        """Tokens of the longest draft of any contender; 0 without drafts."""
-        drafts = (r for name in self.contenders for r in self.drafts(name))
-        return max((int(from_digits(r.length).max()) for r in drafts), default=0)
+    def block_size(self) -> int | None:
+        """L, tokens of the drafts of BPD; None without records of them."""
+        lengths = [from_digits(record.length) for record in self.drafts(BPD)]
+        return max((int(each.max()) for each in lengths), default=None)
 
     def by_task(self, contender: str) -> dict[str, float]:
         """Block efficiency of a contender on every task that it was measured on."""

@@ -75,7 +75,7 @@ class Study:
             lattices=evaluate(self.lattices),
             findings=evaluate(self.findings),
             notes=[*evaluate(self.notes), *weight_notes, *run.facts.get("notes", [])],
-            facts=run.facts,
+            facts={**run.facts, "block_size": run.block_size},
         )
 
 

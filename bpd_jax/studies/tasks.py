@@ -305,22 +305,21 @@ def has_train(data: pathlib.Path, task: str) -> bool:
 
 def undrawn_texts(
     sources: Iterable[TaskRecord], drawn: Sequence[StudyExample], count: int
-) -> list[str]:
-    """Texts of up to `count` records whose documents were not drawn, without repeats.
+) -> Iterator[str]:
+    """Yields texts of up to `count` records whose documents were not drawn, each once.
 
     A text has the same form as in finetuning: the task's complete prompt, for example
     with SQuAD's question, and the first correct answer on a separate line.
     """
     beginnings = {example.beginning for example in drawn}
-    texts: list[str] = []
     for source in sources:
-        if len(texts) == count:
+        if count == 0:
             break
         if source.beginning not in beginnings:
             beginnings.add(source.beginning)
+            count -= 1
             prompt = source.before + source.document + source.after
-            texts.append(SEPARATOR.join([prompt, *source.references[:1]]))
-    return texts
+            yield SEPARATOR.join([prompt, *source.references[:1]])
 
 
 def _fitted(

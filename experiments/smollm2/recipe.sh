@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How bpd_jax/shipped/smollm2 was made: texts, heads, n-grams, a rescorer.
+# Heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts: how heads/ and
+# medusa/ of bpd_jax/shipped/smollm2 were made.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
@@ -10,6 +11,12 @@
 #   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer,medusa}: what
 #            `--model=smollm2` uses from then on, before what is shipped;
 #            runs/smollm2/training, the run of the rescorer
+#
+# It does not make the shipped drafter, n-gram model and rescorer, which are of 15,259
+# texts (bpd_jax/shipped/smollm2/README.md); its own n-gram model and rescorer are
+# of fewer texts than the shipped ones that they replace. The prompts of the 15,259 texts
+# come from training_prompts.py. The command and the two stages of the drafter are in
+# docs/pretrained.md ("A block drafter"), and its settings in drafter.gin.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"

@@ -117,7 +117,7 @@ _TASKS = ("squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom")
 
 SWEEPS = {
     "heads": Sweep(
-        "models of their own with 3, 6 and 9 heads (Tables 1 and 10)",
+        "models of their own with 3, 6 and 9 heads (Table 10)",
         _both("heads", {str(n): (f"--gin.HEADS={n}",) for n in (3, 6, 9)}),
         _ACCURACIES,
     ),

@@ -1,7 +1,8 @@
 """Runs a sweep, point by point, and prints a table of what its runs gave.
 
     python -m experiments.sweeps.run --sweep=heads --size=tiny
-    python -m experiments.sweeps.run --sweep=finetune --gin.START="'runs/base'" \\
+    python -m experiments.sweeps.run --sweep=finetune \\
+        --gin.START="'runs/blockwise_1b5'" \\
         --gin_file=gin_configs/meshes/finetune_8.gin --dry_run
     python -m experiments.sweeps.run --sweep=decay --launcher=slurm --gpus=8 \\
         --gin_file=gin_configs/meshes/gpu_8.gin

@@ -21,11 +21,12 @@ from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
 from bpd_jax.studies.study_records import DraftRecord
+from experiments.sweeps import catalog
 from tests.commands import call
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs" / "training.md").read_text().partition("## 9. The whole")[2]
-PAPER, LARGER, LAPTOP = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
+PAPER, LARGER, LINKS, LAPTOP = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
 STUDIES = {
     PAPER: sorted((ROOT / "experiments").glob("*/paper.gin")),
     LAPTOP: [ROOT / "experiments/table4/tiny.gin"],
@@ -59,7 +60,7 @@ def step_of(line):
     words = shlex.split(line)
     if words[:2] == ["ln", "-s"]:
         link = pathlib.PurePosixPath(words[3])
-        return Step(words, {str(link.with_name(words[2]))}, str(link))
+        return Step(words, {str(link.parent / words[2])}, str(link))
     assert words[:2] == ["python", "-m"]
     reads, makes = set(), ""
     for word in words[3:]:
@@ -122,6 +123,16 @@ def test_models_of_table_e_are_made_by_its_commands():
     }
     path = ROOT / "experiments/table_e/paper.gin"
     assert step.reads == read_by_studies(path, [step]) <= folders
+
+
+def test_links_give_the_models_of_sweeps_the_names_of_the_sequence():
+    links = steps_of(LINKS)
+    assert {step.makes for step in links} <= {step.makes for step in steps_of(PAPER)}
+    assert {folder for step in links for folder in step.reads} == {
+        f"runs/sweeps/{sweep}_{catalog.PAPER}/{point}"
+        for sweep in ("finetune", "rescorers")
+        for point in catalog.find_points(sweep, catalog.PAPER)
+    }
 
 
 def test_repeated_commands_are_expanded():

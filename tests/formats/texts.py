@@ -116,7 +116,7 @@ def _read_study_data(folder: pathlib.Path) -> None:
             drawn = tasks.draw_examples(
                 sources, model, examples=5, tune=1, longest=40, longest_whole=60
             )
-            texts = tasks.undrawn_texts(sources, drawn, 3)
+            texts = [*tasks.undrawn_texts(sources, drawn, 3)]
             texts += [turn for example in drawn for turn in example.follow_ups]
             small_tokenizer().encode_batch(texts)
             for example in drawn:  # Records of a study contain them as UTF-8.

@@ -30,6 +30,28 @@ def test_studies_with_equal_settings_share_a_sentence():
     ]
 
 
+def test_a_block_drafter_is_named_instead_of_the_heads():
+    settings = {**SETTINGS, "source": "block"}
+    facts = {"settings": settings, "trunk": "30 layers", "heads": 9}
+    counts = {"rag": (15, 0)}
+    known = run("Table 4", counts, **facts, block_size=7)
+    unknown = run("Table E", counts, **facts, block_size=None)
+    shorter = run("Table 5", counts, **facts, block_size=3)
+    (sentence,) = run_sentences.sentences([unknown])
+    assert sentence.startswith("smollm2: 30 layers, block drafter; 15 reported")
+    first, second = run_sentences.sentences([unknown, known, shorter])
+    assert first.startswith("smollm2: 30 layers, block drafter, L = 7; 15 reported")
+    assert second.startswith("smollm2 (Table 5): 30 layers, block drafter, L = 3;")
+    assert "16 candidates per position" in first
+    heads = [
+        run("Table 11", counts, heads=9, block_size=9),
+        run("Table 12", counts, heads=9, settings={**SETTINGS, "source": "heads"}),
+    ]
+    (with_heads,) = run_sentences.sentences(heads)
+    assert with_heads.startswith("smollm2: 9 heads; 15 reported")
+    assert "heads" not in sentence + first + second
+
+
 def test_other_counts_of_a_task_need_a_sentence():
     exhibits = [run("Table 4", {"rag": (15, 12)}), run("Table 5", {"rag": (9, 12)})]
     first, second = run_sentences.sentences(exhibits)

@@ -144,6 +144,13 @@ def test_table3_compares_before_and_after():
     assert [series.y for series in chart.series] == [[50.0, 50.0], [0.0, 0.0]]
 
 
+def test_the_length_of_drafts_is_a_fact():
+    longer = dataclasses.replace(draft("ngram:4", "squad", 0, "11"), length="44")
+    drafts = [draft("bpd", "squad", 0, "21"), longer]
+    assert exhibit_of("table4", drafts).facts["block_size"] == 3
+    assert exhibit_of("table4", [longer]).facts["block_size"] is None
+
+
 def test_table7_compares_general_and_in_domain_models():
     general, in_domain = "ngram:1@general_2", "ngram:1@in_domain"
     drafts = [draft(general, "squad", 0, "2121"), draft(in_domain, "squad", 0, "1111")]

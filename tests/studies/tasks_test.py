@@ -96,12 +96,12 @@ def test_draw_is_reproducible_and_parts_are_disjoint(tmp_path, loaded):
     assert [e.prompt for e in draws[0]] == [e.prompt for e in draws[1]]
     assert [e.part for e in draws[0]] == ["tune"] * 3 + ["report"] * 6
     assert len({e.prompt for e in draws[0]}) == 9
-    undrawn = undrawn_texts(sources, draws[0], 100)
+    undrawn = [*undrawn_texts(sources, draws[0], 100)]
     assert len(undrawn) == 11
     assert not any(
         text.split("\n")[0] in e.prompt for text in undrawn for e in draws[0]
     )
-    assert undrawn_texts(sources, draws[0], 2) == undrawn[:2]
+    assert [*undrawn_texts(sources, draws[0], 2)] == undrawn[:2]
 
 
 def test_one_document_is_drawn_once(tmp_path, loaded):

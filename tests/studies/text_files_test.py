@@ -1,5 +1,6 @@
 """Files of a study: recorded texts, weights and in-domain texts."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -69,12 +70,26 @@ def test_invalid_weights_are_refused(tmp_path, alpha):
 
 
 def test_damaged_in_domain_texts_are_written_again(tmp_path):
-    path = tmp_path / "texts" / "squad.jsonl"
-    in_domain._write_texts(path, ["ä", "b"])
-    intact = path.read_bytes()
+    source, path = tmp_path / "source", tmp_path / "texts" / "squad.jsonl"
+    intact = b'{"text": "b"}\n'
+    source.write_bytes(intact)
+    in_domain._copy(source, path)
     time = path.stat().st_mtime_ns
-    in_domain._write_texts(path, ["ä", "b"])
+    in_domain._copy(source, path)
     assert path.stat().st_mtime_ns == time
     path.write_bytes(b"\xff" * len(intact))
-    in_domain._write_texts(path, ["ä", "b"])
+    in_domain._copy(source, path)
     assert path.read_bytes() == intact
+
+
+@pytest.mark.parametrize("texts", [[], ["ä"], ["ä\n", "", "c d"]])
+def test_in_domain_texts_are_written_one_by_one(tmp_path, texts):
+    """The digest is that of all tokens at once."""
+    lines, tokens = tmp_path / "texts.jsonl", tmp_path / "tokens.txt"
+    facts = in_domain._write(iter(texts), lambda text: [*text.encode()], lines, tokens)
+    ids = [[*text.encode()] for text in texts]
+    digest = hashlib.sha256(json.dumps([ids, 2]).encode()).hexdigest()
+    assert facts == {"texts": len(texts), "digest": digest}
+    written = lines.read_text().splitlines()
+    assert [json.loads(line)["text"] for line in written] == texts
+    assert [[*map(int, line.split())] for line in tokens.open()] == ids
