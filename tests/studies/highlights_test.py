@@ -55,3 +55,8 @@ def test_table_4_comes_before_other_studies():
     table3 = run("table3", [draft("bpd", 0, "4321")])
     assert highlights([table3, run("table4", RECORDS)])[0].value == "1.33"
     assert highlights([table3])[0].value == "4.00"
+
+
+def test_the_run_with_the_most_texts_comes_first():
+    shorter = run("table4", [draft("bpd", 0, "4321")])
+    assert highlights([shorter, run("table4", RECORDS)])[0].value == "1.33"
