@@ -45,8 +45,8 @@ def train_flops(
 ) -> float:
     """FLOPs of a training step: forward, and twice as many backward.
 
-    6 · N · tokens for the N weights of trunk and heads and of the softmax of each of
-    the L heads (V · D weights, tied or not), and 3 times the attention of `length` ×
+    6 · N · positions for the N weights of the trunk and of each head with its softmax
+    (V · D weights, tied or not), and 3 times the attention of `length` ×
     `length` positions of each row. For a block drafter see `drafter_train_flops`.
 
     Args:
@@ -54,7 +54,7 @@ def train_flops(
       batch_size: number of rows.
       length: number of tokens of a row.
       drawn: number of positions of a row that heads 2 … L, or a block drafter, are
-        trained at; None for all.
+        trained at; None for all, which is for heads alone.
     """
     trunk, later_positions = model.trunk, length if drawn is None else drawn
     softmax = trunk.vocab_size * trunk.d_model

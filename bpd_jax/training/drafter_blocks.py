@@ -1,5 +1,7 @@
 """A block drafter in the training of a whole model: its anchors and their states.
 
+Heads that are trained at some positions of a row draw them in the same way.
+
 In each packed row some tokens are drawn as the last accepted ones of a block. The
 token after each is the anchor y_0, and the drafter predicts y_1 … y_{L-1}, which are
 the targets of heads 2 … L at that position. A block attends to its own document alone.
@@ -18,7 +20,7 @@ from bpd_jax.typing import Array, Float, Int, Params
 def draw_positions(
     batch: Batch, count: int, step: Int[Array, ""] | int
 ) -> Int[Array, "B A"]:
-    """Draws the positions of A last accepted tokens in every row, in ascending order.
+    """Draws A positions with a token after them in every row, in ascending order.
 
     A row is cut into A parts of almost equal length, and one position is drawn from
     each. The draw depends on the step and the tokens of the row alone, so neither the

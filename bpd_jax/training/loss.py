@@ -37,9 +37,11 @@ class LossSettings(Validated):
         verification accepts. The valid positions are the same.
       anchors_per_row: A, blocks of a block drafter that are drawn from each row.
       positions_per_row: A, positions of each row at which heads 2 … L are trained,
-        drawn anew in each step; None for all. For rows without padding the expected
-        gradient is the same, and a step is faster: of a small model, the softmaxes of
-        these heads are most of the arithmetic. Evaluation uses all positions.
+        drawn anew in each step; None for all. The loss over them estimates that over
+        all positions (not exactly without bias: the parts of a row that are drawn from
+        differ by a position in length, and their numbers of targets vary). A step is
+        faster, because the softmaxes of these heads are most of the arithmetic of a
+        small model. Evaluation uses all positions.
     """
 
     head_targets: Annotated[str, choice(*TARGETS)] = "text"
