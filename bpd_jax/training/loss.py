@@ -16,9 +16,13 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.settings import Count, Validated, choice
-from bpd_jax.training.chunked_loss import best_tokens, heads_loss, heads_sums
 from bpd_jax.training.drafter_blocks import block_states, draw_positions
-from bpd_jax.training.softmax_chunks import LossLayout
+from bpd_jax.training.heads_loss import (
+    LossLayout,
+    best_tokens,
+    heads_loss,
+    heads_sums,
+)
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 # Targets of heads 2 … L; see `LossSettings`.

@@ -29,12 +29,8 @@ from bpd_jax.training import checkpoints, frozen, metrics, run_folder, run_lock,
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.evaluator import per_head
 from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.heads.cross_entropy import (
-    by_level,
-    levels_loss,
-    levels_ranks,
-)
-from bpd_jax.training.heads.states_loss import draft_places
+from bpd_jax.training.heads.draft_targets import draft_places
+from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs

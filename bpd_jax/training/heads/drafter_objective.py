@@ -16,16 +16,17 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
 from bpd_jax.models.products import float32_sums
+from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.cross_entropy import Weigh, levels_loss, levels_ranks
+from bpd_jax.training.heads.draft_targets import Targets, targets_of
 from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import cached_states
-from bpd_jax.training.heads.states_loss import Targets, targets_of
+from bpd_jax.training.levels_loss import levels_loss, levels_ranks
 from bpd_jax.typing import Array, Float, Int, Params
 
 
@@ -110,8 +111,8 @@ class DrafterObjective:
             matrix,
             targets.places.T,
             weights,
-            later=self._teacher_states(batch) if config.soft_targets else None,
-            share=config.soft_targets,
+            self._teacher_states(batch) if config.soft_targets else None,
+            teacher_share=config.soft_targets,
             trained_columns=self.drafter.markov_rank,
             weigh=weigh,
         )

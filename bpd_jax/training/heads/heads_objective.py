@@ -11,7 +11,14 @@ import numpy as np
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
-from bpd_jax.models.block_heads import condition, init_heads, is_trained, softmax_rows
+from bpd_jax.models.block_heads import (
+    apply_head,
+    condition,
+    init_heads,
+    is_trained,
+    layer_shapes,
+    softmax_rows,
+)
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training.frozen import Batches, LevelSums
@@ -22,13 +29,14 @@ from bpd_jax.training.heads.batches import (
     held_out_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.held_out import HeldOut, head_sums
+from bpd_jax.training.heads.draft_targets import targets_of
+from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import cached_states
-from bpd_jax.training.heads.states_loss import loss_and_gradients, targets_of
+from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
 # Texts that are added to a ring at a time.
@@ -73,35 +81,72 @@ class HeadsObjective:
     def loss_and_gradients(
         self, trained: Params, frozen: Params, batch: PositionBatch
     ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch of positions, sums and gradients."""
-        config = self.config
-        side, pull = None, None
-        if self.heads.is_conditioned:
-            read = functools.partial(self._side, frozen=frozen, batch=batch)
-            side, pull = jax.vjp(read, trained["kernel_condition"])
-        later = None if batch.later is None else jnp.moveaxis(batch.later, 1, 0)
-        loss, sums, gradients, by_side = loss_and_gradients(
-            self.heads,
-            trained,
-            frozen.get("matrix"),
-            self._hidden(batch.states),
-            targets_of(batch, frozen, self.model),
-            config.lambdas,
-            side=side,
-            later=None if later is None else self._hidden(later),
-            soft_targets=config.soft_targets,
-            products=config.products,
+        """The loss of a batch of positions, sums and gradients.
+
+        The loss is Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over the
+        positions that have a target in the draft vocabulary.
+        """
+        (loss, sums), gradients = jax.value_and_grad(self._loss, has_aux=True)(
+            trained, frozen, batch
         )
-        if pull is not None and side is not None and by_side is not None:
-            (gradients["kernel_condition"],) = pull(by_side.astype(side.dtype))
         return loss, sums, gradients
+
+    def _loss(
+        self, trained: Params, frozen: Params, batch: PositionBatch
+    ) -> tuple[Array, LevelSums]:
+        config = self.config
+        targets = targets_of(batch, frozen, self.model)
+        inputs, matrices = self._softmax_inputs(trained, frozen, batch)
+        scored = targets.scored.T
+        lambdas = jnp.asarray(config.lambdas, jnp.float32)
+        weights = scored * lambdas / jnp.maximum(scored.sum(0), 1)
+        later = None if batch.later is None else self._hidden(batch.later)
+        total, losses, hits = by_level(
+            functools.partial(
+                levels_loss,
+                trained_columns=inputs.shape[-1] if self.heads.own_softmax else 0,
+                teacher_share=config.soft_targets,
+            ),
+            matrices,
+            (inputs, targets.places.T, weights, later),
+        )
+        return total, LevelSums.of(losses, hits, scored, targets.valid.T)
+
+    def held_out_sums(
+        self, trained: Params, frozen: Params, batch: PositionBatch
+    ) -> HeldOut:
+        """Sums over a batch of positions."""
+        targets = targets_of(batch, frozen, self.model)
+        inputs, matrices = self._softmax_inputs(trained, frozen, batch)
+        losses, ranks = by_level(levels_ranks, matrices, (inputs, targets.places.T))
+        return HeldOut.of(losses, ranks, targets)
+
+    def _softmax_inputs(
+        self, trained: Params, frozen: Params, batch: PositionBatch
+    ) -> tuple[Float[Array, "n levels D"], Float[Array, "#levels draft D"]]:
+        """Inputs of the heads' softmaxes, and their matrices or the shared one."""
+        config, products = self.heads, self.config.products
+        states = self._hidden(batch.states).astype(products)
+        side = None
+        if config.is_conditioned:
+            side = self._side(trained["kernel_condition"], frozen, batch)
+            side = side.astype(products)
+
+        def apply(weights: Params) -> Array:
+            return apply_head(config, weights, states, side, dtype=products)
+
+        names = layer_shapes(config, states.shape[-1])
+        inputs = jax.lax.map(apply, {name: trained[name] for name in names})
+        own = config.own_softmax
+        matrices = trained["softmax"] if own else frozen["matrix"][None]
+        return jnp.moveaxis(inputs, 0, 1), matrices.astype(products)
 
     def _hidden(self, states: AnyArray) -> Float[Array, "... D"]:
         """The final hidden states, the first part of cached states."""
         return jnp.asarray(states)[..., : self.model.trunk.d_model]
 
     def _side(
-        self, kernel: Float[Array, "I C"], *, frozen: Params, batch: PositionBatch
+        self, kernel: Float[Array, "I C"], frozen: Params, batch: PositionBatch
     ) -> Float[Array, "n C"]:
         """The additional input of conditioned heads; see `block_heads.condition`."""
         embedded = None
@@ -110,23 +155,6 @@ class HeadsObjective:
         features = jnp.asarray(batch.states)[:, self.model.trunk.d_model :]
         kernel = kernel.astype(self.config.products)
         return condition(self.heads, kernel, embedded, features)
-
-    def held_out_sums(
-        self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> HeldOut:
-        """Sums over a batch of positions."""
-        side = None
-        if self.heads.is_conditioned:
-            side = self._side(trained["kernel_condition"], frozen=frozen, batch=batch)
-        return head_sums(
-            self.heads,
-            trained,
-            frozen.get("matrix"),
-            self._hidden(batch.states),
-            targets_of(batch, frozen, self.model),
-            side=side,
-            products=self.config.products,
-        )
 
     def batches(
         self, base: Base, plan: Plan, folder: pathlib.Path, step: int

@@ -2,15 +2,11 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.models.block_heads import apply_head, layer_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.training.heads.cross_entropy import by_level, levels_ranks
-from bpd_jax.training.heads.states_loss import Targets
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
+from bpd_jax.training.heads.draft_targets import Targets
+from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 RANKS = 16
 TOPS = (1, 2, 4, 8, 16)
@@ -122,32 +118,6 @@ class HeldOut(NamedTuple):
             lines.append(f"{head:4} {loss:7.3f} {cells}{chain:8.1%}")
         lines.append(f"tokens per call with one draft: {self.tokens_per_call:.3f}")
         return "\n".join(lines)
-
-
-def head_sums(
-    config: BlockHeadsConfig,
-    heads: Params,
-    matrix: Float[Array, "draft D"] | None,
-    states: Float[Array, "n D"],
-    targets: Targets,
-    *,
-    side: Float[Array, "n C"] | None = None,
-    products: str = "float32",
-) -> HeldOut:
-    """Sums of heads over n positions; see `loss_and_gradients` for the arguments."""
-    states = states.astype(products)
-    side = None if side is None else side.astype(products)
-
-    def apply(weights: Params) -> Array:
-        return apply_head(config, weights, states, side, dtype=products)
-
-    layers = {name: heads[name] for name in layer_shapes(config, states.shape[-1])}
-    inputs = jnp.moveaxis(jax.lax.map(apply, layers), 0, 1)
-    matrices = heads["softmax"] if matrix is None else jnp.asarray(matrix)[None]
-    losses, ranks = by_level(
-        levels_ranks, matrices.astype(products), (inputs, targets.places.T)
-    )
-    return HeldOut.of(losses, ranks, targets)
 
 
 def rank_counts(

@@ -1,8 +1,7 @@
-"""Cross-entropy of all heads, for one head and one chunk of the rows at a time.
+"""Cross-entropy of all heads of a model, one head at a time.
 
 The outer loop is over heads: the layer of a head runs once over whole rows, forward and
-backward, and only its softmax is computed in chunks. The gradients of a chunk are
-computed together with its logits, so no array of size V is stored or computed twice.
+backward, and only its softmax is computed in chunks (`cross_entropy`).
 """
 
 import functools
@@ -11,12 +10,47 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.models.block_heads import apply_head
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC
-from bpd_jax.training.softmax_chunks import Chunk, LossLayout, LossSums, product
+from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss
 from bpd_jax.typing import Array, Bool, Float, Int, Params
+
+
+class LossLayout(NamedTuple):
+    """The static arguments of the heads' loss.
+
+    Attributes:
+      model: sizes.
+      chunk: positions of a row whose logits are computed at once; None for all.
+      mesh: devices that split rows and vocabulary; None for one device.
+    """
+
+    model: BlockwiseConfig
+    chunk: int | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def softmax(self) -> SoftmaxLoss:
+        """The cross-entropy of one head."""
+        trunk = self.model.trunk
+        return SoftmaxLoss(trunk.vocab_size, trunk.dtype, self.chunk, self.mesh)
+
+
+class LossSums(NamedTuple):
+    """Sums over the valid positions of each head, `[L]`, float32.
+
+    Attributes:
+      loss: −log p of the targets.
+      correct: targets that the head ranks first.
+      entropy: of the head, in nats; None in training.
+    """
+
+    loss: Array
+    correct: Array
+    entropy: Array | None = None
 
 
 class _Head(NamedTuple):
@@ -73,23 +107,27 @@ def heads_sums(
     *,
     entropies: bool = True,
 ) -> LossSums:
-    """The sums of all heads, `[L]` each; the arguments are those of `heads_loss`."""
-    weights = layout.matrix(softmax)
+    """The sums of all heads, without gradients; the arguments are `heads_loss`'s."""
+    loss = layout.softmax
+    matrix = loss.matrix(softmax)
+
+    def sums_of(chunk: LossInputs) -> LossSums:
+        logits = loss.logits(chunk.state, matrix)
+        losses, correct, log_total = loss.hard_losses(logits, chunk.targets)
+        entropy = None
+        if entropies:
+            probabilities = jnp.exp(logits - log_total[:, None])
+            entropy = log_total - (probabilities * logits).sum(-1)
+        return jax.tree.map(
+            lambda x: jnp.sum(x, where=chunk.weights, dtype=jnp.float32),
+            LossSums(losses, correct, entropy),
+        )
 
     def run(carry: None, head: _Head) -> tuple[None, tuple[LossSums, None]]:
         state = _head_state(layout.model, head.weights, hidden)
-
-        def one(chunk: Chunk) -> LossSums:
-            logits = layout.logits(chunk.state, weights)
-            return layout.sums(logits, chunk, entropies=entropies)[0]
-
-        def add(total: LossSums, chunk: Chunk) -> tuple[LossSums, None]:
-            return _plus(total, layout.on_each(one, chunk)), None
-
-        nothing = jnp.float32(0)
-        zero = LossSums(nothing, nothing, nothing if entropies else None)
-        chunks = layout.chunks(state, head.targets, head.valid)
-        return carry, (jax.lax.scan(add, zero, chunks)[0], None)
+        chunks = loss.chunks(LossInputs(state, head.targets, head.valid))
+        parts = jax.lax.map(lambda chunk: loss.on_each(sums_of, chunk), chunks)
+        return carry, (jax.tree.map(jnp.sum, parts), None)
 
     scale = jnp.zeros(len(targets))
     return _over_heads(run, None, _Head(heads, targets, valid, scale))[1]
@@ -107,18 +145,17 @@ def best_tokens(
         assert heads is not None
         first = jax.tree.map(lambda x: x[0], heads)
     first, softmax, hidden = jax.lax.stop_gradient((first, softmax, hidden))
-    weights = layout.matrix(softmax)
+    loss = layout.softmax
+    matrix = loss.matrix(softmax)
     state = _head_state(layout.model, first, hidden)
 
-    def one(chunk: Chunk) -> Int[Array, " n"]:
-        return jnp.argmax(layout.logits(chunk.state, weights), axis=-1)
-
-    def best(carry: None, chunk: Chunk) -> tuple[None, Int[Array, "G n"]]:
-        return carry, layout.on_each(one, chunk)
+    def best(chunk: LossInputs) -> Int[Array, " n"]:
+        return jnp.argmax(loss.logits(chunk.state, matrix), axis=-1)
 
     nothing = jnp.zeros(hidden.shape[:2], jnp.int32)
-    _, parts = jax.lax.scan(best, None, layout.chunks(state, nothing, nothing))
-    return layout.joined(parts[..., None], *hidden.shape[:2])[..., 0]
+    chunks = loss.chunks(LossInputs(state, nothing, nothing))
+    parts = jax.lax.map(lambda chunk: loss.on_each(best, chunk), chunks)
+    return loss.joined(parts, *hidden.shape[:2])
 
 
 def _forward(
@@ -131,52 +168,31 @@ def _forward(
     scale: Array,
 ) -> tuple[tuple[Array, Array, Array], tuple[Params | None, Array, Array]]:
     """`heads_loss`, with its gradients as residuals."""
-    weights = layout.matrix(softmax)
+    loss = layout.softmax
+    matrix = loss.matrix(softmax)
 
     def run(carry: Any, head: _Head) -> tuple[Any, tuple[LossSums, Params | None]]:
-        by_softmax, by_hidden = carry
+        by_matrix, by_hidden = carry
         state, pull = jax.vjp(
             functools.partial(_head_state, layout.model), head.weights, hidden
         )
+        positions = LossInputs(state, head.targets, head.valid)
+        losses, by_state, by_matrix = loss.gradients(
+            matrix, positions, by_matrix, head.scale
+        )
+        by_head, by_input = pull(by_state)
+        correct = jnp.sum(losses.correct, where=head.valid, dtype=jnp.float32)
+        sums = LossSums(losses.total, correct)
+        return (by_matrix, by_hidden + by_input), (sums, by_head)
 
-        def one(chunk: Chunk) -> tuple[LossSums, Array, Array]:
-            partial, error = layout.sums(layout.logits(chunk.state, weights), chunk)
-            error = error.astype(weights.dtype)
-            by_state = product("nV,VD->nD", error, weights)
-            return partial, by_state, layout.by_matrix(error, chunk.state)
-
-        def add(carry: Any, chunk: Chunk) -> tuple[Any, Array]:
-            total, by_softmax = carry
-            partial, by_state, by_weights = layout.on_each(one, chunk)
-            # Scaled after the products, because bfloat16 would round the scale.
-            by_softmax += head.scale * by_weights
-            by_softmax = layout.pin(by_softmax, *spec)
-            by_state = (head.scale * by_state).astype(state.dtype)
-            return (_plus(total, partial), by_softmax), by_state
-
-        zero = LossSums(jnp.float32(0), jnp.float32(0))
-        chunks = layout.chunks(state, head.targets, head.valid)
-        (partial, by_softmax), parts = jax.lax.scan(add, (zero, by_softmax), chunks)
-        by_head, by_input = pull(layout.joined(parts, *hidden.shape[:2]))
-        return (by_softmax, by_hidden + by_input), (partial, by_head)
-
-    zeros = jnp.zeros((layout.groups, *weights.shape), jnp.float32)
-    spec = (*BATCH_SPEC, "model")
-    if layout.by_columns:
-        zeros, spec = zeros.swapaxes(1, 2), (*BATCH_SPEC, None, "model")
-    start = (
-        layout.pin(zeros, *spec),
-        layout.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC),
-    )
-    (by_softmax, by_hidden), sums, by_heads = _over_heads(
+    zeros = loss.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC)
+    start = (loss.no_gradient(matrix), zeros)
+    (by_matrix, by_hidden), sums, by_heads = _over_heads(
         run, start, _Head(heads, targets, valid, scale)
     )
-    by_softmax = by_softmax.sum(0)
-    if layout.by_columns:
-        by_softmax = by_softmax.T
     gradients = (
         by_heads,
-        by_softmax[: len(softmax)].astype(softmax.dtype),
+        loss.matrix_gradient(by_matrix).astype(softmax.dtype),
         by_hidden.astype(hidden.dtype),
     )
     return (jnp.dot(scale, sums.loss), sums.loss, sums.correct), gradients
@@ -238,8 +254,3 @@ def _head_state(
     if model.heads is None:
         return weights
     return apply_head(model.heads, weights, hidden, dtype=model.trunk.dtype)
-
-
-def _plus(total: LossSums, added: LossSums) -> LossSums:
-    """Adds the sums of all devices."""
-    return jax.tree.map(lambda a, b: a + b.sum(0), total, added)

@@ -16,9 +16,8 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training.chunked_loss import heads_loss
+from bpd_jax.training.heads_loss import LossLayout, heads_loss
 from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
-from bpd_jax.training.softmax_chunks import LossLayout
 from bpd_jax.training.state import abstract_parameters
 from bpd_jax.training.step import put_batch
 

@@ -1,0 +1,286 @@
+"""Cross-entropy with a large softmax, in chunks of positions, with its gradients.
+
+The gradients of a chunk are computed together with its logits, so no array of size
+positions × vocabulary is stored for a backward pass, and nothing is computed twice.
+`heads_loss` adds them up over the heads of a model whose rows lie on a mesh,
+`levels_loss` over the levels of heads, drafters and refiners of a frozen model.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.products import on_cpu, summed_rows
+from bpd_jax.typing import Array, Bool, Float, Int
+
+# Computes new weights from the probabilities of the targets and the weights; all `[n]`.
+Weigh = Callable[[Array, Array], Array]
+
+
+class LossInputs(NamedTuple):
+    """Positions of a batch `[B, T]`, of a chunk `[G, n]`, or of a group of it `[n]`.
+
+    Attributes:
+      state: inputs of the softmax.
+      targets: ids or places in the vocabulary; arbitrary where the weight is 0.
+      weights: factors of the losses.
+      teacher: states from which the model itself predicts the targets; None without
+        soft targets.
+    """
+
+    state: Float[Array, "... D"]
+    targets: Int[Array, "..."]
+    weights: Float[Array, "..."]
+    teacher: Float[Array, "... D"] | None = None
+
+
+class Losses(NamedTuple):
+    """The losses of positions, without gradients.
+
+    Attributes:
+      total: Σ weight · loss.
+      loss: −log p of the target, or the cross-entropy with soft targets, in float32;
+        finite but arbitrary where the weight is 0.
+      correct: whether the target is ranked first.
+    """
+
+    total: Float[Array, ""]
+    loss: Float[Array, "..."]
+    correct: Bool[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxLoss:
+    """The static arguments of a cross-entropy, and how it lies on the devices.
+
+    Attributes:
+      size: V, rows of the softmax matrix.
+      dtype: precision of products; sums are float32.
+      chunk: positions of a row whose logits are computed at once; None for all.
+      mesh: devices that split rows and vocabulary; None for one device.
+      trained_columns: number of the last columns of the matrix that have a gradient;
+        None for all.
+      teacher_share: μ: the target distribution is 1 - μ times the target plus μ times
+        the model's own distribution, softmax(teacher · matrixᵀ).
+      weigh: computes the weights of a chunk from the probabilities of its targets and
+        its weights; no gradient flows through it.
+    """
+
+    size: int
+    dtype: str = "float32"
+    chunk: int | None = None
+    mesh: Mesh | None = None
+    trained_columns: int | None = None
+    teacher_share: float = 0.0
+    weigh: Weigh | None = None
+
+    @property
+    def groups(self) -> int:
+        """G, the number of parts into which the mesh splits a batch."""
+        if self.mesh is None:
+            return 1
+        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+
+    def spread(self, array: Array) -> Array:
+        """Reshapes rows `[B, …]` to `[G, B/G, …]`, sharded over G.
+
+        With an axis for the devices, their sums stay separate until the end: gradients
+        of the softmax are reduced across devices once rather than for every chunk.
+        """
+        groups = self.groups
+        return self.pin(array.reshape(groups, -1, *array.shape[1:]), *BATCH_SPEC)
+
+    def gather(self, array: Array) -> Array:
+        """The inverse of `spread`."""
+        return self.pin(array.reshape(-1, *array.shape[2:]), *BATCH_SPEC)
+
+    def pin(self, array: Array, *axes: Any) -> Array:
+        """Constrains the leading axes of an array to mesh axes."""
+        if self.mesh is None or self.mesh.size == 1:
+            return array
+        sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+        return jax.lax.with_sharding_constraint(array, sharding)
+
+    def matrix(self, softmax: Float[Array, "V D"]) -> Float[Array, "R D"]:
+        """The softmax matrix in the precision of products, gathered before the loops.
+
+        Every device has whole rows. The matrix is padded with zeros to R rows, so that
+        the axis `model` can split any vocabulary.
+        """
+        missing = 0 if self.mesh is None else -self.size % self.mesh.shape["model"]
+        weights = jnp.pad(softmax.astype(self.dtype), ((0, missing), (0, 0)))
+        return self.pin(weights, "model", None)
+
+    def logits(
+        self, state: Float[Array, "n D"], matrix: Float[Array, "R D"]
+    ) -> Float[Array, "n R"]:
+        """The logits of a chunk; padding rows of the matrix get probability 0."""
+        logits = product("nD,VD->nV", state.astype(matrix.dtype), matrix)
+        if len(matrix) == self.size:
+            return logits
+        # Not -inf: times a probability of 0 it would make the entropy NaN.
+        least = jnp.finfo(logits.dtype).min
+        return jnp.where(jnp.arange(len(matrix)) < self.size, logits, least)
+
+    def chunks(self, positions: LossInputs) -> LossInputs:
+        """Splits `[B, T]` along T into chunks `[chunks, G, n]`.
+
+        The last chunk is padded with positions of weight 0. With C = 4 the chunks of a
+        row of T = 6 are 0 1 2 3 | 4 5 - -.
+        """
+        length = positions.state.shape[1]
+        size = min(self.chunk or length, length)
+        missing = -length % size
+
+        def cut(array: Array) -> Array:
+            rest = array.shape[2:]
+            fill = [(0, 0), (0, missing), *[(0, 0)] * len(rest)]
+            spread = self.spread(jnp.pad(array, fill))
+            parts = spread.reshape(*spread.shape[:2], -1, size, *rest)
+            parts = jnp.moveaxis(parts, 2, 0)
+            return parts.reshape(len(parts), self.groups, -1, *rest)
+
+        return jax.tree.map(cut, positions)
+
+    def joined(self, parts: Array, batch: int, length: int) -> Float[Array, "B T ..."]:
+        """The inverse of `chunks`, of an array `[chunks, G, n, …]`."""
+        rows, rest = batch // self.groups, parts.shape[3:]
+        parts = parts.reshape(len(parts), self.groups, rows, -1, *rest)
+        whole = jnp.moveaxis(parts, 0, 2).reshape(self.groups, rows, -1, *rest)
+        return self.gather(whole[:, :, :length])
+
+    def on_each(self, function: Callable[[LossInputs], Any], chunk: LossInputs) -> Any:
+        """Maps a function of one group's chunk over all groups; results `[G, …]`."""
+        if self.groups > 1:
+            return jax.vmap(function)(chunk)
+        # On a CPU, a product with an axis of length 1 is slower and needs a copy.
+        results = function(jax.tree.map(lambda x: x[0], chunk))
+        return jax.tree.map(lambda x: x[None], results)
+
+    def hard_losses(
+        self, logits: Float[Array, "n R"], targets: Int[Array, " n"]
+    ) -> tuple[Float[Array, " n"], Bool[Array, " n"], Float[Array, " n"]]:
+        """−log p of the targets, whether each is ranked first, and the log-sum-exp."""
+        if self.mesh is None or self.mesh.size == 1:
+            target = jnp.take_along_axis(logits, targets[:, None], -1)[:, 0]
+        else:
+            # If the vocabulary is sharded, indexing would gather the logits.
+            is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
+            target = jnp.where(is_target, logits, 0).sum(-1)
+        peak = logits.max(-1)
+        log_total = peak + jnp.log(jnp.exp(logits - peak[:, None]).sum(-1))
+        # Cheaper than an argmax, as the log-sum-exp needs the maximum anyway.
+        return log_total - target, target == peak, log_total
+
+    def gradients(
+        self,
+        matrix: Float[Array, "R D"],
+        positions: LossInputs,
+        by_matrix: Array | None,
+        scale: Float[Array, ""] | float = 1.0,
+    ) -> tuple[Losses, Float[Array, "B T D"], Array | None]:
+        """The losses of `[B, T]` positions, and the gradients of scale · total.
+
+        Args:
+          matrix: result of `matrix`.
+          positions: states, targets and weights.
+          by_matrix: sum of earlier gradients; see `no_gradient`.
+          scale: factor of the gradients.
+
+        Returns:
+          The losses; the gradient with respect to the states, and `by_matrix` plus that
+          with respect to the matrix.
+        """
+
+        def add(carry: Any, chunk: LossInputs) -> tuple[Any, tuple[Losses, Array]]:
+            one = self._chunk_gradients
+            losses, by_state, added = self.on_each(lambda x: one(matrix, x), chunk)
+            # Scaled after the products, because bfloat16 would round the scale.
+            if carry is not None:
+                carry = self.pin(carry + scale * added, *self._gradient_spec)
+            return carry, (losses, (scale * by_state).astype(positions.state.dtype))
+
+        chunks = self.chunks(positions)
+        by_matrix, (losses, by_state) = jax.lax.scan(add, by_matrix, chunks)
+        size = positions.targets.shape
+        result = Losses(
+            losses.total.sum(),
+            self.joined(losses.loss, *size),
+            self.joined(losses.correct, *size),
+        )
+        return result, self.joined(by_state, *size), by_matrix
+
+    def _chunk_gradients(
+        self, matrix: Float[Array, "R D"], chunk: LossInputs
+    ) -> tuple[Losses, Float[Array, "n D"], Array | None]:
+        state, targets, weights, teacher = chunk
+        logits = self.logits(state, matrix)
+        losses, correct, log_total = self.hard_losses(logits, targets)
+        weights = weights.astype(jnp.float32)
+        if self.weigh is not None:
+            weights = self.weigh(jnp.exp(-losses), weights)
+        is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
+        error = jnp.exp(logits - log_total[:, None])
+        if teacher is None:
+            error -= is_target
+        else:
+            share = self.teacher_share
+            shared = matrix[:, : teacher.shape[-1]]
+            soft_targets = jax.nn.softmax(self.logits(teacher, shared))
+            # −Σ_v q_v log p_v instead of −log p of the target.
+            soft_losses = log_total - jnp.sum(soft_targets * logits, axis=1)
+            losses = (1 - share) * losses + share * soft_losses
+            error -= (1 - share) * is_target + share * soft_targets
+        error = error.astype(matrix.dtype)
+        by_state = weights[:, None] * product("nV,VD->nD", error, matrix)
+        by_matrix = None
+        columns = matrix.shape[1] if (c := self.trained_columns) is None else c
+        if columns:
+            weighted = weights[:, None] * state[:, -columns:]
+            weighted = weighted.astype(matrix.dtype)
+            if self._by_columns:
+                by_matrix = summed_rows(weighted, error)
+            else:
+                by_matrix = product("nV,nD->VD", error, weighted)
+        return Losses(jnp.sum(weights * losses), losses, correct), by_state, by_matrix
+
+    def no_gradient(self, matrix: Float[Array, "R D"]) -> Array | None:
+        """Zeros `[G, R, columns]` or `[G, columns, R]`; None without such columns."""
+        rows, columns = matrix.shape
+        if self.trained_columns is not None:
+            columns = self.trained_columns
+        if not columns:
+            return None
+        shape = (columns, rows) if self._by_columns else (rows, columns)
+        zeros = jnp.zeros((self.groups, *shape), jnp.float32)
+        return self.pin(zeros, *self._gradient_spec)
+
+    def matrix_gradient(self, by_matrix: Array) -> Float[Array, "V columns"]:
+        """The gradient of the softmax from the sums of all groups."""
+        total = by_matrix.sum(0)
+        return (total.T if self._by_columns else total)[: self.size]
+
+    @property
+    def _by_columns(self) -> bool:
+        """Whether the gradient of the softmax matrix is summed transposed.
+
+        On a CPU, bfloat16 products are fastest if the contracted axis is contiguous.
+        That needs one transposed operand, and the states are smaller than the logits.
+        XLA lacks that product for a few columns.
+        """
+        bfloat16 = self.dtype == "bfloat16" and on_cpu(self.mesh)
+        return bfloat16 and self.trained_columns is None
+
+    @property
+    def _gradient_spec(self) -> tuple[Any, ...]:
+        return (*BATCH_SPEC, *((None, "model") if self._by_columns else ("model",)))
+
+
+def product(equation: str, a: Array, b: Array) -> Array:
+    """`jnp.einsum` of two arrays with sums in float32, whatever their dtype."""
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)

@@ -1,0 +1,151 @@
+"""Cross-entropy of the levels of heads, drafters and refiners of a frozen model."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss, Weigh, product
+from bpd_jax.typing import Array, Bool, Float, Int
+
+# Logits of a chunk: 32 MB in float32. Smaller chunks spend more time on accumulating
+# gradients.
+_CHUNK_LOGITS = 2**23
+
+
+def levels_loss(
+    inputs: Float[Array, "n levels R"],
+    matrix: Float[Array, "draft R"],
+    targets: Int[Array, "n levels"],
+    weights: Float[Array, "n levels"],
+    teacher: Float[Array, "n levels D"] | None = None,
+    *,
+    trained_columns: int = 0,
+    teacher_share: float = 0.0,
+    weigh: Weigh | None = None,
+) -> tuple[Float[Array, ""], Float[Array, "n levels"], Bool[Array, "n levels"]]:
+    """Σ weights · −log softmax(inputs · matrixᵀ)[targets], in chunks of positions.
+
+    Only the sum is differentiable, with respect to `inputs` and, if it is trained,
+    `matrix`. Products have the matrix's precision, with sums in float32.
+
+    Args:
+      inputs, matrix: their products are the logits.
+      targets, weights, teacher: see `LossInputs`.
+      trained_columns, teacher_share, weigh: see `SoftmaxLoss`; a chunk has all levels
+        of a position.
+
+    Returns:
+      The sum, the losses without weights, and whether each target is ranked first.
+    """
+    count, levels = targets.shape
+    chunk = levels * chunk_size(count, len(matrix) * levels)
+    loss = SoftmaxLoss(
+        len(matrix),
+        matrix.dtype.name,
+        chunk,
+        trained_columns=trained_columns,
+        teacher_share=teacher_share,
+        weigh=weigh,
+    )
+    row = jax.tree.map(
+        lambda x: x.reshape(1, count * levels, *x.shape[2:]),
+        LossInputs(inputs, targets, weights, teacher),
+    )
+    total, losses, hits = _row_loss(loss, matrix, *row)
+    return total, losses.reshape(count, levels), hits.reshape(count, levels)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _row_loss(
+    loss: SoftmaxLoss, matrix: Array, *row: Array | None
+) -> tuple[Array, Array, Array]:
+    return _forward(loss, matrix, *row)[0]
+
+
+def _forward(
+    loss: SoftmaxLoss, matrix: Array, *row: Any
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array | None]]:
+    """The loss, with its gradients as residuals."""
+    start = loss.no_gradient(matrix)
+    losses, by_state, by_matrix = loss.gradients(matrix, LossInputs(*row), start)
+    if by_matrix is not None:
+        by_matrix = loss.matrix_gradient(by_matrix)
+        fixed = matrix.shape[1] - by_matrix.shape[1]
+        by_matrix = jnp.pad(by_matrix, ((0, 0), (fixed, 0))).astype(matrix.dtype)
+    return losses, (by_state, by_matrix)
+
+
+def _backward(
+    loss: SoftmaxLoss,
+    gradients: tuple[Array, Array | None],
+    cotangents: tuple[Array, Array, Array],
+) -> tuple[Any, ...]:
+    del loss
+    by_state, by_matrix = jax.tree.map(
+        lambda x: (cotangents[0] * x).astype(x.dtype), gradients
+    )
+    return by_matrix, by_state, None, None, None
+
+
+_row_loss.defvjp(_forward, _backward)
+
+
+def levels_ranks(
+    inputs: Float[Array, "n levels R"],
+    matrix: Float[Array, "draft R"],
+    targets: Int[Array, "n levels"],
+) -> tuple[Float[Array, "n levels"], Int[Array, "n levels"]]:
+    """−log p and rank, from 0, of each target, computed in chunks of positions."""
+    count, levels = targets.shape
+    chunk = chunk_size(count, len(matrix) * levels)
+
+    def chunk_ranks(part: tuple[Array, Array]) -> tuple[Array, Array]:
+        state, target = part
+        logits = product("nlD,VD->nlV", state.astype(matrix.dtype), matrix)
+        target_logits = jnp.take_along_axis(logits, target[..., None], -1)
+        losses = jax.nn.logsumexp(logits, -1) - target_logits[..., 0]
+        return losses, jnp.sum(logits > target_logits, -1)
+
+    parts = (
+        inputs.reshape(count // chunk, chunk, levels, -1),
+        targets.reshape(count // chunk, chunk, levels),
+    )
+    losses, ranks = jax.lax.map(chunk_ranks, parts)
+    return losses.reshape(count, levels), ranks.reshape(count, levels)
+
+
+def by_level(
+    function: Callable[..., Any],
+    matrices: Float[Array, "#levels draft R"],
+    arrays: tuple[Array | None, ...],
+) -> Any:
+    """Calls `function(inputs, matrix, …)` for all levels, which may share a softmax.
+
+    Args:
+      function: called once if the levels share a matrix, else once for each level.
+      matrices: softmax matrices of the levels.
+      arrays: inputs and other arrays, `[n, levels, …]` each, or None.
+
+    Returns:
+      The result of `function`; results of several calls are concatenated along the
+      levels, scalars are added.
+    """
+    inputs, *rest = arrays
+    if len(matrices) == 1:
+        return function(inputs, matrices[0], *rest)
+    parts = []
+    for j, matrix in enumerate(matrices):
+        first, *others = jax.tree.map(lambda x, j=j: x[:, j : j + 1], arrays)
+        parts.append(function(first, matrix, *others))
+    return jax.tree.map(
+        lambda *x: jnp.concatenate(x, axis=1) if x[0].ndim else sum(x), *parts
+    )
+
+
+def chunk_size(positions: int, vocabulary: int) -> int:
+    """Positions of a chunk: the largest divisor of `positions` with 32 MB of logits."""
+    most = max(1, _CHUNK_LOGITS // vocabulary)
+    return max(d for d in range(1, min(most, positions) + 1) if positions % d == 0)

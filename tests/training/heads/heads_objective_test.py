@@ -1,0 +1,219 @@
+"""The loss of heads on states of a frozen model, against plain losses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.block_heads import apply_head, condition, head_shapes, is_trained
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.training import levels_loss
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.heads.batches import PositionBatch
+from bpd_jax.training.heads.draft_targets import draft_targets, targets_of
+from bpd_jax.training.heads.heads_objective import HeadsObjective
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+
+WIDTH, VOCAB, N = 10, 31, 12
+MODEL = BlockwiseConfig(TransformerConfig(VOCAB, 2, WIDTH, 16, 2, max_length=8))
+LAMBDAS = (1.0, 0.5)
+DRAFT = 13
+CONFIGS = {
+    "feed_forward": BlockHeadsConfig(3, 7, draft_vocabulary=DRAFT),
+    "whole vocabulary": BlockHeadsConfig(3, 7, residual=False),
+    "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, draft_vocabulary=DRAFT),
+    "own softmax": BlockHeadsConfig(3, kind="medusa", own_softmax=True),
+}
+CONDITIONED = BlockHeadsConfig(
+    3, 7, draft_vocabulary=DRAFT, feature_layers=(1, 0), reads_anchor=True, condition=5
+)
+
+
+def objective(config, **settings):
+    settings = {"head_weights": LAMBDAS} | settings
+    return HeadsObjective(
+        HeadsTrainConfig("model", "texts", config, OptimizerConfig(1e-2), **settings),
+        MODEL,
+    )
+
+
+def arrays(config):
+    """Trained and frozen parameters, and a batch; some targets are not drafted."""
+    rng = np.random.default_rng(0)
+
+    def normal(deviation, *shape):
+        return jnp.asarray(rng.normal(0, deviation, shape), jnp.float32)
+
+    trained = {
+        name: normal(0.5, *shape)
+        for name, shape in head_shapes(config, WIDTH, VOCAB).items()
+        if is_trained(config, name)
+    }
+    frozen = {"embedding": normal(0.01, VOCAB, WIDTH)}
+    if config.draft_vocabulary:
+        frozen["vocabulary"] = jnp.arange(0, 2 * DRAFT, 2)
+    if not config.own_softmax:
+        frozen["matrix"] = normal(0.5, config.draft_vocabulary or VOCAB, WIDTH)
+    states = rng.normal(0, 1, (N, WIDTH * (1 + len(config.feature_layers))))
+    tokens = rng.integers(0, 2 * DRAFT, (N, 3))
+    batch = PositionBatch(np.float32(states), tokens, rng.random((N, 3)) < 0.8)
+    return trained, frozen, batch
+
+
+def plain_loss(config, trained, frozen, batch, share=0.0):
+    """The loss from all logits at once, to be differentiated by JAX."""
+    targets = targets_of(batch, frozen, MODEL)
+    states, side = jnp.asarray(batch.states)[:, :WIDTH], None
+    if config.is_conditioned:
+        embedded = frozen["embedding"][batch.tokens[:, 0]]
+        features = jnp.asarray(batch.states)[:, WIDTH:]
+        side = condition(config, trained["kernel_condition"], embedded, features)
+    total = 0.0
+    for level, weight in enumerate(LAMBDAS):
+        layer = {
+            name: value[level]
+            for name, value in trained.items()
+            if name not in ("softmax", "kernel_condition")
+        }
+        state = apply_head(config, layer, states, side, dtype="float32")
+        matrix = frozen.get("matrix")
+        matrix = trained["softmax"][level] if matrix is None else matrix
+        wanted = jax.nn.one_hot(targets.places[level], len(matrix))
+        if share:
+            soft = jax.nn.softmax(batch.later[:, level] @ matrix.T)
+            wanted = (1 - share) * wanted + share * soft
+        losses = -(wanted * jax.nn.log_softmax(state @ matrix.T)).sum(1)
+        scored = targets.scored[level]
+        total += weight * jnp.sum(losses, where=scored) / scored.sum()
+    return total
+
+
+def assert_close(gradients, wanted, tolerance=2e-6):
+    assert gradients.keys() == wanted.keys()
+    for key, gradient in wanted.items():
+        assert float(jnp.abs(gradient).max()) > 1e-3
+        np.testing.assert_allclose(
+            gradients[key], gradient, atol=tolerance, err_msg=key
+        )
+
+
+@pytest.fixture(params=[None, 4, 1], ids=lambda size: f"chunk_{size}")
+def chunk(request, monkeypatch):
+    """Positions of a chunk, with the two levels of each; None for all."""
+    if request.param:
+        monkeypatch.setattr(
+            levels_loss, "chunk_size", lambda count, width: request.param
+        )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
+    config = CONFIGS[name]
+    trained, frozen, batch = arrays(config)
+    loss, sums, gradients = jax.jit(objective(config).loss_and_gradients)(
+        trained, frozen, batch
+    )
+    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
+        config, trained, frozen, batch
+    )
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    targets = targets_of(batch, frozen, MODEL)
+    np.testing.assert_array_equal(sums.scored, targets.scored.sum(1))
+    np.testing.assert_array_equal(sums.valid, targets.valid.sum(1))
+    assert_close(gradients, wanted_gradients)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_loss_and_gradients_with_soft_targets(share, chunk):
+    config = CONFIGS["feed_forward"]
+    trained, frozen, batch = arrays(config)
+    later = jax.random.normal(jax.random.key(9), (N, 2, WIDTH))
+    batch = batch._replace(later=later)
+    loss, _, gradients = objective(config, soft_targets=share).loss_and_gradients(
+        trained, frozen, batch
+    )
+    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
+        config, trained, frozen, batch, share
+    )
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    assert_close(gradients, wanted_gradients)
+
+
+def test_gradients_of_conditioned_heads(chunk):
+    trained, frozen, batch = arrays(CONDITIONED)
+    batch = batch._replace(states=batch.states * np.float32([1] * 10 + [20] * 20))
+    loss, _, gradients = objective(CONDITIONED).loss_and_gradients(
+        trained, frozen, batch
+    )
+    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
+        CONDITIONED, trained, frozen, batch
+    )
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    assert_close(gradients, wanted_gradients, 1e-5)
+
+
+def test_inputs_of_conditioned_heads_are_normalised_whatever_their_scale():
+    rng = np.random.default_rng(4)
+    embedded = np.float32(rng.normal(0, 0.01, (N, WIDTH)))
+    features = np.float32(rng.normal(0, 20, (N, 2 * WIDTH)))
+    kernel = np.float32(rng.normal(0, 0.5, (3 * WIDTH, 5)))
+    side = condition(CONDITIONED, kernel, embedded, features)
+    inputs = [embedded, *np.split(features, 2, -1)]
+    inputs = [x / np.sqrt(np.mean(x**2, -1, keepdims=True)) for x in inputs]
+    np.testing.assert_allclose(side, np.concatenate(inputs, -1) @ kernel, rtol=1e-3)
+
+
+def test_a_head_without_targets_contributes_nothing():
+    config = CONFIGS["feed_forward"]
+    trained, frozen, batch = arrays(config)
+    batch.valid[:, 2] = False
+    loss, sums, gradients = objective(config).loss_and_gradients(trained, frozen, batch)
+    assert float(sums.loss[1]) == float(sums.valid[1]) == 0
+    np.testing.assert_allclose(loss, sums.loss[0] / sums.scored[0], rtol=1e-6)
+    assert float(jnp.abs(gradients["kernel_out"][0]).max()) > 0
+    assert float(jnp.abs(gradients["kernel_out"][1]).max()) == 0
+
+
+def test_bfloat16_products_are_close():
+    config = CONFIGS["feed_forward"]
+    trained, frozen, batch = arrays(config)
+    (loss, _, exact), (rough_loss, _, rough) = (
+        objective(config, products=products).loss_and_gradients(trained, frozen, batch)
+        for products in ("float32", "bfloat16")
+    )
+    np.testing.assert_allclose(rough_loss, loss, rtol=2e-2)
+    for key, gradient in exact.items():
+        assert rough[key].dtype == jnp.float32
+        np.testing.assert_allclose(rough[key], gradient, atol=2e-2, err_msg=key)
+
+
+@pytest.mark.parametrize("own_softmax", [False, True])
+def test_no_array_of_all_positions_and_the_vocabulary_exists(monkeypatch, own_softmax):
+    """Nor one softmax gradient for each chunk."""
+    config = BlockHeadsConfig(3, kind="medusa", own_softmax=own_softmax)
+    monkeypatch.setattr(levels_loss, "chunk_size", lambda count, width: 3)
+    jaxpr = jax.make_jaxpr(objective(config).loss_and_gradients)(*arrays(config))
+    logits = f"[{3 if own_softmax else 6},{VOCAB}]"
+    assert f"f32{logits}" in str(jaxpr)
+    assert f"[{N},{VOCAB}]" not in str(jaxpr)
+    assert f"[{N // 3},{VOCAB},{WIDTH}]" not in str(jaxpr)
+
+
+def test_targets_outside_the_draft_vocabulary_are_misses():
+    # Text "5 7 2 9 4" after the position, heads 2 … 4 and tokens 2, 4, 7 to draft.
+    tokens, valid = jnp.array([[7, 2, 9], [2, 9, 4]]), jnp.array([[1, 1, 1], [1, 1, 0]])
+    targets = draft_targets(tokens, valid > 0, jnp.array([2, 4, 7]), 10)
+    assert (targets.places * targets.scored).tolist() == [[2, 0], [0, 0], [0, 0]]
+    assert targets.scored.astype(int).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert targets.valid.astype(int).tolist() == [[1, 1], [1, 1], [1, 0]]
+    all_targets = draft_targets(tokens, valid > 0, None, 10)
+    assert all_targets.places.tolist() == tokens.T.tolist()
+    assert all_targets.scored.tolist() == all_targets.valid.tolist()
+
+
+def test_chunks_divide_the_positions():
+    assert levels_loss.chunk_size(2048, 8192) == 1024
+    assert levels_loss.chunk_size(2048, 49152) == 128
+    assert levels_loss.chunk_size(7, 100) == 7
+    assert levels_loss.chunk_size(7, 2**22) == 1
