@@ -1,6 +1,6 @@
 """Exports trained block heads or a block drafter for another engine.
 
-    python -m bpd_jax.export --model=smollm2 --heads=bpd_jax/shipped/smollm2/medusa \\
+    python -m bpd_jax.export --model=smollm2 --heads=runs/smollm2/medusa/heads \\
         --format=vllm --base=HuggingFaceTB/SmolLM2-135M-Instruct --output=exported
     python -m bpd_jax.export --model=models/mine --drafter=runs/mine/drafter/drafter \\
         --format=speculators --base=org/mine --output=exported

@@ -15,7 +15,6 @@ SMOLLM2 = SHIPPED / "smollm2"
 MEGABYTES = {
     "drafter": 16,
     "heads": 16,
-    "medusa": 16,
     "ngram": 16,
     "rescorer": 32,
     "refiners": 32,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts: how heads/ and
-# medusa/ of bpd_jax/shipped/smollm2 were made.
+# Heads, Medusa heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts: how
+# heads/ of bpd_jax/shipped/smollm2 was made.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
