@@ -6,8 +6,8 @@ JOBS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-check \
-  tpu-check test test-all lint format clean
+.PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-compile \
+  gpu-check tpu-check test test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -34,13 +34,20 @@ docs-serve: ## the same on localhost:8000, built again whenever a page changes
 TOPOLOGY ?= v4:4x4x4
 MESH ?= v4_128
 tpu-compile: ## the paper's training step through the TPU compiler, in .venv-tpu; no TPU
-	@PYTHON="$(PYTHON)" bash scripts/tpu_env.sh
+	@PYTHON="$(PYTHON)" bash scripts/compile_env.sh tpu
 	.venv-tpu/bin/python -m bpd_jax.compile --topology=$(TOPOLOGY) \
 	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/$(MESH).gin \
 	  --output=runs/tpu_compile.json
 
+GPUS ?= h100:8
+gpu-compile: ## the same through XLA's compiler for GPUS=h100:8, in .venv-gpu; no GPU
+	@PYTHON="$(PYTHON)" bash scripts/compile_env.sh gpu
+	.venv-gpu/bin/python -m bpd_jax.compile --topology=$(GPUS) \
+	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/gpu_8.gin \
+	  --output=runs/gpu_compile.json
+
 tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
-	@PYTHON="$(PYTHON)" bash scripts/tpu_env.sh
+	@PYTHON="$(PYTHON)" bash scripts/compile_env.sh tpu
 	.venv-tpu/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint requirements.txt pytest
 	.venv-tpu/bin/python -m pytest tests/compilation

@@ -1,13 +1,13 @@
-"""Compiles a training step and a decode step for TPUs, without a TPU.
+"""Compiles a training step and a decode step for TPUs and GPUs, without any.
 
     python -m bpd_jax.compile --topology=v4:4x4x4 \\
         --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/v4_128.gin
 
-The real TPU compiler, libtpu, gives the memory, FLOPs and traffic of a core; the chip's
-peak figures give a lower bound for the time. It needs neither a TPU nor a network:
-`make tpu-compile` sets up an environment and runs the paper's setting. docs/tpu.md
-explains the table.
+The accelerator's own compiler, libtpu or XLA's for CUDA, gives the memory, FLOPs and
+traffic of a core or GPU; the chip's peak figures give a lower bound for the time. It
+needs neither the accelerator nor a network: `make tpu-compile` and `make gpu-compile`
+set up an environment and compile the paper's setting. docs/tpu.md explains the table.
 
 If a configuration does not fit into memory, the error message contains the compiler's
 numbers.
@@ -42,7 +42,9 @@ from bpd_jax.training.slices import make_mesh
 _PROGRAMS = ("train", "decode", "drafter")
 
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4."
+    "topology",
+    None,
+    "The slice: a chip and its sides, as v4:4x4x4 or v5e:4x4; or GPUs, as h100:8.",
 )
 _SLICES = flags.DEFINE_integer(
     "slices", 1, "Number of slices, joined by the data centre's network."

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +22,12 @@ def table(
     """A table of all figures, with one column per program."""
     chip = tpu_slice.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
+    unit = "GPU" if chip.gpu else "core"
     result = Table(
-        title=f"{tpu_slice.name}: {len(tpu_slice.devices)} cores, {sizes}",
+        title=f"{tpu_slice.name}: {len(tpu_slice.devices)} {unit}s, {sizes}",
         caption=(
-            "Per core. The roofline is the minimum time that the chip's peak figures "
-            "allow; it is not a measurement."
+            f"Per {unit}. The roofline is the minimum time that the chip's peak "
+            "figures allow; it is not a measurement."
         ),
         title_justify="left",
         caption_justify="left",
@@ -52,7 +54,10 @@ def table(
         style="bold",
     )
     result.add_section()
-    row("FLOPs, the compiler's count", *(_tera(one.xla_flops) for one in programs))
+    row(
+        "FLOPs, the compiler's count",
+        *("-" if (x := one.xla_flops) is None else _tera(x) for one in programs),
+    )
     row(
         "FLOPs, loops counted as they run",
         *(_tera(one.costs.flops) for one in programs),
@@ -126,7 +131,11 @@ def as_json(
         "slices": tpu_slice.slices,
         "mesh": dict(mesh),
         "chip": dataclasses.asdict(tpu_slice.chip),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in _PACKAGES
+            if importlib.util.find_spec(name.replace("-", "_"))
+        },
         "programs": {one.program.name: _figures(one) for one in programs},
     }
 

@@ -11,7 +11,10 @@ _INSTRUCTION = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s+\(.*->.*\{\s*$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
-_CALLED = re.compile(r"\b(?:calls|body|to_apply|branch_computations)=(\{[^}]*\}|\S+)")
+_CALLED = re.compile(
+    r"\b(?:calls|body|to_apply|branch_computations|true_computation|false_computation)"
+    r"=(\{[^}]*\}|\S+)"
+)
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 
 
@@ -76,7 +79,7 @@ class Instruction:
 
     def word(self, attribute: str) -> str:
         """The text after `attribute=`, such as a name; empty if it is absent."""
-        match = re.search(rf"\b{attribute}=%?\"?([\w.\->]+)", self.attributes)
+        match = re.search(rf"\b{attribute}=%?\"?([\w.\->$]+)", self.attributes)
         return match[1] if match else ""
 
     def numbers(self, attribute: str) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ import re
 
 from bpd_jax.compilation.hlo import ArrayShape, Computation, Instruction
 
+CUDNN_ATTENTION = "__cudnn$fmha"
+
 # Matrix products per pair of query and key in jax's splash attention: scores and
 # values forward; backward scores, weights and queries, or also keys and values.
 _PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
@@ -70,7 +72,7 @@ def _meetings(
 
 
 def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> float:
-    """FLOPs of one call of a Pallas kernel; 0 for an unknown kernel.
+    """FLOPs of one call of an attention kernel; 0 for an unknown kernel.
 
     Causal attention skips the blocks above the diagonal: n (n+1) / 2 of n × n blocks
     are computed, including those on the diagonal completely.
@@ -78,9 +80,19 @@ def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> floa
     Args:
       name: name of the kernel in the program.
       operands: shapes of its operands; the first float array of at least three axes
-        is the queries `[…, N, T, H]`.
-      attributes: attributes of the kernel, which contain its block sizes.
+        is the queries: in Pallas `[…, N, T, H]`, in cuDNN `[B, T, N, H]`.
+      attributes: attributes of the kernel, which contain its block sizes, or the shape
+        of cuDNN's scores, `[B, N, T, S]`.
     """
+    if name.startswith(CUDNN_ATTENTION):
+        scores = re.search(
+            r'intermediate_tensor_shape.*?"dimensions": \[(.*?)\]', attributes
+        )
+        assert scores is not None
+        keys = int(re.findall(r"\d+", scores[1])[-1])
+        products = 5 if "Backward" in name else 2
+        share = 0.5 if '"mask_type": "CAUSAL"' in attributes else 1.0
+        return 2.0 * products * operands[0].elements * keys * share
     products = next((n for key, n in _PRODUCTS.items() if name.startswith(key)), 0)
     queries = next((x for x in operands if len(x.dims) > 2 and "f" in x.dtype), None)
     if not products or queries is None:

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from bpd_jax.buckets import as_path
+from bpd_jax.compilation import gpus
 from bpd_jax.compilation.costs import Costs, costs_of
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import Program
@@ -64,7 +65,8 @@ class Measured:
       cores: number of devices that it runs on.
       seconds: duration of the compilation.
       memory: see `Memory`.
-      xla_flops: the compiler's own count, in which the body of a loop counts once.
+      xla_flops: the compiler's own count, in which the body of a loop counts once; None
+        if it gives none.
       costs: costs with loops; see `costs`.
       link_bytes: bytes sent to other chips of the slice.
       network_bytes: bytes sent to other slices.
@@ -76,7 +78,7 @@ class Measured:
     cores: int
     seconds: float
     memory: Memory
-    xla_flops: float
+    xla_flops: float | None
     costs: Costs
     link_bytes: float
     network_bytes: float
@@ -107,50 +109,61 @@ def compile_for(
       folder: output folder of the compiled text, `NAME.txt`; None writes nothing.
 
     Raises:
-      UserError: the program needs more memory than a core has.
+      UserError: the program needs more memory than a core or a GPU has.
     """
     start = time.perf_counter()
     lowered = program.lower()
+    chip = tpu_slice.chip
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(gpus.COMPILER_OPTIONS if chip.gpu else None)
     except jax.errors.JaxRuntimeError as error:
         refused = out_of_memory(str(error))
         if refused is None:
             raise
-        raise UserError(
-            f"the {program.name} step does not fit on {tpu_slice.name}: {refused}; "
-            f"{_REMEDY}."
-        ) from error
+        raise _refusal(program, tpu_slice, refused) from error
     seconds = time.perf_counter() - start
     text, analysis = compiled.as_text() or "", compiled.memory_analysis()
-    chip, xla_costs = tpu_slice.chip, compiled.cost_analysis()
+    # None for a GPU.
+    xla_costs = compiled.cost_analysis() or {}
     assert analysis is not None
-    assert xla_costs is not None
     if folder is not None:
         with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
     # One program for a slice; its partitions are the devices of the first one.
     partitions = mesh.size // tpu_slice.slices
     costs = costs_of(parse(text), partitions)
-    coordinates = [device.coords for device in mesh.devices.flat[:partitions]]
+    coordinates = [tpu_slice.coordinates(x) for x in mesh.devices.flat[:partitions]]
+    memory = Memory(
+        arguments=analysis.argument_size_in_bytes,
+        outputs=analysis.output_size_in_bytes,
+        donated=analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        code=analysis.generated_code_size_in_bytes,
+        usable=chip.usable,
+    )
+    if memory.needed > memory.usable:
+        # The GPU compiler does not refuse such a program.
+        needed, usable = (f"{x / 2**30:.2f} GiB" for x in (memory.needed, chip.usable))
+        reason = f"it needs {needed} of the {usable} of a GPU"
+        raise _refusal(program, tpu_slice, reason)
     return Measured(
         program=program,
         cores=mesh.size,
         seconds=seconds,
-        memory=Memory(
-            arguments=analysis.argument_size_in_bytes,
-            outputs=analysis.output_size_in_bytes,
-            donated=analysis.alias_size_in_bytes,
-            temporaries=analysis.temp_size_in_bytes,
-            code=analysis.generated_code_size_in_bytes,
-            usable=chip.usable,
-        ),
-        xla_flops=xla_costs["flops"],
+        memory=memory,
+        xla_flops=xla_costs.get("flops"),
         costs=costs,
         link_bytes=link_bytes(costs, coordinates),
         network_bytes=network_bytes(costs, tpu_slice.slices),
         times=roofline(costs, chip, tpu_slice.sides, coordinates, tpu_slice.slices),
         peak_flops=chip.flops / chip.cores,
+    )
+
+
+def _refusal(program: Program, tpu_slice: Slice, reason: str) -> UserError:
+    return UserError(
+        f"the {program.name} step does not fit on {tpu_slice.name}: {reason}; "
+        f"{_REMEDY}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of TPU slices from the compiler's library, without the hardware."""
+"""Descriptions of TPU slices and of hosts with GPUs, without the hardware."""
 
 import dataclasses
 import importlib.util
@@ -8,6 +8,7 @@ import re
 import jax
 from jax.experimental import topologies
 
+from bpd_jax.compilation import gpus
 from bpd_jax.compilation.chips import Chip, chip_of
 from bpd_jax.errors import UserError
 
@@ -30,8 +31,10 @@ _MEGACORE = "-megacore"
 class Slice:
     """Chips joined by links, or several such slices, joined by a network.
 
+    GPUs of one host are a slice with one side.
+
     Attributes:
-      name: name, such as `v4:4x4x4` or `2 × v4:4x4x4`.
+      name: name, such as `v4:4x4x4`, `2 × v4:4x4x4` or `h100:8`.
       chip: peak figures of its chips.
       sides: chips along each side of a slice.
       devices: jax devices of all slices; each of the two cores of a v4 chip is one.
@@ -44,16 +47,32 @@ class Slice:
     devices: tuple[jax.Device, ...]
     slices: int = 1
 
+    def coordinates(self, device: jax.Device) -> tuple[int, ...]:
+        """The place of a device's chip in its slice."""
+        return tuple(device.coords) if self.chip.gpu is None else (device.id,)
+
+
+def has_compiler(topology: str) -> bool:
+    """Whether the compiler for a topology such as `v5e:4x4` or `h100:8` is installed.
+
+    Raises:
+      UserError: the chip is unknown.
+    """
+    if chip_of(topology).gpu is not None:
+        return gpus.is_installed()
+    return importlib.util.find_spec("libtpu") is not None
+
 
 def find_slice(topology: str, slices: int = 1) -> Slice:
-    """Describes a slice, or several; needs libtpu, but neither a TPU nor a network.
+    """Describes a slice, or several; needs a compiler's library, but no hardware.
 
     Args:
-      topology: a chip and the sides of a slice, such as `v5e:4x4`.
+      topology: a chip and the sides of a slice, such as `v5e:4x4`, or a GPU and the
+        number of GPUs of a host, such as `h100:8`.
       slices: number of slices.
 
     Raises:
-      UserError: libtpu is not installed, or the slice is invalid.
+      UserError: the library is not installed, or the slice is invalid.
     """
     chip = chip_of(topology)
     if slices < 1:
@@ -70,17 +89,28 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
             f"--topology={topology} has {len(sides)} sides, but slices of "
             f"{chip.name} have {chip.dimensions}."
         )
-    if importlib.util.find_spec("libtpu") is None:
+    # The host computes nothing itself, and does not use an accelerator of its own.
+    jax.config.update("jax_platforms", "cpu")
+    # Programs for absent devices can be written to the cache, but not read.
+    jax.config.update("jax_enable_compilation_cache", False)
+    if chip.gpu is not None:
+        if slices > 1:
+            raise UserError(
+                f"--slices={slices} is for TPUs: --topology={topology} is one host."
+            )
+        return Slice(topology, chip, sides, gpus.gpu_devices(chip, sides[0]))
+    name = topology if slices == 1 else f"{slices} × {topology}"
+    return Slice(name, chip, sides, _tpu_devices(topology, slices), slices)
+
+
+def _tpu_devices(topology: str, slices: int) -> tuple[jax.Device, ...]:
+    if not has_compiler(topology):
         raise UserError(
             "the TPU compiler, libtpu, is not installed here: `make tpu-compile` sets "
             "up an environment that has it."
         )
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    # The host computes nothing itself, and does not use a TPU of its own.
-    jax.config.update("jax_platforms", "cpu")
-    # Programs for absent TPUs can be written to the cache, but not read.
-    jax.config.update("jax_enable_compilation_cache", False)
     try:
         description = topologies.get_topology_desc(
             platform="tpu",
@@ -93,5 +123,4 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
         raise UserError(
             f"--topology={topology} is not supported by the TPU compiler: {reason}."
         ) from error
-    name = topology if slices == 1 else f"{slices} × {topology}"
-    return Slice(name, chip, sides, tuple(description.devices), slices)
+    return tuple(description.devices)

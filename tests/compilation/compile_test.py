@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from benchmarks.tpu_settings import SETTINGS
+from benchmarks.compile_settings import SETTINGS
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.compilation.chips import chip_of

@@ -1,13 +1,15 @@
-"""What the TPU compiler says of the paper's model and of Vicuna, slice by slice.
+"""Compiles the paper's model and Vicuna for TPUs and GPUs, one setting after another.
 
-    bash scripts/tpu_env.sh
-    .venv-tpu/bin/python -m benchmarks.tpu_compile
-    .venv-tpu/bin/python -m benchmarks.tpu_compile --only=v4_128
+    bash scripts/compile_env.sh tpu
+    .venv-tpu/bin/python -m benchmarks.compile_all
+    .venv-tpu/bin/python -m benchmarks.compile_all --only=v4_128
+    bash scripts/compile_env.sh gpu
+    .venv-gpu/bin/python -m benchmarks.compile_all
 
-Runs `bpd_jax.compile` once for each of `SETTINGS`, minutes each, and puts the figures
-in one JSON file, with the command of each, date and versions. Settings that are not run
-again keep what the file has of them. One that the compiler refuses is kept with the
-sentence that it is refused with.
+Runs `bpd_jax.compile` once for each of `SETTINGS` whose compiler is installed, minutes
+each, and writes the figures to one JSON file, with the command of each, date and
+versions. Other settings keep what the file has of them. A setting that does not fit is
+recorded with the message of the refusal.
 """
 
 import datetime
@@ -20,20 +22,25 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.tpu_settings import SETTINGS
+from benchmarks.compile_settings import SETTINGS
 from bpd_jax import cli, progress
+from bpd_jax.compilation.topology import has_compiler
 from bpd_jax.errors import UserError
 from bpd_jax.files import replacing_file
 
-_ONLY = flags.DEFINE_list("only", None, "Names of settings; all if not given.")
+_ONLY = flags.DEFINE_list(
+    "only", None, "Names of settings; default: all whose compiler is installed."
+)
 _OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/tpu_compile.json", "JSON file of the figures."
+    "output", "benchmarks/results/compile.json", "JSON file of the figures."
 )
 
 
 def main() -> None:
     """Compiles what is asked for."""
-    names = _ONLY.value or list(SETTINGS)
+    names = _ONLY.value or [
+        name for name, (topology, _) in SETTINGS.items() if has_compiler(topology)
+    ]
     unknown = [name for name in names if name not in SETTINGS]
     if unknown:
         raise UserError(

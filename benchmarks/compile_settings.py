@@ -1,4 +1,4 @@
-"""What `benchmarks.tpu_compile` compiles: slices, gin files and flags by name."""
+"""What `benchmarks.compile_all` compiles: slices, gin files and flags by name."""
 
 _PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 _FINETUNE = [
@@ -70,14 +70,29 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
             "--gin.BATCH_SIZE=256",
         ],
     ),
+    "a100_8": ("a100:8", [_PRETRAIN, _mesh("gpu_8")]),
+    "h100_8": ("h100:8", [_PRETRAIN, _mesh("gpu_8")]),
     "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
     "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),
     "decode_v4_8": (
         "v4:2x2x1",
         [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],
     ),
+    "decode_h100": ("h100:1", [_PRETRAIN, *_DECODE]),
     "drafter_v5e_8": (
         "v5e:2x4",
+        [
+            "--program=drafter",
+            "--gin_file=gin_configs/models/blockwise_1b5.gin",
+            "--gin_file=gin_configs/runs/drafter.gin",
+            "--gin.MODEL='runs/blockwise_1b5'",
+            "--gin.DATA='runs/texts'",
+            "--gin.FEATURE_LAYERS=(1, 9, 16)",
+            "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
+        ],
+    ),
+    "drafter_h100_8": (
+        "h100:8",
         [
             "--program=drafter",
             "--gin_file=gin_configs/models/blockwise_1b5.gin",
@@ -104,6 +119,11 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         "v4:2x2x1",
         [*_vicuna("13b"), "--gin.MeshConfig.model=8", *_ALONE],
     ),
+    # One A100, as in Table E.
+    "vicuna_7b_decode_a100": ("a100:1", [*_vicuna("7b"), *_ALONE]),
+    "vicuna_13b_decode_a100": ("a100:1", [*_vicuna("13b"), *_ALONE]),
+    "vicuna_7b_decode_h100": ("h100:1", [*_vicuna("7b"), *_ALONE]),
+    "vicuna_13b_decode_h100": ("h100:1", [*_vicuna("13b"), *_ALONE]),
     "vicuna_7b_train_v4_128": (
         "v4:4x4x4",
         [*_vicuna("7b"), _mesh("v4_128"), _TRAINED],
@@ -111,5 +131,13 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "vicuna_13b_train_v5e_256": (
         "v5e:16x16",
         [*_vicuna("13b"), _mesh("v5e_256"), _TRAINED, "--gin.BATCH_SIZE=256"],
+    ),
+    "vicuna_7b_train_h100_8": (
+        "h100:8",
+        [*_vicuna("7b"), _mesh("gpu_8"), _TRAINED],
+    ),
+    "vicuna_13b_train_h100_8": (
+        "h100:8",
+        [*_vicuna("13b"), _mesh("gpu_8"), _TRAINED],
     ),
 }
