@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-compile \
-  gpu-check tpu-check test test-all lint format clean
+  gpu-test gpu-check tpu-check test test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,12 @@ tpu-test: ## the tests that need the TPU compiler, in .venv-tpu
 	.venv-tpu/bin/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint requirements.txt pytest
 	.venv-tpu/bin/python -m pytest tests/compilation
+
+gpu-test: ## the tests that need the GPU compiler, in .venv-gpu
+	@PYTHON="$(PYTHON)" bash scripts/compile_env.sh gpu
+	.venv-gpu/bin/python -m pip install --disable-pip-version-check --quiet \
+	  --constraint requirements.txt pytest
+	.venv-gpu/bin/python -m pytest tests/compilation
 
 # These run in the environment of the host, which needs neither TensorFlow nor a network.
 PART ?= attention,plain,smollm2,shapes,training

@@ -71,6 +71,7 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "a100_8": ("a100:8", [_PRETRAIN, _mesh("gpu_8")]),
+    "h100_1": ("h100:1", [_PRETRAIN, _mesh("one_device")]),
     "h100_8": ("h100:8", [_PRETRAIN, _mesh("gpu_8")]),
     "finetune_v4_8": ("v4:2x2x1", [*_FINETUNE, _mesh("finetune_8")]),
     "finetune_v5e_8": ("v5e:2x4", [*_FINETUNE, _mesh("finetune_8")]),

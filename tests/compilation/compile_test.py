@@ -1,4 +1,7 @@
-"""The command `bpd_jax.compile`; tests that need libtpu run by `make tpu-test`."""
+"""The command `bpd_jax.compile`.
+
+Tests that need a compiler are run by `make tpu-test` and `make gpu-test`.
+"""
 
 import importlib.util
 import json
@@ -13,6 +16,7 @@ import pytest
 from benchmarks.compile_settings import SETTINGS
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.compilation import gpus
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.training.config import TrainConfig
 from tests.commands import start
@@ -21,6 +25,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 NEEDS_LIBTPU = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu, the TPU compiler, is in an environment of its own",
+)
+NEEDS_CUDA = pytest.mark.skipif(
+    not gpus.is_installed(),
+    reason="jax's package for CUDA is in an environment of its own",
 )
 TINY = [
     "--gin_file=gin_configs/models/tiny.gin",
@@ -98,6 +106,40 @@ def test_invalid_flags_are_refused(tmp_path):
     results = start("bpd_jax.compile", *commands)
     for result, message in zip(results, cases.values(), strict=True):
         assert_refused(result, message)
+
+
+@NEEDS_CUDA
+def test_train_and_decode_steps_are_compiled_without_a_gpu(tmp_path):
+    output = tmp_path / "figures.json"
+    result = run(
+        "--topology=h100:4",
+        "--program=train,decode",
+        "--num_ngrams=100000",
+        "--prompt_tokens=64",
+        "--max_new_tokens=32",
+        "--gin.MeshConfig.fsdp=2",
+        f"--output={output}",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "h100:4: 4 GPUs, data 2 × fsdp 2 × model 1" in result.stdout
+    assert "Traceback" not in result.stderr
+    figures = json.loads(output.read_text())
+    train = figures["programs"]["train"]
+    memory = train["memory_per_core"]
+    assert 0 < memory["needed"] < memory["usable"] == 79 * 2**30
+    assert memory["donated"] == pytest.approx(memory["arguments"], rel=0.1)
+    flops = train["flops_per_core"]
+    assert flops["compiler"] is None
+    assert flops["with_loops"] == pytest.approx(flops["model"], rel=0.2)
+    assert train["link_bytes_per_core"] > 0
+    decode = figures["programs"]["decode"]
+    assert 0 < decode["roofline"]["seconds"] < 1
+
+
+@NEEDS_CUDA
+def test_a_step_that_does_not_fit_a_gpu_is_refused():
+    result = run("--topology=h100:1", batch_size=65536, length=512)
+    assert_refused(result, "GiB of the 79.00 GiB of a GPU; shard the parameters")
 
 
 @NEEDS_LIBTPU

@@ -1,3 +1,5 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -300,3 +302,54 @@ is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
     assert total.times(3).network == {"ALL_REDUCE": 3 * 4 * 8 * 4}
     assert (total + total).network == {"ALL_REDUCE": 2 * 4 * 8 * 4}
     assert not total.collectives
+
+
+MATRIX = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+
+
+def test_conditional_of_two_computations_counts_the_cheaper_one():
+    total = costs(
+        f"""
+%small (x: f32[8,8]) -> f32[8,8] {{
+  %x = f32[8,8]{{1,0}} parameter(0)
+  ROOT %d = f32[8,8]{{1,0}} dot(%x, %x), {MATRIX}
+}}
+
+%large (y: f32[64,64]) -> f32[8,8] {{
+  %y = f32[64,64]{{1,0}} parameter(0)
+  %e = f32[64,64]{{1,0}} dot(%y, %y), {MATRIX}
+  ROOT %s = f32[8,8]{{1,0}} slice(%e), slice={{[0:8], [0:8]}}
+}}
+
+ENTRY %main (p: pred[], a: f32[8,8], b: f32[64,64]) -> f32[8,8] {{
+  %p = pred[] parameter(0)
+  %a = f32[8,8]{{1,0}} parameter(1)
+  %b = f32[64,64]{{1,0}} parameter(2)
+  ROOT %c = f32[8,8]{{1,0}} conditional(%p, %b, %a), """
+        """true_computation=%large, false_computation=%small
+}
+"""
+    )
+    assert total.flops == 2 * 8 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    "suffix, products", [("ScaleBiasSoftmax", 2), ("ScaleBiasSoftmaxBackward", 5)]
+)
+@pytest.mark.parametrize("mask, share", [("CAUSAL", 0.5), ("NO_MASK", 1.0)])
+def test_flops_of_attention_by_cudnn(suffix, products, mask, share):
+    shape = {"element_type": "BF16", "dimensions": ["2", "4", "64", "64"]}
+    settings = {"intermediate_tensor_shape": shape, "mask_type": mask}
+    config = json.dumps({"cudnn_fmha_backend_config": settings})
+    total = costs(
+        f"""
+ENTRY %main (q: bf16[2,64,4,16]) -> bf16[2,4,64,16] {{
+  %q = bf16[2,64,4,16]{{3,2,1,0}} parameter(0)
+  ROOT %a = bf16[2,4,64,16]{{3,2,1,0}} custom-call(%q, %q, %q), """
+        f"""custom_call_target="__cudnn$fmha{suffix}", backend_config={config}
+}}
+"""
+    )
+    pairs = 2 * 4 * 64 * 64
+    assert total.flops == share * products * 2 * pairs * 16
+    assert total.kernels == {f"__cudnn$fmha{suffix}": 1}

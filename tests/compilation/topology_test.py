@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from bpd_jax.compilation import topology
+from bpd_jax.compilation import gpus, topology
 from bpd_jax.compilation.chips import CHIPS
 from bpd_jax.compilation.measured_program import out_of_memory
 from bpd_jax.compilation.topology import find_slice
@@ -14,12 +14,13 @@ from bpd_jax.errors import UserError
     [
         (
             "v9:2x2",
-            r"v9:2x2 is not known: give a chip \(v4, v4-megacore, v5e, v5p, v6e\)",
+            r"v9:2x2 is not known: give a chip \(v4, v4-megacore, .*, h100, h200\)",
         ),
         ("v4", "v4 lacks the sides of the slice: write v4:4x4x4"),
         ("v5e:", "v5e: lacks the sides of the slice: write v5e:4x4"),
         ("v4:4xx4", "lacks the sides of the slice"),
         ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
+        ("h100:2x4", "h100:2x4 has 2 sides, but slices of h100 have 1"),
     ],
 )
 def test_invalid_slices_are_refused(name, message):
@@ -33,6 +34,26 @@ def test_missing_libtpu_is_reported_with_the_remedy(monkeypatch):
         find_slice("v4:4x4x4")
 
 
+def test_missing_gpu_compiler_is_reported_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"CUDA, is not installed.*make gpu-compile"):
+        find_slice("h100:8")
+    with pytest.raises(UserError, match="--slices=2 is for TPUs"):
+        find_slice("h100:8", 2)
+
+
+def test_every_gpu_has_a_target():
+    """Its text contains what the chip's table says."""
+    chips = [chip for chip in CHIPS.values() if chip.gpu]
+    assert {chip.name for chip in chips} == {"a100", "h100", "h200"}
+    for chip in chips:
+        text = gpus.target(chip)
+        assert f"memory_bandwidth: {int(chip.hbm)}\n" in text
+        major, minor = chip.gpu.split(".")
+        assert f"major: {major} minor: {minor}" in text
+        assert text.count("{") == text.count("}") == 3
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu, the TPU compiler, is in an environment of its own",
@@ -40,6 +61,8 @@ def test_missing_libtpu_is_reported_with_the_remedy(monkeypatch):
 def test_slices_have_the_cores_of_their_chips():
     cores = {"v4": 8, "v4-megacore": 4, "v5p": 4, "v5e": 4, "v6e": 4}
     for name, chip in CHIPS.items():
+        if chip.gpu:
+            continue
         sides = "x".join(["2", "2", "1"][: chip.dimensions])
         assert len(find_slice(f"{name}:{sides}").devices) == cores[name]
     with pytest.raises(UserError, match="v4:3x5x7 is no slice that the TPU compiler"):

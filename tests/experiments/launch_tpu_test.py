@@ -251,7 +251,8 @@ def test_number_of_devices_of_a_slice():
     assert TpuSlice("a", "b", "v4-megacore:4x4x8", "h:/r").devices == (128,)
     assert TpuSlice("a", "b", "v5e:16x16", "h:/r").devices == (256,)
     assert TpuSlice("a", "b", "v6e:4x4", "h:/r", slices=3).devices == (48,)
-    assert KINDS.keys() == chips.CHIPS.keys()
+    tpus = {name for name, chip in chips.CHIPS.items() if not chip.gpu}
+    assert KINDS.keys() == tpus
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,10 @@ def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> st
     stored = len(plan.positions)
     if config.mode == "ring":
         stored = min(stored, config.ring_positions)
-    width = trunk.d_model
+    width = trunk.d_model * (1 + len(config.heads.feature_layers))
     if isinstance(config.heads, BlockDrafterConfig):
         # The states of prompts too, but not those of the last token of each text.
         stored = len(plan.texts.tokens) - len(plan.texts)
-        width *= 1 + len(config.heads.feature_layers)
     size = cache_bytes(stored, width) / 1e6
     where = "in memory" if config.mode == "ring" else "on disk"
     lines = [

@@ -206,6 +206,10 @@ def test_description_of_a_run(config, model, params):
     assert f"states: {len(plan.positions):,} of width 24 in float16" in text
     assert "on disk" in text
     assert f"run: {plan.steps:,} steps" in text
+    heads = dataclasses.replace(config.heads, feature_layers=(0,), condition=5)
+    conditioned = dataclasses.replace(config, heads=heads)
+    text = module.describe(conditioned, model, plan)
+    assert f"states: {len(plan.positions):,} of width 48 in float16" in text
 
 
 def test_several_processes_are_refused(monkeypatch, tmp_path, config, model, params):
