@@ -109,10 +109,7 @@ def train(
             batches.restore(saved)
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
-            state = init_state(
-                config.model, optimizer, abstract, config.seed, config.compute
-            )
-            state = with_parameters(state, load_start()) if load_start else state
+            state = _new_state(config, optimizer, abstract, load_start)
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
 
@@ -143,6 +140,16 @@ def train(
         )
     say(_summary(decisions, folder, step))
     return decisions.validation
+
+
+def _new_state(
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    load_start: Callable[[], Params] | None,
+) -> TrainState:
+    state = init_state(config.model, optimizer, abstract, config.seed, config.compute)
+    return with_parameters(state, load_start()) if load_start else state
 
 
 def _make_step(

@@ -3,7 +3,6 @@
 Tests that need a compiler are run by `make tpu-test` and `make gpu-test`.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -16,20 +15,12 @@ import pytest
 from benchmarks.compile_settings import SETTINGS
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
-from bpd_jax.compilation import gpus
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.training.config import TrainConfig
 from tests.commands import start
+from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
 ROOT = pathlib.Path(__file__).parents[2]
-NEEDS_LIBTPU = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, the TPU compiler, is in an environment of its own",
-)
-NEEDS_CUDA = pytest.mark.skipif(
-    not gpus.is_installed(),
-    reason="jax's package for CUDA is in an environment of its own",
-)
 TINY = [
     "--gin_file=gin_configs/models/tiny.gin",
     "--gin_file=gin_configs/tasks/text_files.gin",

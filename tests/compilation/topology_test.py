@@ -1,5 +1,3 @@
-import importlib.util
-
 import pytest
 
 from bpd_jax.compilation import gpus, topology
@@ -7,6 +5,7 @@ from bpd_jax.compilation.chips import CHIPS
 from bpd_jax.compilation.measured_program import out_of_memory
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
+from tests.compilation.compilers import NEEDS_LIBTPU
 
 
 @pytest.mark.parametrize(
@@ -54,10 +53,7 @@ def test_every_gpu_has_a_target():
         assert text.count("{") == text.count("}") == 3
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, the TPU compiler, is in an environment of its own",
-)
+@NEEDS_LIBTPU
 def test_slices_have_the_cores_of_their_chips():
     cores = {"v4": 8, "v4-megacore": 4, "v5p": 4, "v5e": 4, "v6e": 4}
     for name, chip in CHIPS.items():
@@ -65,7 +61,7 @@ def test_slices_have_the_cores_of_their_chips():
             continue
         sides = "x".join(["2", "2", "1"][: chip.dimensions])
         assert len(find_slice(f"{name}:{sides}").devices) == cores[name]
-    with pytest.raises(UserError, match="v4:3x5x7 is no slice that the TPU compiler"):
+    with pytest.raises(UserError, match="v4:3x5x7 is not supported by the TPU"):
         find_slice("v4:3x5x7")
 
 
