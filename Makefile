@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first command makes; TPUs and docs have their own.
+# Everything runs in .venv, which the first command makes; compilers and docs have their own.
 SHELL := /bin/bash
 BIN := .venv/bin
 JOBS ?= 2
@@ -40,10 +40,11 @@ tpu-compile: ## the paper's training step through the TPU compiler, in .venv-tpu
 	  --output=runs/tpu_compile.json
 
 GPUS ?= h100:8
+GPU_MESH ?= gpu_8
 gpu-compile: ## the same through XLA's compiler for GPUS=h100:8, in .venv-gpu; no GPU
 	@PYTHON="$(PYTHON)" bash scripts/compile_env.sh gpu
 	.venv-gpu/bin/python -m bpd_jax.compile --topology=$(GPUS) \
-	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/gpu_8.gin \
+	  --gin_file=gin_configs/runs/pretrain.gin --gin_file=gin_configs/meshes/$(GPU_MESH).gin \
 	  --output=runs/gpu_compile.json
 
 tpu-test: ## the tests that need the TPU compiler, in .venv-tpu

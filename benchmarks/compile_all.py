@@ -41,6 +41,11 @@ def main() -> None:
     names = _ONLY.value or [
         name for name, (topology, _) in SETTINGS.items() if has_compiler(topology)
     ]
+    if not names:
+        raise UserError(
+            "no compiler is installed here: `bash scripts/compile_env.sh tpu` and "
+            "`bash scripts/compile_env.sh gpu` set up environments that have one."
+        )
     unknown = [name for name in names if name not in SETTINGS]
     if unknown:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Compiles a training step and a decode step for TPUs and GPUs, without any.
+"""Compiles a training step and a decode step for TPUs and GPUs, without them.
 
     python -m bpd_jax.compile --topology=v4:4x4x4 \\
         --gin_file=gin_configs/runs/pretrain.gin \\

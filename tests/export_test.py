@@ -212,8 +212,8 @@ def test_exported_block_drafter_drafts(drafter, tmp_path):
     assert_refused(refused, "never")
 
 
-def test_documented_command_matches_the_shipped_heads():
-    """The page shows what the command prints for the committed heads."""
+def test_documented_command_matches_the_heads_of_the_recipe():
+    """The page shows what the command prints for the Medusa heads of SmolLM2."""
     page = (ROOT / "docs" / "export.md").read_text()
     out, serve = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[:2]
     words = shlex.split(out.replace("\\\n", " "))
@@ -221,11 +221,13 @@ def test_documented_command_matches_the_shipped_heads():
     flags = dict(word.removeprefix("--").split("=") for word in words[3:])
     assert flags.keys() == {"model", "heads", "format", "base", "output"}
     assert flags["format"] == VLLM.name
-    heads = load_heads(ROOT / flags["heads"])
-    assert heads.base_name == flags["model"]
-    check_exportable(heads.config, VLLM)
+    recipe = (ROOT / "experiments" / "smollm2" / "recipe.sh").read_text()
+    folder = flags["heads"].removeprefix("runs/smollm2/").removesuffix("/heads")
+    assert f'--workdir="$run/{folder}"' in recipe
+    heads = BlockHeadsConfig(9, kind="medusa", draft_vocabulary=8192)
+    check_exportable(heads, VLLM)
     printed = vllm_command(
-        flags["base"], "medusa", flags["output"], heads.config.num_heads - 1
+        flags["base"], "medusa", flags["output"], heads.num_heads - 1
     )
     assert shlex.split(serve.replace("\\\n", " ")) == shlex.split(printed)
     source = (ROOT / "bpd_jax" / "export.py").read_text()

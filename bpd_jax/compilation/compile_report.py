@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
+from bpd_jax.compilation import gpus
 from bpd_jax.compilation.measured_program import Measured
 from bpd_jax.compilation.topology import Slice
 
 _GIB = 2**30
-_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
+_PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")
 
 
 def table(
@@ -22,9 +23,9 @@ def table(
     """A table of all figures, with one column per program."""
     chip = tpu_slice.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
-    unit = "GPU" if chip.gpu else "core"
+    unit, count = "GPU" if chip.gpu else "core", len(tpu_slice.devices)
     result = Table(
-        title=f"{tpu_slice.name}: {len(tpu_slice.devices)} {unit}s, {sizes}",
+        title=f"{tpu_slice.name}: {count} {unit}{'s' * (count > 1)}, {sizes}",
         caption=(
             f"Per {unit}. The roofline is the minimum time that the chip's peak "
             "figures allow; it is not a measurement."

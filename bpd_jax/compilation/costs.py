@@ -17,9 +17,11 @@ from bpd_jax.compilation.collectives import (
 )
 from bpd_jax.compilation.hlo import Computation, Instruction, Module
 from bpd_jax.compilation.instruction_flops import (
+    CUBLAS,
     convolution_flops,
     dot_flops,
     kernel_flops,
+    matmul_flops,
 )
 from bpd_jax.compilation.traffic import traffic
 
@@ -196,7 +198,11 @@ def _kernel(computation: Computation, instruction: Instruction) -> Costs:
     if name == "tpu_custom_call":
         # Without the number that makes it unique.
         name = instruction.name.rstrip(".0123456789")
+    if name.startswith(CUBLAS):
+        flops = matmul_flops(shapes, instruction.shapes[0], instruction.attributes)
+    else:
+        flops = kernel_flops(name, shapes, instruction.attributes)
     return Costs(
-        flops=kernel_flops(name, shapes, instruction.attributes),
+        flops=flops,
         kernels=Counter({name: 1}),
     )

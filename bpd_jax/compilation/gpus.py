@@ -7,10 +7,12 @@ import jax
 from jax.experimental import topologies
 
 from bpd_jax.compilation.chips import Chip
-from bpd_jax.errors import UserError
 
-# The packages of jax with the compiler.
-_PACKAGES = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+# The packages of jax with the compiler, and their modules that jax loads.
+PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+_MODULES = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+# GPUs that the switch of a host joins.
+MOST = 8
 
 # Without a GPU, XLA cannot time alternatives; each product gets a default tiling.
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
@@ -52,16 +54,7 @@ ARCHITECTURES = {
 
 
 def gpu_devices(chip: Chip, count: int) -> tuple[jax.Device, ...]:
-    """The devices of one host with `count` GPUs; `jax_platforms` must be `cpu`.
-
-    Raises:
-      UserError: jax's package for CUDA is not installed.
-    """
-    if not is_installed():
-        raise UserError(
-            "the GPU compiler, jax's package for CUDA, is not installed here: `make "
-            "gpu-compile` sets up an environment that has it."
-        )
+    """The devices of one host with `count` GPUs; `jax_platforms` must be `cpu`."""
     description = topologies.get_topology_desc(
         platform="cuda", topology=f"1x1x{count}", target_config=target(chip)
     )
@@ -72,7 +65,7 @@ def is_installed() -> bool:
     """Whether jax's package for CUDA is installed."""
     if importlib.util.find_spec("jax_plugins") is None:
         return False
-    return any(importlib.util.find_spec(package) for package in _PACKAGES)
+    return any(importlib.util.find_spec(module) for module in _MODULES)
 
 
 def target(chip: Chip) -> str:

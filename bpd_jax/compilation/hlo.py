@@ -129,10 +129,10 @@ class Module:
     def trips(self, around: Computation, loop: Instruction) -> int | None:
         """The trip count of a loop; None if it is unknown.
 
-        The CPU compiler annotates it. The TPU compiler does not; there it is derived
-        from the loop, if that counts from a constant to a constant: the condition
-        compares one element of the carried tuple with the limit, and the body adds the
-        step to it.
+        The compilers for CPUs and GPUs annotate it. The TPU compiler does not; there it
+        is derived from the loop, if that counts from a constant to a constant: the
+        condition compares one element of the carried tuple with the limit, and the body
+        adds the step to it.
 
         Args:
           around: the computation that contains the loop.

@@ -6,6 +6,7 @@ import re
 from bpd_jax.compilation.hlo import ArrayShape, Computation, Instruction
 
 CUDNN_ATTENTION = "__cudnn$fmha"
+CUBLAS = "__cublas$"
 
 # Matrix products per pair of query and key in jax's splash attention: scores and
 # values forward; backward scores, weights and queries, or also keys and values.
@@ -71,6 +72,26 @@ def _meetings(
     return total
 
 
+def _numbers(name: str, attributes: str) -> list[int]:
+    """The numbers of the first list `"NAME": ["1", …]` of a backend's configuration."""
+    found = re.search(rf'"{name}":\s*\[(.*?)\]', attributes)
+    return [int(x) for x in re.findall(r"\d+", found[1])] if found else []
+
+
+def matmul_flops(
+    operands: list[ArrayShape], result: ArrayShape, attributes: str
+) -> float:
+    """FLOPs of a matrix product by cuBLAS: 2 · elements of the result · length.
+
+    Args:
+      operands: shapes of the factors, and of what is added to their product.
+      result: shape of the product.
+      attributes: attributes of the call, with the axes that are summed.
+    """
+    axes = _numbers("lhs_contracting_dimensions", attributes)
+    return 2.0 * result.elements * math.prod(operands[0].dims[i] for i in axes)
+
+
 def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> float:
     """FLOPs of one call of an attention kernel; 0 for an unknown kernel.
 
@@ -79,19 +100,16 @@ def kernel_flops(name: str, operands: list[ArrayShape], attributes: str) -> floa
 
     Args:
       name: name of the kernel in the program.
-      operands: shapes of its operands; the first float array of at least three axes
-        is the queries: in Pallas `[…, N, T, H]`, in cuDNN `[B, T, N, H]`.
+      operands: shapes of its operands; in Pallas the first float array of at least
+        three axes is the queries `[…, N, T, H]`, in cuDNN the first, `[B, T, N, H]`.
       attributes: attributes of the kernel, which contain its block sizes, or the shape
         of cuDNN's scores, `[B, N, T, S]`.
     """
     if name.startswith(CUDNN_ATTENTION):
-        scores = re.search(
-            r'intermediate_tensor_shape.*?"dimensions": \[(.*?)\]', attributes
-        )
-        assert scores is not None
-        keys = int(re.findall(r"\d+", scores[1])[-1])
+        scores = attributes.partition("intermediate_tensor_shape")[2]
+        keys = _numbers("dimensions", scores)[-1]
         products = 5 if "Backward" in name else 2
-        share = 0.5 if '"mask_type": "CAUSAL"' in attributes else 1.0
+        share = 0.5 if re.search(r'"mask_type":\s*"CAUSAL"', attributes) else 1.0
         return 2.0 * products * operands[0].elements * keys * share
     products = next((n for key, n in _PRODUCTS.items() if name.startswith(key)), 0)
     queries = next((x for x in operands if len(x.dims) > 2 and "f" in x.dtype), None)

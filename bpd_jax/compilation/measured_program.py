@@ -23,7 +23,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.files import replacing_file
 
 _REMEDY = (
-    "shard the parameters over more cores (MeshConfig.fsdp, model), store fewer "
+    "shard the parameters over more devices (MeshConfig.fsdp, model), store fewer "
     "activations (ComputeConfig.remat, loss_chunk) or split the batch "
     "(ComputeConfig.accumulate)"
 )
@@ -31,7 +31,7 @@ _REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of the HBM of one core.
+    """Bytes of the memory of one core or GPU.
 
     Attributes:
       arguments: arguments, including donated ones.
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A compiled program; all costs are those of one core and one run.
+    """A compiled program; all costs are those of one core or GPU and one run.
 
     Attributes:
       program: the program.
@@ -71,7 +71,7 @@ class Measured:
       link_bytes: bytes sent to other chips of the slice.
       network_bytes: bytes sent to other slices.
       times: the roofline.
-      peak_flops: peak FLOPs per second of one core.
+      peak_flops: peak FLOPs per second of one core or GPU.
     """
 
     program: Program
@@ -141,7 +141,7 @@ def compile_for(
         code=analysis.generated_code_size_in_bytes,
         usable=chip.usable,
     )
-    if memory.needed > memory.usable:
+    if chip.gpu is not None and memory.needed > memory.usable:
         # The GPU compiler does not refuse such a program.
         needed, usable = (f"{x / 2**30:.2f} GiB" for x in (memory.needed, chip.usable))
         reason = f"it needs {needed} of the {usable} of a GPU"

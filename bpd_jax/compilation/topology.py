@@ -80,8 +80,9 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     text = topology.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise UserError(
-            f"--topology={topology} lacks the sides of the slice: write {chip.name}:"
-            f"{'x'.join(['4'] * chip.dimensions)}."
+            f"--topology={topology} lacks the "
+            f"{'number of GPUs' if chip.gpu else 'sides of the slice'}: write "
+            f"{chip.name}:{'x'.join(['4'] * chip.dimensions)}."
         )
     sides = tuple(map(int, text.split("x")))
     if len(sides) != chip.dimensions:
@@ -89,26 +90,32 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
             f"--topology={topology} has {len(sides)} sides, but slices of "
             f"{chip.name} have {chip.dimensions}."
         )
+    if chip.gpu is not None and slices > 1:
+        raise UserError(
+            f"--slices={slices} is for TPUs: --topology={topology} is one host."
+        )
+    if chip.gpu is not None and sides[0] > gpus.MOST:
+        raise UserError(
+            f"--topology={topology} is more than one host: give {gpus.MOST} or fewer."
+        )
+    if not has_compiler(topology):
+        kind, what = ("gpu", "GPU") if chip.gpu else ("tpu", "TPU")
+        package = "jax's package for CUDA" if chip.gpu else "libtpu"
+        raise UserError(
+            f"the {what} compiler, {package}, is not installed here: `make "
+            f"{kind}-compile` sets up an environment that has it."
+        )
     # The host computes nothing itself, and does not use an accelerator of its own.
     jax.config.update("jax_platforms", "cpu")
     # Programs for absent devices can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
     if chip.gpu is not None:
-        if slices > 1:
-            raise UserError(
-                f"--slices={slices} is for TPUs: --topology={topology} is one host."
-            )
         return Slice(topology, chip, sides, gpus.gpu_devices(chip, sides[0]))
     name = topology if slices == 1 else f"{slices} × {topology}"
     return Slice(name, chip, sides, _tpu_devices(topology, slices), slices)
 
 
 def _tpu_devices(topology: str, slices: int) -> tuple[jax.Device, ...]:
-    if not has_compiler(topology):
-        raise UserError(
-            "the TPU compiler, libtpu, is not installed here: `make tpu-compile` sets "
-            "up an environment that has it."
-        )
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:

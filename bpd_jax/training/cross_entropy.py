@@ -27,7 +27,7 @@ class LossInputs(NamedTuple):
 
     Attributes:
       state: inputs of the softmax.
-      targets: ids or places in the vocabulary; arbitrary where the weight is 0.
+      targets: rows of the matrix; any of them where the weight is 0.
       weights: factors of the losses.
       teacher: states from which the model itself predicts the targets; None without
         soft targets.
@@ -147,8 +147,8 @@ class SoftmaxLoss:
 
         return jax.tree.map(cut, positions)
 
-    def joined(self, parts: Array, batch: int, length: int) -> Float[Array, "B T ..."]:
-        """The inverse of `chunks`, of an array `[chunks, G, n, …]`."""
+    def joined(self, parts: Array, batch: int, length: int) -> Array:
+        """The inverse of `chunks`: `[B, T, …]` of an array `[chunks, G, n, …]`."""
         rows, rest = batch // self.groups, parts.shape[3:]
         parts = parts.reshape(len(parts), self.groups, rows, -1, *rest)
         whole = jnp.moveaxis(parts, 0, 2).reshape(self.groups, rows, -1, *rest)
@@ -239,21 +239,19 @@ class SoftmaxLoss:
         error = error.astype(matrix.dtype)
         by_state = weights[:, None] * product("nV,VD->nD", error, matrix)
         by_matrix = None
-        columns = matrix.shape[1] if (c := self.trained_columns) is None else c
-        if columns:
+        if columns := self._columns(matrix):
             weighted = weights[:, None] * state[:, -columns:]
             weighted = weighted.astype(matrix.dtype)
             if self._by_columns:
                 by_matrix = summed_rows(weighted, error)
             else:
                 by_matrix = product("nV,nD->VD", error, weighted)
-        return Losses(jnp.sum(weights * losses), losses, correct), by_state, by_matrix
+        total = jnp.sum(weights * losses, where=weights != 0)
+        return Losses(total, losses, correct), by_state, by_matrix
 
     def no_gradient(self, matrix: Float[Array, "R D"]) -> Array | None:
         """Zeros `[G, R, columns]` or `[G, columns, R]`; None without such columns."""
-        rows, columns = matrix.shape
-        if self.trained_columns is not None:
-            columns = self.trained_columns
+        rows, columns = len(matrix), self._columns(matrix)
         if not columns:
             return None
         shape = (columns, rows) if self._by_columns else (rows, columns)
@@ -264,6 +262,11 @@ class SoftmaxLoss:
         """The gradient of the softmax from the sums of all groups."""
         total = by_matrix.sum(0)
         return (total.T if self._by_columns else total)[: self.size]
+
+    def _columns(self, matrix: Float[Array, "R D"]) -> int:
+        """Number of the matrix's columns that have a gradient."""
+        trained = self.trained_columns
+        return matrix.shape[1] if trained is None else trained
 
     @property
     def _by_columns(self) -> bool:

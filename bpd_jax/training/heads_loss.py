@@ -107,7 +107,12 @@ def heads_sums(
     *,
     entropies: bool = True,
 ) -> LossSums:
-    """The sums of all heads, without gradients; the arguments are `heads_loss`'s."""
+    """The sums of all heads, `[L]`, without gradients.
+
+    Args:
+      layout, heads, softmax, hidden, targets, valid: see `heads_loss`.
+      entropies: whether to sum the entropies.
+    """
     loss = layout.softmax
     matrix = loss.matrix(softmax)
 

@@ -136,12 +136,17 @@ def by_level(
     inputs, *rest = arrays
     if len(matrices) == 1:
         return function(inputs, matrices[0], *rest)
-    parts = []
-    for j, matrix in enumerate(matrices):
-        first, *others = jax.tree.map(lambda x, j=j: x[:, j : j + 1], arrays)
-        parts.append(function(first, matrix, *others))
+
+    def call(level: tuple[Array, tuple[Array | None, ...]]) -> Any:
+        matrix, own = level
+        first, *others = jax.tree.map(lambda x: x[:, None], own)
+        return function(first, matrix, *others)
+
+    # A loop, so that the gradients of all matrices are stacked rather than added.
+    by_level = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arrays)
+    results = jax.lax.map(call, (matrices, by_level))
     return jax.tree.map(
-        lambda *x: jnp.concatenate(x, axis=1) if x[0].ndim else sum(x), *parts
+        lambda x: x.sum() if x.ndim == 1 else jnp.moveaxis(x[:, :, 0], 0, 1), results
     )
 
 

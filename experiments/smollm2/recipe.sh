@@ -8,9 +8,9 @@
 # up all its prompts itself.
 #
 #   needs    two cores and some hours, or a GPU
-#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer,medusa}: what
-#            `--model=smollm2` uses from then on, before what is shipped;
-#            runs/smollm2/training, the run of the rescorer
+#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer}: what `--model=smollm2`
+#            uses from then on, before what is shipped; runs/smollm2/medusa, Medusa heads
+#            for bpd_jax.export; runs/smollm2/training, the run of the rescorer
 #
 # It does not make the shipped drafter, n-gram model and rescorer, which are of 15,259
 # texts (bpd_jax/shipped/smollm2/README.md); its own n-gram model and rescorer are

@@ -337,10 +337,12 @@ ENTRY %main (p: pred[], a: f32[8,8], b: f32[64,64]) -> f32[8,8] {{
     "suffix, products", [("ScaleBiasSoftmax", 2), ("ScaleBiasSoftmaxBackward", 5)]
 )
 @pytest.mark.parametrize("mask, share", [("CAUSAL", 0.5), ("NO_MASK", 1.0)])
-def test_flops_of_attention_by_cudnn(suffix, products, mask, share):
+@pytest.mark.parametrize("separators", [None, (",", ":")], ids=["wide", "compact"])
+def test_flops_of_attention_by_cudnn(suffix, products, mask, share, separators):
     shape = {"element_type": "BF16", "dimensions": ["2", "4", "64", "64"]}
     settings = {"intermediate_tensor_shape": shape, "mask_type": mask}
-    config = json.dumps({"cudnn_fmha_backend_config": settings})
+    config = {"cudnn_fmha_backend_config": settings}
+    config = json.dumps(config, separators=separators)
     total = costs(
         f"""
 ENTRY %main (q: bf16[2,64,4,16]) -> bf16[2,4,64,16] {{
@@ -353,3 +355,21 @@ ENTRY %main (q: bf16[2,64,4,16]) -> bf16[2,4,64,16] {{
     pairs = 2 * 4 * 64 * 64
     assert total.flops == share * products * 2 * pairs * 16
     assert total.kernels == {f"__cudnn$fmha{suffix}": 1}
+
+
+def test_flops_of_a_product_by_cublas():
+    axes = {"lhs_contracting_dimensions": ["0"], "rhs_contracting_dimensions": ["1"]}
+    config = json.dumps({"gemm_backend_config": {"dot_dimension_numbers": axes}})
+    total = costs(
+        """
+ENTRY %main (a: bf16[32,8], b: bf16[16,32]) -> f32[8,16] {
+  %a = bf16[32,8]{1,0} parameter(0)
+  %b = bf16[16,32]{1,0} parameter(1)
+  %c = (f32[8,16]{1,0}, s8[100]{0}) custom-call(%a, %b), """
+        f"""custom_call_target="__cublas$lt$matmul", backend_config={config}
+  ROOT %d = f32[8,16]{{1,0}} get-tuple-element(%c), index=0
+}}
+"""
+    )
+    assert total.flops == 2 * 8 * 16 * 32
+    assert total.kernels == {"__cublas$lt$matmul": 1}

@@ -19,6 +19,7 @@ from tests.compilation.compilers import NEEDS_LIBTPU
         ("v5e:", "v5e: lacks the sides of the slice: write v5e:4x4"),
         ("v4:4xx4", "lacks the sides of the slice"),
         ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
+        ("h100", "h100 lacks the number of GPUs: write h100:4"),
         ("h100:2x4", "h100:2x4 has 2 sides, but slices of h100 have 1"),
     ],
 )
@@ -39,6 +40,8 @@ def test_missing_gpu_compiler_is_reported_with_the_remedy(monkeypatch):
         find_slice("h100:8")
     with pytest.raises(UserError, match="--slices=2 is for TPUs"):
         find_slice("h100:8", 2)
+    with pytest.raises(UserError, match="h100:16 is more than one host: give 8"):
+        find_slice("h100:16")
 
 
 def test_every_gpu_has_a_target():

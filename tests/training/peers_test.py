@@ -50,6 +50,8 @@ from bpd_jax.training import distributed, peers
 
 def main():
     address, count, index, victims, end = sys.argv[1:]
+    if "LAST_SECONDS" in os.environ:
+        peers._END = int(os.environ["LAST_SECONDS"])
     distributed.initialize(address, int(count), int(index), timeout=60)
     with peers.watched():  # ends regularly
         pass
@@ -138,7 +140,11 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
 
 @pytest.mark.parametrize("end", ["kill", "error"])
 @pytest.mark.parametrize("log", ["device", "pipe"])
-def test_processes_end_although_their_log_is_full(log: str, end: str) -> None:
+def test_processes_end_although_their_log_is_full(
+    log: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Within them a process that cannot write tries to end by itself.
+    monkeypatch.setenv("LAST_SECONDS", "4")
     reader, writer = os.pipe()
     if log == "device":
         os.close(writer)

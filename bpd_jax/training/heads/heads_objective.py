@@ -132,6 +132,8 @@ class HeadsObjective:
             side = self._side(trained["kernel_condition"], frozen, batch)
             side = side.astype(products)
 
+        # The inner layer of one head exists at a time, for the gradient too.
+        @jax.checkpoint
         def apply(weights: Params) -> Array:
             return apply_head(config, weights, states, side, dtype=products)
 

@@ -212,8 +212,32 @@ def test_targets_outside_the_draft_vocabulary_are_misses():
     assert all_targets.scored.tolist() == all_targets.valid.tolist()
 
 
-def test_chunks_divide_the_positions():
-    assert levels_loss.chunk_size(2048, 8192) == 1024
-    assert levels_loss.chunk_size(2048, 49152) == 128
-    assert levels_loss.chunk_size(7, 100) == 7
-    assert levels_loss.chunk_size(7, 2**22) == 1
+@pytest.mark.parametrize("own_softmax", [False, True])
+def test_eight_heads_need_little_more_memory_than_two(own_softmax):
+    """Compiled, not run: temporaries besides the gradients and the heads' outputs."""
+
+    def temporaries(num_heads):
+        own = {"kind": "medusa", "own_softmax": True}
+        config = BlockHeadsConfig(
+            num_heads, **(own if own_softmax else {"hidden": 256})
+        )
+        settings = {"head_weights": (1.0,) * (num_heads - 1)}
+        shapes = head_shapes(config, WIDTH, VOCAB)
+        trained = {
+            name: jnp.zeros(shape)
+            for name, shape in shapes.items()
+            if is_trained(config, name)
+        }
+        frozen = {} if own_softmax else {"matrix": jnp.zeros((VOCAB, WIDTH))}
+        batch = PositionBatch(
+            np.zeros((2048, WIDTH), np.float32),
+            np.zeros((2048, num_heads), np.int32),
+            np.ones((2048, num_heads), bool),
+        )
+        step = jax.jit(objective(config, **settings).loss_and_gradients)
+        program = step.lower(trained, frozen, batch).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    # Inputs of the softmax and their gradient: two arrays [2048, levels, WIDTH].
+    outputs = 6 * 2048 * WIDTH * 4
+    assert temporaries(9) < 1.2 * temporaries(3) + 4 * outputs

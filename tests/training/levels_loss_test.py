@@ -1,0 +1,115 @@
+"""The loss of several levels in chunks, against a plain one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.training import levels_loss as module
+from bpd_jax.training.levels_loss import (
+    by_level,
+    chunk_size,
+    levels_loss,
+    levels_ranks,
+)
+
+N, LEVELS, WIDTH, VOCAB = 12, 3, 10, 31
+
+
+def arrays(seed=0):
+    rng = np.random.default_rng(seed)
+    inputs, teacher = (
+        jnp.asarray(rng.normal(0, 1, (N, LEVELS, size)), jnp.float32)
+        for size in (WIDTH, WIDTH - 4)
+    )
+    matrix = jnp.asarray(rng.normal(0, 0.5, (VOCAB, WIDTH)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, VOCAB, (N, LEVELS)))
+    weights = jnp.asarray(rng.random((N, LEVELS)) * (rng.random((N, LEVELS)) < 0.7))
+    return inputs, matrix, targets, weights.astype(jnp.float32), teacher
+
+
+def plain(inputs, matrix, targets, weights, teacher, share):
+    wanted = (1 - share) * jax.nn.one_hot(targets, VOCAB)
+    fixed = jax.lax.stop_gradient(matrix)[:, : teacher.shape[-1]]
+    wanted += share * jax.nn.softmax(teacher @ fixed.T)
+    return -jnp.sum(weights[..., None] * wanted * jax.nn.log_softmax(inputs @ matrix.T))
+
+
+@pytest.fixture(params=[None, 4, 1], ids=lambda size: f"chunk_{size}")
+def chunk(request, monkeypatch):
+    """Positions of a chunk; None for all."""
+    if request.param:
+        monkeypatch.setattr(module, "chunk_size", lambda count, width: request.param)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("columns", [0, 4, WIDTH])
+def test_gradients_equal_those_of_the_plain_loss(columns, share, chunk):
+    """The last columns of the matrix are trained: those that a Markov head adds."""
+    inputs, matrix, *rest, teacher = arrays()
+
+    def loss(inputs, matrix):
+        settings = {"trained_columns": columns, "teacher_share": share}
+        return levels_loss(inputs, matrix, *rest, teacher, **settings)[0]
+
+    value, gradients = jax.value_and_grad(loss, (0, 1))(inputs, matrix)
+    wanted, (by_inputs, by_matrix) = jax.value_and_grad(plain, (0, 1))(
+        inputs, matrix, *rest, teacher, share
+    )
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(gradients[0], by_inputs, atol=1e-5)
+    by_matrix = by_matrix.at[:, : WIDTH - columns].set(0)
+    np.testing.assert_allclose(gradients[1], by_matrix, atol=1e-5)
+
+
+def test_weights_may_depend_on_the_probabilities(chunk):
+    inputs, matrix, targets, weights, _ = arrays()
+    log_probs = jax.nn.log_softmax(inputs @ matrix.T)
+    losses = -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
+
+    def weigh(probabilities, weights):
+        return weights * probabilities**2
+
+    total, found, hits = levels_loss(inputs, matrix, targets, weights, weigh=weigh)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_array_equal(hits, log_probs.argmax(-1) == targets)
+    expected = jnp.sum(weights * jnp.exp(-losses) ** 2 * losses)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+
+
+def test_a_position_without_weight_changes_nothing():
+    inputs, matrix, targets, weights, _ = arrays()
+    weights = weights.at[5].set(0)
+    broken = inputs.at[5].set(jnp.inf)
+    values = [levels_loss(x, matrix, targets, weights)[0] for x in (inputs, broken)]
+    assert np.isfinite(values).all()
+    assert values[0] == values[1]
+
+
+def test_levels_with_matrices_of_their_own_are_separate(chunk):
+    inputs, _, targets, weights, _ = arrays()
+    rng = np.random.default_rng(1)
+    matrices = jnp.asarray(rng.normal(0, 0.5, (LEVELS, VOCAB, WIDTH)), jnp.float32)
+    total, losses, hits = by_level(
+        levels_loss, matrices, (inputs, targets, weights, None)
+    )
+    ranked, ranks = by_level(levels_ranks, matrices, (inputs, targets))
+    expected = 0.0
+    for level, matrix in enumerate(matrices):
+        part = slice(level, level + 1)
+        one, own_losses, own_hits = levels_loss(
+            inputs[:, part], matrix, targets[:, part], weights[:, part]
+        )
+        expected += one
+        np.testing.assert_allclose(losses[:, part], own_losses, rtol=1e-6)
+        np.testing.assert_array_equal(hits[:, part], own_hits)
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    np.testing.assert_allclose(ranked, losses, rtol=1e-5)
+    np.testing.assert_array_equal(ranks == 0, hits)
+
+
+def test_chunks_divide_the_positions():
+    assert chunk_size(2048, 8192) == 1024
+    assert chunk_size(2048, 49152) == 128
+    assert chunk_size(7, 100) == 7
+    assert chunk_size(7, 2**22) == 1
