@@ -132,8 +132,10 @@ class HeadsObjective:
             side = self._side(trained["kernel_condition"], frozen, batch)
             side = side.astype(products)
 
-        # The inner layer of one head exists at a time, for the gradient too.
-        @jax.checkpoint
+        # Of the inner layers only the products are kept for the gradient.
+        keep = jax.checkpoint_policies.dots_saveable
+
+        @functools.partial(jax.checkpoint, policy=keep)
         def apply(weights: Params) -> Array:
             return apply_head(config, weights, states, side, dtype=products)
 
