@@ -31,6 +31,15 @@ _ALONE = [
     "--max_new_tokens=512",
     "--num_ngrams=4000000",
 ]
+_DRAFTER = [
+    "--program=drafter",
+    "--gin_file=gin_configs/models/blockwise_1b5.gin",
+    "--gin_file=gin_configs/runs/drafter.gin",
+    "--gin.MODEL='runs/blockwise_1b5'",
+    "--gin.DATA='runs/texts'",
+    "--gin.FEATURE_LAYERS=(1, 9, 16)",
+    "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
+]
 _TRAINED = "--gin.TransformerConfig.param_dtype='float32'"
 
 
@@ -80,30 +89,8 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         [_PRETRAIN, *_DECODE, "--gin.MeshConfig.data=2", "--gin.MeshConfig.model=4"],
     ),
     "decode_h100": ("h100:1", [_PRETRAIN, *_DECODE]),
-    "drafter_v5e_8": (
-        "v5e:2x4",
-        [
-            "--program=drafter",
-            "--gin_file=gin_configs/models/blockwise_1b5.gin",
-            "--gin_file=gin_configs/runs/drafter.gin",
-            "--gin.MODEL='runs/blockwise_1b5'",
-            "--gin.DATA='runs/texts'",
-            "--gin.FEATURE_LAYERS=(1, 9, 16)",
-            "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
-        ],
-    ),
-    "drafter_h100_8": (
-        "h100:8",
-        [
-            "--program=drafter",
-            "--gin_file=gin_configs/models/blockwise_1b5.gin",
-            "--gin_file=gin_configs/runs/drafter.gin",
-            "--gin.MODEL='runs/blockwise_1b5'",
-            "--gin.DATA='runs/texts'",
-            "--gin.FEATURE_LAYERS=(1, 9, 16)",
-            "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
-        ],
-    ),
+    "drafter_v5e_8": ("v5e:2x4", _DRAFTER),
+    "drafter_h100_8": ("h100:8", _DRAFTER),
     "vicuna_7b_decode_v5e_4": (
         "v5e:2x2",
         [*_vicuna("7b"), "--gin.MeshConfig.model=4", *_ALONE],

@@ -74,18 +74,18 @@ def main() -> None:
         for name in _PROGRAM.value:
             check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
-    tpu_slice = find_slice(cli.required("topology"), _SLICES.value)
+    accelerators = find_slice(cli.required("topology"), _SLICES.value)
     # All programs are validated before the first one is compiled.
     programs: list[Program] = []
     for name in _PROGRAM.value:
         if name == "drafter":
             training = configuration.parse_flags(HeadsTrainConfig).value
             model = configuration.parse_flags(BlockwiseConfig).value
-            mesh = make_mesh(training.mesh or MeshConfig(), tpu_slice.devices)
+            mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
             programs += drafter_programs(training, model, mesh)
             continue
         config = configuration.parse_flags(TrainConfig).value
-        mesh = make_mesh(config.mesh, tpu_slice.devices)
+        mesh = make_mesh(config.mesh, accelerators.devices)
         if name == "train":
             programs.append(train_program(config, mesh))
         else:
@@ -93,13 +93,13 @@ def main() -> None:
     console = Console()
     measured: list[Measured] = []
     for program in programs:
-        print(f"compiling {program.name} for {tpu_slice.name} ...", file=sys.stderr)
-        measured.append(compile_for(program, mesh, tpu_slice, _HLO.value))
-    console.print(compile_report.table(tpu_slice, dict(mesh.shape), measured))
+        print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)
+        measured.append(compile_for(program, mesh, accelerators, _HLO.value))
+    console.print(compile_report.table(accelerators, dict(mesh.shape), measured))
     for one in measured:
         console.print(compile_report.collectives(one))
     if _OUTPUT.value:
-        figures = compile_report.as_json(tpu_slice, dict(mesh.shape), measured)
+        figures = compile_report.as_json(accelerators, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {_OUTPUT.value}")

@@ -18,14 +18,14 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")
 
 
 def table(
-    tpu_slice: Slice, mesh: dict[str, int], programs: Sequence[Measured]
+    accelerators: Slice, mesh: dict[str, int], programs: Sequence[Measured]
 ) -> Table:
     """A table of all figures, with one column per program."""
-    chip = tpu_slice.chip
+    chip = accelerators.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
-    unit, count = "GPU" if chip.gpu else "core", len(tpu_slice.devices)
+    unit, count = "GPU" if chip.gpu else "core", len(accelerators.devices)
     result = Table(
-        title=f"{tpu_slice.name}: {count} {unit}{'s' * (count > 1)}, {sizes}",
+        title=f"{accelerators.name}: {count} {unit}{'s' * (count > 1)}, {sizes}",
         caption=(
             f"Per {unit}. The roofline is the minimum time that the chip's peak "
             "figures allow; it is not a measurement."
@@ -69,7 +69,7 @@ def table(
     )
     row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in programs))
     row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in programs))
-    several = tpu_slice.slices > 1
+    several = accelerators.slices > 1
     if several:
         row(
             "bytes, network",
@@ -123,15 +123,15 @@ def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:
 
 
 def as_json(
-    tpu_slice: Slice, mesh: dict[str, int], programs: Sequence[Measured]
+    accelerators: Slice, mesh: dict[str, int], programs: Sequence[Measured]
 ) -> dict[str, Any]:
     """All figures as JSON values; times in seconds, memory in bytes."""
     return {
-        "topology": tpu_slice.name,
-        "cores": len(tpu_slice.devices),
-        "slices": tpu_slice.slices,
+        "topology": accelerators.name,
+        "cores": len(accelerators.devices),
+        "slices": accelerators.slices,
         "mesh": dict(mesh),
-        "chip": dataclasses.asdict(tpu_slice.chip),
+        "chip": dataclasses.asdict(accelerators.chip),
         "versions": {
             name: importlib.metadata.version(name)
             for name in _PACKAGES

@@ -98,14 +98,14 @@ class Measured:
 
 
 def compile_for(
-    program: Program, mesh: Mesh, tpu_slice: Slice, folder: str | None = None
+    program: Program, mesh: Mesh, accelerators: Slice, folder: str | None = None
 ) -> Measured:
     """Compiles a program with the compiler of the slice's chips.
 
     Args:
       program: the program.
       mesh: mesh over the devices of the slice.
-      tpu_slice: the slice.
+      accelerators: the slice, or the GPUs of a host.
       folder: output folder of the compiled text, `NAME.txt`; None writes nothing.
 
     Raises:
@@ -113,14 +113,14 @@ def compile_for(
     """
     start = time.perf_counter()
     lowered = program.lower()
-    chip = tpu_slice.chip
+    chip = accelerators.chip
     try:
         compiled = lowered.compile(gpus.COMPILER_OPTIONS if chip.gpu else None)
     except jax.errors.JaxRuntimeError as error:
         refused = out_of_memory(str(error))
         if refused is None:
             raise
-        raise _refusal(program, tpu_slice, refused) from error
+        raise _refusal(program, accelerators, refused) from error
     seconds = time.perf_counter() - start
     text, analysis = compiled.as_text() or "", compiled.memory_analysis()
     # None for a GPU.
@@ -130,9 +130,9 @@ def compile_for(
         with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
             path.write_text(text, encoding="utf-8")
     # One program for a slice; its partitions are the devices of the first one.
-    partitions = mesh.size // tpu_slice.slices
+    partitions = mesh.size // accelerators.slices
     costs = costs_of(parse(text), partitions)
-    coordinates = [tpu_slice.coordinates(x) for x in mesh.devices.flat[:partitions]]
+    coordinates = [accelerators.coordinates(x) for x in mesh.devices.flat[:partitions]]
     memory = Memory(
         arguments=analysis.argument_size_in_bytes,
         outputs=analysis.output_size_in_bytes,
@@ -145,7 +145,7 @@ def compile_for(
         # The GPU compiler does not refuse such a program.
         needed, usable = (f"{x / 2**30:.2f} GiB" for x in (memory.needed, chip.usable))
         reason = f"it needs {needed} of the {usable} of a GPU"
-        raise _refusal(program, tpu_slice, reason)
+        raise _refusal(program, accelerators, reason)
     return Measured(
         program=program,
         cores=mesh.size,
@@ -154,15 +154,17 @@ def compile_for(
         xla_flops=xla_costs.get("flops"),
         costs=costs,
         link_bytes=link_bytes(costs, coordinates),
-        network_bytes=network_bytes(costs, tpu_slice.slices),
-        times=roofline(costs, chip, tpu_slice.sides, coordinates, tpu_slice.slices),
+        network_bytes=network_bytes(costs, accelerators.slices),
+        times=roofline(
+            costs, chip, accelerators.sides, coordinates, accelerators.slices
+        ),
         peak_flops=chip.flops / chip.cores,
     )
 
 
-def _refusal(program: Program, tpu_slice: Slice, reason: str) -> UserError:
+def _refusal(program: Program, accelerators: Slice, reason: str) -> UserError:
     return UserError(
-        f"the {program.name} step does not fit on {tpu_slice.name}: {reason}; "
+        f"the {program.name} step does not fit on {accelerators.name}: {reason}; "
         f"{_REMEDY}."
     )
 
