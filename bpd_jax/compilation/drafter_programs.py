@@ -11,9 +11,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.compilation.programs import Program, spread
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.model_flops import drafter_train_flops, forward_flops
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.frozen import make_step
@@ -59,7 +59,7 @@ def _read_program(
 
     def lower() -> jax.stages.Lowered:
         return read_texts.lower(
-            ModelFunctions(frozen),
+            BlockwiseLM(frozen, mesh=mesh),
             jnp.dtype(config.states_dtype),
             DrafterObjective(config, model).layers,
             {"trunk": abstract_parameters(frozen, mesh)["trunk"]},
