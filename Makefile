@@ -1,7 +1,8 @@
 # Everything runs in .venv, which the first command makes; compilers and docs have their own.
 SHELL := /bin/bash
 BIN := .venv/bin
-JOBS ?= 2
+# Of three processes of tests, one usually waits for the processes that it started.
+JOBS ?= 3
 # Bytecode is kept, even where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -70,7 +71,7 @@ tpu-check: ## the same for the TPUs of this host
 
 # Whole files, as fixtures of a file may train; tests/conftest.py orders the files.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-test: lint ## lint, then the tests on JOBS=2 processes
+test: lint ## lint, then the tests on JOBS=3 processes
 	$(PYTEST) -m "not exhaustive"
 
 test-all: lint ## the same with the slow proofs and every case of each matrix

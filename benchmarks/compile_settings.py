@@ -23,6 +23,26 @@ def _vicuna(size: str) -> list[str]:
     ]
 
 
+_FROZEN = ["--program=frozen", "--gin.HeadsTrainConfig.mesh=@MeshConfig()"]
+
+
+def _vicuna_heads(size: str, hidden: int) -> list[str]:
+    """The four heads alone, on the frozen Vicuna."""
+    return [
+        *_FROZEN,
+        f"--gin_file=gin_configs/models/vicuna_{size}.gin",
+        "--gin_file=experiments/vicuna/heads.gin",
+        "--gin.MODEL='vicuna'",
+        "--gin.DATA='texts'",
+        f"--gin.HIDDEN={hidden}",
+        "--gin.MeshConfig.fsdp=8",
+    ]
+
+
+_VICUNA_RESCORER = [
+    "--gin_file=experiments/vicuna/rescorer.gin",
+    "--gin.TEXT_FILES='texts'",
+]
 # One prompt at a time, as in Table E.
 _ALONE = [
     "--program=decode",
@@ -32,13 +52,12 @@ _ALONE = [
     "--num_ngrams=4000000",
 ]
 _DRAFTER = [
-    "--program=drafter",
+    *_FROZEN,
     "--gin_file=gin_configs/models/blockwise_1b5.gin",
     "--gin_file=gin_configs/runs/drafter.gin",
     "--gin.MODEL='runs/blockwise_1b5'",
     "--gin.DATA='runs/texts'",
     "--gin.FEATURE_LAYERS=(1, 9, 16)",
-    "--gin.HeadsTrainConfig.mesh=@MeshConfig()",
 ]
 _TRAINED = "--gin.TransformerConfig.param_dtype='float32'"
 
@@ -128,4 +147,10 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         "h100:8",
         [*_vicuna("13b"), _mesh("gpu_8"), _TRAINED],
     ),
+    "vicuna_7b_heads_v5e_8": ("v5e:2x4", _vicuna_heads("7b", 8192)),
+    "vicuna_13b_heads_v5e_8": ("v5e:2x4", _vicuna_heads("13b", 10240)),
+    "vicuna_7b_heads_h100_8": ("h100:8", _vicuna_heads("7b", 8192)),
+    "vicuna_13b_heads_h100_8": ("h100:8", _vicuna_heads("13b", 10240)),
+    "vicuna_rescorer_v5e_8": ("v5e:2x4", _VICUNA_RESCORER),
+    "vicuna_rescorer_h100_8": ("h100:8", _VICUNA_RESCORER),
 }

@@ -22,7 +22,7 @@ from rich.console import Console
 from bpd_jax import cli, configuration
 from bpd_jax.buckets import as_path
 from bpd_jax.compilation import compile_report
-from bpd_jax.compilation.drafter_programs import drafter_programs
+from bpd_jax.compilation.frozen_programs import frozen_programs
 from bpd_jax.compilation.measured_program import Measured, compile_for
 from bpd_jax.compilation.programs import (
     DecodeShapes,
@@ -39,7 +39,7 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
 
-_PROGRAMS = ("train", "decode", "drafter")
+_PROGRAMS = ("train", "decode", "frozen")
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -52,8 +52,8 @@ _SLICES = flags.DEFINE_integer(
 _PROGRAM = flags.DEFINE_list(
     "program",
     ["train"],
-    "Comma-separated list of programs: train, decode, or drafter, which is the "
-    "training of a block drafter (HeadsTrainConfig) for the frozen model.",
+    "Comma-separated list of programs: train, decode, or frozen, which is the training "
+    "of heads or a block drafter (HeadsTrainConfig) for the frozen model.",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
 _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
@@ -78,11 +78,11 @@ def main() -> None:
     # All programs are validated before the first one is compiled.
     programs: list[Program] = []
     for name in _PROGRAM.value:
-        if name == "drafter":
+        if name == "frozen":
             training = configuration.parse_flags(HeadsTrainConfig).value
             model = configuration.parse_flags(BlockwiseConfig).value
             mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
-            programs += drafter_programs(training, model, mesh)
+            programs += frozen_programs(training, model, mesh)
             continue
         config = configuration.parse_flags(TrainConfig).value
         mesh = make_mesh(config.mesh, accelerators.devices)

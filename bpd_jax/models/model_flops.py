@@ -89,6 +89,33 @@ def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float
     return 2.0 * trunk_weights(model) * batch_size * length + attention
 
 
+def heads_train_flops(
+    model: BlockwiseConfig, positions: int, *, teacher: bool
+) -> float:
+    """FLOPs of a training step of the heads of a frozen model.
+
+    The gradients of a softmax that is not the heads' own, and of what the heads read,
+    are not computed.
+
+    Args:
+      model: configuration of the frozen model and its heads.
+      positions: positions of a batch.
+      teacher: whether the model's own distributions are targets, too.
+    """
+    assert model.heads is not None
+    softmax = model.draft_vocab_size * model.trunk.d_model
+    shapes = parameter_shapes(model)["heads"]
+    first = {"kernel_in": 1, "kernel_condition": 1, "kernel": model.heads.layers}
+    reading = sum(
+        int(np.prod(shapes[name].shape)) // layers
+        for name, layers in first.items()
+        if name in shapes
+    )
+    passes = (6.0 if model.heads.own_softmax else 4.0) + (2.0 if teacher else 0.0)
+    levels = (model.block_size - 1) * passes * softmax
+    return positions * (6.0 * head_weights(model) - 2.0 * reading + levels)
+
+
 def drafter_train_flops(
     drafter: DrafterFunctions, rows: int, length: int, anchors: int
 ) -> float:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from bpd_jax.compilation.costs import costs_of
-from bpd_jax.compilation.drafter_programs import drafter_programs
+from bpd_jax.compilation.frozen_programs import frozen_programs
 from bpd_jax.compilation.hlo import parse
 from bpd_jax.compilation.programs import (
     DecodeShapes,
@@ -142,34 +142,39 @@ def test_sizes_of_decoding_are_positive(field, flag, size):
         replace(SHAPES, **{field: size})
 
 
-@pytest.mark.parametrize("anchor_guesses", [True, False])
-def test_drafter_training_has_the_flops_of_its_model(anchor_guesses):
+_DRAFTER = BlockDrafterConfig(
+    (0, 1), 5, num_layers=2, draft_vocabulary=128, reads_last_token=True
+)
+
+
+@pytest.mark.parametrize(
+    ("heads", "settings"),
+    [
+        (replace(_DRAFTER, guess_at_anchor=True), {}),
+        (replace(_DRAFTER, guess_at_anchor=False), {}),
+        (BlockHeadsConfig(3, 16), {}),
+        (BlockHeadsConfig(4, 64, draft_vocabulary=128), {"soft_targets": 0.5}),
+        (BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0, 1)), {}),
+        (BlockHeadsConfig(3, own_softmax=True, kind="medusa"), {}),
+    ],
+)
+def test_training_on_a_frozen_model_has_its_flops(heads, settings):
     mesh = make_mesh(MeshConfig(data=8))
-    drafter = BlockDrafterConfig(
-        (0, 1),
-        5,
-        num_layers=2,
-        draft_vocabulary=128,
-        guess_at_anchor=anchor_guesses,
-        reads_last_token=True,
-    )
     training = HeadsTrainConfig(
         model="nowhere",
         data="nowhere",
-        heads=drafter,
+        heads=heads,
         optimizer=OptimizerConfig(learning_rate=1e-3),
         batch_size=64,
         anchors_per_row=8,
         row_tokens=32,
         forward_tokens=256,
+        **settings,
     )
-    for program in drafter_programs(training, MODEL, mesh):
+    for program in frozen_programs(training, MODEL, mesh):
         compiled = program.lower().compile()
         costs = costs_of(parse(compiled.as_text()), 8)
         assert costs.open_loops == 0
         assert costs.flops == pytest.approx(program.model_flops / 8, rel=0.05)
-    heads = replace(training, heads=BlockHeadsConfig(3, 16))
-    with pytest.raises(UserError, match="block drafter"):
-        drafter_programs(heads, MODEL, mesh)
     with pytest.raises(UserError, match="multiple"):
-        drafter_programs(replace(training, batch_size=40), MODEL, mesh)
+        frozen_programs(replace(training, batch_size=44), MODEL, mesh)

@@ -7,6 +7,7 @@ from typing import Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
@@ -61,7 +62,9 @@ class DrafterObjective:
         """Layers whose outputs the drafter reads."""
         return self.drafter.feature_layers
 
-    def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
+    def init(
+        self, params: Params, vocabulary: np.ndarray | None, rng: Array
+    ) -> tuple[Params, Params]:
         """Initial drafter; frozen are softmax, vocabulary and the model's embedding."""
         trained = jax.jit(self.functions.init)(rng)
         if self.model.trunk.norm == "rms":
@@ -71,7 +74,7 @@ class DrafterObjective:
         softmax = softmax_rows(self.model, params, None)
         frozen = {
             name: value
-            for name, value in with_softmax({}, softmax, plan.vocabulary).items()
+            for name, value in with_softmax({}, softmax, vocabulary).items()
             if name in FROZEN
         }
         frozen["softmax"] = jnp.asarray(frozen["softmax"], self.config.products)

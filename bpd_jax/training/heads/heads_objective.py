@@ -66,9 +66,11 @@ class HeadsObjective:
         """Layers that conditioned heads read."""
         return self.heads.feature_layers
 
-    def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
+    def init(
+        self, params: Params, vocabulary: np.ndarray | None, rng: Array
+    ) -> tuple[Params, Params]:
         """Initial heads; frozen are their shared softmax `matrix` and `vocabulary`."""
-        heads = init_heads(self.model, params, self.heads, rng, plan.vocabulary)
+        heads = init_heads(self.model, params, self.heads, rng, vocabulary)
         trained = {k: v for k, v in heads.items() if is_trained(self.heads, k)}
         frozen = {k: v for k, v in heads.items() if k == "vocabulary"}
         if not self.heads.own_softmax:

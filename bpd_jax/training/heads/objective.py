@@ -26,12 +26,14 @@ class HeadsOrDrafter(Objective, Protocol):
         """Layers of the model whose outputs are needed besides the final states."""
         ...
 
-    def init(self, params: Params, plan: Plan, rng: Array) -> tuple[Params, Params]:
+    def init(
+        self, params: Params, vocabulary: np.ndarray | None, rng: Array
+    ) -> tuple[Params, Params]:
         """Initial trained parameters, float32, and the frozen arrays.
 
         Args:
           params: parameters of the frozen model.
-          plan: plan of the run.
+          vocabulary: ids of the draft vocabulary; None for all tokens.
           rng: random key.
         """
         ...

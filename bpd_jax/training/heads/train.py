@@ -84,7 +84,8 @@ def train_heads(
         config.check_mesh(mesh)
     plan = make_plan(config, model, params)
     progress.say(describe(config, model, plan))
-    trained, frozen_arrays = objective.init(params, plan, jax.random.key(config.seed))
+    rng = jax.random.key(config.seed)
+    trained, frozen_arrays = objective.init(params, plan.vocabulary, rng)
     start = _start(config)
     if start is not None:
         trained = _with_parameters(trained, start, plan)

@@ -121,7 +121,7 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     config = dataclasses.replace(config, heads=drafter, **settings)
     objective = DrafterObjective(config, model)
     plan = module.make_plan(config, model, params)
-    trained, arrays = objective.init(params, plan, jax.random.key(0))
+    trained, arrays = objective.init(params, plan.vocabulary, jax.random.key(0))
     rng = np.random.default_rng(0)
     trained = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), trained
