@@ -17,7 +17,7 @@ from bpd_jax.models.model_flops import (
     forward_flops,
     heads_train_flops,
 )
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.training.frozen import make_step
 from bpd_jax.training.heads.base import read_texts, states_dtype
 from bpd_jax.training.heads.batches import PositionBatch
@@ -53,14 +53,14 @@ def _read_program(
         model.trunk, dtype=config.products, param_dtype=config.products
     )
     frozen, length = BlockwiseConfig(trunk), config.row_tokens
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = row_parts(mesh)
     rows = -(-max(1, config.forward_tokens // length) // parts) * parts
 
     def lower() -> jax.stages.Lowered:
         return read_texts.lower(
             BlockwiseLM(frozen, mesh=mesh),
             jnp.dtype(config.states_dtype),
-            make_objective(config, model).layers,
+            make_objective(config, model, mesh).layers,
             {"trunk": abstract_parameters(frozen, mesh)["trunk"]},
             spread(np.zeros((rows, length), np.int32), mesh, BATCH_SPEC),
         )
@@ -86,7 +86,7 @@ class _Step(NamedTuple):
 def _step_program(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh
 ) -> Program:
-    objective, trunk = make_objective(config, model), model.trunk
+    objective, trunk = make_objective(config, model, mesh), model.trunk
     width = trunk.d_model * (1 + len(objective.layers))
     if isinstance(objective, DrafterObjective):
         shapes = _blocks(objective, width)

@@ -19,7 +19,7 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.partitioning import BATCH_SPEC, replicated
+from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
 from bpd_jax.typing import Array, Params, PyTree
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
@@ -118,9 +118,7 @@ class Task:
 
     def rows(self, count: int) -> int:
         """Rows of a batch of `count` prompts, the same number on every device."""
-        if self.mesh is None:
-            return count
-        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        devices = row_parts(self.mesh)
         return -(-count // devices) * devices
 
     def prefill(

@@ -98,6 +98,11 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(_evenly, unbox(boxed), shardings)
 
 
+def row_parts(mesh: Mesh | None) -> int:
+    """Into how many parts a mesh splits the rows of a batch; 1 without a mesh."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
     """Raises a `UserError` unless the mesh divides the rows of a batch evenly.
 
@@ -106,7 +111,7 @@ def check_rows(name: str, rows: int, mesh: Mesh) -> None:
       rows: number of rows of a batch.
       mesh: a mesh from `make_mesh`.
     """
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = row_parts(mesh)
     if rows % parts:
         raise UserError(
             f"{name} = {rows} is not a multiple of the mesh's data × fsdp = {parts}: "

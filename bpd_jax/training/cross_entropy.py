@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.products import on_cpu, summed_rows
 from bpd_jax.typing import Array, Bool, Float, Int
 
@@ -82,9 +82,7 @@ class SoftmaxLoss:
     @property
     def groups(self) -> int:
         """G, the number of parts into which the mesh splits a batch."""
-        if self.mesh is None:
-            return 1
-        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return row_parts(self.mesh)
 
     def spread(self, array: Array) -> Array:
         """Reshapes rows `[B, …]` to `[G, B/G, …]`, sharded over G.

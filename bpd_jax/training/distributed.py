@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
-from bpd_jax.models.partitioning import BATCH_SPEC, replicated
+from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
 from bpd_jax.typing import Array
 
 T = TypeVar("T")
@@ -235,7 +235,7 @@ def batch_part(mesh: Mesh) -> tuple[int, int]:
     Raises:
       UserError: the devices of two processes hold rows that only partly overlap.
     """
-    count = mesh.shape["data"] * mesh.shape["fsdp"]
+    count = row_parts(mesh)
     rows: dict[int, set[int]] = collections.defaultdict(set)
     sharding = NamedSharding(mesh, BATCH_SPEC)
     indices: Mapping[Any, Any] = sharding.devices_indices_map((count,))

@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from bpd_jax.models.partitioning import row_parts
 from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss, Weigh, product
 from bpd_jax.typing import Array, Bool, Float, Int
 
@@ -25,6 +27,7 @@ def levels_loss(
     trained_columns: int = 0,
     teacher_share: float = 0.0,
     weigh: Weigh | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, "n levels"], Bool[Array, "n levels"]]:
     """Σ weights · −log softmax(inputs · matrixᵀ)[targets], in chunks of positions.
 
@@ -36,41 +39,45 @@ def levels_loss(
       targets, weights, teacher: see `LossInputs`.
       trained_columns, teacher_share, weigh: see `SoftmaxLoss`; a chunk has all levels
         of a position.
+      mesh: devices that split the positions evenly; None for one device.
 
     Returns:
       The sum, the losses without weights, and whether each target is ranked first.
     """
-    count, levels = targets.shape
-    chunk = levels * chunk_size(count, len(matrix) * levels)
+    (count, levels), rows = targets.shape, row_parts(mesh)
+    # The positions of a device are a row: every chunk has some of each.
+    chunk = levels * chunk_size(count // rows, len(matrix) * levels)
     loss = SoftmaxLoss(
         len(matrix),
         matrix.dtype.name,
         chunk,
+        mesh,
         trained_columns=trained_columns,
         teacher_share=teacher_share,
         weigh=weigh,
     )
-    row = jax.tree.map(
-        lambda x: x.reshape(1, count * levels, *x.shape[2:]),
+    positions = jax.tree.map(
+        lambda x: x.reshape(rows, -1, *x.shape[2:]),
         LossInputs(inputs, targets, weights, teacher),
     )
-    total, losses, hits = _row_loss(loss, matrix, *row)
+    total, losses, hits = _rows_loss(loss, matrix, *positions)
     return total, losses.reshape(count, levels), hits.reshape(count, levels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _row_loss(
-    loss: SoftmaxLoss, matrix: Array, *row: Array | None
+def _rows_loss(
+    loss: SoftmaxLoss, matrix: Array, *positions: Array | None
 ) -> tuple[Array, Array, Array]:
-    return _forward(loss, matrix, *row)[0]
+    return _forward(loss, matrix, *positions)[0]
 
 
 def _forward(
-    loss: SoftmaxLoss, matrix: Array, *row: Any
+    loss: SoftmaxLoss, matrix: Array, *positions: Any
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array | None]]:
     """The loss, with its gradients as residuals."""
-    start = loss.no_gradient(matrix)
-    losses, by_state, by_matrix = loss.gradients(matrix, LossInputs(*row), start)
+    rows, inputs = loss.matrix(matrix), LossInputs(*positions)
+    start = loss.no_gradient(rows)
+    losses, by_state, by_matrix = loss.gradients(rows, inputs, start)
     if by_matrix is not None:
         by_matrix = loss.matrix_gradient(by_matrix)
         fixed = matrix.shape[1] - by_matrix.shape[1]
@@ -90,7 +97,7 @@ def _backward(
     return by_matrix, by_state, None, None, None
 
 
-_row_loss.defvjp(_forward, _backward)
+_rows_loss.defvjp(_forward, _backward)
 
 
 def levels_ranks(

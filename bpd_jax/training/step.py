@@ -12,7 +12,7 @@ from bpd_jax.data.rows import Batch
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import BATCH_SPEC, replicated
+from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
 from bpd_jax.training.loss import (
     HeadSums,
     LossSettings,
@@ -162,7 +162,7 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     Raises:
       UserError: the rows of a device cannot be divided evenly.
     """
-    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    groups = row_parts(mesh)
     rows = len(batch.tokens)
     if rows % (groups * parts):
         raise UserError(

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator
 from bpd_jax.errors import UserError
+from bpd_jax.models.partitioning import row_parts
 from bpd_jax.training import distributed, loop, peers, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
@@ -181,7 +182,7 @@ def _make_meter(config: TrainConfig) -> Meter:
 
 def check_batch(config: TrainConfig, mesh: Mesh) -> None:
     """Raises a `UserError` if the batch cannot be divided evenly over the devices."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.compute.accumulate
+    parts = row_parts(mesh) * config.compute.accumulate
     if config.batch_size % parts:
         raise UserError(
             f"TrainConfig.batch_size = {config.batch_size} is not a multiple of "

@@ -21,6 +21,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.training import levels_loss
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.state import abstract_parameters
@@ -158,7 +159,9 @@ _DRAFTER = BlockDrafterConfig(
         (BlockHeadsConfig(3, own_softmax=True, kind="medusa"), {}),
     ],
 )
-def test_training_on_a_frozen_model_has_its_flops(heads, settings):
+def test_training_on_a_frozen_model_has_its_flops(heads, settings, monkeypatch):
+    """Each of eight devices has an eighth, also of a loss in chunks."""
+    monkeypatch.setattr(levels_loss, "_CHUNK_LOGITS", 2**11)
     mesh = make_mesh(MeshConfig(data=8))
     training = HeadsTrainConfig(
         model="nowhere",

@@ -15,7 +15,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
@@ -122,9 +122,7 @@ class Base:
 
     def _rows(self, length: int) -> int:
         """Texts of a batch, a multiple of the number of parts of the mesh."""
-        rows, parts = max(1, self._batch_tokens // length), 1
-        if self._mesh is not None:
-            parts = self._mesh.shape["data"] * self._mesh.shape["fsdp"]
+        rows, parts = max(1, self._batch_tokens // length), row_parts(self._mesh)
         return -(-rows // parts) * parts
 
 

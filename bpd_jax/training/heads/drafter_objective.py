@@ -8,6 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
@@ -38,10 +39,12 @@ class DrafterObjective:
     Attributes:
       config: settings of the run.
       model: sizes of the frozen model.
+      mesh: devices that split a batch; None for one device.
     """
 
     config: HeadsTrainConfig
     model: BlockwiseConfig
+    mesh: Mesh | None = None
 
     @property
     def drafter(self) -> BlockDrafterConfig:
@@ -118,6 +121,7 @@ class DrafterObjective:
             teacher_share=config.soft_targets,
             trained_columns=self.drafter.markov_rank,
             weigh=weigh,
+            mesh=self.mesh,
         )
         if self.drafter.confidence:
             total += self._confidence_loss(trained, batch, states, hits, scored)

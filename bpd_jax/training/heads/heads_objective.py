@@ -8,6 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax.buckets import on_disk
 from bpd_jax.models.attachments import About
@@ -50,10 +51,12 @@ class HeadsObjective:
     Attributes:
       config: settings of the run.
       model: sizes of the frozen model.
+      mesh: devices that split a batch; None for one device.
     """
 
     config: HeadsTrainConfig
     model: BlockwiseConfig
+    mesh: Mesh | None = None
 
     @property
     def heads(self) -> BlockHeadsConfig:
@@ -108,6 +111,7 @@ class HeadsObjective:
                 levels_loss,
                 trained_columns=inputs.shape[-1] if self.heads.own_softmax else 0,
                 teacher_share=config.soft_targets,
+                mesh=self.mesh,
             ),
             matrices,
             (inputs, targets.places.T, weights, later),

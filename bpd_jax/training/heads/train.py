@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax import files, progress
 from bpd_jax.buckets import as_path
@@ -76,10 +77,10 @@ def train_heads(
             "start a single one, which uses all devices of its host."
         )
     folder = as_path(workdir)
-    objective = make_objective(config, model)
     output = folder / output_name(config)
     files.check_writable(output, folder=True)
     mesh = None if config.mesh is None else make_mesh(config.mesh)
+    objective = make_objective(config, model, mesh)
     if mesh is not None:
         config.check_mesh(mesh)
     plan = make_plan(config, model, params)
@@ -134,11 +135,13 @@ def train_heads(
     return result.held_out
 
 
-def make_objective(config: HeadsTrainConfig, model: BlockwiseConfig) -> HeadsOrDrafter:
+def make_objective(
+    config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
+) -> HeadsOrDrafter:
     """The objective of the heads or of the block drafter in `config.heads`."""
     if isinstance(config.heads, BlockDrafterConfig):
-        return DrafterObjective(config, model)
-    return HeadsObjective(config, model)
+        return DrafterObjective(config, model, mesh)
+    return HeadsObjective(config, model, mesh)
 
 
 def output_name(config: HeadsTrainConfig) -> str:
