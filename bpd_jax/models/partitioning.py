@@ -103,6 +103,13 @@ def row_parts(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    """Constrains the sharding of an intermediate result; nothing on one device."""
+    if mesh is None or mesh.size == 1:
+        return array
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
+
+
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
     """Raises a `UserError` unless the mesh divides the rows of a batch evenly.
 

@@ -10,12 +10,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.cpu_attention import causal_attention
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, constrain
 from bpd_jax.typing import Array, Float, Int
 
 # Tokens of the blocks that the Pallas kernel works on; the last is what a row is
@@ -47,7 +47,7 @@ def segment_attention(
     if kernel == "cudnn":
         spec = _spec(queries.shape[2], keys.shape[2], mesh)
         queries, keys, values = (
-            _constrain(x, spec, mesh) for x in (queries, keys, values)
+            constrain(x, mesh, spec) for x in (queries, keys, values)
         )
         return fused(queries, keys, values, segments, "cudnn")
     if _device(mesh).platform == "cpu":
@@ -220,12 +220,6 @@ def _spec(num_heads: int, kv_heads: int, mesh: Mesh | None) -> PartitionSpec:
     ):
         return PartitionSpec(*BATCH_SPEC, None, None, None)
     return PartitionSpec(*BATCH_SPEC, None, "model", None)
-
-
-def _constrain(x: Array, spec: PartitionSpec, mesh: Mesh | None) -> Array:
-    if mesh is None or mesh.size == 1:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def _device(mesh: Mesh | None) -> jax.Device:

@@ -19,6 +19,7 @@ from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import (
+    BATCH_SPEC,
     EMBED,
     HEADS,
     KV,
@@ -26,6 +27,7 @@ from bpd_jax.models.partitioning import (
     MLP,
     POSITION,
     VOCAB,
+    constrain,
 )
 from bpd_jax.models.products import (
     DECODING_SOFTMAX,
@@ -392,6 +394,9 @@ class Transformer(nn.Module):
         x = self.embedding[tokens].astype(dtype)
         if self.config.rotary is None:
             x += self.position_embedding[positions].astype(dtype)
+        # The table is split along D. If x were too, every layer would exchange the
+        # activations of all rows instead of its parameters.
+        x = constrain(x, self.mesh, BATCH_SPEC)
         if self.compute.scan_layers:
             # Stacked parameters are used in training, which has no cache.
             assert cache is None

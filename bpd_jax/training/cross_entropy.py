@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
+from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
 from bpd_jax.models.products import on_cpu, summed_rows
 from bpd_jax.typing import Array, Bool, Float, Int
 
@@ -99,10 +99,7 @@ class SoftmaxLoss:
 
     def pin(self, array: Array, *axes: Any) -> Array:
         """Constrains the leading axes of an array to mesh axes."""
-        if self.mesh is None or self.mesh.size == 1:
-            return array
-        sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
-        return jax.lax.with_sharding_constraint(array, sharding)
+        return constrain(array, self.mesh, PartitionSpec(*axes))
 
     def matrix(self, softmax: Float[Array, "V D"]) -> Float[Array, "R D"]:
         """The softmax matrix in the precision of products, gathered before the loops.
