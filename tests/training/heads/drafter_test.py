@@ -1,7 +1,6 @@
 """Training a block drafter: its loss against JAX's own gradients, and whole runs."""
 
 import dataclasses
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from bpd_jax.models.drafter_files import attach_drafter, load_drafter
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import load_heads
 from bpd_jax.models.partitioning import MeshConfig
-from bpd_jax.training import frozen
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
 from bpd_jax.training.heads.blocks import BlockBatch
@@ -188,25 +186,11 @@ def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_k
 
 
 def test_resumed_run_equals_an_uninterrupted_one(
-    tmp_path, config, monkeypatch, model, params
+    tmp_path, config, stopped_at, model, params
 ):
     config = dataclasses.replace(config, epochs=2, checkpoint_every=1000)
     train_heads(config, model, params, tmp_path / "whole")
-    make_step = frozen.make_step
-    calls = []
-
-    def stopping(*arguments):
-        step = make_step(*arguments)
-
-        def counted(*state):
-            calls.append(None)
-            if len(calls) == 7:
-                signal.raise_signal(signal.SIGTERM)
-            return step(*state)
-
-        return counted
-
-    monkeypatch.setattr(frozen, "make_step", stopping)
+    calls = stopped_at(7)
     with pytest.raises(SystemExit):
         train_heads(config, model, params, tmp_path / "stopped")
     train_heads(config, model, params, tmp_path / "stopped")

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import signal
 
 import jax
 import numpy as np
@@ -70,27 +69,13 @@ def test_training_learns_the_next_tokens(
 
 
 def test_resumed_run_equals_an_uninterrupted_one(
-    tmp_path, config, monkeypatch, model, params
+    tmp_path, config, stopped_at, model, params
 ):
     # The run stops between two rows of metrics.
     config = dataclasses.replace(config, epochs=3, checkpoint_every=1000, log_every=4)
     train_heads(config, model, params, tmp_path / "whole")
 
-    make_step = frozen.make_step
-    calls = []
-
-    def stopping(*arguments):
-        step = make_step(*arguments)
-
-        def counted(*state):
-            calls.append(None)
-            if len(calls) == 11:
-                signal.raise_signal(signal.SIGTERM)
-            return step(*state)
-
-        return counted
-
-    monkeypatch.setattr(frozen, "make_step", stopping)
+    calls = stopped_at(11)
     with pytest.raises(SystemExit):
         train_heads(config, model, params, tmp_path / "stopped")
     assert not (tmp_path / "stopped" / "heads").exists()
