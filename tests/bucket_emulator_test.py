@@ -86,24 +86,40 @@ else:
 """
 
 
-# The emulator omits a header of downloads, without which TensorStore refuses them.
+# The emulator answers downloads without the generation and ignores the conditions of
+# uploads. TensorStore needs both: without conditions, one of two simultaneous commits
+# of a checkpoint's database is lost.
 SERVER = """
 import sys
+from http import HTTPStatus
 from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
-download = objects.download
+download, insert = objects.download, objects.insert
 
-def with_generation(request, response, storage, *args, **named):
-    names = request.params["bucket_name"], request.params["object_id"]
+def generation(storage, bucket, name):
     try:
-        about = storage.get_file_obj(*names)
-        response["x-goog-generation"] = about["generation"]
+        return storage.get_file_obj(bucket, name)["generation"]
     except NotFound:
-        pass
+        return "0"
+
+def download_with_generation(request, response, storage, *args, **named):
+    names = request.params["bucket_name"], request.params["object_id"]
+    response["x-goog-generation"] = generation(storage, *names)
     download(request, response, storage, *args, **named)
 
-objects.download = with_generation
+def conditional_insert(request, response, storage, *args, **named):
+    wanted = request.query.get("ifGenerationMatch")
+    if wanted:
+        meta = request.data["meta"] if isinstance(request.data, dict) else {}
+        name = request.query["name"][0] if "name" in request.query else meta["name"]
+        if generation(storage, request.params["bucket_name"], name) != wanted[0]:
+            request.data  # An unread body would end the connection with an error.
+            response.status = HTTPStatus.PRECONDITION_FAILED
+            return
+    insert(request, response, storage, *args, **named)
+
+objects.download, objects.insert = download_with_generation, conditional_insert
 from gcp_storage_emulator.__main__ import main
 main(sys.argv[1:])
 """
