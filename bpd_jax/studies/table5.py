@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.evaluation.draft_comparison import DraftComparison, compare_drafts
 from bpd_jax.evaluation.efficiency import difference_interval
 from bpd_jax.evaluation.entropy import Fit, fit_line
 from bpd_jax.evaluation.significance import (
@@ -21,6 +20,7 @@ from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_records import DraftRecord
 from bpd_jax.studies.tables import (
     ALL,
     Judgement,
@@ -35,11 +35,18 @@ from bpd_jax.studies.tables import (
     verdict,
 )
 
+_SIDES = ("wins", "losses")
+COUNTS = (
+    "ties",
+    *(side + kind for side in _SIDES for kind in ("", "_repair", "_regress")),
+)
+"""What is counted, by the names of the columns of `printed.TABLE5`."""
+
 _COLUMNS = [
     Column("ties", digits=0),
     *(
         column
-        for group in ("wins", "losses")
+        for group in _SIDES
         for column in (
             Column("positions", group, digits=0),
             Column("repair", group, digits=1, unit="%"),
@@ -50,26 +57,65 @@ _COLUMNS = [
 ]
 
 
+def count_positions(vanilla: DraftRecord, refined: DraftRecord) -> list[int]:
+    """Compares the drafts of two methods along one text, position by position.
+
+    Every token of the text is a position, even if decoding makes no serial call there:
+    LAMBADA's counts in Table 5 add up to its number of tokens. A win is a position
+    where a call would yield more tokens with the refined draft. It repairs if the
+    vanilla draft has equal neighbouring tokens and the refined draft has none; the
+    reverse introduces (`regress`).
+
+    Returns:
+      The numbers of positions, in the order of `COUNTS`.
+    """
+    repaired = (vanilla.repeats > 0) & (refined.repeats == 0)
+    introduced = (vanilla.repeats == 0) & (refined.repeats > 0)
+    positions = [refined.yields == vanilla.yields]
+    for side in (refined.yields > vanilla.yields, refined.yields < vanilla.yields):
+        positions += [side, side & repaired, side & introduced]
+    return [int(chosen.sum()) for chosen in positions]
+
+
 class _Comparisons(NamedTuple):
-    """Comparisons of one contender with BPD, by task and `ALL`, for every example."""
+    """Comparisons of one contender with BPD, by task and `ALL`.
+
+    Attributes:
+      run, contender: the run, and the name of the contender.
+      name: name of the table.
+      counts: `[n, 7]`, the numbers of positions of every example; see `COUNTS`.
+    """
 
     run: StudyRun
     contender: str
     name: str
-    examples: dict[str | None, list[DraftComparison]]
+    counts: dict[str | None, np.ndarray]
 
     @property
     def label(self) -> str:
         return self.run.label(self.contender)
 
-    def total(self, task: str | None = ALL) -> DraftComparison:
-        """The sum over the examples of a task."""
-        return sum(self.examples[task], DraftComparison())
+    def of(self, count: str, task: str | None = ALL) -> np.ndarray:
+        """One of `COUNTS` in every example, `[n]`."""
+        counts: np.ndarray = self.counts[task][:, COUNTS.index(count)]
+        return counts
+
+    def share(self, count: str, task: str | None = ALL) -> float | None:
+        """The share of repairs or regressions of a side; None without positions."""
+        events, cases = (self.of(c, task).sum() for c in (count, _side(count)))
+        return float(events / cases) if cases else None
 
     def margins(self, task: str | None) -> np.ndarray:
         """Wins minus losses of each example, `[n]`."""
-        pairs = [(c.wins.total, c.losses.total) for c in self.examples[task]]
-        return np.array([wins - losses for wins, losses in pairs], float)
+        return (self.of("wins", task) - self.of("losses", task)).astype(float)
+
+    def positions(self, task: str | None) -> int:
+        """The number of all positions."""
+        return sum(int(self.of(count, task).sum()) for count in ("ties", *_SIDES))
+
+
+def _side(count: str) -> str:
+    return count.partition("_")[0]
 
 
 def _prepare(run: StudyRun) -> list[_Comparisons]:
@@ -80,10 +126,9 @@ def _prepare(run: StudyRun) -> list[_Comparisons]:
             contender,
             f"table5_{number}" if number > 1 else "table5",
             {
-                task: [
-                    compare_drafts(a.yields, a.repeats, b.yields, b.repeats)
-                    for a, b in zip(*run.paired([BPD, contender], task), strict=True)
-                ]
+                task: np.array(
+                    list(map(count_positions, *run.paired([BPD, contender], task))), int
+                ).reshape(-1, len(COUNTS))
                 for task in run.rows()
             },
         )
@@ -100,16 +145,22 @@ def _table(contender: _Comparisons) -> Table:
     method = method_of(contender.contender)
     # The paper's table is about local neural rescoring.
     like_paper = method.kind == "neural" and method.count == 1
-    measured = [task for task, examples in contender.examples.items() if examples]
+    measured = [task for task, counts in contender.counts.items() if len(counts)]
     corrected = holm([sign_flip_test(contender.margins(task)) for task in measured])
     p_values = dict(zip(measured, corrected, strict=True))
 
+    def value(count: str, task: str | None) -> float | None:
+        if count == _side(count):
+            return float(contender.of(count, task).sum())
+        share = contender.share(count, task)
+        return None if share is None else 100 * share
+
     def cells(task: str | None) -> list[Cell]:
         paper = printed.TABLE5.get(task or "", {}) if like_paper else {}
-        values, text = _values(contender.total(task)), "none"
         if task not in p_values:
-            values, text = dict.fromkeys(values), "not measured"
-        row = [cell(value, paper.get(key), text=text) for key, value in values.items()]
+            row = [cell(None, paper.get(c), text="not measured") for c in COUNTS]
+        else:
+            row = [cell(value(c, task), paper.get(c), text="none") for c in COUNTS]
         return [*row, cell(p_values.get(task))]
 
     title = f"{contender.label} against BPD, by token position"
@@ -117,25 +168,21 @@ def _table(contender: _Comparisons) -> Table:
     return table(contender.name, title, "task", rows, by_row(_COLUMNS, cells))
 
 
-def _values(total: DraftComparison) -> dict[str, float | None]:
-    """The values in the order of the columns, by their names in `printed.TABLE5`."""
-    values: dict[str, float | None] = {"ties": float(total.ties)}
-    for name, changes in (("wins", total.wins), ("losses", total.losses)):
-        values[name] = float(changes.total)
-        for key, share in (("repair", changes.repair), ("regress", changes.regress)):
-            values[f"{name}_{key}"] = None if share is None else 100 * share
-    return values
-
-
 def _charts(comparisons: list[_Comparisons]) -> list[Chart]:
     charts = []
     for contender in comparisons:
-        totals = {task: contender.total(task) for task in contender.run.tasks}
-        totals = {task: total for task, total in totals.items() if total.positions}
-        bars = {
-            side: [100 * getattr(t, side).total / t.positions for t in totals.values()]
-            for side in ("wins", "losses")
-        }
+        positions = {task: contender.positions(task) for task in contender.run.tasks}
+        positions = {task: count for task, count in positions.items() if count}
+        bars = [
+            line_of(
+                side,
+                {
+                    index: 100 * int(contender.of(side, task).sum()) / count
+                    for index, (task, count) in enumerate(positions.items())
+                },
+            )
+            for side in _SIDES
+        ]
         charts.append(
             Chart(
                 contender.name,
@@ -143,54 +190,26 @@ def _charts(comparisons: list[_Comparisons]) -> list[Chart]:
                 BARS,
                 "task",
                 "% of positions",
-                [
-                    line_of(side, dict(enumerate(shares)))
-                    for side, shares in bars.items()
-                ],
-                categories=[contender.run.task_label(task) for task in totals],
+                bars,
+                categories=[contender.run.task_label(task) for task in positions],
             )
         )
     return charts
 
 
-class _Share(NamedTuple):
-    """A share of positions that has a column in Table 5.
-
-    Attributes:
-      side: `wins` or `losses`.
-      change: the counted field of `Changes`.
-      column: column of the share in `printed.TABLE5`.
-      words: words after the percentage.
-    """
-
-    side: str
-    change: str
-    column: str
-    words: str
-
-    def counts(self, comparison: DraftComparison) -> tuple[int, int]:
-        """Number of positions with the change, and of all positions of the side."""
-        changes = getattr(comparison, self.side)
-        return getattr(changes, self.change), changes.total
-
-    def ratio(self, comparison: DraftComparison) -> float | None:
-        """The share; None without positions."""
-        events, cases = self.counts(comparison)
-        return events / cases if cases else None
+_WORDS = {
+    "wins_repair": "of wins repair",
+    "wins_regress": "introduce",
+    "losses_repair": "of losses",
+}
+"""Shares that are compared, with the words after their percentages."""
 
 
-_WINS_REPAIR = _Share("wins", "repaired", "wins_repair", "of wins repair")
-_WINS_INTRODUCE = _Share("wins", "introduced", "wins_regress", "introduce")
-_LOSSES_REPAIR = _Share("losses", "repaired", "losses_repair", "of losses")
-
-
-def _more_often(
-    share: _Share, other: _Share, comparisons: list[_Comparisons]
-) -> Judgement:
+def _more_often(share: str, other: str, comparisons: list[_Comparisons]) -> Judgement:
     """Whether one share is significantly larger than another."""
     gaps = [_gap(contender, share, other) for contender in comparisons]
     rows = printed.TABLE5.values()
-    paper = sum(row[share.column] > row[other.column] for row in rows)
+    paper = sum(row[share] > row[other] for row in rows)
     return (
         combined_verdict([holds for holds, _ in gaps]),
         f"{'. '.join(words for _, words in gaps)}. The paper does not state this; in "
@@ -198,27 +217,26 @@ def _more_often(
     )
 
 
-def _gap(contender: _Comparisons, share: _Share, other: _Share) -> Judgement:
+def _gap(contender: _Comparisons, share: str, other: str) -> Judgement:
     """The difference of two shares for one contender, with its interval."""
-    total = contender.total()
-    value, base = share.ratio(total), other.ratio(total)
+    value, base = contender.share(share), contender.share(other)
     if value is None or base is None:
         return None, f"{contender.label}: no wins or no losses"
-    examples, interval = contender.examples[ALL], None
-    between = f"{counted(len(examples), 'text')}: too few"
-    if len(examples) >= FEWEST:
-        counts = [np.array([s.counts(c) for c in examples]).T for s in (share, other)]
-        interval = difference_interval(*counts[0], *counts[1])
+    examples, interval = len(contender.counts[ALL]), None
+    between = f"{counted(examples, 'text')}: too few"
+    if examples >= FEWEST:
+        counts = [contender.of(c) for s in (share, other) for c in (s, _side(s))]
+        interval = difference_interval(*counts)
     if interval is not None:
         low, high = (decimal(100 * end, 1, sign=True) for end in interval)
         between = f"{low} … {high}"
-    totals = map(contender.total, contender.run.tasks)
-    pairs = [(share.ratio(total), other.ratio(total)) for total in totals]
+    tasks = contender.run.tasks
+    pairs = [(contender.share(share, t), contender.share(other, t)) for t in tasks]
     more = [a > b for a, b in pairs if a is not None and b is not None]
     return (
-        verdict(Cell(interval=interval), len(examples)),
-        f"{contender.label}: {decimal(100 * value, 1)} % {share.words}, "
-        f"{decimal(100 * base, 1)} % {other.words}, "
+        verdict(Cell(interval=interval), examples),
+        f"{contender.label}: {decimal(100 * value, 1)} % {_WORDS[share]}, "
+        f"{decimal(100 * base, 1)} % {_WORDS[other]}, "
         f"{decimal(100 * (value - base), 1, sign=True)} percentage points ({between}), "
         f"more on {sum(more)} of {counted(len(more), 'task')}",
     )
@@ -230,9 +248,9 @@ def _weak_tasks(comparisons: list[_Comparisons]) -> Judgement:
     for contender in comparisons:
         base = contender.run.by_task(BPD)
         margins = {
-            task: float(contender.margins(task).sum()) / contender.total(task).positions
+            task: float(contender.margins(task).sum()) / positions
             for task in base
-            if contender.total(task).positions
+            if (positions := contender.positions(task))
         }
         fit = fit_line([base[task] for task in margins], [*margins.values()])
         verdicts.append(None if fit is None else fit.falls())
@@ -269,11 +287,11 @@ def _findings(comparisons: list[_Comparisons]) -> list[Finding]:
     return [
         judged(
             f"{repairs} at those where it loses.",
-            _more_often(_WINS_REPAIR, _LOSSES_REPAIR, comparisons),
+            _more_often("wins_repair", "losses_repair", comparisons),
         ),
         judged(
             f"{repairs} it introduces repetition.",
-            _more_often(_WINS_REPAIR, _WINS_INTRODUCE, comparisons),
+            _more_often("wins_repair", "wins_regress", comparisons),
         ),
         judged(
             "The lower BPD's block efficiency on a task, the more wins exceed losses.",
