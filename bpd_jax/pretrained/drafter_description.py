@@ -7,7 +7,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.pretrained.drafter_layout import CONFIDENCE, TYPE
 from bpd_jax.pretrained.hf_config import LLAMA_LIKE, activation_of, rotary_config
-from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.json_files import Fields, naming
 
 DFLASH = ("DFlashDraftModel",)
 DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
@@ -47,14 +47,8 @@ def describe(fields: Fields, names: set[str]) -> Description:
     Raises:
       UserError: it does not describe a block drafter, or one that is not supported.
     """
-    try:
-        if TYPE in fields:
-            return _speculators(fields, names)
-        return _qwen3(fields, names)
-    except UserError as error:
-        if fields.source in str(error):
-            raise
-        raise UserError(f"{fields.source}: {error}") from error
+    with naming(fields.source):
+        return (_speculators if TYPE in fields else _qwen3)(fields, names)
 
 
 def _speculators(fields: Fields, names: set[str]) -> Description:

@@ -26,7 +26,7 @@ from bpd_jax.pretrained.drafter_layout import (
     UNUSED,
     drafter_layout,
 )
-from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.json_files import Fields, naming
 from bpd_jax.pretrained.load_parameters import read_tensor
 from bpd_jax.pretrained.safetensors_files import (
     CONFIG,
@@ -85,19 +85,15 @@ def import_drafter(
             f"{name} after its final norm, which cannot be reproduced here: layers are "
             "read before it."
         )
-    try:
+    with naming(fields.source):
         config = about.config.resolve(trunk)
-    except UserError as error:
-        raise UserError(f"{fields.source}: {error}") from error
     layout = drafter_layout(config, trunk)
     _check_names(folder, tensors.names, {origin.name for origin in layout.values()})
-    try:
+    with naming(folder):
         arrays: dict[str, np.ndarray] = {
             path: origin.convert(read_tensor(tensors, origin))
             for path, origin in layout.items()
         }
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from error
     if config.draft_vocabulary is not None:
         arrays["vocabulary"] = _vocabulary(folder, tensors, config, trunk.vocab_size)
     embedding = params["trunk"]["embedding"]
@@ -154,16 +150,14 @@ def _vocabulary(
             "damaged."
         )
     ids = np.arange(len(distances)) + distances.astype(np.int64)
-    if not 0 <= np.min(ids) <= np.max(ids) < vocab_size:
-        raise UserError(
-            f"{DRAFT_TO_TARGET} of {folder} refers to tokens outside of 0 to "
-            f"{vocab_size - 1}: it is damaged, or belongs to another model."
-        )
-    ids = ids.astype(np.int32)
+    # Numbers beyond the vocabulary stay beyond it as int32.
+    ids = np.clip(ids, -1, vocab_size).astype(np.int32)
     try:
         check_vocabulary(ids, vocab_size)
     except ValueError as error:
-        raise UserError(f"{folder}: {error}: get the folder again.") from error
+        raise UserError(
+            f"{DRAFT_TO_TARGET} of {folder}: {error}; get the folder again."
+        ) from error
     return ids
 
 

@@ -205,17 +205,10 @@ def _check_start(path: pathlib.Path) -> None:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     magic, version, num_tensors, num_values = struct.unpack("<4sIQQ", start)
-    if magic != b"GGUF":
-        raise UserError(f"{path} is not a GGUF file: it does not start with GGUF.")
-    if version and not version & 0xFFFF:
+    if magic != b"GGUF" or version not in (2, 3):
         raise UserError(
-            f"{path} is a big-endian GGUF file: convert the model again for "
-            "little-endian machines."
-        )
-    if version not in (2, 3):
-        raise UserError(
-            f"{path} has GGUF version {version}; versions 2 and 3 can be read: convert "
-            "the model again."
+            f"{path} is not a GGUF file of version 2 or 3 for little-endian machines: "
+            "convert the model again."
         )
     if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
         raise UserError(

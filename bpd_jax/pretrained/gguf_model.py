@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gguf
 import numpy as np
-import tokenizers
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -19,37 +19,6 @@ from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
-
-# From the names of Hugging Face's modules to those of GGUF.
-_LLAMA_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GPT2_NAMES = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "lm_head": "output",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-_IN_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
@@ -75,19 +44,8 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
         config=config,
         layout=layout,
         tensors=tensors,
-        tokenizer=text.tokenizer,
-        chat_template=text.chat_template,
-        begin_of_text=text.begin_of_text,
-        begin_text=_begin_text(file, text.tokenizer),
-        end_tokens=text.end_tokens,
+        **text._asdict(),
     )
-
-
-def _begin_text(file: GGUFFile, tokenizer: tokenizers.Tokenizer) -> str:
-    id = file.find("tokenizer.ggml.bos_token_id", int)
-    if id is None or not 0 <= id < tokenizer.get_vocab_size():
-        return ""
-    return tokenizer.id_to_token(id) or ""
 
 
 class GGUFTensors:
@@ -99,7 +57,9 @@ class GGUFTensors:
         self._file = file
         self._architecture = architecture
         self._config = config
-        self._names = _GPT2_NAMES if architecture == "gpt2" else _LLAMA_NAMES
+        self._names = gguf.get_tensor_name_map(
+            gguf.MODEL_ARCH[architecture.upper()], config.num_layers
+        )
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32.
@@ -137,11 +97,7 @@ class GGUFTensors:
 
     def _stored_name(self, name: str) -> str:
         """`model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
-        module, _, kind = name.rpartition(".")
-        match = _IN_LAYER.fullmatch(module)
-        if match is None:
-            return f"{self._names.get(module, module)}.{kind}"
-        return f"blk.{match[1]}.{self._names.get(match[2], match[2])}.{kind}"
+        return self._names.get_name(name, (".weight", ".bias")) or name
 
     def _restore(self, name: str) -> Callable[[np.ndarray], np.ndarray]:
         """The inverse of the change that the converter to GGUF made to a tensor."""

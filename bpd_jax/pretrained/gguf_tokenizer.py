@@ -6,7 +6,7 @@ BPE: spaces are ▁, pieces merge in the order of their scores, and characters o
 vocabulary become bytes. Text is never normalised, so that decoding restores it.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -64,13 +64,13 @@ _END_NAMES = (
 _LONGEST_TOKEN = 1024
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class EmbeddedTokenizer:
+class EmbeddedTokenizer(NamedTuple):
     """A tokenizer with its begin and end tokens, as in `Checkpoint`."""
 
     tokenizer: tokenizers.Tokenizer
     chat_template: str | None
     begin_of_text: int | None
+    begin_text: str
     end_tokens: tuple[int, ...]
 
 
@@ -136,10 +136,12 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
             f"{file.path} does not name the end-of-text token "
             "(tokenizer.ggml.eos_token_id): convert it again."
         )
+    begin = file.find("tokenizer.ggml.bos_token_id", int)
     return EmbeddedTokenizer(
         tokenizer,
         file.find("tokenizer.chat_template", str),
         _id(file, "bos", len(tokens)) if begins else None,
+        tokens[begin] if begin is not None and 0 <= begin < len(tokens) else "",
         end_tokens,
     )
 

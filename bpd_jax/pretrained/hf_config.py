@@ -5,7 +5,7 @@ import math
 from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.json_files import Fields, naming
 
 # Model types whose tensors have Llama's names, and GPT-2.
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
@@ -36,15 +36,6 @@ def transformer_config(fields: Fields) -> TransformerConfig:
     Raises:
       UserError: the kind of model or one of its settings is not supported.
     """
-    try:
-        return _translate(fields)
-    except UserError as error:
-        if fields.source in str(error):
-            raise
-        raise UserError(f"{fields.source}: {error}") from error
-
-
-def _translate(fields: Fields) -> TransformerConfig:
     kind = fields.text("model_type")
     if "quantization_config" in fields:
         method = fields.fields("quantization_config").text("quant_method", "unknown")
@@ -52,10 +43,11 @@ def _translate(fields: Fields) -> TransformerConfig:
             f"{fields.source} describes a quantised model ({method}): use the original "
             "model or a GGUF file."
         )
-    if kind == GPT2:
-        return _gpt2(fields)
-    if kind in LLAMA_LIKE:
-        return _llama(fields, kind)
+    with naming(fields.source):
+        if kind == GPT2:
+            return _gpt2(fields)
+        if kind in LLAMA_LIKE:
+            return _llama(fields, kind)
     raise UserError(
         f"{fields.source} describes a model of type {kind!r}, which is not supported: "
         f"choose one of type {', '.join(LLAMA_LIKE)} or {GPT2}."

@@ -1,14 +1,26 @@
 """JSON files of other programs, whose fields are validated when they are read."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
+
+
+@contextlib.contextmanager
+def naming(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Context that adds a file or folder to messages that do not name it."""
+    try:
+        yield
+    except UserError as error:
+        if str(source) in str(error):
+            raise
+        raise UserError(f"{source}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

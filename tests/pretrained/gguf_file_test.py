@@ -97,13 +97,8 @@ def test_versions_and_byte_orders(tiny, tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[:4] + (2).to_bytes(4, "little") + data[8:])
     assert "token_embd.weight" in GGUFFile(path).tensors
-    for version, message in ((1, "version 1;"), (4, "version 4;")):
+    # Version 3 of a big-endian machine is 3 << 24.
+    for version in (1, 4, 3 << 24):
         path.write_bytes(data[:4] + version.to_bytes(4, "little") + data[8:])
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match="version 2 or 3 for little-endian"):
             GGUFFile(path)
-    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(UserError, match="big-endian"):
-        GGUFFile(path)
