@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bpd_jax import cli
-from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.build_model import BuildReport, Measure, build
 from bpd_jax.ngrams.build_settings import Settings
+from bpd_jax.ngrams.model import NGramModel
 
 cli.define_flags(Settings)
 
@@ -56,7 +56,7 @@ def print_report(report: BuildReport, console: Console) -> None:
     console.print(f"seconds: {stages}")
     arrays = [size for path, size in report.written.items() if path.suffix == ".npy"]
     for path, size in report.written.items():
-        if path.name == storage.HEADER:
+        if path.name == NGramModel.kind.marker:
             path, size = path.parent, sum(arrays) + size
         if path.suffix != ".npy":
             console.print(f"{path}  {size:,} bytes", soft_wrap=True)

@@ -1,6 +1,5 @@
 """Back-off weights, which normalise a back-off model in every context."""
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,16 +36,8 @@ def extension_sums(
     from bpd_jax.ngrams import trie_kernels
 
     sums, lower_sums = np.empty((2, offsets.size - 1))
-    fill = functools.partial(
-        trie_kernels.fill_child_sums,
-        offsets,
-        probs,
-        lower_probs,
-        links,
-        sums,
-        lower_sums,
-    )
-    trie.in_threads(fill, offsets)
+    arguments = (offsets, probs, lower_probs, links, sums, lower_sums)
+    trie.in_threads(offsets, trie_kernels.fill_child_sums, *arguments)
     return sums, lower_sums
 
 

@@ -11,7 +11,6 @@ from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, Settings
 from bpd_jax.ngrams.counting import bounded_memory, counts_text, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
@@ -93,7 +92,7 @@ def build(settings: Settings) -> BuildReport:
       UserError: the input or a setting is invalid.
     """
     output = as_path(settings.output)
-    folders.check_folder(output, storage.KINDS["model"])
+    folders.check_folder(output, NGramModel.kind)
     work = on_disk(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # All inputs are validated before the long computation.
@@ -140,7 +139,7 @@ def build(settings: Settings) -> BuildReport:
         model = model.with_unseen_tokens(settings.unseen_log_prob)
     with (
         report.stage("write"),
-        folders.replacing_folder(output, storage.KINDS["model"]) as temporary,
+        folders.replacing_folder(output, NGramModel.kind) as temporary,
     ):
         model.save_into(temporary)
         fst_files.write_fst(model, temporary / FST_FILE, symbols)

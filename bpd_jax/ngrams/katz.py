@@ -8,8 +8,6 @@ component of a speech recognizer". Unigrams have their maximum-likelihood probab
 `<s>` is never predicted.
 """
 
-import functools
-
 import numpy as np
 
 from bpd_jax import progress
@@ -83,8 +81,7 @@ def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     Raises:
       UserError: the counts are inconsistent, or `bins` is out of range.
     """
-    bos = trie.bos_symbol(counts.vocab_size)
-    unigrams = np.where(counts.keys[0] == bos, 0, counts.counts[0])
+    unigrams = np.where(counts.keys[0] == counts.bos, 0, counts.counts[0])
     probs = [unigrams / unigrams.sum()]
     events = int(np.count_nonzero(unigrams))
     orders = range(2, len(counts.keys) + 1)
@@ -128,22 +125,15 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     probs = np.empty(numbers.size)
     high = np.flatnonzero(numbers >= table.size)
     probs[high] = round_counts(numbers[high])
-    fill = functools.partial(
-        katz_kernels.fill_probs,
-        numbers,
-        offsets,
-        followed,
-        good_turing_discounts(numbers, bins),
-        table,
-        probs,
-    )
-    trie.in_threads(fill, offsets)
+    discounts = good_turing_discounts(numbers, bins)
+    arguments = (numbers, offsets, followed, discounts, table, probs)
+    trie.in_threads(offsets, katz_kernels.fill_probs, *arguments)
 
     complete = np.flatnonzero(children == events)
     if complete.size:
         unassigned = [
             1 - probs[offsets[h] : offsets[h + 1]].sum() for h in complete.tolist()
         ]
-        eos = np.full(complete.size, trie.eos_symbol(counts.vocab_size))
+        eos = np.array(counts.eos)
         probs[trie.find(counts.keys[order - 1], complete, eos, width)] += unassigned
     return probs

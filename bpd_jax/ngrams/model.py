@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.backoff import context_sums
 from bpd_jax.ngrams.counting import windows
+from bpd_jax.ngrams.storage import FLOATS, NGramArrays
 
 # Natural logarithm of the highest probability of an unseen token.
 HIGHEST_UNSEEN = -50.0
@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NGramModel:
+class NGramModel(NGramArrays):
     """A back-off model of orders 1 ... N over a vocabulary of V tokens.
 
     `bpd_jax.ngrams.trie` describes the layout. All logarithms are natural (ARPA files
@@ -73,6 +73,17 @@ class NGramModel:
     log_backoffs: tuple[np.ndarray, ...]
     end_of_text: int | None = None
 
+    kind: ClassVar = storage.kind(
+        *("an n-gram model", "ngram_model.json", "build the model again"),
+        # The files that other programs read, see `ngrams.build_model`.
+        *("model.arpa.gz", "model.fst", "symbols.txt"),
+    )
+    values: ClassVar = {
+        # Rounding may leave a probability a little above 1; that of `<s>` is 0.
+        "log_probs": dataclasses.replace(FLOATS, high=0.01, finite=False),
+        "log_backoffs": FLOATS,
+    }
+
     def __post_init__(self) -> None:
         if self.end_of_text is None:
             return
@@ -92,30 +103,6 @@ class NGramModel:
     def order(self) -> int:
         """N, the length of the longest n-grams."""
         return len(self.keys)
-
-    @property
-    def width(self) -> int:
-        """The number of symbols, V + 2."""
-        return trie.symbol_width(self.vocab_size)
-
-    @property
-    def eos(self) -> int:
-        """The symbol of `</s>`."""
-        return trie.eos_symbol(self.vocab_size)
-
-    @property
-    def bos(self) -> int:
-        """The symbol of `<s>`."""
-        return trie.bos_symbol(self.vocab_size)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of n-grams per order, with `<s>` as a unigram, as in ARPA files."""
-        return tuple(keys.size for keys in self.keys)
-
-    def ngrams(self, order: int) -> np.ndarray:
-        """Returns the symbols of all n-grams of `order`, `[n, order]` int32."""
-        return trie.ngrams(self.keys, order, self.width)
 
     def log_prob(self, context: Sequence[int], token: int) -> float:
         """Returns log P(token | context); minus infinity for an unseen token.
@@ -255,7 +242,11 @@ class NGramModel:
         tokens = np.arange(self.vocab_size)
         if self.end_of_text is not None:
             tokens = np.delete(tokens, self.end_of_text)
-        unigrams = np.union1d(self.keys[0], tokens)
+        return self.with_unigrams(tokens, log_prob)
+
+    def with_unigrams(self, symbols: np.ndarray, log_prob: float) -> "NGramModel":
+        """Returns a model in which all of these symbols have a unigram."""
+        unigrams = np.union1d(self.keys[0], symbols)
         index = np.searchsorted(unigrams, self.keys[0])
         keys, log_probs = [unigrams], [np.full(unigrams.size, float(log_prob))]
         log_probs[0][index] = self.log_probs[0]
@@ -272,45 +263,6 @@ class NGramModel:
             log_probs=(*log_probs, *self.log_probs[1:]),
             log_backoffs=tuple(log_backoffs),
         )
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a folder of arrays; see `bpd_jax.ngrams.storage`."""
-        storage.write_folder(folder, self._groups(), self._settings())
-
-    def save_into(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the files of `save` into an existing folder, beside other files."""
-        storage.write_arrays(folder, self._groups(), self._settings())
-
-    @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], *, verify: bool = True
-    ) -> "NGramModel":
-        """Opens a folder written by `save`; the arrays are memory-mapped.
-
-        Args:
-          folder: the folder.
-          verify: whether to read all arrays once and verify their checksums; sizes are
-            always verified.
-
-        Raises:
-          UserError: the folder is missing, truncated or changed.
-        """
-        groups, settings = storage.read_folder(folder, verify=verify)
-        return cls(
-            vocab_size=settings["vocab_size"],
-            end_of_text=settings["end_of_text"],
-            **groups,
-        )
-
-    def _groups(self) -> storage.Groups:
-        return {
-            "keys": self.keys,
-            "log_probs": self.log_probs,
-            "log_backoffs": self.log_backoffs,
-        }
-
-    def _settings(self) -> dict[str, int | None]:
-        return {"vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
 
 
 def evaluate_all(

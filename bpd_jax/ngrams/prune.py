@@ -12,7 +12,6 @@ where h' is h without its first symbol, and the model by
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -53,7 +52,8 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     for order in progress.bar(range(1, model.order), label="prune", unit=" orders"):
         offsets = trie.child_offsets(keys, order, width)
         cost = np.empty(keys[order].size)
-        fill = functools.partial(
+        trie.in_threads(
+            offsets,
             prune_kernels.fill_relative_entropies,
             offsets,
             links[order],
@@ -63,7 +63,6 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
             history_probs,
             cost,
         )
-        trie.in_threads(fill, offsets)
         costs.append(cost)
         child_offsets.append(offsets)
         if order + 1 < model.order:

@@ -10,9 +10,10 @@ Folders of counts are the same, with the header `ngram_counts.json`.
 import dataclasses
 import json
 import os
+import pathlib
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,156 +22,178 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.ngrams import trie
 
-# The arrays of each kind, and the number of highest orders that lack them.
-_GROUPS = {
-    "model": {"keys": 0, "log_probs": 0, "log_backoffs": 1},
-    "counts": {"keys": 0, "counts": 0, "followed": 1},
-}
-_FLOATS = array_files.ArraySpec(("<f8",), (None,))
-_VALUES = {
-    # Rounding may leave a probability a little above 1; that of `<s>` is 0.
-    "log_probs": dataclasses.replace(_FLOATS, high=0.01, finite=False),
-    "log_backoffs": _FLOATS,
-    "counts": array_files.ArraySpec(("<i8",), (None,), low=1),
-    "followed": dataclasses.replace(_FLOATS, low=0),
-}
-HEADER, COUNTS_HEADER = "ngram_model.json", "ngram_counts.json"
-_ARRAYS = ("*_[0-9].npy", "*_[0-9][0-9].npy")
-KINDS = {
-    "model": Artifact(
-        "an n-gram model",
-        HEADER,
-        # A model also has the files that other programs read, see `ngrams.build_model`.
-        (*_ARRAYS, "model.arpa.gz", "model.fst", "symbols.txt"),
-        "bpd_jax n-gram model",
-        remedy="build the model again",
+# Requirements on values, of arrays that have the length of the keys.
+INTEGERS = array_files.ArraySpec(("<i8",), (None,))
+FLOATS = array_files.ArraySpec(("<f8",), (None,))
+
+
+def kind(noun: str, marker: str, remedy: str, *others: str) -> Artifact:
+    """Returns the kind of a folder that may also contain the files `others`."""
+    return Artifact(
+        noun,
+        marker,
+        ("*_[0-9].npy", "*_[0-9][0-9].npy", *others),
+        f"bpd_jax {noun.removeprefix('an ')}",
+        remedy=remedy,
         version_name="version",
-    ),
-    "counts": Artifact(
-        "n-gram counts",
-        COUNTS_HEADER,
-        _ARRAYS,
-        "bpd_jax n-gram counts",
-        remedy="count again",
-        version_name="version",
-    ),
-}
+    )
 
 
-Groups = Mapping[str, Sequence[np.ndarray]]
+class NGramArrays:
+    """Arrays with an entry per n-gram: the base of models and counts, as dataclasses.
 
+    `bpd_jax.ngrams.trie` describes the layout.
 
-def write_folder(
-    folder: str | os.PathLike[str],
-    groups: Groups,
-    settings: Mapping[str, Any],
-    *,
-    kind: str = "model",
-) -> None:
-    """Writes or replaces `folder` atomically.
-
-    Args:
-      folder: the folder.
-      groups: arrays per order by name, such as `keys`.
-      settings: JSON values.
-      kind: `model` or `counts`.
+    Attributes:
+      vocab_size: V; `</s>` is symbol V and `<s>` is V+1.
+      keys: per order, `[n]` int64.
+      end_of_text: the token that separates documents, or None; see `NGramModel`.
+      kind: kind of the folder.
+      values: requirements on the fields that have an array per order in addition to
+        `keys`. There are two; the second lacks the highest order.
+      settings: the other fields, which are JSON values.
     """
-    with folders.replacing_folder(folder, KINDS[kind]) as temporary:
-        write_arrays(temporary, groups, settings, kind=kind)
 
+    vocab_size: int
+    keys: trie.Keys
+    end_of_text: int | None
+    kind: ClassVar[Artifact]
+    values: ClassVar[Mapping[str, array_files.ArraySpec]]
+    settings: ClassVar[tuple[str, ...]] = ("vocab_size", "end_of_text")
 
-def write_arrays(
-    folder: str | os.PathLike[str],
-    groups: Groups,
-    settings: Mapping[str, Any],
-    *,
-    kind: str = "model",
-) -> None:
-    """Writes the arrays and then the header into an existing folder."""
-    folder = as_path(folder)
-    arrays = {
-        f"{name}_{order}": array
-        for name, group in groups.items()
-        for order, array in enumerate(group, start=1)
-    }
-    settings = {"order": len(groups["keys"]), **settings}
-    described = {}
-    for name, array in arrays.items():
-        array = np.ascontiguousarray(array)
-        try:
-            np.save(folder / f"{name}.npy", array)
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            # numpy's message states only how much of the array was written.
-            raise OSError(f"{error}; the disk may be full") from error
-        described[name] = {
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
-            "crc32": zlib.crc32(array.data) if array.size else 0,
+    @property
+    def width(self) -> int:
+        """The number of symbols, V + 2."""
+        return trie.symbol_width(self.vocab_size)
+
+    @property
+    def eos(self) -> int:
+        """The symbol of `</s>`."""
+        return trie.eos_symbol(self.vocab_size)
+
+    @property
+    def bos(self) -> int:
+        """The symbol of `<s>`."""
+        return trie.bos_symbol(self.vocab_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of n-grams per order, with `<s>` as a unigram, as in ARPA files."""
+        return tuple(keys.size for keys in self.keys)
+
+    def ngrams(self, order: int) -> np.ndarray:
+        """Returns the symbols of all n-grams of `order`, `[n, order]` int32."""
+        return trie.ngrams(self.keys, order, self.width)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes or replaces a folder of arrays atomically; equal arrays, equal bytes.
+
+        Raises:
+          UserError: the folder cannot be written; an older one is then unchanged.
+        """
+        with folders.replacing_folder(folder, self.kind) as temporary:
+            self.save_into(temporary)
+
+    def save_into(self, folder: pathlib.Path) -> None:
+        """Writes the files of `save` into an existing folder, beside other files."""
+        described = {}
+        for group in self._lengths(0):
+            for order, array in enumerate(getattr(self, group), start=1):
+                array = np.ascontiguousarray(array)
+                try:
+                    np.save(folder / f"{group}_{order}.npy", array)
+                except OSError as error:
+                    if error.errno is not None:
+                        raise
+                    # numpy's message states only how much of the array was written.
+                    raise OSError(f"{error}; the disk may be full") from error
+                described[f"{group}_{order}"] = {
+                    "dtype": array.dtype.str,
+                    "shape": list(array.shape),
+                    "crc32": zlib.crc32(array.data) if array.size else 0,
+                }
+        settings = {name: getattr(self, name) for name in self.settings}
+        content = {
+            "settings": {"order": len(self.keys), **settings},
+            "arrays": described,
         }
-    content = {"settings": settings, "arrays": described}
-    checksum = {"magic": KINDS[kind].text, "crc32": _content_checksum(content)}
-    KINDS[kind].write_header(folder, checksum | content)
+        checksum = {"magic": self.kind.text, "crc32": _content_checksum(content)}
+        self.kind.write_header(folder, checksum | content)
 
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> Self:
+        """Opens a folder written by `save`; the arrays are memory-mapped read-only.
 
-def read_folder(
-    folder: str | os.PathLike[str], *, verify: bool, kind: str = "model"
-) -> tuple[dict[str, tuple[np.ndarray, ...]], dict[str, Any]]:
-    """Reads a folder that `write_folder` wrote; the arrays are memory-mapped read-only.
+        Args:
+          folder: the folder.
+          verify: whether to read all arrays once and verify their checksums and values;
+            sizes are always verified.
 
-    Args:
-      folder: the folder.
-      verify: whether to read all arrays once and verify their checksums and values;
-        sizes are always verified.
-      kind: `model` or `counts`.
-
-    Returns:
-      The arguments `groups` and `settings` of `write_folder`, and the order.
-
-    Raises:
-      UserError: a file is missing, truncated, changed or of another kind.
-    """
-    folder, artifact = as_path(folder), KINDS[kind]
-    fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}
-    header = artifact.read_header(folder, fields)
-    settings, described = header["settings"], header["arrays"]
-    with artifact.reading(folder / artifact.marker):
-        if header["magic"] != artifact.text:
-            raise ValueError(f"it is not the header of {artifact.title} of bpd_jax")
-        if header["crc32"] != _content_checksum(header):
-            raise ValueError("its checksum is wrong")
-        _check_settings(settings, described)
-        array_files.check_names(described, _names(kind, settings["order"]))
-    arrays: dict[str, np.ndarray] = {}
-    for name in _names(kind, settings["order"]):
-        description, path = described[name], folder / f"{name}.npy"
-        with artifact.reading(path):
-            array = array_files.open_npy(path)
-            matches = (array.dtype.str, list(array.shape)) == (
-                description.get("dtype"),
-                description.get("shape"),
-            )
-            if matches and verify and array.size:
-                checksum = zlib.crc32(np.ascontiguousarray(array).data)
-                matches = checksum == description.get("crc32")
-            if not matches:
-                raise ValueError(
-                    f"it is not the array that {artifact.marker} describes"
-                )
-            spec = _spec(name, settings["vocab_size"], arrays)
-            spec.check_header(array.dtype, array.shape)
-            if verify:
-                spec.check(array)
-        # A view of the mapped file without the slow indexing of np.memmap.
-        arrays[name] = np.asarray(array)
-    groups = {
-        group: tuple(
-            arrays[name] for name in arrays if name.rpartition("_")[0] == group
+        Raises:
+          UserError: a file is missing, truncated, changed or of another kind.
+        """
+        folder = as_path(folder)
+        fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}
+        header = cls.kind.read_header(folder, fields)
+        settings, described = header["settings"], header["arrays"]
+        with cls.kind.reading(folder / cls.kind.marker):
+            if header["magic"] != cls.kind.text:
+                raise ValueError(f"it is not the header of {cls.kind.title} of bpd_jax")
+            if header["crc32"] != _content_checksum(header):
+                raise ValueError("its checksum is wrong")
+            _check_settings(settings, described)
+            lengths = cls._lengths(settings["order"])
+            names = [f"{name}_{i + 1}" for name, n in lengths.items() for i in range(n)]
+            array_files.check_names(described, names)
+        width = trie.symbol_width(settings["vocab_size"])
+        groups: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
+        keys = groups["keys"]
+        for name, group in groups.items():
+            for index in range(lengths[name]):
+                if name == "keys":
+                    highest = (keys[-1].size if keys else 1) * width - 1
+                    spec = dataclasses.replace(
+                        INTEGERS, low=0, high=highest, increasing=True
+                    )
+                else:
+                    spec = dataclasses.replace(
+                        cls.values[name], shape=(keys[index].size,)
+                    )
+                path = folder / f"{name}_{index + 1}.npy"
+                with cls.kind.reading(path):
+                    group.append(_read(path, described[path.stem], spec, verify))
+        return cls(
+            **{name: tuple(group) for name, group in groups.items()},
+            **{name: settings.get(name) for name in cls.settings},
         )
-        for group in _GROUPS[kind]
-    }
-    return groups, settings
+
+    @classmethod
+    def _lengths(cls, order: int) -> dict[str, int]:
+        """Returns the number of arrays of each field for N = `order`, keys first."""
+        first, second = cls.values
+        return {"keys": order, first: order, second: order - 1}
+
+
+def _read(
+    path: pathlib.Path,
+    described: Mapping[str, Any],
+    spec: array_files.ArraySpec,
+    verify: bool,
+) -> np.ndarray:
+    """Maps an array; raises an error if it does not match its description."""
+    array = array_files.open_npy(path)
+    matches = array.dtype.str == described.get("dtype")
+    matches &= list(array.shape) == described.get("shape")
+    if matches and verify and array.size:
+        checksum = zlib.crc32(np.ascontiguousarray(array).data)
+        matches = checksum == described.get("crc32")
+    if not matches:
+        raise ValueError("it is not the array that the header describes")
+    spec.check_header(array.dtype, array.shape)
+    if verify:
+        spec.check(array)
+    # A view of the mapped file without the slow indexing of np.memmap.
+    return np.asarray(array)
 
 
 def _check_settings(settings: Mapping[str, Any], described: Mapping[str, Any]) -> None:
@@ -189,29 +212,6 @@ def _check_settings(settings: Mapping[str, Any], described: Mapping[str, Any]) -
     seen = settings.get("seen", [])
     if not isinstance(seen, list) or any(type(n) is not int or n < 0 for n in seen):
         raise ValueError("seen must be a list of non-negative integers")
-
-
-def _names(kind: str, order: int) -> list[str]:
-    """The names of the arrays of a folder, keys first, in ascending order."""
-    return [
-        f"{group}_{number}"
-        for group, fewer in _GROUPS[kind].items()
-        for number in range(1, order + 1 - fewer)
-    ]
-
-
-def _spec(
-    name: str, vocab_size: int, arrays: Mapping[str, np.ndarray]
-) -> array_files.ArraySpec:
-    """The required shape and values of an array, given the arrays read before it."""
-    group, _, order = name.rpartition("_")
-    if group != "keys":
-        return dataclasses.replace(
-            _VALUES[group], shape=(arrays[f"keys_{order}"].size,)
-        )
-    histories = arrays[f"keys_{int(order) - 1}"].size if int(order) > 1 else 1
-    highest = histories * trie.symbol_width(vocab_size) - 1
-    return array_files.ArraySpec(("<i8",), (None,), 0, highest, increasing=True)
 
 
 def _content_checksum(header: Mapping[str, Any]) -> int:

@@ -21,9 +21,9 @@ The n-grams are closed under prefixes (without the last symbol) and suffixes (wi
 the first symbol): both are in the order below.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,25 +72,30 @@ def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
         )
 
 
-def in_threads(function: Callable[[int, int], None], offsets: np.ndarray) -> None:
-    """Calls `function(begin, end)` in threads, for ranges of parents.
+def in_threads(
+    offsets: np.ndarray, function: Callable[..., None], *arguments: Any
+) -> None:
+    """Calls `function(*arguments, begin, end)` in threads, for ranges of parents.
 
     The ranges have about equal numbers of extensions.
 
     Args:
-      function: a compiled loop, which releases the interpreter lock.
       offsets: `[parents + 1]`, see `child_offsets`.
+      function: a compiled loop, which releases the interpreter lock.
+      arguments: its first arguments.
     """
     parents, children = offsets.size - 1, int(offsets[-1])
     threads = min(parallel.cores(), 1 + children // _THREAD_SIZE)
     if threads == 1:
-        function(0, parents)
+        function(*arguments, 0, parents)
         return
     # More ranges than threads, because the work per extension differs.
     shares = np.linspace(0, children, 4 * threads + 1, dtype=np.int64)[1:-1]
     cuts = np.unique([0, *np.searchsorted(offsets, shares), parents]).tolist()
     ranges = itertools.pairwise(cuts)
-    for _ in parallel.in_order(lambda part: function(*part), ranges, threads):
+    for _ in parallel.in_order(
+        lambda part: function(*arguments, *part), ranges, threads
+    ):
         pass
 
 
@@ -171,15 +176,9 @@ def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
     for order in range(1, len(keys)):
         offsets = child_offsets(keys, order, width)
         targets = np.empty(keys[order].size, np.int64)
-        fill = functools.partial(
-            trie_kernels.fill_suffix_links,
-            (keys[order], offsets),
-            (keys[order - 1], lower),
-            links[-1],
-            width,
-            targets,
-        )
-        in_threads(fill, offsets)
+        level, level_below = (keys[order], offsets), (keys[order - 1], lower)
+        fill = trie_kernels.fill_suffix_links
+        in_threads(offsets, fill, level, level_below, links[-1], width, targets)
         links.append(targets)
         lower = offsets
     return links

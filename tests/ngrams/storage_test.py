@@ -57,7 +57,10 @@ def test_incomplete_write_is_reported(tmp_path: pathlib.Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"model: .* written; the disk may be full"):
-            storage.write_folder(tmp_path / "model", {"keys": [np.zeros(50_000)]}, {})
+            zeros = np.zeros(50_000)
+            NGramModel(50_000, (np.arange(50_000),), (zeros,), ()).save(
+                tmp_path / "model"
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())

@@ -87,7 +87,7 @@ def test_threads_divide_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 3)
     offsets = np.cumsum([0, 0, 50, 1, 1, 1, 0, 90, 3, 0])
     ranges: list[tuple[int, int]] = []
-    trie.in_threads(lambda begin, end: ranges.append((begin, end)), offsets)
+    trie.in_threads(offsets, lambda *part: ranges.append(part))
     assert len(ranges) > 1
     assert sorted(p for begin, end in ranges for p in range(begin, end)) == [*range(9)]
 

@@ -10,7 +10,6 @@ import numpy as np
 from bpd_jax import folders, progress
 from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import storage
 from bpd_jax.ngrams.counting import levels, sorted_runs, windows
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
@@ -239,7 +238,7 @@ def count_to_folder(
       UserError: see `count`; or `output` exists and has other contents.
     """
     output = as_path(output)
-    folders.check_folder(output, storage.KINDS["counts"])
+    folders.check_folder(output, NGramCounts.kind)
     work = on_disk(output.with_name(f"{output.name}.work"))
     counts = count(
         source, order=order, min_counts=min_counts, memory=memory, work_folder=work

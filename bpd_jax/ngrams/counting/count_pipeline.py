@@ -25,7 +25,7 @@ from bpd_jax import folders
 from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import beam_pipelines
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import parallel, storage, trie
+from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
 from bpd_jax.ngrams.counting.sources import TokenSource
@@ -72,7 +72,7 @@ def count_with_beam(
     if min_counts is not None:
         check_min_counts(min_counts, order)
     output = as_path(output)
-    folders.check_folder(output, storage.KINDS["counts"])
+    folders.check_folder(output, NGramCounts.kind)
     folder = shared_folder or f"{on_disk(output)}.work"
     if FileSystems.exists(folder):
         raise UserError(

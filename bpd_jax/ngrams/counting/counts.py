@@ -1,21 +1,22 @@
 """Counts of n-grams of every order, and minimum counts."""
 
 import dataclasses
-import os
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage, trie
 from bpd_jax.ngrams.counting import levels, windows
+from bpd_jax.ngrams.storage import FLOATS, INTEGERS, NGramArrays
 
 # A limit against mistaken orders: memory and time grow with the order.
 MAX_ORDER = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NGramCounts:
+class NGramCounts(NGramArrays):
     """Counts of the n-grams of all orders, in the layout of `bpd_jax.ngrams.trie`.
 
     Attributes:
@@ -37,77 +38,33 @@ class NGramCounts:
     end_of_text: int | None = None
     seen: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.seen:
-            object.__setattr__(self, "seen", self.sizes)
+    kind: ClassVar = storage.kind("n-gram counts", "ngram_counts.json", "count again")
+    values: ClassVar = {
+        "counts": dataclasses.replace(INTEGERS, low=1),
+        "followed": dataclasses.replace(FLOATS, low=0),
+    }
+    settings: ClassVar = (*NGramArrays.settings, "seen")
 
-    @property
-    def width(self) -> int:
-        """The number of symbols, V + 2."""
-        return trie.symbol_width(self.vocab_size)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seen", tuple(self.seen or self.sizes))
 
     @property
     def events(self) -> int:
         """Number of counted tokens, with one `</s>` per sequence."""
-        return int(self.counts[0].sum()) - self._unigram(
-            trie.bos_symbol(self.vocab_size)
-        )
+        return int(self.counts[0].sum()) - self._unigram(self.bos)
 
     @property
     def sequences(self) -> int:
         """Number of counted documents or lines."""
-        return self._unigram(trie.eos_symbol(self.vocab_size))
+        return self._unigram(self.eos)
 
     @property
     def tokens(self) -> int:
         """Number of counted tokens, without the boundaries of sequences."""
         return self.events - self.sequences
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of distinct n-grams per order, with `<s>` as a unigram."""
-        return tuple(keys.size for keys in self.keys)
-
     def _unigram(self, symbol: int) -> int:
         return int(self.counts[0][self.keys[0] == symbol].sum())
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a folder of arrays; the same counts give the same bytes.
-
-        See `bpd_jax.ngrams.storage`. An older folder of counts is replaced.
-
-        Raises:
-          UserError: the folder cannot be written; an older one is then unchanged.
-        """
-        groups = {"keys": self.keys, "counts": self.counts, "followed": self.followed}
-        settings = {
-            "vocab_size": self.vocab_size,
-            "end_of_text": self.end_of_text,
-            "seen": list(self.seen),
-        }
-        storage.write_folder(folder, groups, settings, kind="counts")
-
-    @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], *, verify: bool = True
-    ) -> "NGramCounts":
-        """Opens a folder written by `save`; the arrays are memory-mapped.
-
-        Args:
-          folder: the folder.
-          verify: whether to read all arrays once and verify their checksums; sizes are
-            always verified.
-
-        Raises:
-          UserError: the folder is missing, truncated or changed.
-        """
-        groups, settings = storage.read_folder(folder, verify=verify, kind="counts")
-        return cls(
-            vocab_size=settings["vocab_size"],
-            end_of_text=settings["end_of_text"],
-            seen=tuple(settings["seen"]),
-            **groups,
-        )
 
 
 def count_ngrams(

@@ -19,26 +19,10 @@ def with_finite_scores(model: NGramModel) -> NGramModel:
     token if the model has no `</s>`, and replaces log-probabilities and back-off
     weights of minus infinity.
     """
-    model = model.with_unseen_tokens(UNSEEN)
-    ends = np.searchsorted(model.keys[0], model.eos)
-    has_end = ends < model.keys[0].size and model.keys[0][ends] == model.eos
-    if model.end_of_text is not None and not has_end:
-        # Only the index of `<s>`, the last symbol, changes.
-        indices = np.arange(model.keys[0].size)
-        indices[indices >= ends] += 1
-        keys = [np.insert(model.keys[0], ends, model.eos)]
-        log_probs = [np.insert(model.log_probs[0], ends, UNSEEN)]
-        log_backoffs = list(model.log_backoffs)
-        if model.order > 1:
-            parents, symbols = np.divmod(model.keys[1], model.width)
-            keys.append(indices[parents] * model.width + symbols)
-            log_backoffs[0] = np.insert(log_backoffs[0], ends, 0.0)
-        model = dataclasses.replace(
-            model,
-            keys=(*keys, *model.keys[2:]),
-            log_probs=(*log_probs, *model.log_probs[1:]),
-            log_backoffs=tuple(log_backoffs),
-        )
+    symbols = np.arange(model.vocab_size)
+    if model.end_of_text is not None:
+        symbols[model.end_of_text] = model.eos
+    model = model.with_unigrams(symbols, UNSEEN)
     return dataclasses.replace(
         model,
         log_probs=tuple(map(_finite, model.log_probs)),
