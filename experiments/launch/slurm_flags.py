@@ -4,32 +4,18 @@ import subprocess
 
 from absl import flags
 
+from bpd_jax import cli
 from bpd_jax.errors import UserError
-from experiments.launch.name_flag import NAME
-from experiments.launch.slurm_script import PER, SlurmJob
+from experiments.launch import name_flag  # noqa: F401
+from experiments.launch.slurm_script import SlurmJob
 
-NODES = flags.DEFINE_integer("nodes", 1, "Machines.")
-GPUS = flags.DEFINE_integer("gpus", 8, "GPUs of each machine.")
-PROCESSES = flags.DEFINE_enum("per", "gpu", PER, "One process for each GPU or node.")
-CPUS = flags.DEFINE_integer("cpus", 64, "Cores of each machine.")
-TIME = flags.DEFINE_string("time", "24:00:00", "Limit of one job.")
-GRACE = flags.DEFINE_integer("grace", 300, "Seconds before it to save and stop.")
-SBATCH = flags.DEFINE_multi_string("sbatch", [], "A further option of sbatch.")
+cli.define_flags(SlurmJob, "nodes", "gpus", "per", "cpus", "time", "grace", "sbatch")
 PYTHON = flags.DEFINE_string("python", ".venv/bin/python", "Interpreter on the nodes.")
 
 
 def job() -> SlurmJob:
     """What the flags say."""
-    return SlurmJob(
-        NAME.value or "bpd_jax",
-        NODES.value,
-        GPUS.value,
-        PROCESSES.value,
-        CPUS.value,
-        TIME.value,
-        GRACE.value,
-        tuple(SBATCH.value),
-    )
+    return SlurmJob(**cli.flag_values(SlurmJob))
 
 
 def submit(script: str, *, dry_run: bool) -> None:

@@ -4,50 +4,48 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Annotated
 
 from bpd_jax.errors import UserError
-
-PER = ("gpu", "node")
+from bpd_jax.settings import Count, Validated, choice
 
 
 @dataclasses.dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(Validated):
     """What a job asks of the cluster.
 
     Attributes:
-      name: of the job.
-      nodes: machines.
-      gpus: of each machine.
-      per: `gpu` runs one process for each GPU, `node` one for each machine.
+      name: name of the job.
+      nodes: number of machines.
+      gpus: GPUs of each machine.
+      per: whether to run one process for each GPU or for each machine.
       cpus: cores of each machine.
-      time: limit, as sbatch takes it, such as `24:00:00`.
+      time: limit of one job, as sbatch takes it.
       grace: seconds before that limit at which training is told to save and stop.
-      options: further options of sbatch, such as `--partition=long`.
+      sbatch: a further option of sbatch, such as `--partition=long`.
     """
 
-    name: str
-    nodes: int = 1
-    gpus: int = 8
-    per: str = "gpu"
-    cpus: int = 64
-    time: str = "24:00:00"
-    grace: int = 300
-    options: tuple[str, ...] = ()
+    prefix = "--"
 
-    def __post_init__(self) -> None:
+    name: str = "bpd_jax"
+    nodes: Count = 1
+    gpus: Count = 8
+    per: Annotated[str, choice("gpu", "node")] = "gpu"
+    cpus: Count = 64
+    time: str = "24:00:00"
+    grace: Count = 300
+    sbatch: tuple[str, ...] = ()
+
+    def check_together(self) -> None:
+        """Raises a `UserError` unless sbatch takes the fields as they are."""
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise UserError(f"--name={self.name} must be letters, digits, . _ and -.")
-        for field in ("nodes", "gpus", "cpus", "grace"):
-            if getattr(self, field) < 1:
-                raise UserError(f"--{field}={getattr(self, field)} must be 1 or more.")
-        if self.per not in PER:
-            raise UserError(f"--per={self.per} must be one of {', '.join(PER)}.")
         if self.cpus < self.tasks:
             raise UserError(
                 f"--cpus={self.cpus} is fewer than the {self.tasks} processes of a "
                 "node: give each at least one core."
             )
-        for option in self.options:
+        for option in self.sbatch:
             if not option.startswith("-") or "\n" in option:
                 raise UserError(
                     f"--sbatch={option} is no option of sbatch: write it like "
@@ -89,7 +87,7 @@ def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) ->
         "--requeue",
         "--open-mode=append",
         *([f"--array=0-{len(points) - 1}"] if len(points) > 1 else []),
-        *job.options,
+        *job.sbatch,
     ]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
     lines += ["set -uo pipefail", f"cd {shlex.quote(folder)} || exit 1", ""]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from bpd_jax import progress
 from bpd_jax.errors import UserError
+from bpd_jax.settings import Natural, NonNegative, Validated
 from experiments.launch.commands import Command, Runner, run
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_slice import TpuSlice
@@ -33,21 +34,23 @@ class StoppedError(RunEndedError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class Patience(Validated):
     """When to give up.
 
     Attributes:
-      retries: errors on slices that are there, within `WINDOW`, before giving up at the
-        next one.
+      retries: errors, within six hours and on slices that are there, before giving up
+        at the next one.
       requests: refused requests, or broken connections or questions without an answer
         one after another, before giving up; one every `pause`.
-      pause: seconds. Cloud tells the state of a slice that it takes back only after
-        a while.
+      pause: seconds between two attempts. Cloud tells the state of a slice that it
+        takes back only after a while.
     """
 
-    retries: int = 3
-    requests: int = 288
-    pause: float = 300.0
+    prefix = "--"
+
+    retries: Natural = 3
+    requests: Natural = 288
+    pause: NonNegative = 300.0
 
 
 @dataclasses.dataclass

@@ -12,10 +12,12 @@ import itertools
 import math
 import re
 import shlex
+from typing import Annotated
 
 from bpd_jax import buckets
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.errors import UserError
+from bpd_jax.settings import TEXT, Count, Validated, each
 from experiments.launch.commands import Command
 from experiments.launch.detached import BUSY
 
@@ -52,32 +54,36 @@ _BUCKETS = "gs://"
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuSlice:
+class TpuSlice(Validated):
     """Which slices, and what their workers need.
 
     Attributes:
       name: of the request, and of the slice; several are called NAME-0, NAME-1, ….
-      zone: such as `us-central2-b`.
-      topology: chip and sides of a slice, such as `v4:4x4x4`.
-      share: what workers mount, such as `10.0.0.2:/runs`; None if runs lie in buckets.
-      slices: how many; more than one are joined by the data centre's network.
-      project: None for the one that gcloud is set to.
+      zone: zone of Cloud, such as us-central2-b.
+      topology: chip and sides of a slice, such as v4:4x4x4.
+      share: folder that all workers mount, such as 10.0.0.2:/runs; not needed for runs
+        under gs://.
+      slices: slices that train together, joined by the data centre's network
+        (multislice).
+      project: project of Cloud; by default the one that gcloud is set to.
       spot: whether Cloud may take them back at any time, at a lower price.
       reserved: whether they come from a reservation of the project.
-      network: of the VMs; None for the project's default.
-      subnetwork: likewise.
-      internal_ips: whether the VMs have no addresses outside that network.
+      network: network of the VMs; by default the project's.
+      subnetwork: subnetwork of the VMs; by default the project's.
+      internal_ips: whether the VMs have no addresses outside their network.
       iap: whether to connect through Identity-Aware Proxy, which reaches such VMs from
         anywhere.
-      service_account: of the VMs; None for the project's default.
-      labels: such as `team=nlp`.
+      service_account: service account of the VMs; by default the project's.
+      labels: labels of the VMs, such as team=nlp,run=base.
     """
+
+    prefix = "--"
 
     name: str
     zone: str
     topology: str
     share: str | None = None
-    slices: int = 1
+    slices: Count = 1
     project: str | None = None
     spot: bool = False
     reserved: bool = False
@@ -86,9 +92,10 @@ class TpuSlice:
     internal_ips: bool = False
     iap: bool = False
     service_account: str | None = None
-    labels: tuple[str, ...] = ()
+    labels: Annotated[tuple[str, ...], each(TEXT, repeated=False)] = ()
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
+        """Raises a `UserError` unless Cloud takes the fields as they are."""
         _check_topology(self.topology)
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,58}[a-z0-9])?", self.name):
             raise UserError(
@@ -102,8 +109,6 @@ class TpuSlice:
                 f"--share={self.share} is not HOST:/FOLDER, as mount takes it; runs "
                 "under gs:// need no share."
             )
-        if self.slices < 1:
-            raise UserError(f"--slices={self.slices} must be 1 or more.")
         if self.spot and self.reserved:
             raise UserError(
                 "--spot and --reserved exclude each other: a reservation is paid for "
@@ -163,24 +168,25 @@ class TpuSlice:
             self.name,
             *_accelerator(self.topology),
             f"--runtime-version={KINDS[chip][1]}",
-            *self._node_flags(),
-            *(["--spot"] if self.spot else []),
-            *(["--reserved"] if self.reserved else []),
-            *([f"--network={self.network}"] if self.network else []),
-            *([f"--subnetwork={self.subnetwork}"] if self.subnetwork else []),
-            *(["--internal-ips"] if self.internal_ips else []),
             *(
-                [f"--service-account={self.service_account}"]
-                if self.service_account
-                else []
+                [f"--node-id={self.name}"]
+                if self.slices == 1
+                else [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
             ),
-            *([f"--labels={','.join(self.labels)}"] if self.labels else []),
+            *self._flags("spot", "reserved", "network", "subnetwork"),
+            *self._flags("internal_ips", "service_account", "labels"),
         )
 
-    def _node_flags(self) -> list[str]:
-        if self.slices == 1:
-            return [f"--node-id={self.name}"]
-        return [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
+    def _flags(self, *fields: str) -> list[str]:
+        """gcloud's flags of the fields that are set."""
+        words = []
+        for field in fields:
+            value = getattr(self, field)
+            if value:
+                text = ",".join(value) if isinstance(value, tuple) else value
+                word = f"--{field.replace('_', '-')}"
+                words.append(word if value is True else f"{word}={text}")
+        return words
 
     def delete(self) -> Command:
         """Withdraws the request and gives back what it provided."""

@@ -57,7 +57,10 @@ LAUNCHER = flags.DEFINE_enum(
     "One after another here, a job array, or a queue for TPU slices.",
 )
 REQUESTED = flags.DEFINE_integer(
-    "requested", 1, "Requests for TPU slices; each trains one point after another."
+    "requested",
+    1,
+    "Requests for TPU slices; each trains one point after another.",
+    lower_bound=1,
 )
 TABLE = flags.DEFINE_bool("table", False, "Train nothing, print what there is.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
@@ -97,7 +100,7 @@ def main() -> None:
         return
     if DRY_RUN.value:
         for point in left:
-            print(_command(point, "python"))
+            print(shlex.join(_words(point, "python")))
         print(f"# {len(points) - len(left)} of {len(points)} points are finished")
         return
     failed = [] if TABLE.value else _run(left)
@@ -128,10 +131,6 @@ def _chosen() -> dict[str, Arguments]:
                 f"there is no point {name} here; there are {'; '.join(points)}."
             )
     return {name: points[name] for name in points if name in (POINT.value or points)}
-
-
-def _command(point: Point, python: str) -> str:
-    return shlex.join(_words(point, python))
 
 
 def _words(point: Point, python: str, folder: str | None = None) -> tuple[str, ...]:
@@ -221,8 +220,6 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
 
 def _tpus() -> list[TpuSlice]:
     """The requests for slices that the flags ask for."""
-    if REQUESTED.value < 1:
-        raise UserError(f"--requested={REQUESTED.value} must be 1 or more.")
     several = range(REQUESTED.value) if REQUESTED.value > 1 else ()
     suffixes = [f"-{number}" for number in several] or [""]
     return [tpu_flags.tpu_slice(suffix) for suffix in suffixes]

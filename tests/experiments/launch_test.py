@@ -191,8 +191,8 @@ def test_shell_scripts_are_well_formed():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"nodes": 0}, "--nodes=0 must be 1 or more"),
-        ({"per": "rack"}, "--per=rack must be one of gpu, node"),
+        ({"nodes": 0}, "--nodes must be a positive integer, not 0"),
+        ({"per": "rack"}, "--per must be one of gpu, node"),
         ({"cpus": 4}, "--cpus=4 is fewer than the 8 processes"),
     ],
 )

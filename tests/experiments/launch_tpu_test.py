@@ -304,7 +304,7 @@ def test_v5p_has_one_topology_per_number_of_chips():
         ({"name": "My_slice"}, "--name=My_slice must be lower-case"),
         ({"share": "/runs"}, "--share=/runs is not HOST:/FOLDER"),
         ({"share": "gs://bucket/runs"}, "--share=gs://bucket/runs is not HOST:/FOLDER"),
-        ({"slices": 0}, "--slices=0 must be 1 or more"),
+        ({"slices": 0}, "--slices must be a positive integer, not 0"),
         ({"spot": True, "reserved": True}, "exclude each other"),
         ({"labels": ("Team=nlp",)}, "--labels=Team=nlp must be KEY=VALUE"),
     ],
