@@ -35,24 +35,6 @@ _COMMAND_LINE = "the command line"
 _REQUIRED = "gin.REQUIRED"
 # The macro that the files of gin_configs/tasks/ define.
 _TASK = "TASK"
-# Constants of other languages and their names in Python.
-_CONSTANTS = {
-    "true": "True",
-    "yes": "True",
-    "on": "True",
-    "false": "False",
-    "no": "False",
-    "off": "False",
-    "none": "None",
-    "null": "None",
-}
-# Parts of the error messages of several Python versions, and our messages for them.
-_FAULTS = {
-    "EOF in multi-line": "a bracket is not closed",
-    "integer string conversion": "an integer has too many digits",
-    "surrogates not allowed": "it is not UTF-8 text",
-    "unterminated string": "a quote is not closed",
-}
 # The vocabulary size of GPT-2 and GPT-3, for hosts without their tokenizer.
 _GPT3_TOKENS = 50257
 
@@ -271,45 +253,17 @@ class _GinReader:
             raise UserError(f"{location} includes {name}, which includes itself.")
         self.files.append(name)
         try:
-            with path.open(encoding="utf-8") as stream:
-                self._read(config_parser.ConfigParser(stream, _Delegate()), name)
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
-        except RecursionError:
-            raise UserError(f"{name}: a value is nested too deeply.") from None
-        except (SyntaxError, tokenize.TokenError) as error:
-            line = getattr(error, "lineno", None) or error.args[1][0]
-            raise UserError(f"{name}:{line}: {_syntax(error)}.") from error
+        self._read(text, name)
 
     def read_binding(self, binding: str) -> None:
         """Reads one statement from the command line."""
-        try:
-            parser = config_parser.ConfigParser(binding + "\n", _Delegate())
-            self._read(parser, _COMMAND_LINE)
-        except RecursionError:
-            name = binding.partition("=")[0].strip()
-            raise UserError(f"--gin.{name}: its value is nested too deeply.") from None
-        except (SyntaxError, UnicodeEncodeError, tokenize.TokenError) as error:
-            name, _, value = (part.strip() for part in binding.partition("="))
-            advice = _fault(error, value) or (
-                "text needs quotes inside the quotes of the shell, as in "
-                f"--gin.{name}=\"'…'\""
-            )
-            if constant := _CONSTANTS.get(value.lower()):
-                advice = f"write --gin.{name}={constant}"
-            sentence = f"--gin.{name}={value} is not a gin value: {advice}."
-            raise UserError(sentence) from error
+        self._read(binding + "\n", _COMMAND_LINE)
 
-    def _read(self, parser: config_parser.ConfigParser, source: str) -> None:
-        while True:
-            location = f"{source}:{parser.current_token.start[0]}"
-            try:
-                statement = parser.parse_statement()
-            except ValueError as error:
-                # The reference is unknown; gin appends its own location.
-                raise UserError(_with_location(location, error)) from error
-            if statement is None:
-                return
+    def _read(self, text: str, source: str) -> None:
+        for statement in _statements(text, source):
             location = f"{source}:{statement.location.line_num}"
             if isinstance(statement, config_parser.IncludeStatement):
                 self.read_file(statement.filename, location)
@@ -397,6 +351,42 @@ class _GinReader:
                 )
 
 
+def _statements(text: str, source: str) -> Iterator[Any]:
+    """Yields the statements of a text.
+
+    Raises:
+      UserError: a statement is malformed, or names an unknown reference.
+    """
+    parser = None
+    try:
+        parser = config_parser.ConfigParser(text, _Delegate())
+        while (statement := parser.parse_statement()) is not None:
+            yield statement
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
+        place = "--gin." + "=".join(map(str.strip, text.split("=", 1)))
+        if source != _COMMAND_LINE:
+            token_line = parser.current_token.start[0] if parser else 1
+            place = f"{source}:{getattr(error, 'lineno', None) or token_line}"
+        raise UserError(f"{place}: {_fault(error)}.") from error
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a statement, on one line."""
+    if isinstance(error, RecursionError):
+        return "its value is nested too deeply"
+    if isinstance(error, tokenize.TokenError):
+        return "a bracket or a quote is not closed"
+    text = str(error.args[0] if isinstance(error, SyntaxError) else error)
+    # gin quotes Python's parser, which prints an object's address.
+    token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
+    if token is None:
+        return text.partition("\n")[0].rstrip(".")
+    return (
+        f"{' '.join(token[1].split())} is not a gin value: text needs quotes (in a "
+        "shell --gin.NAME=\"'TEXT'\"), and constants are True, False and None"
+    )
+
+
 def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
     """The full name and the path of a configuration file that is named at `location`.
 
@@ -433,28 +423,6 @@ def _check_nested(
             )
 
 
-def _syntax(error: Exception) -> str:
-    """A description of gin's syntax error."""
-    text = str(error.args[0])
-    # gin quotes Python's parser, which prints an object's address.
-    token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
-    if token is None:
-        return _fault(error, "") or " ".join(text.split()).rstrip(".")
-    constant = _CONSTANTS.get(token[1].lower())
-    advice = _fault(error, token[1]) or "text needs quotes"
-    if constant:
-        advice = f"write {constant}"
-    return f"{token[1]} is not a gin value: {advice}"
-
-
-def _fault(error: Exception, value: str) -> str | None:
-    """The fault of a value; None if it may be text without quotes."""
-    faults = [fault for words, fault in _FAULTS.items() if words in str(error)]
-    if faults:
-        return faults[0]
-    return "a quote is not closed" if value.startswith(("'", '"')) else None
-
-
 def _macros(value: object) -> Iterator[str]:
     """Names of the macros in a value; a reference prints as `%NAME`."""
     if isinstance(value, ConfigurableReference):
@@ -488,12 +456,8 @@ def _build(kind: type[T]) -> T:
         ) from None
 
 
-def _with_location(location: str, error: Exception) -> str:
-    return f"{location}: {str(error).partition(chr(10))[0].rstrip('.')}."
-
-
 def _suggest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     if close:
-        return f"; did you mean {close[0]}?"[:-1]
+        return f"; did you mean {close[0]}"
     return f": choose from {', '.join(names)}" if names else ""
