@@ -11,6 +11,7 @@ is the median over rounds of greedy decoding's time divided by the method's. `au
 run, the fastest of the others in the first round.
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -261,7 +262,7 @@ def _write(
     with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")
         write_html(report, folder / "report.html")
-        lines = [json.dumps(record.to_json()) for record in records]
+        lines = [json.dumps(dataclasses.asdict(record)) for record in records]
         (folder / "records.jsonl").write_text(
             "".join(f"{line}\n" for line in lines), encoding="utf-8"
         )

@@ -10,6 +10,7 @@ contain such folders. The page is self-contained and works offline and on a phon
 --picture draws the block in which a refined draft gains most over the unrefined one.
 """
 
+import dataclasses
 import pathlib
 from collections import Counter
 from collections.abc import Sequence
@@ -143,7 +144,7 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
             key, group = f"{record.task}/{record.example}", run.task_label(record.task)
             if several:
                 key, group = f"{_size(run)}/{key}", f"{group} · {_size(run)}"
-            fields = record.to_json()
+            fields = dataclasses.asdict(record)
             del fields["task"], fields["example"]
             fields["traces"] = [t for t in fields["traces"] if t["calls"]]
             if not fields["traces"]:

@@ -31,7 +31,6 @@ from bpd_jax import cli, configuration, folders, provenance
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.errors import UserError
-from bpd_jax.reporting.records import Record
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
@@ -46,6 +45,7 @@ from bpd_jax.studies.study import DRAFTING
 from bpd_jax.studies.study_catalog import NAMES, find_study
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import Record
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 

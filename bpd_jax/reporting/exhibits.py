@@ -6,13 +6,13 @@ LaTeX or CSV.
 
 import dataclasses
 
-from bpd_jax.reporting.records import Facts, LatticePicture, Record
+from bpd_jax.reporting.records import Facts, LatticePicture
 
 LINES, POINTS, BARS = CHART_KINDS = ("lines", "points", "bars")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(Record):
+class Cell:
     """One entry of a table.
 
     Attributes:
@@ -31,7 +31,7 @@ class Cell(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Column(Record):
+class Column:
     """One column of a table.
 
     Attributes:
@@ -48,7 +48,7 @@ class Column(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row(Record):
+class Row:
     """One row of a table; `strong` emphasises a summary."""
 
     label: str
@@ -57,7 +57,7 @@ class Row(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Table(Record):
+class Table:
     """A table.
 
     Attributes:
@@ -87,7 +87,7 @@ class Table(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Series(Record):
+class Series:
     """One line, cloud of points or set of bars.
 
     Attributes:
@@ -114,7 +114,7 @@ class Series(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Chart(Record):
+class Chart:
     """One panel of a figure.
 
     Attributes:
@@ -142,7 +142,7 @@ class Chart(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding(Record):
+class Finding:
     """A statement of the paper, and whether the measurements confirm it.
 
     Attributes:
@@ -157,7 +157,7 @@ class Finding(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exhibit(Record):
+class Exhibit:
     """One study: the tables and figures that it regenerates.
 
     Attributes:

@@ -1,18 +1,11 @@
-"""The records of a report, and their conversion to and from JSON.
-
-This module does not depend on models or arrays. `Record.to_json()` returns dicts,
-lists, strings and numbers; `Record.from_json()` validates them.
-"""
+"""The records of a report: dataclasses of JSON values, without models or arrays."""
 
 import dataclasses
 import json
 import os
-import types
-import typing
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from bpd_jax import files
-from bpd_jax.errors import UserError
 
 Facts = dict[str, Any]
 """Named values to show unchanged: strings, numbers, booleans, lists, None."""
@@ -22,25 +15,8 @@ GREEDY = "greedy"
 """`MethodSummary.name` of the reference for the outputs of all methods."""
 
 
-class Record:
-    """A dataclass that can be converted to and from JSON."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the record as dicts, lists and scalars."""
-        return dataclasses.asdict(typing.cast(Any, self))
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """Builds the record from what `to_json` returned.
-
-        Raises:
-          UserError: a field is missing, unknown, or of another type.
-        """
-        return _decode(cls, data, cls.__name__)
-
-
 @dataclasses.dataclass(frozen=True)
-class Step(Record):
+class Step:
     """One serial call: the winning draft and its number of accepted tokens.
 
     Example: `Step(["def", " add", "(x"], accepted=2)` emitted `def add`; the model's
@@ -57,12 +33,9 @@ class Step(Record):
     accepted: int
     rank: int = 0
 
-    def __post_init__(self) -> None:
-        _check_accepted(self.accepted, len(self.draft))
-
 
 @dataclasses.dataclass(frozen=True)
-class DecodeRecord(Record):
+class DecodeRecord:
     """One prompt decoded by one method.
 
     Attributes:
@@ -89,7 +62,7 @@ class DecodeRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class MethodSummary(Record):
+class MethodSummary:
     """One method over all prompts.
 
     Attributes:
@@ -143,13 +116,6 @@ class MethodSummary(Record):
     speedup: float | None = None
     automatic: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.near_ties <= self.differing:
-            raise ValueError(
-                f"near_ties is {self.near_ties}, but only {self.differing} outputs "
-                f"of method {self.name!r} differ"
-            )
-
     @property
     def identical(self) -> bool:
         """Whether every output equals that of greedy decoding."""
@@ -164,7 +130,7 @@ class MethodSummary(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate(Record):
+class Candidate:
     """One token of a lattice position, with its natural log-probability."""
 
     piece: str
@@ -172,7 +138,7 @@ class Candidate(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Path(Record):
+class Path:
     """A path through the lattice: one candidate index per position.
 
     Attributes:
@@ -185,12 +151,9 @@ class Path(Record):
     candidates: list[int]
     accepted: int
 
-    def __post_init__(self) -> None:
-        _check_accepted(self.accepted, len(self.candidates))
-
 
 @dataclasses.dataclass(frozen=True)
-class LatticePicture(Record):
+class LatticePicture:
     """The lattice of one serial call, with the drafts taken from it.
 
     Attributes:
@@ -206,19 +169,9 @@ class LatticePicture(Record):
     paths: list[Path]
     greedy: list[str]
 
-    def __post_init__(self) -> None:
-        for path in self.paths:
-            if len(path.candidates) > len(self.positions) or not all(
-                0 <= index < len(position)
-                for index, position in zip(
-                    path.candidates, self.positions, strict=False
-                )
-            ):
-                raise ValueError(f"path {path.label!r} leaves the lattice")
-
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationReport(Record):
+class EvaluationReport:
     """The results of one evaluation.
 
     Attributes:
@@ -249,71 +202,9 @@ class EvaluationReport(Record):
     curves: list[dict[str, float]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        names = [method.name for method in self.methods]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two methods have the same name: {names}")
-        for record in self.records:
-            if record.method not in names:
-                raise ValueError(f"a record names the unknown method {record.method!r}")
-
 
 def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
     """Writes a report as one JSON file."""
-    text = json.dumps(report.to_json(), indent=1)
+    text = json.dumps(dataclasses.asdict(report), indent=1)
     with files.replacing_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def _check_accepted(accepted: int, length: int) -> None:
-    """The first token of a draft is certain, so at least that one is accepted."""
-    if not 1 <= accepted <= length:
-        raise ValueError(
-            f"accepted is {accepted}, but of a draft of {length} tokens at least one "
-            "and at most all are accepted"
-        )
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """Returns JSON data as the type `kind`; `where` names it in messages."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # only `X | None` occurs
-        return None if value is None else _decode(arguments[0], value, where)
-    if dataclasses.is_dataclass(kind):
-        return _decode_record(kind, value, where)
-    # JSON has no tuples, and writes 1.0 as 1 in some writers.
-    plain: Any = origin or kind
-    fitting = {tuple: (list, tuple), float: (int, float)}.get(plain, plain)
-    if not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where} should be {kind.__name__}, not {value!r:.60}")
-    if origin is list:
-        return [
-            _decode(arguments[0], item, f"{where}[{index}]")
-            for index, item in enumerate(value)
-        ]
-    if origin is tuple:
-        if len(value) != len(arguments):
-            raise UserError(f"{where} should have {len(arguments)} entries")
-        return tuple(
-            _decode(argument, item, where)
-            for argument, item in zip(arguments, value, strict=True)
-        )
-    return value
-
-
-def _decode_record(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise UserError(f"{where} should be an object, not {value!r:.60}")
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    if unknown := sorted(value.keys() - fields.keys()):
-        raise UserError(f"{where} has unknown fields: {', '.join(unknown)}")
-    decoded = {
-        name: _decode(hint, value[name], f"{where}.{name}")
-        for name, hint in fields.items()
-        if name in value
-    }
-    try:
-        return kind(**decoded)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where} is not valid: {error}") from error

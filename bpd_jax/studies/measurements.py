@@ -6,7 +6,6 @@ from bpd_jax import progress, provenance
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
-from bpd_jax.reporting.records import Record
 from bpd_jax.studies import study
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
@@ -23,6 +22,7 @@ from bpd_jax.studies.study_records import (
     LatencyRecord,
     OracleRecord,
     QualityRecord,
+    Record,
     TimingRecord,
 )
 

@@ -13,12 +13,13 @@ from typing import TypeVar
 import numpy as np
 
 from bpd_jax.reporting.exhibits import Cell
-from bpd_jax.reporting.records import Facts, Record
+from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.printed import TASKS, Numbers
 from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.study_records import (
     REPORT,
     DraftRecord,
+    Record,
     call_positions,
     from_digits,
 )

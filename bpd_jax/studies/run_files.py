@@ -6,10 +6,13 @@ compressed (`records.jsonl.gz`).
 """
 
 import dataclasses
+import functools
 import gzip
 import json
 import os
 import pathlib
+import types
+import typing
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,9 +20,9 @@ from typing import Any
 from bpd_jax import files, folders
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
-from bpd_jax.reporting.records import Facts, Record
+from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import KINDS
+from bpd_jax.studies.study_records import KINDS, Record
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records.
@@ -75,7 +78,7 @@ def append_records(
 
 
 def _line(record: Record) -> str:
-    fields = {"kind": _NAMES[type(record)], **record.to_json()}
+    fields = {"kind": _NAMES[type(record)], **dataclasses.asdict(record)}
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -120,10 +123,39 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
 def _record(line: bytes, location: str) -> Record:
     try:
         fields: dict[str, Any] = files.parse_json(line)
-        kind = KINDS[fields.pop("kind")]
-        return kind.from_json(fields)
+        record: Record = _decode(KINDS[fields.pop("kind")], fields, "it")
+        return record
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
         raise UserError(f"{location} is not a study record: {error}.") from error
+
+
+_type_hints = functools.cache(typing.get_type_hints)
+
+
+def _decode(kind: Any, value: Any, name: str) -> Any:
+    """Returns JSON data as the type `kind` of a record, or of its field `name`.
+
+    Raises:
+      TypeError, ValueError: a field is missing, unknown, or of another type.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # Only `X | None` occurs.
+        return None if value is None else _decode(arguments[0], value, name)
+    is_record = dataclasses.is_dataclass(kind)
+    plain: Any = dict if is_record else origin or kind
+    fitting = (int, float) if plain is float else plain  # Some writers write 1.0 as 1.
+    if not isinstance(value, fitting) or (
+        plain is not bool and isinstance(value, bool)
+    ):
+        raise TypeError(f"{name} is not of the type {plain.__name__}")
+    if origin is list:
+        return [_decode(arguments[0], item, name) for item in value]
+    if not is_record:
+        return value
+    hints = _type_hints(kind)
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
+    return kind(**{key: _decode(hints[key], value[key], key) for key in value})
 
 
 def read_header(folder: pathlib.Path) -> Facts:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from bpd_jax.errors import UserError
-from bpd_jax.reporting.records import Record
 
 TUNE, REPORT = PARTS = ("tune", "report")
 
@@ -65,6 +64,10 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
         positions.append(position)
         position += int(accepted[position])
     return np.array(positions, int)
+
+
+class Record:
+    """A dataclass that is stored as a JSON object."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +239,7 @@ class LatencyRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Call(Record):
+class Call:
     """One serial call in the explorer.
 
     Attributes:
@@ -255,7 +258,7 @@ class Call(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace(Record):
+class Trace:
     """The serial calls of one contender on the text of an `ExplorerRecord`."""
 
     contender: str

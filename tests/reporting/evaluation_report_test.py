@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import math
 
 import pytest
@@ -22,7 +23,7 @@ from bpd_jax.reporting.evaluation_sentences import (
     verdict,
 )
 from bpd_jax.reporting.page import render
-from bpd_jax.reporting.records import EvaluationReport, Step
+from bpd_jax.reporting.records import EvaluationReport, Step, save_report
 from bpd_jax.reporting.terms import DEFINITIONS
 from tests.reporting.page_test import Parsed
 
@@ -269,6 +270,13 @@ def test_the_explorer_steps_through_the_records(report):
     assert [first.pieces[token] for token in calls[1]["winner"]] == ["c", "a"]
     assert calls[1]["draft"] == []  # only the winner of a call is recorded
     assert [second.pieces[token] for token in second.output] == ["a", "b", "d"]
+
+
+def test_unusual_text_is_saved(report, tmp_path):
+    unusual = dataclasses.replace(report, notes=["\udc80 \x00 ⏎ 漢 </script>"])
+    save_report(unusual, tmp_path / "report.json")
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data == json.loads(json.dumps(dataclasses.asdict(unusual)))
 
 
 def test_an_empty_report_is_a_page(tmp_path):

@@ -9,11 +9,13 @@ from bpd_jax.errors import UserError
 from bpd_jax.studies import run_files
 from bpd_jax.studies.results import ContenderDrafts
 from bpd_jax.studies.study_records import (
+    Call,
     DraftRecord,
+    ExplorerRecord,
     LatencyRecord,
+    TimingRecord,
+    Trace,
     call_positions,
-    from_digits,
-    to_digits,
 )
 
 
@@ -32,12 +34,6 @@ def draft(accepted="21321", example=0, contender="bpd", part="report", **changes
         accepted=accepted,
         **{**fields, **changes},
     )
-
-
-def test_digits_round_trip():
-    values = [0, 1, 9, 10, 35]
-    assert to_digits(values) == "019az"
-    assert from_digits(to_digits(np.array(values))).tolist() == values
 
 
 def test_calls_start_after_the_tokens_of_the_previous_call():
@@ -89,7 +85,14 @@ def test_records_round_trip_in_order(tmp_path):
     latency = LatencyRecord("fst", 8, 16, 1, [1.5, 2.0])
     run_files.append_records(tmp_path, [draft(example=1), draft(part="tune")])
     run_files.append_records(tmp_path, [draft(), draft(task="xsum"), latency])
+    call = Call(at=0, draft=[0], winner=[0], accepted=1, rank=0)
+    traces = [Trace("bpd", "BPD", [call])]
+    text = ExplorerRecord("qa", 0, "", ["a"], [0], [[[0]]], [[[-0.5]]], traces)
+    timing = TimingRecord("qa", 0, "bpd", 0.0, 0, 8, 4, 1, identical=None)
+    run_files.append_records(tmp_path, [text, timing])
     run = run_files.open_run(tmp_path)
+    assert run.of(ExplorerRecord) == [text]
+    assert run.of(TimingRecord) == [timing]
     assert run.study == "table4"
     assert run.of(LatencyRecord) == [latency]
     assert [*run.drafts("bpd")] == [draft(task="xsum"), draft(), draft(example=1)]
@@ -135,8 +138,25 @@ def test_shards_are_read_together_and_published(tmp_path):
     assert gzip.decompress(published[0]).count(b"\n") == 2
 
 
+ORACLE = '{"kind": "oracle", "task": "a", "example": 0, "part": "tune", '
+TRACE = '{"kind": "explorer", "traces": [{"contender": "a", "label": "b", "calls": '
+
+
 @pytest.mark.parametrize(
-    "line", ["{}", "[]", '{"kind": "none"}', '{"kind": "draft", "task": 3}', "\xff"]
+    "line",
+    [
+        "{}",
+        "[]",
+        '{"kind": "none"}',
+        '{"kind": "draft", "task": 3}',
+        "\xff",
+        ORACLE + '"tokens": 1}',
+        ORACLE + '"tokens": true, "calls": []}',
+        ORACLE + '"tokens": 1, "calls": [[1], [1.5]]}',
+        ORACLE + '"tokens": 1, "calls": [], "colour": 1}',
+        TRACE + "[3]}]}",
+        TRACE + '[{"at": "0"}]}]}',
+    ],
 )
 def test_invalid_records_are_refused(line, tmp_path):
     run_files.write_header(tmp_path, "table4", {})
