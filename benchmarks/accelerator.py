@@ -34,7 +34,6 @@ from absl import flags
 
 from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import Part, Row, Setting
-from benchmarks.timing import first_line
 from bpd_jax import cli, decode_flags, progress, provenance
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import split_file
@@ -161,10 +160,11 @@ def _measured(job: Callable[[], Row]) -> Row:
     try:
         return job()
     except (RuntimeError, NotImplementedError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         if "RESOURCE_EXHAUSTED" in str(error):
-            return {"failed": first_line(error)}
+            return {"failed": reason}
         traceback.print_exc()
-        return {"failed": first_line(error), "passed": False}
+        return {"failed": reason, "passed": False}
 
 
 if __name__ == "__main__":

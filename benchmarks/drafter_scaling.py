@@ -10,12 +10,12 @@ call with one draft. Writes one JSON file, a table in Markdown and a chart besid
 
 import json
 import pathlib
-import sys
 from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, files, provenance
+from benchmarks import records
+from bpd_jax import cli, files
 from bpd_jax.errors import UserError
 from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import LINES, Chart, Series
@@ -32,14 +32,8 @@ def main() -> None:
     """Reads, prints, writes."""
     rows = read_runs(pathlib.Path(cli.required("runs")))
     output = pathlib.Path(OUTPUT.value)
-    result = {
-        "command": " ".join(["python -m benchmarks.drafter_scaling", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "versions": provenance.versions(),
-        "runs": rows,
-    }
     text = table(rows)
-    _write(output, json.dumps(result, indent=2) + "\n")
+    records.write(output, {**records.about("drafter_scaling"), "runs": rows})
     _write(output.with_suffix(".md"), text)
     _write(output.with_suffix(".svg"), charts.standalone(chart(rows)))
     print(text)

@@ -13,17 +13,16 @@ are. Results are written after every method, and the same command continues wher
 stopped. It fails where a difference is more than a near tie.
 """
 
-import json
 import math
 import pathlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress, provenance
+from benchmarks import records
+from bpd_jax import cli, decode_flags, files, progress
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
@@ -196,10 +195,7 @@ def main() -> None:
         raise UserError(f"the model can decode by none of {', '.join(names)}.")
     prompts = _prompts(lm.loaded, len(methods), options)
     facts: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.equality", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("equality"),
         "model": lm.loaded.fingerprint,
         "precision": decoder.model.config.trunk.dtype,
         "prompts": len(prompts),
@@ -219,9 +215,7 @@ def main() -> None:
             if method.name not in rows:
                 found = compare(decoder, method, plain, options, replay, replayer)
                 rows[method.name] = found
-                text = json.dumps({**facts, **totals(rows), "methods": rows}, indent=2)
-                with files.replacing_file(output) as temporary:
-                    temporary.write_text(text + "\n", encoding="utf-8")
+                records.write(output, {**facts, **totals(rows), "methods": rows})
             bar.update(1)
     _report(rows, output)
 

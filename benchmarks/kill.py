@@ -29,7 +29,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, files, provenance
+from benchmarks import records
+from bpd_jax import cli, configuration
 from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.checkpoints import Checkpoints
@@ -85,8 +86,7 @@ def main() -> None:
     """Runs, kills, compares."""
     with tempfile.TemporaryDirectory() as scratch:
         result = _measure(pathlib.Path(scratch))
-    with files.replacing_file(OUTPUT.value) as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    records.write(OUTPUT.value, result)
     print(f"written to {OUTPUT.value}")
     if not result["equal"]:
         raise UserError("the killed run ended otherwise than the one never killed.")
@@ -111,10 +111,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
         + ", ".join(f"{name} {'equal' if x else 'DIFFER'}" for name, x in found.items())
     )
     return {
-        "command": " ".join(["python -m benchmarks.kill", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("kill"),
         "steps": STEPS.value,
         "processes": PROCESSES.value,
         "seed": SEED.value,

@@ -13,7 +13,6 @@ For scale: on 2.37 million tokens and 2 cores, OpenGrm NGram 1.3.6 took 5.7 s to
 
 import contextlib
 import json
-import pathlib
 import resource
 import statistics
 import sys
@@ -23,7 +22,8 @@ from collections.abc import Iterator
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, files, provenance
+from benchmarks import records
+from bpd_jax import cli
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source
@@ -126,10 +126,7 @@ def main() -> None:
     medians = {stage: statistics.median(all_) for stage, all_ in watch.seconds.items()}
     build_seconds = sum(medians.values()) - medians["read"]
     result = {
-        "command": " ".join(["python -m benchmarks.ngram_build", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("ngram_build"),
         "tokens": loaded.tokens,
         "order": ORDER.value,
         "min_counts": minimums,
@@ -143,10 +140,8 @@ def main() -> None:
         "tokens_per_second": loaded.tokens / build_seconds,
         "peak_megabytes_by_end_of_stage": watch.peaks,
     }
-    text = json.dumps(result, indent=2)
-    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    records.write(OUTPUT.value, result)
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

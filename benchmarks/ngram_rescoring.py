@@ -8,9 +8,6 @@ decode loop calls it, medians over the lattices; `device` rescores `--batch` lat
 one call, and its time is divided by their number.
 """
 
-import json
-import pathlib
-import sys
 import time
 
 import numpy as np
@@ -18,8 +15,9 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import records
 from benchmarks.synthetic_ngrams import synthetic_model
-from bpd_jax import cli, files, progress, provenance
+from bpd_jax import cli, progress
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
@@ -115,10 +113,7 @@ def main() -> None:
         model, kind = load_model(NGRAM.value), "from text"
     results = {engine: measure(engine, model) for engine in ENGINE_NAMES.value}
     record = {
-        "command": " ".join(["python -m benchmarks.ngram_rescoring", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("ngram_rescoring"),
         "model": {"kind": kind, "ngrams": model.sizes, "total": sum(model.sizes)},
         "lattices": LATTICES.value,
         "device_batch": BATCH.value,
@@ -126,9 +121,7 @@ def main() -> None:
     }
     print_tables(results, Console())
     if OUTPUT.value:
-        with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-            text = json.dumps(record, indent=2) + "\n"
-            temporary.write_text(text, encoding="utf-8")
+        records.write(OUTPUT.value, record)
         print(OUTPUT.value)
 
 

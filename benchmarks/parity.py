@@ -10,8 +10,6 @@ differences; where greedy texts part, how far the two tokens' logits are apart.
 
 import gzip
 import json
-import pathlib
-import sys
 from typing import Any
 
 import jax
@@ -19,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress, provenance
+from benchmarks import records
+from bpd_jax import cli, decode_flags, progress
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
@@ -38,24 +37,24 @@ def main() -> None:
     """Compares, prints, writes."""
     lm, decoder, _ = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
-    records = read(cli.required("golden"))
+    golden = read(cli.required("golden"))
     model, params = loaded.functions, loaded.params
     # Neighbours are of like length: few shapes are compiled.
-    records.sort(key=lambda record: len(record["input_ids"]))
-    prompts = [np.asarray(record["input_ids"], np.int32) for record in records]
-    longest = max(len(record["greedy_ids"]) for record in records)
+    golden.sort(key=lambda record: len(record["input_ids"]))
+    prompts = [np.asarray(record["input_ids"], np.int32) for record in golden]
+    longest = max(len(record["greedy_ids"]) for record in golden)
     options = DecodeOptions(
         max_new_tokens=longest, end_of_text=loaded.end_of_text, batch_size=_TOGETHER
     )
     rows = []
     texts: list[Generation] = []
-    with progress.bar(label="decoding", total=len(records), unit=" prompts") as bar:
+    with progress.bar(label="decoding", total=len(golden), unit=" prompts") as bar:
         for first in range(0, len(prompts), _TOGETHER):
             group = prompts[first : first + _TOGETHER]
             texts += decoder.decode(GREEDY, group, options)
             bar.update(len(group))
-    with progress.bar(label="comparing", total=len(records), unit=" prompts") as bar:
-        for record, prompt, text in zip(records, prompts, texts, strict=True):
+    with progress.bar(label="comparing", total=len(golden), unit=" prompts") as bar:
+        for record, prompt, text in zip(golden, prompts, texts, strict=True):
             logits = prompt_logits(model, params, prompt)
             theirs = np.asarray(record["last_logits_top5"])
             last = logits[-1][record["last_logits_top5_ids"]]
@@ -73,18 +72,14 @@ def main() -> None:
             bar.update(1)
     partings = [row for row in rows if row["parts_at"] is not None]
     result = {
-        "command": " ".join(["python -m benchmarks.parity", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("parity"),
         "prompts": len(rows),
         "largest_difference_of_last_logits": max(row["logits"] for row in rows),
         "largest_difference_of_mean_nll": max(row["nll"] for row in rows),
         "equal_texts": len(rows) - len(partings),
         "partings": partings,
     }
-    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    records.write(OUTPUT.value, result)
     print(
         f"{len(rows)} prompts: last logits within "
         f"{result['largest_difference_of_last_logits']:.1e}, mean NLL within "

@@ -10,15 +10,14 @@ Writes one JSON file with date and versions.
 
 import dataclasses
 import itertools
-import json
 import pathlib
-import sys
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress, provenance
+from benchmarks import records
+from bpd_jax import cli, decode_flags, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
@@ -89,10 +88,7 @@ def main() -> None:
         )
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     result = {
-        "command": " ".join(["python -m benchmarks.refiners", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("refiners"),
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "lattice_width": decoder.width,
@@ -107,9 +103,7 @@ def main() -> None:
             base = base or found
             rows[method.name] = _row(found, base, groups)
             # After every method, so that a run that is stopped leaves something.
-            with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-                text = json.dumps({**result, "methods": rows}, indent=2) + "\n"
-                temporary.write_text(text, encoding="utf-8")
+            records.write(OUTPUT.value, {**result, "methods": rows})
             bar.update(1)
     print(f"{'method':<44} tokens/call  gain over {baseline.name}  checked")
     for name, row in rows.items():

@@ -8,10 +8,7 @@ attend with; and the products of such a pass without all else. Writes one JSON f
 machine, date and versions.
 """
 
-import json
-import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from bpd_jax import cli, files, provenance
+from benchmarks import records
+from bpd_jax import cli
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
@@ -132,15 +130,11 @@ def main() -> None:
             ),
         }
     result = {
-        "command": " ".join(["python -m benchmarks.row_products", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("row_products"),
         "context": CONTEXT.value,
         "milliseconds": table,
     }
-    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    records.write(OUTPUT.value, result)
     print("tokens   pass: XLA  kernel  ratio   products: XLA  kernel  ratio")
     for count, row in table.items():
         cells = [

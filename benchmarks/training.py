@@ -15,16 +15,15 @@ device's dense bfloat16 peak. Writes one JSON file.
 
 import dataclasses
 import json
-import pathlib
 import statistics
-import sys
 from typing import Any
 
 import jax
 from absl import flags
 
+from benchmarks import records
 from benchmarks.training_step import TimedStep
-from bpd_jax import cli, configuration, files, progress, provenance
+from bpd_jax import cli, configuration, progress
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
@@ -79,10 +78,7 @@ def main() -> None:
             "mfu": None if peak is None else speed / peak,
         }
     result = {
-        "command": " ".join(["python -m benchmarks.training", *sys.argv[1:]]),
-        "date": provenance.today(),
-        "device": provenance.device(),
-        "versions": provenance.versions(),
+        **records.about("training"),
         "batch": [config.batch_size, config.length],
         "mesh": dict(mesh.shape),
         "compute": dataclasses.asdict(config.compute),
@@ -91,10 +87,8 @@ def main() -> None:
         "positions_per_row": config.positions_per_row,
         "models": found,
     }
-    text = json.dumps(result, indent=2)
-    with files.replacing_file(pathlib.Path(OUTPUT.value)) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    records.write(OUTPUT.value, result)
+    print(json.dumps(result, indent=2))
 
 
 def _one_head(config: TrainConfig) -> TrainConfig:

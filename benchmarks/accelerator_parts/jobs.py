@@ -1,6 +1,7 @@
 """What the parts have in common: named jobs, and the sizes at which they run."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -78,6 +79,17 @@ class Setting:
 
 Part = Callable[[Setting], Iterator[Job]]
 """Yields jobs; what it loads between them is freed when it goes on."""
+
+
+def seconds_of(run: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of every one of `rounds` runs, after one that compiles."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> Decoder:

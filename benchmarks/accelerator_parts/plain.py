@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.accelerator_parts.jobs import (
     Job,
@@ -16,8 +17,8 @@ from benchmarks.accelerator_parts.jobs import (
     Setting,
     random_decoder,
     random_prompts,
+    seconds_of,
 )
-from benchmarks.timing import copy_bandwidth
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.token_cost import model_size
@@ -29,7 +30,7 @@ def jobs(setting: Setting) -> Iterator[Job]:
     """The bandwidth, then each model at each batch size."""
     size = 1 << (20 if setting.tiny else 30)
     # Measured once, and kept with every row that it explains.
-    bandwidth = functools.cache(lambda: copy_bandwidth(size))
+    bandwidth = functools.cache(lambda: _copy_bandwidth(size))
     yield "copy", lambda: {"bytes": size, "bytes_per_second": bandwidth()}
     for name in MODELS[:1] if setting.tiny else MODELS:
         decoder = functools.cache(
@@ -42,6 +43,18 @@ def jobs(setting: Setting) -> Iterator[Job]:
                     setting, decoder(), batch, bandwidth()
                 ),
             )
+
+
+def _copy_bandwidth(size: int) -> float:
+    """Bytes per second that the device reads and writes while it copies, best of 10.
+
+    Args:
+      size: bytes of the array; far more than any cache holds.
+    """
+    array = jnp.zeros(size // 4, jnp.int32)
+    # A plain copy would be removed by the compiler.
+    copy = jax.jit(lambda x: x + 1)
+    return 2 * array.nbytes / min(seconds_of(lambda: copy(array), 10))
 
 
 def _plain(setting: Setting, decoder: Decoder, batch: int, bandwidth: float) -> Row:

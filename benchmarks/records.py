@@ -1,0 +1,30 @@
+"""The JSON files that the benchmarks write."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from bpd_jax import files, provenance
+
+
+def about(name: str) -> dict[str, Any]:
+    """The first fields of every file: command, date, device and versions.
+
+    Args:
+      name: name of the benchmark's module.
+    """
+    return {
+        "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
+        "date": provenance.today(),
+        "device": provenance.device(),
+        "versions": provenance.versions(),
+    }
+
+
+def write(path: str | os.PathLike[str], result: Mapping[str, Any]) -> None:
+    """Writes a result, whole or not at all."""
+    text = json.dumps(result, indent=2) + "\n"
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
