@@ -130,8 +130,7 @@ def _counts_text() -> str:
 
 def _read_counts_text(folder: pathlib.Path) -> None:
     (path,) = folder.iterdir()
-    for names in (None, [str(token) for token in range(9)]):
-        _use(estimate_katz(read_counts(path, symbols=names)))
+    _use(estimate_katz(read_counts(path)))
 
 
 for name in ("counts.txt", "counts.txt.gz"):

@@ -53,14 +53,12 @@ def test_truncation_is_detected_without_reading_the_arrays(
 
 def test_incomplete_write_is_reported(tmp_path: pathlib.Path) -> None:
     # With a limit on file sizes, numpy's error states no reason.
+    model = NGramModel(50_000, (np.arange(50_000),), (np.zeros(50_000),), ())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"model: .* written; the disk may be full"):
-            zeros = np.zeros(50_000)
-            NGramModel(50_000, (np.arange(50_000),), (zeros,), ()).save(
-                tmp_path / "model"
-            )
+            model.save(tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())

@@ -267,113 +267,56 @@ def split_orders(
 
 
 @numba.njit(cache=True, nogil=True)
-def parse_ids(
-    text: np.ndarray, ids: np.ndarray, lengths: np.ndarray
+def parse_numbers(
+    text: np.ndarray,
+    numbers: np.ndarray,
+    lengths: np.ndarray,
+    highest: int,
+    boundaries: bool,
 ) -> tuple[int, int, int]:
     """Parses lines of decimal numbers separated by blanks.
 
     Args:
       text: `[n]` uint8; complete lines.
-      ids: int32, the result: numbers of all lines.
+      numbers: integers, the result: the numbers of all lines.
       lengths: int64, the result: how many numbers each line has; 0 if it is empty.
+      highest: the highest number that is valid.
+      boundaries: whether `</s>` and `<s>` are valid, as the numbers -1 and -2.
 
     Returns:
-      The numbers of ids and of lines written, and 1 if the line after these is invalid.
+      How many numbers and lines were written, and 1 if the line after these is invalid.
     """
-    num_ids, lines, length = 0, 0, 0
+    written, lines, length = 0, 0, 0
     value: Any = np.int64(0)
     inside = False
-    for index in range(text.size + 1):
+    index = 0
+    while index <= text.size:
         # The last line may lack a line end.
-        byte = text[index] if index < text.size else np.uint8(10)
-        if 48 <= byte <= 57:
-            value = value * 10 + (byte - 48)
-            inside = True
-            if value > 2147483647:
-                return num_ids, lines, 1
-        elif byte == 32 or 9 <= byte <= 13:
-            if inside:
-                ids[num_ids + length] = value
-                length += 1
-                value, inside = np.int64(0), False
-            if byte == 10 and (index < text.size or length):
-                num_ids += length
-                lengths[lines] = length
-                lines += 1
-                length = 0
-        else:
-            return num_ids, lines, 1
-    return num_ids, lines, 0
-
-
-@numba.njit(cache=True, nogil=True)
-def parse_counts(
-    text: np.ndarray,
-    symbols: np.ndarray,
-    sizes: np.ndarray,
-    counts: np.ndarray,
-    numbers: np.ndarray,
-) -> tuple[int, int, int]:
-    """Parses lines of an n-gram, with ids, `<s>` and `</s>` as symbols, and its count.
-
-    Args:
-      text: `[n]` uint8; complete lines.
-      symbols: int32, the result: symbols of all n-grams; -1 is `</s>` and -2 `<s>`.
-      sizes: int64, the result: order of each n-gram.
-      counts: int64, the result.
-      numbers: int64, the result: line number of each n-gram, from 1.
-
-    Returns:
-      The numbers of symbols and of n-grams written, and 1 if a line has another form.
-    """
-    used, parsed, line, fields = 0, 0, 1, 0
-    value: Any = np.int64(0)
-    last, length = np.int64(0), 0
-    resume = 0  # after <s> or </s>
-    for index in range(text.size + 1):
-        if index < resume:
-            continue
         byte = text[index] if index < text.size else np.uint8(10)
         if 48 <= byte <= 57 and value >= 0:
             value = value * 10 + (byte - 48)
-            length += 1
-            if value >= 10**17:
-                return used, parsed, 1
+            inside = True
+            if value > highest:
+                return written, lines, 1
         elif byte == 32 or 9 <= byte <= 13:
-            if length:
-                # The field before this one is a symbol, not the count.
-                if fields:
-                    if last > 2147483647:
-                        return used, parsed, 1
-                    symbols[used] = last
-                    used += 1
-                last = value
-                fields += 1
-                value, length = np.int64(0), 0
-            if byte == 10:
-                if fields:
-                    if fields == 1 or last < 1:
-                        return used, parsed, 1
-                    sizes[parsed] = fields - 1
-                    counts[parsed] = last
-                    numbers[parsed] = line
-                    parsed += 1
-                    fields = 0
-                line += 1
-        elif byte == 60 and length == 0:  # <
-            end = index + 1
-            slash = end < text.size and text[end] == 47
-            if slash:
-                end += 1
-            if (
-                end + 1 >= text.size
-                or text[end] != 115  # s
-                or text[end + 1] != 62  # >
-            ):
-                return used, parsed, 1
-            value = np.int64(-1) if slash else np.int64(-2)
-            length = 1
-            resume = end + 2
+            if inside:
+                numbers[written + length] = value
+                length += 1
+                value, inside = np.int64(0), False
+            if byte == 10 and (index < text.size or length):
+                written += length
+                lengths[lines] = length
+                lines += 1
+                length = 0
+        elif byte == 60 and boundaries and not inside:  # <
+            slash = index + 1 < text.size and text[index + 1] == 47
+            index += 2 if slash else 1
+            # s>
+            if index + 1 >= text.size or text[index] != 115 or text[index + 1] != 62:
+                return written, lines, 1
+            value, inside = np.int64(-1 if slash else -2), True
+            index += 1
         else:
-            return used, parsed, 1
-    return used, parsed, 0
+            return written, lines, 1
+        index += 1
+    return written, lines, 0

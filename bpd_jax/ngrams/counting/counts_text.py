@@ -4,13 +4,13 @@
     12 7 </s>    2
 
 This is the output format of OpenGrm's `ngramprint` and SRILM's `ngram-count -write`,
-plain or gzip, with the lines in any order. Symbols are decimal token ids, or strings if
-a symbol table is given, and `<s>` and `</s>`.
+plain or gzip, with the lines in any order. Symbols are decimal token ids, and `<s>` and
+`</s>`.
 """
 
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -20,34 +20,34 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting import levels
 from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.token_files import parse_id
+from bpd_jax.ngrams.counting.token_files import HIGHEST_ID, parse_id
 from bpd_jax.ngrams.text_blocks import line_blocks
 
 # Placeholders for </s> and <s> until V is known.
-_EOS, _BOS = -1, -2
+_BOUNDARIES = {b"</s>": -1, b"<s>": -2}
+_HIGHEST_COUNT = 10**17 - 1  # of the compiled loop
 
 
-class _Entries(NamedTuple):
-    """The lines of a file, or those of one order.
+class _Lines(NamedTuple):
+    """The lines of a file or of a block.
 
     Attributes:
-      symbols: int32, the symbols of all n-grams concatenated, or `[n, order]`.
+      symbols: int32, the symbols of all n-grams concatenated.
       sizes: `[n]` int64, the order of each n-gram.
       counts: `[n]` int64.
-      lines: `[n]` int64, the line number of each n-gram.
+      numbers: `[n]` int64, line numbers.
     """
 
     symbols: np.ndarray
     sizes: np.ndarray
     counts: np.ndarray
-    lines: np.ndarray
+    numbers: np.ndarray
 
 
 def read_counts(
     path: str | os.PathLike[str],
     *,
     vocab_size: int | None = None,
-    symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
 ) -> NGramCounts:
     """Reads counts of all orders; errors name the line.
@@ -59,8 +59,7 @@ def read_counts(
 
     Args:
       path: the file; gzip is recognised by its content.
-      vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
-      symbols: strings of the tokens 0 ... V-1; by default tokens are decimal ids.
+      vocab_size: V; by default the highest id plus 1.
       end_of_text: see `NGramModel`.
 
     Raises:
@@ -69,35 +68,29 @@ def read_counts(
         count; or V is too large.
     """
     path = as_path(path)
-    ids = None
-    if symbols is not None:
-        vocab_size = len(symbols)
-        ids = {name: token for token, name in enumerate(symbols)}
-    entries = _read(path, ids)
-    highest = int(entries.symbols.max(initial=-1))
+    blocks = list(_read_blocks(path))
+    if not any(block.sizes.size for block in blocks):
+        raise UserError(f"{path} holds no counts: the file is empty.")
+    columns = zip(*blocks, strict=True)
+    symbols, sizes, counts, numbers = (np.concatenate(column) for column in columns)
+    highest = int(symbols.max())
     if vocab_size is None:
         vocab_size = 1 + max(highest, -1 if end_of_text is None else end_of_text)
     trie.check_vocab_size(vocab_size, path)
-    ends = np.cumsum(entries.sizes)
+    ends = np.cumsum(sizes)
     if highest >= vocab_size:
-        index = np.flatnonzero(entries.symbols >= vocab_size)[0]
-        line = entries.lines[np.searchsorted(ends, index, "right")]
-        _fail(path, line, f"{entries.symbols[index]} is not a token of the vocabulary")
-    flat = np.where(entries.symbols == _EOS, vocab_size, entries.symbols)
-    flat = np.where(flat == _BOS, vocab_size + 1, flat)
+        index = np.flatnonzero(symbols >= vocab_size)[0]
+        line = numbers[np.searchsorted(ends, index, "right")]
+        _fail(path, line, f"{symbols[index]} is not a token of the vocabulary")
+    # -1 is </s> = V, and -2 is <s> = V + 1.
+    symbols = np.where(symbols < 0, vocab_size - 1 - symbols, symbols)
 
     reader = _CountsReader(path, vocab_size)
-    for order in range(1, int(entries.sizes.max()) + 1):
-        of_order = entries.sizes == order
-        begins = (ends - entries.sizes)[of_order]
-        reader.add_order(
-            _Entries(
-                flat[begins[:, None] + np.arange(order)],
-                entries.sizes[of_order],
-                entries.counts[of_order],
-                entries.lines[of_order],
-            )
-        )
+    for order in range(1, int(sizes.max()) + 1):
+        of_order = sizes == order
+        begins = (ends - sizes)[of_order]
+        rows = symbols[begins[:, None] + np.arange(order)]
+        reader.add_order(rows, counts[of_order], numbers[of_order])
     return reader.finish(end_of_text)
 
 
@@ -116,9 +109,10 @@ class _CountsReader:
         self._counts: list[np.ndarray] = []
         self._lines: list[np.ndarray] = []
 
-    def add_order(self, entries: _Entries) -> None:
-        """Adds the n-grams of the next order, with symbols `[n, order]`."""
-        rows, _, counts, lines = entries
+    def add_order(
+        self, rows: np.ndarray, counts: np.ndarray, lines: np.ndarray
+    ) -> None:
+        """Adds the n-grams of the next order: symbols `[n, order]`, counts, lines."""
         order = len(self._keys) + 1
         if not len(rows):
             raise UserError(
@@ -129,18 +123,16 @@ class _CountsReader:
         inner |= (rows[:, 1:] == trie.bos_symbol(self._vocab_size)).any(axis=1)
         self._refuse(inner, "<s> must be the first and </s> the last symbol", lines)
         parents = np.zeros(len(rows), np.int64)
-        for affix, name in ((rows[:, :-1], "first"), (rows[:, 1:], "last")):
+        for affix, name in ((rows[:, 1:], "last"), (rows[:, :-1], "first")):
             if order == 1:
                 break
-            indices = np.zeros(len(rows), np.int64)
+            parents = np.zeros(len(rows), np.int64)
             for keys, column in zip(self._keys, affix.T, strict=True):
-                indices = trie.find(keys, indices, column, self._width)
+                parents = trie.find(keys, parents, column, self._width)
             part = f"its {name} {order - 1} symbols"
-            self._refuse(indices < 0, f"{part} have no count", lines)
-            exceeds = counts > self._counts[-1][indices]
+            self._refuse(parents < 0, f"{part} have no count", lines)
+            exceeds = counts > self._counts[-1][parents]
             self._refuse(exceeds, f"its count is higher than that of {part}", lines)
-            if name == "first":
-                parents = indices
         keys = parents * self._width + rows[:, -1]
         by_key = np.argsort(keys, kind="stable")
         keys = keys[by_key]
@@ -161,20 +153,16 @@ class _CountsReader:
         links = trie.suffix_links(self._keys, self._width)
         for order in range(1, len(self._keys)):
             keys, counts = self._keys[order - 1], self._counts[order - 1]
-            sums = np.zeros(keys.size, np.int64)
-            np.add.at(sums, self._keys[order] // self._width, self._counts[order])
-            self._refuse(
-                sums > counts,
-                "the counts of its extensions add up to more than its own count",
-                self._lines[order - 1],
+            lines, longer = self._lines[order - 1], self._counts[order]
+            sums, preceded = np.zeros((2, keys.size), np.int64)
+            np.add.at(sums, self._keys[order] // self._width, longer)
+            np.add.at(preceded, links[order], longer)
+            reason = "the counts of its extensions add up to more than its own count"
+            self._refuse(sums > counts, reason, lines)
+            reason = (
+                "the counts of longer n-grams that end with it exceed its own count"
             )
-            preceded = np.zeros(keys.size, np.int64)
-            np.add.at(preceded, links[order], self._counts[order])
-            self._refuse(
-                preceded > counts,
-                "the counts of longer n-grams that end with it exceed its own count",
-                self._lines[order - 1],
-            )
+            self._refuse(preceded > counts, reason, lines)
             ends = keys % self._width == trie.eos_symbol(self._vocab_size)
             dropped = (sums < counts) & ~ends
             followed[order - 1][dropped] = levels.round_counts(counts[dropped])
@@ -187,91 +175,66 @@ class _CountsReader:
         )
 
 
-def _read(path: pathlib.Path, ids: Mapping[str, int] | None) -> _Entries:
-    blocks = list(_read_blocks(path, ids))
-    if not sum(block.sizes.size for block in blocks):
-        raise UserError(f"{path} holds no counts: the file is empty.")
-    return _Entries(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
-
-
-def _read_blocks(
-    path: pathlib.Path, ids: Mapping[str, int] | None
-) -> Iterator[_Entries]:
+def _read_blocks(path: pathlib.Path) -> Iterator[_Lines]:
+    """Reads lines; those of unusual form, and errors, are left to `_parse`."""
     from bpd_jax.ngrams.counting import count_kernels
 
     before = 0  # lines
     for data in line_blocks(path, "read counts", distinct=True):
-        lines = data.count(b"\n") + 1
-        if ids is None:
-            text = np.frombuffer(data, np.uint8)
-            symbols = np.empty(text.size // 2 + 1, np.int32)
-            sizes, counts, numbers = np.empty((3, lines), np.int64)
-            used, parsed, fault = count_kernels.parse_counts(
-                text, symbols, sizes, counts, numbers
-            )
-            if not fault:
-                yield _Entries(
-                    symbols[:used],
-                    sizes[:parsed],
-                    counts[:parsed],
-                    before + numbers[:parsed],
-                )
-                before += lines - 1
-                continue
-        yield _parse(path, data, before, ids)
-        before += lines - 1
+        text = np.frombuffer(data, np.uint8)
+        fields = np.empty(text.size // 2 + 1, np.int64)
+        lengths = np.empty(data.count(b"\n") + 1, np.int64)
+        size, lines, fault = count_kernels.parse_numbers(
+            text, fields, lengths, _HIGHEST_COUNT, True
+        )
+        # Lines that are not empty; the last field of each is its count.
+        numbers = np.flatnonzero(lengths[:lines])
+        sizes = lengths[numbers] - 1
+        ends = np.cumsum(sizes + 1) - 1
+        counts, symbols = fields[ends], np.delete(fields[:size], ends)
+        usual = symbols.max(initial=0) <= HIGHEST_ID
+        usual &= sizes.min(initial=1) > 0 and counts.min(initial=1) > 0
+        if usual and not fault:
+            yield _Lines(symbols.astype(np.int32), sizes, counts, before + numbers + 1)
+        else:
+            yield _parse(path, data, before)
+        before += data.count(b"\n")
 
 
-def _parse(
-    path: pathlib.Path, data: bytes, before: int, ids: Mapping[str, int] | None
-) -> _Entries:
-    """Parses lines with named symbols, and lines in which there is an error."""
+def _parse(path: pathlib.Path, data: bytes, before: int) -> _Lines:
     symbols: list[int] = []
     sizes, counts, numbers = [], [], []
     for number, line in enumerate(data.split(b"\n"), start=before + 1):
         # As in the compiled loop, only ASCII blanks separate symbols.
-        fields = line.split()
-        if not fields:
+        if not line.split():
             continue
+        *names, last = line.split()
         try:
-            *names, last = (field.decode("utf-8") for field in fields)
+            line.decode("utf-8")
         except UnicodeDecodeError:
             _fail(path, number, "this is not UTF-8 text")
+        text = repr(last.decode())
         if not names:
-            _fail(path, number, f"expected an n-gram, a tab and its count: {last!r}")
+            _fail(path, number, f"expected an n-gram, a tab and its count: {text}")
         try:
             count = float(last)
         except ValueError:
-            _fail(path, number, f"the count {last!r} is not a number")
+            _fail(path, number, f"the count {text} is not a number")
         if not (1 <= count < 2**63 and count == int(count)):
-            _fail(path, number, f"the count {last} is not a positive integer")
-        symbols += [_symbol(path, number, name, ids) for name in names]
+            _fail(path, number, f"the count {text} is not a positive integer")
+        for name in names:
+            symbols.append(_BOUNDARIES.get(name) or parse_id(name))
+            if symbols[-1] == -1 and name not in _BOUNDARIES:
+                reason = f"{name.decode()!r} is not a token of the vocabulary"
+                _fail(path, number, reason)
+        digits = last.lstrip(b"0")
         sizes.append(len(names))
-        counts.append(_exact_integer(last, count))
+        # A float would round a long count.
+        counts.append(int(digits) if digits.isdigit() else int(count))
         numbers.append(number)
-    return _Entries(
+    return _Lines(
         np.array(symbols, np.int32),
         np.array(sizes, np.int64),
         np.array(counts, np.int64),
         np.array(numbers, np.int64),
     )
-
-
-def _exact_integer(text: str, value: float) -> int:
-    """Returns a count exactly, even if a float would round it."""
-    digits = text.lstrip("0")
-    # `int(text)` would accept the digits of other scripts.
-    return int(digits) if digits.isascii() and digits.isdecimal() else int(value)
-
-
-def _symbol(
-    path: pathlib.Path, number: int, name: str, ids: Mapping[str, int] | None
-) -> int:
-    if name == "</s>":
-        return _EOS
-    if name == "<s>":
-        return _BOS
-    token = parse_id(name.encode()) if ids is None else ids.get(name, -1)
-    if token < 0:
-        _fail(path, number, f"{name!r} is not a token of the vocabulary")
-    return token

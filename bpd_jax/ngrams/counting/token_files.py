@@ -18,7 +18,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
 
-_HIGHEST_ID = np.iinfo(np.int32).max
+HIGHEST_ID = int(np.iinfo(np.int32).max)
 _NPY_MAGIC = b"\x93NUMPY"
 _ARRAY_BLOCK = 1 << 21  # tokens
 
@@ -115,7 +115,7 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
     ) as bar:
         for begin in range(0, array.size, _ARRAY_BLOCK):
             block = np.asarray(array[begin : begin + _ARRAY_BLOCK])
-            invalid = np.flatnonzero((block < 0) | (block > _HIGHEST_ID))
+            invalid = np.flatnonzero((block < 0) | (block > HIGHEST_ID))
             if invalid.size:
                 raise UserError(
                     f"{path}, index {begin + invalid[0]}: {block[invalid[0]]} is not a "
@@ -133,7 +133,9 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
         text = np.frombuffer(data, np.uint8)
         ids = np.empty(text.size // 2 + 1, np.int32)
         lengths = np.empty(data.count(b"\n") + 1, np.int64)
-        size, lines, fault = count_kernels.parse_ids(text, ids, lengths)
+        size, lines, fault = count_kernels.parse_numbers(
+            text, ids, lengths, HIGHEST_ID, False
+        )
         if fault:
             _refuse_line(path, before + lines + 1, data.split(b"\n")[lines])
         before += lines
@@ -157,4 +159,4 @@ def parse_id(field: bytes) -> int:
     if not field.isdigit() or len(digits) > 10:
         return -1
     token = int(digits or b"0")
-    return token if token <= _HIGHEST_ID else -1
+    return token if token <= HIGHEST_ID else -1

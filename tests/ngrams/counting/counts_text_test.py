@@ -16,9 +16,8 @@ from bpd_jax.ngrams.counting.counts_text import read_counts
 GOLDEN = pathlib.Path(__file__).parents[4] / "shared" / "data" / "ngram_golden"
 
 
-def as_text(counts: NGramCounts, names: list[str] | None = None) -> str:
-    names = names or [str(token) for token in range(counts.vocab_size)]
-    names = [*names, "</s>", "<s>"]
+def as_text(counts: NGramCounts) -> str:
+    names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
     return "".join(
         f"{' '.join(names[symbol] for symbol in row)}\t{count}\n"
         for order in range(1, len(counts.keys) + 1)
@@ -64,16 +63,6 @@ def test_written_counts_are_read(
         assert_same(read_counts(path, vocab_size=4), counts)
 
 
-def test_symbols_may_be_strings(tmp_path: pathlib.Path) -> None:
-    counts = count_ngrams([[0, 1, 0], [2]], order=3, vocab_size=3)
-    names = ["é", "10", "<unk>"]
-    path = tmp_path / "counts.txt"
-    path.write_text(as_text(counts, names), encoding="utf-8")
-    assert_same(read_counts(path, symbols=names), counts)
-    with pytest.raises(UserError, match="'é' is not a token"):
-        read_counts(path)
-
-
 def test_equivalent_forms_of_counts_are_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "counts.txt"
     path.write_bytes(b"0 \t2\r\n<s> 1\n\n</s>\t1.0\n<s>  0\t1e0\n0 </s>\t1\n0 0 1")
@@ -91,10 +80,10 @@ SMALL = (
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("0 1\t2", "0 1\t-2", "line 6: the count -2 is not a positive"),
-        ("0 1\t2", "0 1\t0", "line 6: the count 0 is not a positive"),
-        ("0 1\t2", "0 1\t1.5", "line 6: the count 1.5 is not a positive"),
-        ("0 1\t2", "0 1\tnan", "line 6: the count nan is not a positive"),
+        ("0 1\t2", "0 1\t-2", "line 6: the count '-2' is not a positive"),
+        ("0 1\t2", "0 1\t0", "line 6: the count '0' is not a positive"),
+        ("0 1\t2", "0 1\t1.5", "line 6: the count '1.5' is not a positive"),
+        ("0 1\t2", "0 1\tnan", "line 6: the count 'nan' is not a positive"),
         ("0 1\t2", "0 1\ttwo", "line 6: the count 'two' is not a number"),
         ("0 1\t2", "2", "line 6: expected an n-gram, a tab and its count"),
         ("0 1\t2", "\x1c", "line 6: expected an n-gram, a tab and its count"),
@@ -102,7 +91,7 @@ SMALL = (
         ("0 1\t2", "0 <s\t2", "line 6: '<s' is not a token"),
         ("0 1\t2", f"0 {2**31}\t2", "line 6: '2147483648' is not a token"),
         ("0 1\t2", "0 5\t2", "line 6: 5 is not a token"),
-        ("0 1\t2", "0 1\t9", "line 6: its count is higher than that of its first 1"),
+        ("<s> 0\t2", "<s> 0\t3", "line 5: its count is higher than that of its first"),
         ("0 1\t2", "0 1\t3", "line 6: its count is higher than that of its last 1"),
         ("0 0\t2", "0 0\t3", "line 1: the counts of its extensions add up to more"),
         ("0 0\t2", "0 1\t2", "line 7: this 2-gram is listed twice"),
@@ -114,7 +103,7 @@ SMALL = (
         (SMALL, "0 1\t2\n", "more than 1 symbols, but no 1-grams"),
         (SMALL, "\n", "holds no counts"),
         ("0 0\t2", "0 \xff\t2", "line 7: this is not UTF-8"),
-        ("0 1\t2", f"0 1\t{'9' * 5000}", r"line 6: the count 9+ … 9+ is not a"),
+        ("0 1\t2", f"0 1\t{'9' * 5000}", r"line 6: the count '9+ … 9+' is not a"),
         (
             "0 1\t2",
             f"0 1\t{'x' * 5000}",
@@ -154,9 +143,6 @@ def test_counts_of_longer_ngrams_that_exceed_their_suffix_are_refused(
 def test_counts_may_have_leading_zeros(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "counts.txt"
     zeros = "0" * 5000
-    path.write_text(f"a {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
-    counts = read_counts(path, symbols=["a"])
-    assert counts.counts[0].tolist() == [12, 2, 2]
     path.write_text(f"{zeros} {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
     assert read_counts(path).counts[0].tolist() == [12, 2, 2]
 
