@@ -366,7 +366,7 @@ def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
         if copy.exists():
             return copy
         temporaries.remove_remainders(copy.parent, copy.name)
-        with temporaries.part_file(copy) as temporary, _requests(path):
+        with temporaries.part(copy) as temporary, _requests(path):
             blob.download_to_filename(
                 os.fspath(temporary),
                 if_generation_match=blob.generation,

@@ -76,22 +76,18 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             yield pathlib.Path(path)
         return
     target = resolved(path)
-    if isinstance(target, BucketPath):
-        with telling(path):
-            staged = buckets.staging(target)
-            temporaries.remove_remainders(staged.parent, staged.name)
-            with temporaries.part_file(staged) as temporary:
-                yield temporary
-                buckets.upload(temporary, target)
-        return
     with telling(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporaries.remove_remainders(target.parent, target.name)
-        with temporaries.part_file(target) as temporary:
+        place = buckets.on_disk(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporaries.remove_remainders(place.parent, place.name)
+        with temporaries.part(place) as temporary:
             yield temporary
-            temporaries.sync(temporary)
-            os.replace(temporary, target)
-            temporaries.sync_folder(target.parent)
+            if isinstance(target, BucketPath):
+                buckets.upload(temporary, target)
+            else:
+                temporaries.sync(temporary)
+                os.replace(temporary, target)
+                temporaries.sync_folder(target.parent)
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

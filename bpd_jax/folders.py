@@ -81,29 +81,26 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
     """
     files.check_writable(path, folder=True)
     target = files.resolved(path)
-    if isinstance(target, BucketPath):
-        with files.telling(path):
-            _check_kind(path, kind)
-        return
-    # Another process may be between the two renames that replace the folder.
-    with files.telling(path), temporaries.exclusive(target.parent):
-        _check_kind(path, kind)
+    with files.telling(path), contextlib.ExitStack() as stack:
+        if not isinstance(target, BucketPath):
+            # Another process may be between the two renames that replace the folder.
+            stack.enter_context(temporaries.exclusive(target.parent))
+        _check_kind(target, path, kind)
 
 
-def _check_kind(path: str | os.PathLike[str], kind: FolderKind) -> None:
-    target = files.resolved(path)
-    reason = None
+def _check_kind(
+    target: pathlib.Path, path: str | os.PathLike[str], kind: FolderKind
+) -> None:
+    """See `check_folder`; `target` is what `path` resolves to."""
     if not target.exists():
         return
-    if isinstance(target, BucketPath):
-        reason = kind.foreign(target) if target.is_dir() else "it is a file"
-    elif not kind.in_place and pathlib.Path.cwd().is_relative_to(target):
+    reason: str | None = "it is a file"
+    on_disk = not kind.in_place and not isinstance(target, BucketPath)
+    if on_disk and pathlib.Path.cwd().is_relative_to(target):
         reason = "it is the current folder or above it"
-    elif not kind.in_place and os.path.ismount(target):
+    elif on_disk and os.path.ismount(target):
         reason = "it is a mounted file system"
-    elif not target.is_dir():
-        reason = "it is a file"
-    else:
+    elif target.is_dir():
         reason = kind.foreign(target)
     if reason is not None:
         raise UserError(
@@ -132,23 +129,20 @@ def replacing_folder(
     """
     check_folder(path, kind)
     target = files.resolved(path)
-    if isinstance(target, BucketPath):
-        with files.telling(path):
-            staged = buckets.staging(target)
-            temporaries.remove_remainders(staged.parent, staged.name)
-            with temporaries.part_folder(staged) as temporary:
-                yield temporary
-                _check_kind(path, kind)
-                buckets.upload_folder(temporary, target, kind.marker, kind.title)
-        return
     with files.telling(path):
-        temporaries.remove_remainders(target.parent, target.name)
-        with temporaries.part_folder(target) as temporary:
+        place = buckets.on_disk(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporaries.remove_remainders(place.parent, place.name)
+        with temporaries.part(place, folder=True) as temporary:
             yield temporary
+            if isinstance(target, BucketPath):
+                _check_kind(target, path, kind)
+                buckets.upload_folder(temporary, target, kind.marker, kind.title)
+                return
             temporaries.sync(temporary)
             with temporaries.exclusive(target.parent):
                 # Somebody may have written there while this command worked.
-                _check_kind(path, kind)
+                _check_kind(target, path, kind)
                 _swap(temporary, target)
             temporaries.sync_folder(target.parent)
 
@@ -169,7 +163,7 @@ def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
         with files.telling(path):
             buckets.remove_folder(target, kind.marker)
         return
-    with files.telling(path), temporaries.part_folder(target) as temporary:
+    with files.telling(path), temporaries.part(target, folder=True) as temporary:
         os.rename(target, temporary / target.name)
 
 

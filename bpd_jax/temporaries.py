@@ -24,58 +24,36 @@ _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextlib.contextmanager
-def part_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty file beside `path`, removed at the end if it still exists.
+def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
+    """Yields a new empty file or folder beside `path`; removes it in the end.
 
     Its name cannot be predicted and an existing file is never opened, so a planted link
     is not followed.
 
     Raises:
-      OSError: the folder cannot be written.
+      OSError: the folder that holds `path` cannot be written.
     """
+    names = (SUFFIX, f".{path.name}.{_HOST}.", path.parent)
     while True:
-        descriptor, name = tempfile.mkstemp(
-            prefix=f".{path.name}.{_HOST}.", suffix=SUFFIX, dir=path.parent
-        )
-        if _locked(descriptor, pathlib.Path(name)):
-            break
-        os.close(descriptor)
-    temporary = pathlib.Path(name)
-    try:
-        temporary.chmod(_mode(path, 0o666) | 0o600)
-        yield temporary
-    finally:
-        # The file or its folder no longer exists.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            temporary.unlink()
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def part_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new empty folder beside `path`, removed at the end if it still exists.
-
-    Raises:
-      OSError: the parent folder cannot be written.
-    """
-    while True:
-        name = tempfile.mkdtemp(
-            prefix=f".{path.name}.{_HOST}.", suffix=SUFFIX, dir=path.parent
-        )
-        temporary = pathlib.Path(name)
-        try:
-            descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # Another process took it for a remainder.
-            continue
+        if folder:
+            temporary = pathlib.Path(tempfile.mkdtemp(*names))
+            try:
+                descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # Another process took it for a remainder.
+                continue
+        else:
+            descriptor, name = tempfile.mkstemp(*names)
+            temporary = pathlib.Path(name)
         if _locked(descriptor, temporary):
             break
         os.close(descriptor)
+    default, least = (0o777, 0o700) if folder else (0o666, 0o600)
     try:
-        temporary.chmod(_mode(path, 0o777) | 0o700)
+        temporary.chmod(_mode(path, default) | least)
         yield temporary
     finally:
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
         finally:
             os.close(descriptor)
 
@@ -180,14 +158,21 @@ def _remove_if_dead(path: pathlib.Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_at(descriptor, path):
             return
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        _remove(path)
     except OSError:
         return
     finally:
         os.close(descriptor)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Removes a file or folder, if it is still there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        # The folder that held it may be gone, too.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
