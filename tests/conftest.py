@@ -83,7 +83,7 @@ _LONGEST = (
     "experiments/launch_detached_test.py",
     "training/refiners_test.py",
     "training/heads/heads_objective_test.py",
-    "data/seqio_example_tasks_test.py",
+    "data/seqio_tasks_test.py",
     "benchmarks/accelerator_test.py",
     "distill_test.py",
 )

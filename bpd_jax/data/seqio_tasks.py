@@ -1,4 +1,4 @@
-"""seqio tasks of documents, and tokens of tasks by name.
+"""seqio tasks: token ids of documents and of examples.
 
 A task of documents has one feature, `targets`: the tokens of a document between two
 end-of-text tokens E. With a sequence length, documents are split into consecutive
@@ -8,72 +8,140 @@ pieces of at most this length:
     without sequence length   E 5 6 7 E
     sequence length 3         E 5 6 | 7 E
 
-Tasks of inputs and targets are in `seqio_example_tasks`.
+The examples of a data set with a prompt also have `inputs`, which begin with E and end
+with the separator s, and their `targets` end with E; `example_pieces` concatenates
+them. Data sets without a prompt are documents.
 
-`token_documents` also reads other tasks that are registered with `seqio.TaskRegistry`.
-They need the feature `targets` and a preprocessor that tokenizes it with its
-vocabulary, such as `seqio.preprocessors.tokenize`.
+    inputs   E question: … context: … s
+    targets  an answer E
+
+The tasks `stdlib.gpt3` and `squad.gpt3`, `c4.gpt3`, …, one per data set of
+`example_task.DATASETS`, are registered; the latter read TensorFlow Datasets.
 """
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from bpd_jax.data import seqio_example_tasks
 from bpd_jax.data.corpora import split_documents
-from bpd_jax.data.example_task import DataTask, ExampleTask
-from bpd_jax.data.preprocessors import add_end_of_text, cut_documents, tokenize
+from bpd_jax.data.example_readers import example_files, read_records
+from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
+from bpd_jax.data.preprocessors import (
+    add_end_of_text,
+    cut_documents,
+    frame_examples,
+    tokenize,
+    write_prompts,
+)
 from bpd_jax.data.quiet_tensorflow import seqio, tf
-from bpd_jax.data.seqio_example_tasks import examples, features_of
+from bpd_jax.data.seqio_vocabulary import TokenizerVocabulary
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import ALL, CORPORA, SPLITS, TextTask
-from bpd_jax.data.tokenizer import gpt3_tokenizer, named_tokenizer
+from bpd_jax.data.tfds_source import TfdsSource
+from bpd_jax.data.tokenizer import Tokenizer, named_tokenizer
 from bpd_jax.errors import UserError
 
-__all__ = ["DocumentSource", "examples", "get_task", "register", "token_documents"]
+__all__ = ["examples", "features_of", "get_task", "register", "token_documents"]
 
 
-class DocumentSource(seqio.FunctionDataSource):
-    """The documents of a `TextTask` for seqio.
+class _PythonSource(seqio.DataSource):
+    """Records that Python code reads, always in the same order.
 
     Attributes:
-      documents: number of documents that the last iteration has read.
       error: the `UserError` that ended the last iteration, or None; see `examples`.
     """
 
-    def __init__(self, task: TextTask, label: str | None = None) -> None:
-        """Creates a source.
+    def __init__(
+        self,
+        splits: Sequence[str],
+        signature: dict[str, Any],
+        read: Callable[[str, seqio.ShardInfo | None], Iterator[dict[str, Any]]],
+        list_shards: Callable[[str], list[str]] = lambda split: [split],
+    ) -> None:
+        """Initialises from functions.
 
         Args:
-          task: the corpus.
-          label: label of a progress bar; None for no bar.
+          splits: names of the splits.
+          signature: types of a record, for `tf.data.Dataset.from_generator`.
+          read: yields the records of a split, or of some of its shards.
+          list_shards: returns the names of the shards of a split.
         """
-        self._task = task
-        self._label = label
-        self.documents = 0
+        super().__init__(splits=splits)
+        self._signature = signature
+        self._read = read
+        self._list_shards = list_shards
         self.error: UserError | None = None
-        super().__init__(self._dataset, splits=(*SPLITS, ALL))
 
-    def _dataset(
-        self, split: str, shuffle_files: bool, seed: int | None = None
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        """False: if there are fewer shards than readers, seqio divides the records."""
+        return False
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        """Returns the names of the shards."""
+        return self._list_shards(split)
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = False,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **unused: Any,
     ) -> tf.data.Dataset:
-        del shuffle_files, seed  # The order is always the same.
+        """Returns the records."""
+        del shuffle, seed, unused
 
-        def read() -> Iterator[dict[str, bytes]]:
-            self.documents, self.error = 0, None
+        def read() -> Iterator[dict[str, Any]]:
+            self.error = None
             try:
-                for document in split_documents(self._task, split, self._label):
-                    self.documents += 1
-                    yield {"targets": document.text.encode("utf-8")}
+                yield from self._read(split, shard_info)
             except UserError as error:
                 self.error = error
                 raise
 
-        return tf.data.Dataset.from_generator(
-            read, output_signature={"targets": tf.TensorSpec([], tf.string)}
-        )
+        return tf.data.Dataset.from_generator(read, output_signature=self._signature)
+
+
+def _document_source(task: TextTask, label: str | None) -> _PythonSource:
+    def read(split: str, shard: seqio.ShardInfo | None) -> Iterator[dict[str, Any]]:
+        del shard  # A corpus is one shard.
+        for document in split_documents(task, split, label):
+            yield {"targets": document.text.encode("utf-8")}
+
+    signature = {"targets": tf.TensorSpec([], tf.string)}
+    return _PythonSource((*SPLITS, ALL), signature, read)
+
+
+def _json_lines_source(task: ExampleTask) -> _PythonSource:
+    """The records of JSON Lines in the form of TensorFlow Datasets.
+
+    `answers/text` is the list `text` in the object `answers`. Every file is a shard.
+    """
+
+    def nested(path: str, text: Any, texts: Any) -> tuple[str, Any]:
+        field, _, list_name = path.partition("/")
+        return field, {list_name: texts} if list_name else text
+
+    def read(split: str, shard: seqio.ShardInfo | None) -> Iterator[dict[str, Any]]:
+        among = None
+        if shard is not None and shard.num_shards > 1:
+            among = example_files(task, split)[shard.index :: shard.num_shards]
+        for _, texts in read_records(task, split, among):
+            encoded = {path: text.encode() for path, text in texts.items()}
+            yield dict(nested(path, text, [text]) for path, text in encoded.items())
+
+    def list_shards(split: str) -> list[str]:
+        if task.max_examples is not None:
+            return [split]  # The number of records is unknown before reading.
+        return [name for name, _ in example_files(task, split)]
+
+    text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+    signature = dict(nested(path, text, texts) for path in task.dataset.fields)
+    return _PythonSource(task.splits, signature, read, list_shards)
 
 
 def get_task(task: DataTask, label: str | None = None) -> seqio.Task:
@@ -84,21 +152,55 @@ def get_task(task: DataTask, label: str | None = None) -> seqio.Task:
       label: for a `TextTask`: label of a progress bar; None for no bar.
     """
     if isinstance(task, ExampleTask):
-        return seqio_example_tasks.get_task(task)
+        name, has_inputs = task.seqio_name, task.has_inputs
+        source = TfdsSource(task) if task.files is None else _json_lines_source(task)
+        prompts = [functools.partial(write_prompts, source=task.dataset)]
+    else:
+        name, has_inputs, prompts = task.name, False, []
+        source = _document_source(task, label)
     return seqio.Task(
-        task.name,
-        source=DocumentSource(task, label),
-        output_features=features_of(functools.partial(task_tokenizer, task)),
-        preprocessors=_PREPROCESSORS,
+        name,
+        source=source,
+        output_features=features_of(
+            functools.partial(task_tokenizer, task),
+            ("inputs", "targets") if has_inputs else ("targets",),
+        ),
+        preprocessors=[
+            *prompts,
+            tokenize,
+            frame_examples if has_inputs else add_end_of_text,
+            seqio.CacheDatasetPlaceholder(),
+            *([] if has_inputs else [cut_documents]),
+        ],
     )
 
 
-_PREPROCESSORS = [
-    tokenize,
-    add_end_of_text,
-    seqio.CacheDatasetPlaceholder(),
-    cut_documents,
-]
+def features_of(
+    load: Callable[[], Tokenizer], names: Sequence[str] = ("targets",)
+) -> dict[str, seqio.Feature]:
+    """Returns features of token ids; `load` loads the tokenizer when it is needed."""
+    vocabulary = TokenizerVocabulary(load)
+    return {name: seqio.Feature(vocabulary, add_eos=False) for name in names}
+
+
+def examples(
+    dataset: tf.data.Dataset, source: seqio.DataSource
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the examples of a dataset made from `source`, as numpy arrays.
+
+    TensorFlow converts exceptions of a source to its own; this function raises the
+    original `UserError`.
+
+    Raises:
+      UserError: the source is invalid.
+    """
+    try:
+        yield from dataset.as_numpy_iterator()
+    except tf.errors.OpError:
+        error = getattr(source, "error", None)
+        if error is None:
+            raise
+        raise error from None
 
 
 def register(task: DataTask) -> seqio.Task:
@@ -121,51 +223,36 @@ _lock = threading.Lock()
 _registered: dict[str, DataTask] = {}
 
 
-def token_documents(
-    task_name: str,
-    *,
-    split: str = "train",
-    vocabulary: str = "gpt3",
-    text_files: str | None = None,
-    validation_fraction: float = 0.02,
-    max_bytes: int | None = None,
-    label: str | None = None,
-) -> Iterator[np.ndarray]:
-    """Yields the token ids of each document, without end-of-text tokens.
+def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarray]:
+    """Yields the token ids of the targets of a registered seqio task.
 
     Args:
-      task_name: a corpus (see `TextTask`), or the name of a registered seqio task, such
-        as `squad.gpt3`, of which the targets are read.
+      name: a task with the feature `targets` and a preprocessor that tokenizes it with
+        its vocabulary, such as `seqio.preprocessors.tokenize`.
       split: a split of the task.
-      vocabulary: as `TextTask.vocabulary`.
-      text_files: as `TextTask.text_files`.
-      validation_fraction: as `TextTask.validation_fraction`.
-      max_bytes: as `TextTask.max_bytes`.
-      label: label of a progress bar; None for no bar.
+      vocabulary: replaces the vocabulary of the task; `gpt3`, or the path of a
+        tokenizer.json.
 
     Yields:
-      `[n]` int32.
+      `[n]` int32, without end-of-text tokens at the beginning and the end.
 
     Raises:
-      UserError: the task is unknown, or its corpus or vocabulary is invalid.
+      UserError: the task, the split or the vocabulary is unknown, or the source of the
+        task is invalid.
     """
-    if task_name in CORPORA:
-        task = get_task(
-            TextTask(task_name, text_files, vocabulary, validation_fraction, max_bytes),
-            label,
-        )
-    else:
-        task = _registered_task(task_name, vocabulary)
-        if text_files is not None or max_bytes is not None:
-            raise UserError(
-                f"text_files and max_bytes apply to the tasks {' and '.join(CORPORA)}, "
-                f"not to {task_name!r}."
-            )
-    if split not in task.splits:
+    registered = seqio.TaskRegistry.names()
+    if name not in registered:
+        names = ", ".join([*CORPORA, *sorted(registered)])
+        raise UserError(f"unknown task {name!r}: use one of {names}.")
+    task = seqio.TaskRegistry.get(name)
+    if "targets" not in task.output_features or split not in task.splits:
         raise UserError(
-            f"task {task_name} has no split {split!r}: use {' or '.join(task.splits)}."
+            f"the seqio task {name} has no targets in a split {split!r}: use a task "
+            f"with the feature 'targets'; its splits are {' and '.join(task.splits)}."
         )
-    end = task.output_features["targets"].vocabulary.eos_id
+    features = features_of(functools.partial(named_tokenizer, vocabulary))
+    task = task.replace(output_features=features)
+    end = features["targets"].vocabulary.eos_id
     dataset = task.get_dataset(split=split, shuffle=False)
     for example in examples(dataset, task.source):
         tokens = example["targets"]
@@ -174,29 +261,5 @@ def token_documents(
         yield tokens[first:last]
 
 
-def _registered_task(name: str, vocabulary: str) -> seqio.Task:
-    """Returns the registered seqio task, with another vocabulary."""
-    registered = seqio.TaskRegistry.names()
-    if name not in registered:
-        names = ", ".join([*CORPORA, *sorted(registered)])
-        raise UserError(f"unknown task {name!r}: use one of {names}.")
-    task = seqio.TaskRegistry.get(name)
-    if "targets" not in task.output_features:
-        raise UserError(f"the seqio task {name} has no feature 'targets'.")
-    if vocabulary.startswith("bpe:"):
-        raise UserError(
-            f"vocabulary {vocabulary!r} can be trained only on "
-            f"{' and '.join(CORPORA)}: for the task {name} give gpt3 or the path of a "
-            "tokenizer.json."
-        )
-    features = features_of(functools.partial(named_tokenizer, vocabulary))
-    return task.replace(output_features=features)
-
-
-# The corpus that needs no further settings.
-seqio.TaskRegistry.add(
-    "stdlib.gpt3",
-    source=DocumentSource(TextTask()),
-    output_features=features_of(gpt3_tokenizer),
-    preprocessors=_PREPROCESSORS,
-)
+for _task in (TextTask(), *map(ExampleTask, DATASETS)):
+    register(_task)

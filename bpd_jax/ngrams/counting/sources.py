@@ -328,12 +328,7 @@ class RegisteredTask(TokenSource):
         from bpd_jax.data import seqio_tasks
 
         documents = itertools.islice(
-            seqio_tasks.token_documents(
-                self.name,
-                split=self._split,
-                vocabulary=self._vocabulary,
-                label=f"read {self._split}",
-            ),
+            seqio_tasks.token_documents(self.name, self._split, self._vocabulary),
             skip,
             None,
         )

