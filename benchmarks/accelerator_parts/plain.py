@@ -73,7 +73,7 @@ def _plain(setting: Setting, decoder: Decoder, batch: int, bandwidth: float) -> 
         if number:  # the first one compiles
             times.append(time.perf_counter() - start)
     bytes_per_value = 4 if setting.dtype == "float32" else 2
-    read = model_size(config, bytes_per_value).trunk_parameters * bytes_per_value
+    read = model_size(config).trunk_parameters * bytes_per_value
     turn, floor = statistics.median(times) / new_tokens, read / bandwidth
     return {
         "dtype": setting.dtype,

@@ -8,7 +8,6 @@ valid (Phipson and Smyth 2010).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -17,22 +16,22 @@ FEWEST = 6
 """Number of examples below which nothing is significant at 5 %: five examples that all
 favour the same method have a p-value of 2 / 2⁵ = 0.06."""
 
+# More swaps are sampled, fewer are enumerated.
+_MOST_SWAPS = 9999
 
-def sign_flip_test(differences: np.ndarray, **settings: Any) -> float:
+
+def sign_flip_test(differences: np.ndarray) -> float:
     """Two-sided p-value of a mean difference of per-example scores.
 
     Args:
       differences: one method's score minus the other's for every example, `[n]`.
-      **settings: arguments of `_swap_test`: `resamples`, `seed`.
 
     Returns:
       The p-value; 1 for fewer than two examples.
     """
     signed = np.stack([differences, -np.asarray(differences, float)])
     rows = np.arange(len(differences))
-    return _swap_test(
-        lambda first, _: np.abs(signed[first, rows].sum(-1)), len(rows), **settings
-    )
+    return _swap_test(lambda first, _: np.abs(signed[first, rows].sum(-1)), len(rows))
 
 
 def efficiency_test(
@@ -40,14 +39,12 @@ def efficiency_test(
     calls: np.ndarray,
     base_tokens: np.ndarray,
     base_calls: np.ndarray,
-    **settings: Any,
 ) -> float:
     """Two-sided p-value of a difference in block efficiency, a ratio of sums.
 
     Args:
       tokens, calls: of one method, for every example, `[n]`.
       base_tokens, base_calls: of the other method, for the same examples.
-      **settings: as in `sign_flip_test`.
 
     Returns:
       The p-value; 1 for fewer than two examples.
@@ -64,15 +61,11 @@ def efficiency_test(
         ]
         return np.abs(ratios[0] - ratios[1])
 
-    return _swap_test(difference, len(rows), **settings)
+    return _swap_test(difference, len(rows))
 
 
 def _swap_test(
-    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    count: int,
-    *,
-    resamples: int = 9999,
-    seed: int = 0,
+    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int
 ) -> float:
     """Share of swaps of the methods whose statistic is at least the observed one.
 
@@ -80,8 +73,6 @@ def _swap_test(
       statistic: function of the indices (0 or 1) of the first and of the second method
         of each example, `[..., n]` each.
       count: n, the number of examples.
-      resamples: maximum number of swaps; more are sampled, fewer are enumerated.
-      seed: seed of the sampling.
     """
     if count < 2:  # A swap changes only the sign.
         return 1.0
@@ -91,9 +82,9 @@ def _swap_test(
         permutation_type="samples",
         alternative="greater",
         vectorized=True,
-        n_resamples=resamples,
+        n_resamples=_MOST_SWAPS,
         batch=2000,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     return float(result.pvalue)
 

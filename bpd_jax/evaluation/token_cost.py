@@ -74,13 +74,8 @@ class ModelSize:
         return 2 * self.layers * self.kv_width * self.value_bytes
 
 
-def model_size(config: BlockwiseConfig, value_bytes: float = 2) -> ModelSize:
-    """The sizes of a model.
-
-    Args:
-      config: configuration of the model.
-      value_bytes: bytes of a parameter and of a cached value, 2 in half precision.
-    """
+def model_size(config: BlockwiseConfig) -> ModelSize:
+    """The sizes of a model in half precision."""
     trunk, shapes = config.trunk, parameter_shapes(config)
     heads = shapes.get("heads", {})
     softmax = trunk.vocab_size * trunk.d_model
@@ -94,7 +89,6 @@ def model_size(config: BlockwiseConfig, value_bytes: float = 2) -> ModelSize:
         attention_width=trunk.num_heads * trunk.head_width,
         kv_width=trunk.kv_heads * trunk.head_width,
         block_size=config.block_size,
-        value_bytes=value_bytes,
     )
 
 
@@ -147,7 +141,6 @@ def cost(
     rescorer: ModelSize | None = None,
     passes: int = 0,
     rescored: int = 0,
-    batch: int = 1,
 ) -> Cost:
     """The cost of a decoded token.
 
@@ -168,7 +161,6 @@ def cost(
         parallel variant.
       rescored: draft tokens that the rescorer processes per call: L - 2 along one
         draft, because the first token is certain and nothing follows the last one.
-      batch: number of sequences decoded together, which share parameter reads.
     """
     # A draft token attends to the prefix and, on average, half of the draft.
     depth = (model.block_size + 1) / 2 if drafting else 1.0
@@ -183,7 +175,7 @@ def cost(
         tokens = efficiency + rescored
         kv += rescorer.kv_bytes * (passes * context + tokens)
         flops += tokens * _token_flops(rescorer, context + depth)
-    return Cost(parameters / (batch * efficiency), kv / efficiency, flops / efficiency)
+    return Cost(parameters / efficiency, kv / efficiency, flops / efficiency)
 
 
 def _token_flops(model: ModelSize, attended: float) -> float:

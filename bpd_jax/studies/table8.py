@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from bpd_jax.evaluation.alpha import Sums, Tuned, tune_alpha
+from bpd_jax.evaluation.efficiency import best_alpha
 from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Finding, Table
@@ -41,24 +41,34 @@ _PAPER_EXAMPLES = 100
 
 
 class _Choice(NamedTuple):
-    """The tuned weights of one row, and the reported drafts.
+    """The weight of one row, and the reported drafts.
 
     Attributes:
-      tuned: the best weights.
+      alpha: chosen on the tuning examples.
       examples: number of tuning examples.
       report: reported drafts, by weight.
+      efficiencies: block efficiencies of `report`, by weight.
       base, oracle: drafts of BPD and of the oracle on the same examples.
     """
 
-    tuned: Tuned
+    alpha: float
     examples: int
     report: dict[float, ContenderDrafts]
+    efficiencies: dict[float, float]
     base: ContenderDrafts
     oracle: ContenderDrafts
 
     @property
+    def best(self) -> float:
+        """The weight chosen on the reported examples, as the paper may have done.
+
+        It writes of an "evaluation set" in appendix C.2, of held-out examples in E.
+        """
+        return best_alpha(self.efficiencies)
+
+    @property
     def p_value(self) -> float:
-        drafts = self.report[self.tuned.alpha]
+        drafts = self.report[self.alpha]
         return efficiency_test(*drafts.sums, *self.base.sums) if len(self.base) else 1.0
 
 
@@ -137,16 +147,21 @@ def _choice(
     by_reference = dict(zip(references, drafts[len(family) :], strict=True))
     if not all(map(len, (*tune.values(), *report.values()))):
         return None
-    tuned = tune_alpha(_sums(tune), _sums(report))
     base, oracle = (
         by_reference.get(name or "", ContenderDrafts([])) for name in (BPD, run.oracle)
     )
-    return _Choice(tuned, len(tune[min(family)]), report, base, oracle)
+    return _Choice(
+        best_alpha(_efficiencies(tune)),
+        len(tune[min(family)]),
+        report,
+        _efficiencies(report),
+        base,
+        oracle,
+    )
 
 
-def _sums(drafts: dict[float, ContenderDrafts]) -> Sums:
-    totals = {a: [int(part.sum()) for part in d.sums] for a, d in drafts.items()}
-    return {alpha: (tokens, calls) for alpha, (tokens, calls) in totals.items()}
+def _efficiencies(drafts: dict[float, ContenderDrafts]) -> dict[float, float]:
+    return {alpha: each.efficiency or 0.0 for alpha, each in drafts.items()}
 
 
 def _tables(families: list[_Family]) -> list[Table]:
@@ -162,23 +177,23 @@ def _table(family: _Family) -> Table:
         choice, paper = family.choices[task], family.paper.get(task or "")
         if choice is None:
             return [missing_cell(paper), *[missing_cell()] * len(_COLUMNS[1:])]
-        tuned, report, base = choice.tuned, choice.report, choice.base
-        drafts, oracle = report[tuned.alpha], choice.oracle
+        report, base, oracle = choice.report, choice.base, choice.oracle
+        drafts = report[choice.alpha]
         headroom = headroom_cell(
-            tuned.efficiency if len(base) and len(oracle) else None,
+            drafts.efficiency if len(base) and len(oracle) else None,
             base.efficiency,
             oracle.efficiency,
             text="none",
         )
         return [
-            Cell(tuned.alpha, paper),
+            Cell(choice.alpha, paper),
             drafts.cell(),
             drafts.gain(base),
             Cell(p_values[task]) if len(base) else missing_cell(),
             headroom,
             report.get(1.0, ContenderDrafts([])).cell(),
-            Cell(tuned.report_alpha),
-            Cell(tuned.report_efficiency),
+            Cell(choice.best),
+            Cell(choice.efficiencies[choice.best]),
         ]
 
     examples = [choice.examples for choice in family.of_tasks]
@@ -237,7 +252,7 @@ def _weight_decreases(family: _Family) -> Finding:
         "weight of the rescorer."
     )
     points = [
-        (base, choice.tuned.alpha)
+        (base, choice.alpha)
         for choice in family.of_tasks
         if (base := choice.base.efficiency) is not None
     ]
@@ -263,10 +278,12 @@ def _tuning_bias(family: _Family) -> Finding:
         f"{family.label}: tuning on held-out examples costs less than 1 % compared "
         "with tuning on the reported ones."
     )
-    tuned = [choice.tuned for choice in family.of_tasks]
-    if not tuned:
+    costs = [
+        100 * (c.efficiencies[c.best] / c.efficiencies[c.alpha] - 1)
+        for c in family.of_tasks
+    ]
+    if not costs:
         return judged(statement, "No examples to tune on, or none to report.")
-    costs = [100 * (t.report_efficiency / t.efficiency - 1) for t in tuned]
     mean = sum(costs) / len(costs)
     return Finding(
         statement,

@@ -16,7 +16,7 @@ from typing import Any
 from bpd_jax import files, progress
 from bpd_jax.data.row_sources import WHOLE
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.alpha import best_alpha
+from bpd_jax.evaluation.efficiency import best_alpha
 from bpd_jax.studies.measure_drafts import replay
 from bpd_jax.studies.study_config import class_of, parse_contender
 from bpd_jax.studies.study_context import StudyContext
@@ -96,7 +96,7 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
     """Replays every weight on the tuning texts."""
     contender = parse_contender(tuner)
     suffix = "" if contender.assets is None else f"@{contender.assets}"
-    sums: dict[float, tuple[int, int]] = {}
+    efficiencies: dict[float, float] = {}
     examples = 0
     for alpha in map(float, context.config.alphas):
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
@@ -107,17 +107,15 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
             examples += len(generations)
             tokens += sum(len(text.output_ids) for text in generations)
             calls += sum(text.serial_calls for text in generations)
-        sums[alpha] = tokens, calls
-    if not examples:
-        raise UserError(f"{task} has no text to tune α on: add more records.")
+        if not examples:
+            raise UserError(f"{task} has no text to tune α on: add more records.")
+        efficiencies[alpha] = tokens / calls
     return {
         "contender": tuner,
         "task": task,
         "examples": examples,
-        "alpha": best_alpha(sums),
-        "block_efficiency": {
-            f"{alpha:g}": tokens / calls for alpha, (tokens, calls) in sums.items()
-        },
+        "alpha": best_alpha(efficiencies),
+        "block_efficiency": {f"{a:g}": value for a, value in efficiencies.items()},
     }
 
 

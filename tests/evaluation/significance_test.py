@@ -5,9 +5,7 @@ import pytest
 
 from bpd_jax.evaluation.significance import (
     FEWEST,
-    combined_verdict,
     efficiency_test,
-    exceeds,
     holm,
     sign_flip_test,
 )
@@ -31,20 +29,12 @@ def test_equal_scores_have_p_value_1():
 
 
 def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
-    rng = np.random.default_rng(0)
-    drawn = sign_flip_test(rng.normal(0.3, 1, 13), resamples=20000)
-    # The exact value for 13, from a loop over all sign patterns.
-    differences = np.random.default_rng(0).normal(0.3, 1, 13)
-    signs = 1 - 2 * (np.arange(2**13)[:, None] >> np.arange(13) & 1)
+    differences = np.random.default_rng(0).normal(0.3, 1, 14)
+    # The exact value, from all sign patterns.
+    signs = 1 - 2 * (np.arange(2**14)[:, None] >> np.arange(14) & 1)
     exact = (abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
-    assert drawn == pytest.approx(exact, abs=0.01)
-    assert sign_flip_test(np.ones(40), resamples=99) == 1 / 100
-
-
-def test_sampled_p_values_depend_on_the_seed():
-    differences = np.random.default_rng(1).normal(0.2, 1, 30)
-    first, repeated, second = (sign_flip_test(differences, seed=s) for s in (1, 1, 2))
-    assert first == repeated != second
+    assert sign_flip_test(differences) == pytest.approx(exact, abs=0.01)
+    assert sign_flip_test(np.ones(40)) == 1 / 10_000
 
 
 def test_efficiency_of_two_examples():
@@ -74,20 +64,6 @@ def test_fewer_examples_are_never_significant():
     assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
 
 
-def test_intervals_above_below_or_around_a_value():
-    assert exceeds((0.1, 0.3)) is True
-    assert exceeds((0.9, 0.95), 1.0) is False
-    assert exceeds((0.0, 0.3)) is exceeds((-0.3, 0.0)) is None
-
-
-def test_combined_verdict():
-    assert combined_verdict([True, True]) is True
-    assert combined_verdict([True, None]) is combined_verdict([]) is None
-    assert combined_verdict([True, None, False]) is False
-
-
-def test_holm_correction_computed_by_hand():
-    """0.01 · 3, then 0.03 · 2, then 0.04 · 1, which may not be below 0.06."""
-    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+def test_holm_correction_is_at_most_1():
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
