@@ -176,7 +176,7 @@ def _interrupt_count(folder: pathlib.Path) -> None:
     assert len(list(folder.glob("runs/run_*.windows"))) > 1
     with tempfile.TemporaryDirectory() as scratch:
         sums = _count_sequences(pathlib.Path(scratch))
-    manifest = json.loads((folder / "runs" / sorted_runs.MANIFEST).read_text())
+    manifest = json.loads((folder / "runs" / sorted_runs.KIND.marker).read_text())
     intact = {"crc32": manifest["crc32"], "sums": sums}
     (folder / "intact.json").write_text(json.dumps(intact))
 
@@ -185,7 +185,7 @@ def _resume_count(folder: pathlib.Path) -> None:
     # A copy, because resuming adds runs.
     with tempfile.TemporaryDirectory() as scratch:
         runs = shutil.copytree(folder / "runs", pathlib.Path(scratch) / "runs")
-        manifest = (runs / sorted_runs.MANIFEST).read_text(errors="replace")
+        manifest = (runs / sorted_runs.KIND.marker).read_text(errors="replace")
         sums = _count_sequences(runs)
     intact = json.loads((folder / "intact.json").read_text())
     if f'"crc32": {intact["crc32"]}\n' in manifest:
@@ -194,7 +194,7 @@ def _resume_count(folder: pathlib.Path) -> None:
 
 def _reseal_runs(folder: pathlib.Path) -> None:
     """Updates the checksums of the manifest and of the runs, where possible."""
-    path = folder / "runs" / sorted_runs.MANIFEST
+    path = folder / "runs" / sorted_runs.KIND.marker
     try:
         content = json.loads(path.read_bytes())
         for run in content["runs"]:

@@ -15,10 +15,8 @@ a killed count resumes after the last complete run.
 
 import bisect
 import contextlib
-import dataclasses
 import json
 import os
-import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -27,18 +25,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax import files, folders, temporaries
+from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 
-MANIFEST = "manifest.json"
-_MAGIC = "bpd_jax n-gram runs"
-_VERSION = 2
-# The columns are those of `levels.assemble`.
-_COLUMNS = ("keys_*.bin", "counts_*.bin", "followed_*.bin")
-KIND = folders.FolderKind(
-    "runs of a count", MANIFEST, ("run_*.windows", "run_*.counts", *_COLUMNS), _MAGIC
+KIND = Artifact(
+    "runs of a count",
+    "manifest.json",
+    # The columns are those of `levels.assemble`.
+    ("run_*.windows", "run_*.counts", "keys_*.bin", "counts_*.bin", "followed_*.bin"),
+    "bpd_jax n-gram runs",
+    remedy="if the folder contains nothing else, remove it to count from the beginning",
+    version=2,
+    version_name="version",
 )
 # The counts of a run have 32 bits, so a run has at most this number of windows.
 MOST_WINDOWS = 2**32 - 1
@@ -85,12 +86,10 @@ class RunFolder:
         self._words = words
         self._settings = dict(settings)
         self._runs: list[_Run] = []
-        manifest = self.folder / MANIFEST
-        # `_read` has a more specific message for a damaged manifest.
-        folders.check_folder(self.folder, dataclasses.replace(KIND, text=""))
+        folders.check_folder(self.folder, KIND)
         temporaries.remove_remainders(self.folder)
-        if manifest.exists():
-            self._read(manifest)
+        if (self.folder / KIND.marker).exists():
+            self._read()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -181,22 +180,14 @@ class RunFolder:
         return SortedWindows(total, limits.size + 1, parts)
 
     def _map(self, run: _Run) -> tuple[np.ndarray, np.ndarray]:
-        path = self.folder / run.name
+        path = self.folder / f"{run.name}.windows"
         shape = (run.windows, self._words)
-        try:
-            rows = np.memmap(path.with_suffix(".windows"), np.uint64, "r", 0, shape)
+        with KIND.reading(path):
+            rows = np.memmap(path, np.uint64, "r", 0, shape)
             counts = np.memmap(path.with_suffix(".counts"), np.uint32, "r")
-        except (OSError, ValueError) as error:
-            raise self._damaged(run) from error
-        if counts.size != run.windows:
-            raise self._damaged(run)
+            if counts.size != run.windows:
+                raise ValueError("there is another number of counts")
         return np.asarray(rows), np.asarray(counts)
-
-    def _damaged(self, run: _Run) -> UserError:
-        return UserError(
-            f"{self.folder / run.name} is missing, truncated or damaged: remove "
-            f"{self.folder} to count from the beginning."
-        )
 
     def _verify(self, run: _Run) -> None:
         """Raises a `UserError` if the checksums of a run have changed."""
@@ -205,52 +196,36 @@ class RunFolder:
         for begin in range(0, run.windows, _BLOCK):
             block = slice(begin, begin + _BLOCK)
             checksums = _checksums(rows[block], counts[block], checksums)
-        if checksums != tuple(run.crc32):
-            raise self._damaged(run)
+        if checksums != run.crc32:
+            raise KIND.damaged(self.folder / run.name, "its checksum is wrong")
 
     def _write(self, runs: Iterable[_Run], *, complete: bool) -> None:
         content = {
-            "magic": _MAGIC,
-            "version": _VERSION,
+            "magic": KIND.text,
             "settings": self._settings,
             "runs": [run._asdict() for run in runs],
             "complete": complete,
         }
-        content["crc32"] = _content_checksum(content)
-        with files.replacing_file(self.folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        checksum = {"crc32": _content_checksum(content)}
+        KIND.write_header(self.folder, content | checksum)
 
-    def _read(self, path: pathlib.Path) -> None:
-        try:
-            content = files.read_json(path)
-            magic_version = (content["magic"], content["version"])
-            if magic_version != (_MAGIC, _VERSION):
-                raise UserError(
-                    f"{path} was written by another program or version: if "
-                    f"{self.folder} contains nothing else, remove it to count from "
-                    "the beginning."
-                )
-            if content["crc32"] != _content_checksum(content):
+    def _read(self) -> None:
+        manifest = KIND.read_header(self.folder, {"settings": dict, "runs": list})
+        with KIND.reading(self.folder / KIND.marker):
+            if manifest.get("crc32") != _content_checksum(manifest):
                 raise ValueError("its checksum is wrong")
-            settings, complete = {**content["settings"]}, content["complete"] is True
-            runs = [_run(**run) for run in content["runs"]]
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"{path} is not a manifest of runs, or is damaged: if {self.folder} "
-                "contains nothing else, remove it to count from the beginning."
-            ) from error
+            runs = [_run(**run) for run in manifest["runs"]]
         for name, value in self._settings.items():
-            if settings.get(name) != value:
+            found = manifest["settings"].get(name)
+            if found != value:
                 raise UserError(
                     f"{self.folder} holds the runs of another count, with {name} = "
-                    f"{settings.get(name)} and not {value}: use the same settings and "
-                    "text to resume it, or remove the folder."
+                    f"{found} and not {value}: use the same settings and text to "
+                    "resume it, or remove the folder."
                 )
-        self._runs, self.complete = runs, complete
         for run in runs:
             self._verify(run)
+        self._runs, self.complete = runs, manifest.get("complete") is True
 
 
 def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
@@ -260,14 +235,13 @@ def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
       TypeError, ValueError: a value is not one that `RunFolder` writes.
     """
     first, second = crc32
-    run = _Run(name, windows, sequences, (first, second))
     if any(type(value) is not int for value in (windows, sequences, first, second)):
         raise TypeError("a number of a run is not an integer")
     if not re.fullmatch(r"run_\d+", name):
         raise ValueError("a run has another name")
     if not 1 <= windows <= MOST_WINDOWS or not 1 <= sequences < 2**63:
         raise ValueError("a number of a run is out of range")
-    return run
+    return _Run(name, windows, sequences, (first, second))
 
 
 def _content_checksum(content: Mapping[str, Any]) -> int:
