@@ -86,12 +86,6 @@ def test_a_killed_run_resumes_bit_exactly(run, storage):
     assert not [name for name in names if name.endswith((".lock", ".part"))]
 
 
-def test_training_a_finished_run_again_reports_it(run):
-    result = train(run, RUN)
-    assert result.returncode == 0, result.stderr
-    assert "already finished" in result.stdout
-
-
 def test_decode_and_evaluate_read_and_write_the_bucket(run, storage):
     common = ["--max_new_tokens=8", "--prompt=3 times"]
     remote, local = start(

@@ -32,7 +32,5 @@ def test_second_process_reuses_compiled_programs(tmp_path):
 
 
 def test_cache_folder_set_by_the_user_is_kept(tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    assert not run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR="")
-    run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=str(elsewhere))
-    assert not list((tmp_path / "cache").rglob("*-cache"))
+    assert not run(tmp_path, JAX_COMPILATION_CACHE_DIR="")
+    assert not list(tmp_path.iterdir())

@@ -41,43 +41,31 @@ def test_faults_of_a_reader_are_counted(error: Exception) -> None:
     assert len(row["failures"]) == 20
 
 
-def test_a_crash_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_and_readers_that_do_not_end_are_counted() -> None:
+    """In a new process: one with the threads of jax must not fork."""
     code = (
         "import os\n"
-        "from tests.mutations import Format, run\n"
-        "from tests.mutations_test import write\n"
-        "def read(folder):\n"
-        "    if b'text' not in (folder / 'a.json').read_bytes(): os.abort()\n"
-        "print(run(Format(write, read, '*'), 200, 0)['failures'])\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=mutations.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "the process ended with -6" in result.stdout
-
-
-def test_a_reader_that_does_not_end_is_counted() -> None:
-    code = (
         "from tests import mutations\n"
         "from tests.mutations_test import write\n"
-        "def read(folder):\n"
-        "    while b'text' not in (folder / 'a.json').read_bytes(): pass\n"
+        "def damaged(folder): return b'text' not in (folder / 'a.json').read_bytes()\n"
+        "def crash(folder):\n"
+        "    if damaged(folder): os.abort()\n"
+        "def hang(folder):\n"
+        "    while damaged(folder): pass\n"
         "mutations.SECONDS = 1\n"
-        "row = mutations.run(mutations.Format(write, read, '*'), 3, 2)\n"
-        "print(row['failures'])\n"
+        "for read, inputs, seed in ((crash, 200, 0), (hang, 3, 2)):\n"
+        "    example = mutations.Format(write, read, '*')\n"
+        "    print(mutations.run(example, inputs, seed)['failures'])\n"
     )
-    result = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code],
         cwd=mutations.ROOT,
         capture_output=True,
         text=True,
         check=True,
-    )
-    assert "longer than 1 seconds" in result.stdout
+    ).stdout
+    assert "the process ended with -6" in output
+    assert "longer than 1 seconds" in output
 
 
 def test_inputs_are_determined_by_seed_and_number() -> None:

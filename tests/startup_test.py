@@ -27,15 +27,14 @@ def interrupt():
 """
 
 
-def _program(body: str, **kwargs: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", _PROGRAM + body],
-        cwd=ROOT,
-        timeout=120,
-        capture_output="stdout" not in kwargs,
-        text=True,
-        **kwargs,
+def _program(body: str, **options: object) -> tuple[int, str, str]:
+    """Exit status, output and errors."""
+    options = {"stdout": subprocess.PIPE, **options}
+    command = [sys.executable, "-c", _PROGRAM + body]
+    done = subprocess.run(
+        command, cwd=ROOT, timeout=120, stderr=subprocess.PIPE, text=True, **options
     )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_an_interrupt_while_libraries_are_imported_is_not_swallowed():
@@ -44,11 +43,7 @@ def test_an_interrupt_while_libraries_are_imported_is_not_swallowed():
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
         "try:\n    interrupt()\nexcept:\n    pass\nprint('went on')\n"
     )
-    assert (result.returncode, result.stdout, result.stderr) == (
-        130,
-        "",
-        "interrupted\n",
-    )
+    assert result == (130, "", "interrupted\n")
 
 
 def test_command_that_ignores_an_interrupt_is_terminated():
@@ -58,11 +53,7 @@ def test_command_that_ignores_an_interrupt_is_terminated():
         "with startup.interruptible():\n"
         "    try:\n        interrupt()\n    except:\n        time.sleep(100)\n"
     )
-    assert (result.returncode, result.stdout, result.stderr) == (
-        130,
-        "",
-        "interrupted\n",
-    )
+    assert result == (130, "", "interrupted\n")
 
 
 def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
@@ -76,9 +67,7 @@ def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
         "    Array()\n"
         "    print('continued')\n"
     )
-    assert result.returncode == 130
-    assert result.stdout == "continued\n"
-    assert result.stderr == "interrupted\n"
+    assert result == (130, "continued\n", "interrupted\n")
 
 
 def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
@@ -126,9 +115,8 @@ def test_descriptors_of_closed_streams_are_not_reused():
         stdin=None,
         preexec_fn=lambda: (os.close(0), os.close(1)),
         stdout=None,
-        stderr=subprocess.PIPE,
     )
-    assert (result.returncode, result.stderr) == (1, "")
+    assert result == (1, None, "")
 
 
 def _status_of_printing(
@@ -181,15 +169,13 @@ def test_text_beyond_the_encoding_is_escaped(encoding, tmp_path, monkeypatch):
     assert text.isascii() == (encoding == "ascii")
 
 
-def test_help_into_a_closed_pipe():
+def test_help_into_a_closed_pipe(monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "wb") as stream:
-        result = subprocess.run(
-            [sys.executable, "-m", "bpd_jax.export_params", "--help"],
-            cwd=ROOT,
-            stdout=stream,
-            stderr=subprocess.PIPE,
-            timeout=300,
-        )
-    assert (result.returncode, result.stderr) == (141, b"")
+    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as exit_info:
+            cli.run(lambda: pytest.fail("main ran"))
+    assert exit_info.value.code == 141
+    assert capsys.readouterr().err == ""
