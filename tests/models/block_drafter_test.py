@@ -313,37 +313,3 @@ def test_confidences_are_a_logistic_regression(reads_markov):
     weights = params["confidence"]
     logits = inputs @ weights["kernel"][:, 0] + weights["bias"][0]
     np.testing.assert_allclose(confidences, 1 / (1 + np.exp(-logits)), rtol=1e-4)
-
-
-def test_sizes_default_to_those_of_the_target():
-    config = BlockDrafterConfig(feature_layers=[1])
-    resolved = config.resolve(TARGET)
-    assert (resolved.d_ff, resolved.num_heads, resolved.num_kv_heads) == (20, 6, 3)
-    assert (resolved.head_dim, resolved.rotary) == (4, TARGET.rotary)
-    wider = dataclasses.replace(TARGET, num_heads=12, d_ff=24)
-    assert resolved.resolve(wider) == resolved
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"feature_layers": ()}, "feature_layers is empty"),
-        ({"block_size": 1}, "block_size must be at least 2"),
-        ({"window": 3}, "smaller than block_size"),
-        ({"num_layers": 0}, "num_layers must be"),
-        ({"markov_rank": -1}, "markov_rank"),
-        ({"activation": "tanh"}, "activation"),
-        ({"confidence_reads_markov": True}, "markov_rank above 0"),
-    ],
-)
-def test_invalid_drafters_are_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(CONFIG, **changes)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"feature_layers": (4,)}, {"draft_vocabulary": 24}], ids=str
-)
-def test_drafters_of_another_target_are_refused(changes):
-    with pytest.raises(UserError, match=r"the model has|vocabulary"):
-        dataclasses.replace(CONFIG, **changes).resolve(TARGET)

@@ -51,23 +51,6 @@ def test_mesh_must_use_all_devices():
     assert make_mesh(MeshConfig(model=4)).shape == {"data": 2, "fsdp": 1, "model": 4}
 
 
-@pytest.mark.parametrize(
-    "sizes, message",
-    [
-        ({"fsdp": 0}, "MeshConfig.fsdp must be a positive integer, not 0"),
-        ({"fsdp": "a"}, "MeshConfig.fsdp must be a positive integer, not 'a'"),
-        ({"model": -1}, "MeshConfig.model must be a positive integer, not -1"),
-        (
-            {"data": -2, "fsdp": -4},
-            "MeshConfig.data must be a positive integer, or -1 for the remaining",
-        ),
-    ],
-)
-def test_invalid_mesh_sizes_are_refused(sizes, message):
-    with pytest.raises(UserError, match=message):
-        MeshConfig(**sizes)
-
-
 def test_a_mesh_takes_the_devices_it_is_given():
     half = jax.devices()[4:]
     mesh = make_mesh(MeshConfig(fsdp=2), half)

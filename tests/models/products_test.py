@@ -7,6 +7,7 @@ import pytest
 
 from bpd_jax.models.products import (
     TRANSPOSED,
+    float32_sums,
     product,
     times_rows,
     transposed_kernels,
@@ -14,15 +15,14 @@ from bpd_jax.models.products import (
 )
 
 
-def random(*shape, dtype):
-    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+def random(*shape, dtype="bfloat16", seed=0):
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
     return jnp.asarray(values).astype(dtype)
 
 
 @pytest.mark.parametrize("axes, shape", [(1, (64, 3, 5)), (2, (8, 8, 7))])
 def test_bfloat16_products_are_rounded_once(axes, shape):
-    x = random(2, 3, *shape[:axes], dtype="bfloat16")
-    kernel = random(*shape, dtype="bfloat16")
+    x, kernel = random(2, 3, *shape[:axes]), random(*shape)
     exact = np.tensordot(*(np.asarray(v, np.float64) for v in (x, kernel)), axes)
     rounded = jnp.asarray(exact).astype("bfloat16")
     result = product(x, kernel, axes, "bfloat16")
@@ -35,17 +35,17 @@ def test_bfloat16_products_are_rounded_once(axes, shape):
 
 def test_float32_products_are_unchanged():
     x, kernel = random(2, 3, 16, dtype="float32"), random(16, 5, dtype="float32")
-    np.testing.assert_array_equal(
-        product(x, kernel, 1, "float32"), jnp.tensordot(x, kernel, 1)
-    )
+    plain = jnp.tensordot(x, kernel, 1)
+    np.testing.assert_array_equal(product(x, kernel, 1, "float32"), plain)
+    with float32_sums():
+        np.testing.assert_array_equal(product(x, kernel, 1, "float32"), plain)
     np.testing.assert_array_equal(
         times_rows(x, kernel.T, "float32"), jnp.einsum("...D,VD->...V", x, kernel.T)
     )
 
 
 def test_gradients_of_float32_kernels_have_no_float32_products():
-    """A gradient in bfloat16 of a float32 kernel has no float32 product in it."""
-    x, kernel = random(2, 16, dtype="bfloat16"), random(16, 5, dtype="float32")
+    x, kernel = random(2, 16), random(16, 5, dtype="float32")
     jaxpr = jax.make_jaxpr(jax.grad(lambda k: product(x, k, 1, "bfloat16").sum()))
     assert "preferred_element_type=float32" not in str(jaxpr(kernel))
 
@@ -53,15 +53,63 @@ def test_gradients_of_float32_kernels_have_no_float32_products():
 def test_kernels_are_transposed_over_their_summed_axes():
     params = {
         "attention_0": {
-            "query": {"kernel": random(6, 2, 3, dtype="bfloat16")},
-            "output": {"kernel": random(2, 3, 6, dtype="bfloat16")},
+            "query": {"kernel": random(6, 2, 3)},
+            "output": {"kernel": random(2, 3, 6)},
         },
         "norm": {"scale": random(6, dtype="float32")},
     }
     transposed = transposed_kernels(params)
-    assert transposed["norm"] is params["norm"] or "scale" in transposed["norm"]
+    assert "scale" in transposed["norm"]
     assert transposed["attention_0"]["query"][TRANSPOSED].shape == (6, 6)
     output = params["attention_0"]["output"]["kernel"]
     np.testing.assert_array_equal(
         transposed["attention_0"]["output"][TRANSPOSED], output.reshape(6, 6).T
     )
+
+
+def weighted(x, kernel, axes):
+    with float32_sums():
+        y = product(x, kernel, axes, x.dtype.name)
+    weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+    return jnp.sum(weights * y)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_float32_sums_and_gradients_are_those_of_float32_rounded(axes):
+    x, kernel = random(3, 5, 4, 6), random(4, 6, 7, seed=1)
+    if axes == 1:
+        x, kernel = x[:, :, 0], kernel[0]
+    gradients = jax.grad(weighted, (0, 1))(x, kernel, axes)
+    float32_operands = [array.astype(jnp.float32) for array in (x, kernel)]
+    float32_gradients = jax.grad(weighted, (0, 1))(*float32_operands, axes)
+    for gradient, float32_gradient in zip(gradients, float32_gradients, strict=True):
+        assert gradient.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            gradient.astype(jnp.float32), float32_gradient, rtol=2e-2, atol=5e-2
+        )
+    with float32_sums():
+        y = product(x, kernel, axes, x.dtype.name)
+    exact = jnp.tensordot(*float32_operands, axes=axes)
+    # The sum is rounded once: within half a unit of the last of 8 bits.
+    np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8)
+
+
+def test_every_product_has_bfloat16_operands_and_float32_sums():
+    gradients = jax.make_jaxpr(jax.grad(weighted, (0, 1)), static_argnums=2)
+    traced = gradients(random(3, 5, 4, 6), random(4, 6, 7), 2)
+    products = []
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                products.append(equation)
+            for value in equation.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner)
+
+    visit(traced.jaxpr)
+    assert len(products) == 3
+    for equation in products:
+        assert {v.aval.dtype for v in equation.invars} == {jnp.dtype("bfloat16")}
+        assert equation.outvars[0].aval.dtype == jnp.float32

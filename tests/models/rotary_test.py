@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig, rotate
 
 CONFIGS = {
@@ -79,20 +78,3 @@ def test_scaling_keeps_high_frequencies_and_divides_low_ones():
         np.testing.assert_allclose(scaled[-1], plain[-1] / factor)
         assert (np.diff(scaled) < 0).all()
         assert ((scaled <= plain) & (scaled >= plain / factor)).all()
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"scaling": "longrope"}, "must be one of none, linear, llama3, yarn"),
-        ({"factor": 0.0}, "factor must be a finite number"),
-        ({"base": float("inf")}, "base must be a finite number above 1"),
-        ({"fraction": 0.0}, r"fraction must be"),
-        ({"low_factor": 4.0}, "high_factor must be above low_factor"),
-        ({"beta_fast": 1.0}, "beta_fast must be above beta_slow"),
-        ({"scaling": "yarn"}, "original_length is missing for yarn"),
-    ],
-)
-def test_bad_settings_are_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        RotaryConfig(**fields)

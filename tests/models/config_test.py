@@ -1,0 +1,148 @@
+"""Configurations of models: invalid settings are refused, and files keep all others."""
+
+import dataclasses
+
+import pytest
+
+from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    load_config,
+    save_config,
+)
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, RecurrentConfig
+from bpd_jax.models.transformer_config import TransformerConfig
+
+TRUNK = TransformerConfig(
+    23, 2, 16, 24, num_heads=4, num_kv_heads=2, rotary=RotaryConfig(100.0)
+)
+DRAFTER = BlockDrafterConfig((0, 1), 4, num_heads=4, window=6)
+REFINER = {"vocab_size": 97, "d_model": 8, "num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_heads": 3}, "not a multiple of num_heads"),
+        ({"num_kv_heads": 3}, "num_kv_heads"),
+        ({"head_dim": 5}, "head_dim = 5 is odd"),
+        ({"num_layers": 0}, "num_layers must be an integer"),
+        ({"num_layers": 1_000_000}, "num_layers must be an integer"),
+        ({"vocab_size": 4_000_000_000}, "vocab_size must be an integer"),
+        ({"activation": "tanh"}, "must be one of gelu, silu, relu"),
+        ({"norm": "batch"}, "norm must be one of layer, rms"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be a finite"),
+        ({"dtype": "float64"}, "dtype must be one of"),
+    ],
+)
+def test_invalid_transformers_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(TRUNK, **change)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"feature_layers": ()}, "feature_layers is empty"),
+        ({"block_size": 1}, "block_size must be at least 2"),
+        ({"window": 3}, "smaller than block_size"),
+        ({"num_layers": 0}, "num_layers must be"),
+        ({"markov_rank": -1}, "markov_rank"),
+        ({"confidence_reads_markov": True}, "markov_rank above 0"),
+    ],
+)
+def test_invalid_drafters_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(DRAFTER, **change)
+
+
+@pytest.mark.parametrize(
+    "kind, fields, message",
+    [
+        (ComputeConfig, {"attention": "flash"}, "one of auto, xla, cudnn, pallas"),
+        (ComputeConfig, {"remat": "some"}, "remat must be one of none, dots, full"),
+        (ComputeConfig, {"loss_chunk": 0}, "loss_chunk must be a positive integer"),
+        (ComputeConfig, {"accumulate": None}, "accumulate must be a positive"),
+        (ComputeConfig, {"scan_layers": 1}, "scan_layers must be True or False"),
+        (MeshConfig, {"fsdp": 0}, "MeshConfig.fsdp must be a positive integer, not 0"),
+        (MeshConfig, {"data": -2}, "positive integer, or -1 for the remaining"),
+        (RotaryConfig, {"scaling": "longrope"}, "one of none, linear, llama3, yarn"),
+        (RotaryConfig, {"base": float("inf")}, "base must be a finite number above 1"),
+        (RotaryConfig, {"fraction": 0.0}, "fraction must be"),
+        (RotaryConfig, {"low_factor": 4.0}, "high_factor must be above low_factor"),
+        (RotaryConfig, {"beta_fast": 1.0}, "beta_fast must be above beta_slow"),
+        (RotaryConfig, {"scaling": "yarn"}, "original_length is missing for yarn"),
+        (BlockHeadsConfig, {"num_heads": 2}, "hidden must be a positive"),
+        (BlockHeadsConfig, {"num_heads": 2, "hidden": 4, "layers": 2}, "layers = 2"),
+        (
+            BlockHeadsConfig,
+            {"num_heads": 2, "hidden": 4, "kind": "medusa"},
+            "hidden = 4 does not apply",
+        ),
+        (
+            BlockHeadsConfig,
+            {"num_heads": 3, "kind": "medusa", "reads_anchor": True},
+            "feed-forward",
+        ),
+        (
+            BlockHeadsConfig,
+            {"num_heads": 3, "hidden": 4, "own_softmax": True, "reads_anchor": True},
+            "feed-forward",
+        ),
+        (
+            BlockwiseConfig,
+            {"trunk": TRUNK, "heads": BlockHeadsConfig(3, 4, draft_vocabulary=24)},
+            "draft_vocabulary = 24 exceeds the 23 tokens",
+        ),
+        (MarkovConfig, REFINER | {"rank": 10**9}, "rank must be an integer from 1 to"),
+        (HydraConfig, REFINER | {"width": 2.5}, "width must be an integer"),
+        (RecurrentConfig, REFINER | {"num_heads": 1}, "RecurrentConfig.num_heads"),
+    ],
+)
+def test_other_invalid_settings_are_refused(kind, fields, message):
+    with pytest.raises(UserError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BlockwiseConfig(dataclasses.replace(TRUNK, rotary=None)),
+        BlockwiseConfig(TRUNK, BlockHeadsConfig(4, kind="medusa", layers=2)),
+        BlockwiseConfig(TRUNK, drafter=DRAFTER),
+    ],
+)
+def test_loaded_configurations_equal_those_saved(config, tmp_path):
+    save_config(config, tmp_path / "model.json")
+    assert load_config(tmp_path / "model.json") == config
+
+
+def test_files_that_do_not_describe_a_model_are_reported(tmp_path):
+    path = tmp_path / "model.json"
+    with pytest.raises(UserError, match=r"model\.json does not exist"):
+        load_config(path)
+    path.write_text('{"trunk": {"layers": 2}}')
+    with pytest.raises(UserError, match="does not describe a model"):
+        load_config(path)
+
+
+def test_sizes_of_a_drafter_default_to_those_of_the_target():
+    target = dataclasses.replace(TRUNK, num_heads=6, num_kv_heads=3, head_dim=4)
+    resolved = BlockDrafterConfig(feature_layers=[1]).resolve(target)
+    assert (resolved.d_ff, resolved.num_heads, resolved.num_kv_heads) == (24, 6, 3)
+    assert (resolved.head_dim, resolved.rotary) == (4, target.rotary)
+    wider = dataclasses.replace(target, num_heads=12, d_ff=48)
+    assert resolved.resolve(wider) == resolved
+
+
+@pytest.mark.parametrize(
+    "change", [{"feature_layers": (4,)}, {"draft_vocabulary": 24}], ids=str
+)
+def test_drafters_of_another_target_are_refused(change):
+    with pytest.raises(UserError, match=r"the model has|vocabulary"):
+        dataclasses.replace(DRAFTER, **change).resolve(TRUNK)
