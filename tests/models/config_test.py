@@ -33,6 +33,7 @@ REFINER = {"vocab_size": 97, "d_model": 8, "num_heads": 4}
         ({"head_dim": 5}, "head_dim = 5 is odd"),
         ({"num_layers": 0}, "num_layers must be an integer"),
         ({"num_layers": 1_000_000}, "num_layers must be an integer"),
+        ({"num_heads": 3000}, "num_heads must be an integer"),
         ({"vocab_size": 4_000_000_000}, "vocab_size must be an integer"),
         ({"activation": "tanh"}, "must be one of gelu, silu, relu"),
         ({"norm": "batch"}, "norm must be one of layer, rms"),
