@@ -6,11 +6,9 @@ and (in `prompts`) its rank as a prompt. The id is the file's path relative to t
 corpus folder, followed by `:line` for a line of JSON Lines.
 """
 
-import dataclasses
 import glob
 import hashlib
 import heapq
-import math
 import os
 import pathlib
 import sysconfig
@@ -180,8 +178,8 @@ def _documents_of_file(
             return
         yield Document(name, text)
     elif text_readers.is_json_lines(path):
-        for number, text in text_readers.read_json_field(path, "text"):
-            yield Document(f"{name}:{number}", text)
+        for number, texts in text_readers.read_json_fields(path, ["text"]):
+            yield Document(f"{name}:{number}", texts["text"][0])
     else:
         yield Document(name, text_readers.read_text(path))
 
@@ -194,6 +192,16 @@ def fraction_of(purpose: str, document_id: str) -> float:
         person=purpose.encode(),
     ).digest()
     return int.from_bytes(digest) / 2**48
+
+
+def split_of(key: str, validation_fraction: float) -> str:
+    """The split of a document or example: `train` or `validation`, by a hash.
+
+    Args:
+      key: its id, or what it shares with those that must be in the same split.
+      validation_fraction: share of the keys in the split `validation`.
+    """
+    return SPLITS[fraction_of("split", key) < validation_fraction]
 
 
 def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str], int]:
@@ -247,64 +255,30 @@ def split_documents(
         selected, total = sample_ids(all_documents(task), task.max_bytes)
     elif label and not any(file.path.suffix == ".gz" for file in corpus_files(task)):
         total = sum(file.path.stat().st_size for file in corpus_files(task))
-    fractions = _FractionRange()
+    counts = dict.fromkeys(SPLITS, 0)
     with progress.bar(
         label=label or "", total=total, unit="B", unit_scale=True, disable=label is None
     ) as bar:
         for document in all_documents(task, among):
             if selected is not None and document.id not in selected:
                 continue
-            fraction = fraction_of("split", document.id)
-            fractions.add(fraction)
-            if split in (ALL, SPLITS[fraction < task.validation_fraction]):
+            found = split_of(document.id, task.validation_fraction)
+            counts[found] += 1
+            if split in (ALL, found):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
-    if among is None:
-        _check_splits(task, fractions, split)
-
-
-@dataclasses.dataclass
-class _FractionRange:
-    """The number of documents, and the range of their hashes in [0, 1)."""
-
-    count: int = 0
-    lowest: float = 1.0
-    highest: float = 0.0
-
-    def add(self, fraction: float) -> None:
-        self.count += 1
-        self.lowest = min(self.lowest, fraction)
-        self.highest = max(self.highest, fraction)
-
-
-def _check_splits(task: TextTask, fractions: _FractionRange, split: str) -> None:
-    """Raises a `UserError` if there is no text, or one of the two splits is empty.
-
-    Args:
-      task: the corpus.
-      fractions: hashes of all documents.
-      split: the split that was read; for `all`, empty splits are allowed.
-    """
+    empty = [name for name in SPLITS if not counts[name]]
+    if among is not None or not empty:
+        return
     corpus = task.text_files or task.corpus
     limit = "" if task.max_bytes is None else f" within max_bytes={task.max_bytes}"
-    if not fractions.count:
+    if len(empty) == len(SPLITS):
         raise UserError(f"{corpus} holds no text{limit}.")
-    if split == ALL:
-        return
-    if fractions.count == 1:
-        raise UserError(
-            f"{corpus} holds one document{limit}, which cannot be split into train "
-            "and validation: give more documents, for example as .jsonl with one "
-            "document per line."
-        )
-    lowest, highest = fractions.lowest, fractions.highest
-    if lowest >= task.validation_fraction or highest < task.validation_fraction:
-        empty = "validation" if lowest >= task.validation_fraction else "train"
-        # Any fraction above the lowest hash and not above the highest leaves neither
-        # split empty; two digits suffice unless the hashes nearly coincide.
-        advice = min(math.ceil((lowest + 1e-6) * 100) / 100, highest)
+    if split != ALL:
         raise EmptySplitError(
-            f"none of the {fractions.count} documents of {corpus}{limit} falls into "
-            f"the {empty} split at validation_fraction={task.validation_fraction}",
-            f"give more documents or set validation_fraction to {advice}.",
+            f"none of the {sum(counts.values())} documents of {corpus}{limit} falls "
+            f"into the {empty[0]} split at validation_fraction="
+            f"{task.validation_fraction}",
+            "give more documents, for example as .jsonl with one document per line, or "
+            "another validation_fraction.",
         )

@@ -5,7 +5,7 @@ examples are read from it.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bpd_jax.data import corpora, text_readers
@@ -13,13 +13,6 @@ from bpd_jax.data.corpora import EmptySplitError, SourceFile
 from bpd_jax.data.example_task import ALL_SPLITS, SPLIT, ExampleTask
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
-
-
-class JsonRecord(NamedTuple):
-    """The texts of one record; `id` is unique in its split."""
-
-    id: str
-    texts: Mapping[str, str]
 
 
 class Example(NamedTuple):
@@ -70,8 +63,10 @@ def existing_splits(task: ExampleTask) -> tuple[str, ...]:
 
 def read_records(
     task: ExampleTask, split: str, among: Iterable[SourceFile] | None = None
-) -> Iterator[JsonRecord]:
-    """Yields the records of JSON Lines that have a target, by file name, then by line.
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the id and the texts of each record of JSON Lines that has a target.
+
+    The records are in the order of files and lines; ids are unique in a split.
 
     Args:
       task: a task with `files`.
@@ -91,14 +86,9 @@ def read_records(
         yield from records
     if first is not None or among is not None:
         return
-    if task.has_split_files:
-        raise UserError(
-            f"the {split} split of {task.name} is empty: no record of "
-            f"files={task.files!r} has a target in the field {task.dataset.target!r}."
-        )
     raise EmptySplitError(
-        f"no record of files={task.files!r} falls into the {split} split at "
-        f"validation_fraction={task.validation_fraction}",
+        f"the {split} split of {task.name} is empty: no record of files="
+        f"{task.files!r} with a target in the field {task.dataset.target!r} is in it",
         f"give more records, another validation_fraction, or a file per split by "
         f"writing {SPLIT} in files.",
     )
@@ -106,20 +96,19 @@ def read_records(
 
 def _records(
     task: ExampleTask, split: str, files: Iterable[SourceFile]
-) -> Iterator[JsonRecord]:
+) -> Iterator[tuple[str, dict[str, str]]]:
     dataset = task.dataset
     by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
     for name, path in files:
-        for number, texts in text_readers.read_json_fields(
-            path, dataset.fields, may_be_empty=dataset.target
+        for number, values in text_readers.read_json_fields(
+            path, dataset.fields, dataset.target
         ):
-            if not texts[dataset.target]:
-                continue
-            if by_hash:
-                fraction = corpora.fraction_of("split", texts[dataset.topic])
-                if SPLITS[fraction < task.validation_fraction] != split:
-                    continue
-            yield JsonRecord(f"{name}:{number}", texts)
+            texts = {field: "".join(value[:1]) for field, value in values.items()}
+            key = texts[dataset.topic]
+            if texts[dataset.target] and (
+                not by_hash or split == corpora.split_of(key, task.validation_fraction)
+            ):
+                yield f"{name}:{number}", texts
 
 
 def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from bpd_jax.data.corpora import EmptySplitError, fraction_of
+from bpd_jax.data.corpora import EmptySplitError, split_of
 from bpd_jax.data.generations import Generations
-from bpd_jax.data.text_task import ALL, SPLITS
+from bpd_jax.data.text_task import ALL
 
 
 def split_texts(
@@ -33,7 +33,7 @@ def split_texts(
     rows = [
         row
         for row in range(len(texts))
-        if split == ALL or split == _split_of(texts[row], validation_fraction)
+        if split in (ALL, split_of(_key(texts[row]), validation_fraction))
     ]
     if not rows:
         raise EmptySplitError(
@@ -44,9 +44,8 @@ def split_texts(
     return rows
 
 
-def _split_of(text: np.ndarray, validation_fraction: float) -> str:
-    fraction = fraction_of("split", text.astype("<i4").tobytes().hex())
-    return SPLITS[fraction < validation_fraction]
+def _key(text: np.ndarray) -> str:
+    return text.astype("<i4").tobytes().hex()
 
 
 def cut_texts(

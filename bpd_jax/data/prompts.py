@@ -180,8 +180,8 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
         has no prompts, or has an empty prompt.
     """
     if text_readers.is_json_lines(path):
-        records = text_readers.read_json_field(path, "prompt", kept=True)
-        prompts = [text for _, text in records]
+        records = text_readers.read_json_fields(path, ["prompt"], kept=True)
+        prompts = [texts["prompt"][0] for _, texts in records]
     else:
         lines = text_readers.read_lines(path, kept=True)
         prompts = [text for _, text in lines if text.strip()]

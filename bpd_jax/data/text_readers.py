@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bpd_jax import files
 from bpd_jax.buckets import as_path
@@ -63,117 +64,61 @@ def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
         raise UserError(f"cannot read {path}: {reason}") from error
 
 
-def read_json_field(
-    path: Path, field: str, *, kept: bool = False
-) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, the text in `field`) of a JSON Lines file.
-
-    Blank lines are skipped. `kept` is as in `read_lines`.
-
-    Raises:
-      UserError: as `read_lines`; or a line is not a JSON object with a string in
-        `field`.
-    """
-    for number, location, record in _records(path, kept):
-        yield number, _text_of(record, field, location, False)
-
-
 def read_json_fields(
-    path: Path, fields: Sequence[str], may_be_empty: str | None = None
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields (line number from 1, the text of each field) of a JSON Lines file.
+    path: Path,
+    fields: Sequence[str],
+    optional: str | None = None,
+    *,
+    kept: bool = False,
+) -> Iterator[tuple[int, dict[str, list[str]]]]:
+    """Yields (line number from 1, the texts of each field) of a JSON Lines file.
 
-    The field `answers/text` is the list `text` in the object `answers`, of which the
-    first element is used, as in TensorFlow Datasets.
+    The texts of the field `answers/text` are the elements of the list `text` in the
+    object `answers`, as in TensorFlow Datasets; any other field has one text. Blank
+    lines are skipped.
 
     Args:
       path: the file.
       fields: names of the fields.
-      may_be_empty: a field that may be `null` or an empty list, which yields an empty
-        text.
+      optional: a field that may be `null` or an empty list, which yields no text.
+      kept: see `read_lines`.
 
     Raises:
-      UserError: as `read_json_field`.
+      UserError: as `read_lines`; or a line is not a JSON object with texts in all
+        fields.
     """
-    for number, location, record in _records(path):
-        yield (
-            number,
-            {
-                field: _text_of(record, field, location, field == may_be_empty)
-                for field in fields
-            },
-        )
-
-
-def read_json_texts(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number from 1, all texts of a field) of a JSON Lines file.
-
-    The texts of the field `answers/text` are the elements of the list `text` in the
-    object `answers`. A field with a single text yields a list of one, `null` an empty
-    list.
-
-    Raises:
-      UserError: as `read_json_fields`.
-    """
-    for number, location, record in _records(path):
-        first = _first_value(record, field)
-        if first is None:
-            yield number, []
-            continue
-        value = _value(record, field)
-        texts = value if isinstance(value, list) and "/" in field else [first]
-        yield number, [_checked_text(text, field, location) for text in texts]
-
-
-def _records(path: Path, kept: bool = False) -> Iterator[tuple[int, str, object]]:
-    """Yields (line number from 1, location for error messages, parsed JSON)."""
     for number, line in read_lines(path, kept=kept):
         if not line.strip():
             continue
         location = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{location} is not JSON: {error.msg} at column {error.colno}."
-            ) from error
+        # Thousands of nested objects, or a number of thousands of digits.
         except (RecursionError, ValueError) as error:
-            # Thousands of nested objects, or a number of thousands of digits.
-            raise UserError(f"{location} cannot be read as JSON: {error}.") from error
-        yield number, location, record
+            raise UserError(f"{location} is not JSON: {error}.") from error
+        texts = {field: _texts(record, field) for field in fields}
+        for field, values in texts.items():
+            _check_texts(values, field, location, empty=field == optional)
+        yield number, texts
 
 
-# The value of a missing field.
-_MISSING = object()
-
-
-def _value(record: object, field: str) -> object:
-    """The value of a field: None for `null`, `_MISSING` for a missing field."""
+def _texts(record: Any, field: str) -> Any:
+    """The texts of a field; `[]` for `null`, and None if the field is missing."""
     value = record
     for name in field.split("/"):
-        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is None:
+        if not isinstance(value, dict) or name not in value:
             return None
-    return value
+        value = value[name]
+        if value is None:
+            return []
+    if "/" not in field:
+        return [value]
+    return [] if value == [None] else value
 
 
-def _first_value(record: object, field: str) -> object:
-    """The value of a field, or the first element of a list `a/b`; None for `[]`."""
-    value = _value(record, field)
-    if "/" in field and isinstance(value, list):
-        return value[0] if value else None
-    return _MISSING if "/" in field and isinstance(value, str) else value
-
-
-def _text_of(record: object, field: str, location: str, may_be_empty: bool) -> str:
-    value = _first_value(record, field)
-    if value is None and may_be_empty:
-        return ""
-    return _checked_text(value, field, location)
-
-
-def _checked_text(value: object, field: str, location: str) -> str:
-    if not isinstance(value, str):
+def _check_texts(values: Any, field: str, location: str, empty: bool) -> None:
+    is_list = isinstance(values, list) and (empty or values)
+    if not is_list or not all(isinstance(text, str) for text in values):
         example: object = ["..."] if "/" in field else "..."
         for name in reversed(field.split("/")):
             example = {name: example}
@@ -183,13 +128,12 @@ def _checked_text(value: object, field: str, location: str) -> str:
         )
     # JSON can contain a lone surrogate, which UTF-8 cannot.
     try:
-        value.encode("utf-8")
+        "".join(values).encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: the field {field!r} contains the lone surrogate "
-            f"\\u{ord(value[error.start]):04x}, which is not valid text."
+            f"{location}: the field {field!r} contains a lone surrogate, which is not "
+            f"valid text ({error})."
         ) from error
-    return value
 
 
 def _decode(data: bytes, path: Path, offset: int) -> str:

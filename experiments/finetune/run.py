@@ -42,7 +42,7 @@ from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import LABELS, metric_of
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.studies.measure_quality import plain_text
+from bpd_jax.studies.tasks import plain_text
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.optimizer import make_optimizer
@@ -215,10 +215,11 @@ def _targets(row: dict[str, float]) -> dict[str, Any]:
 
 def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
     """All right answers of some held-out examples, by id."""
+    target = task.dataset.target
     return {
-        example: texts
+        example: texts[target]
         for name, path in example_files(task, "validation")
-        for number, texts in text_readers.read_json_texts(path, task.dataset.target)
+        for number, texts in text_readers.read_json_fields(path, [target], target)
         if (example := f"{name}:{number}") in ids
     }
 
@@ -252,9 +253,8 @@ def _quality(
     metric = metric_of(task)
     if metric is None:
         return {}
-    decode, ends = loaded.tokenizer.decode, loaded.end_tokens
     scores = [
-        metric(plain_text(text.output_ids, decode, ends), right)
+        metric(plain_text(loaded, text.output_ids), right)
         for text, right in zip(found, references, strict=True)
     ]
     means = {name: estimate(name, scores) for name in scores[0]}
