@@ -14,20 +14,11 @@ from bpd_jax.studies.study_records import REPORT, Call, ExplorerRecord, Trace
 _CANDIDATES, _PROMPT = 6, 1200
 
 
-def explorer_records(
-    context: StudyContext, task: str, contenders: Sequence[str], shown: int
-) -> list[ExplorerRecord]:
-    """The first reported examples of a task, with all contenders' drafts along them.
-
-    Args:
-      context: context of the study.
-      task: name of the task.
-      contenders: names of the contenders.
-      shown: maximum number of examples.
-    """
+def explorer_records(context: StudyContext, task: str) -> list[ExplorerRecord]:
+    """The first reported examples of a task, with all contenders' drafts along them."""
     examples: dict[int, ExampleText] = {}
     by_contender: dict[int, dict[str, Generation]] = {}
-    for name in contenders:
+    for name in context.config.contenders:
         for group, generations in replay(context, name, [task], every_position=False):
             for example, generation in zip(group, generations, strict=True):
                 index = example.example.index
@@ -36,7 +27,7 @@ def explorer_records(
                     by_contender.setdefault(index, {})[name] = generation
     return [
         _record(context, examples[index], by_contender[index])
-        for index in sorted(examples)[:shown]
+        for index in sorted(examples)[: context.config.shown]
     ]
 
 

@@ -185,11 +185,10 @@ def refine_milliseconds(
 
 def latency_records(
     model: NGramModel,
-    engines: Sequence[str] = (FST, VITERBI, DEVICE),
+    engines: Sequence[str] = ENGINES,
     *,
     runs: int = 10,
     lattices: int = 20,
-    seed: int = 0,
     done: Collection[Key] = (),
 ) -> Iterator[LatencyRecord]:
     """Times every engine on lattices of every shape of Tables 12 and 13.
@@ -199,19 +198,17 @@ def latency_records(
       engines: some of `ENGINES`; `fst` is the paper's.
       runs: number of runs of each cell, 10 in the paper.
       lattices: number of lattices of each run, all different; the time of a run is the
-        median over its lattices, which excludes interruptions by other processes.
-      seed: seed of the lattices, which are the same for all engines.
+        median over its lattices, which excludes interruptions by other processes. The
+        lattices are the same for all engines.
       done: keys that a resumed run has already measured.
 
     Raises:
-      UserError: an engine is unknown or not available, or the model has too few tokens
-        for lattices.
+      UserError: an engine is not available, or the model has too few tokens for
+        lattices.
     """
-    for engine in engines:
-        check_engine(engine)
     missing = [
         (engine, *shape)
-        for engine in dict.fromkeys(engines)
+        for engine in engines
         for shape in dict.fromkeys(SHAPES)
         if (engine, *shape) not in done
     ]
@@ -221,7 +218,7 @@ def latency_records(
         missing, label="latency", unit=" cells"
     ):
         # The certain token at position 0 is not a step.
-        samples = Lattices(model, seed).make(runs * lattices, 1 + steps, width)
+        samples = Lattices(model).make(runs * lattices, 1 + steps, width)
         times = refine_milliseconds(rescorer_of(engine, model), paths, *samples)
         times = times.reshape(runs, lattices)
         milliseconds = np.median(times, axis=1).round(6).tolist()

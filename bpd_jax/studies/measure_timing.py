@@ -41,34 +41,20 @@ def plain_name(contender: str) -> str:
 
 
 def timing_records(
-    context: "StudyContext",
-    tasks: Sequence[str],
-    contenders: Sequence[str],
-    temperatures: Sequence[float],
-    rounds: int,
-    examples_per_task: int,
-    done: Collection[Key] = (),
-    *,
-    speculative: Sequence[str] = (),
+    context: "StudyContext", done: Collection[Key] = ()
 ) -> Iterator[list[TimingRecord]]:
     """Decodes every prompt with every contender, one prompt at a time.
 
     Within a round all contenders decode all prompts of a task, so that changes in the
-    load of the machine affect all contenders; every round has its own seed. The prompts
-    of a task are padded to one length, so that all use the code that an untimed first
-    call compiles. With exact acceptance, the noise of sampling depends only on prompt
-    and position, so that all contenders produce the same text.
+    load of the machine affect all contenders; every round has its own seed. Plain
+    decoding comes first. The prompts of a task are padded to one length, so that all
+    use the code that an untimed first call compiles. With exact acceptance, the noise
+    of sampling depends only on prompt and position, so that all contenders produce the
+    same text.
 
     Args:
-      context: model, prompts and contenders.
-      tasks: tasks of the prompts.
-      contenders: contenders to time; plain decoding always comes first.
-      temperatures: temperatures of sampling; 0 is greedy.
-      rounds: number of times that everything is decoded.
-      examples_per_task: maximum number of prompts of each task.
+      context: settings, model, prompts and contenders.
       done: keys that a resumed run has already measured.
-      speculative: contenders that, above temperature 0, are timed with speculative
-        sampling too.
 
     Yields:
       The records of one contender in one round, one per prompt.
@@ -76,22 +62,23 @@ def timing_records(
     Raises:
       UserError: a contender cannot decode a prompt; nothing has been timed then.
     """
-    contenders = list(dict.fromkeys([GREEDY.name, *contenders]))
+    config = context.config
+    contenders = list(dict.fromkeys([GREEDY.name, *config.contenders]))
     examples = {
         task: [e for e in context.examples(task) if e.part == REPORT][
-            :examples_per_task
+            : config.examples * config.turns
         ]
-        for task in tasks
+        for task in config.tasks
     }
     keys = [
         (task, name, float(temperature), turn)
         # In this order an interrupted run has complete temperatures and rounds.
-        for temperature in temperatures
-        for turn in range(rounds)
-        for task in tasks
+        for temperature in config.temperatures
+        for turn in range(config.rounds)
+        for task in config.tasks
         for name in [
             *contenders,
-            *(map(speculative_name, speculative) if temperature > 0 else ()),
+            *(map(speculative_name, config.speculative) if temperature > 0 else ()),
         ]
     ]
     missing = [key for key in keys if key not in done]

@@ -9,8 +9,8 @@ from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.studies import study
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.measure_latency import ENGINES, latency_records
-from bpd_jax.studies.measure_quality import passage_records, quality_records
+from bpd_jax.studies.measure_latency import latency_records
+from bpd_jax.studies.measure_quality import quality_records
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.printed import LAMBADA
 from bpd_jax.studies.results import StudyRun
@@ -115,7 +115,7 @@ def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None
         if sum(task == other for other, _ in done) < shown
     ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
-        records = explorer_records(context, task, contenders, shown)
+        records = explorer_records(context, task)
         store(r for r in records if (r.task, r.example) not in done)
 
 
@@ -128,7 +128,7 @@ def measure_quality(context: StudyContext, run: StudyRun, store: Store) -> None:
         if task == LAMBADA or metric_of(task) is not None
     ]
     for task in progress.bar(tasks, label="scoring", unit=" tasks"):
-        store(r for r in _quality(context, task) if r.key not in done)
+        store(r for r in quality_records(context, task) if r.key not in done)
 
 
 def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> list[str]:
@@ -140,43 +140,15 @@ def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> lis
     ]
 
 
-def _quality(context: StudyContext, task: str) -> list[QualityRecord]:
-    loaded, examples = context.loaded(task), context.examples(task)
-    if task == LAMBADA:
-        return passage_records(
-            task,
-            examples,
-            [example.prompt for example in examples],
-            loaded.functions,
-            loaded.params,
-            loaded.tokenizer.encode,
-            begin_of_text=loaded.begin_of_text,
-            batch_size=context.config.batch_size,
-        )
-    outputs = [text.output_ids for text in context.texts(task)]
-    decode = loaded.tokenizer.decode
-    return quality_records(task, examples, outputs, decode, loaded.end_tokens)
-
-
 def measure_timing(context: StudyContext, run: StudyRun, store: Store) -> None:
     """Times decoding.
 
     Raises:
       UserError: earlier records were measured on another device.
     """
-    config = context.config
     _same_device(run, run.of(TimingRecord))
     done = {record.key for record in run.of(TimingRecord)}
-    for records in timing_records(
-        context,
-        config.tasks,
-        config.contenders,
-        config.temperatures,
-        config.rounds,
-        config.examples * config.turns,
-        done,
-        speculative=config.speculative,
-    ):
+    for records in timing_records(context, done):
         store(records)
 
 
@@ -202,7 +174,7 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
         )
     _same_device(run, run.of(LatencyRecord))
     done = {record.key for record in run.of(LatencyRecord)}
-    for record in latency_records(decoder.ngram, ENGINES[:3], done=done):
+    for record in latency_records(decoder.ngram, done=done):
         store([record])
 
 

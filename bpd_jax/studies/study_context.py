@@ -29,7 +29,6 @@ from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.errors import UserError
 from bpd_jax.studies import tasks
 from bpd_jax.studies.conversations import later_turns
-from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.study_config import (
     TASK_FIELD,
     StudyConfig,
@@ -37,7 +36,7 @@ from bpd_jax.studies.study_config import (
     parse_contender,
 )
 from bpd_jax.studies.study_records import REPORT, TUNE
-from bpd_jax.studies.tasks import StudyExample
+from bpd_jax.studies.tasks import StudyExample, plain_text
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 
 # Maximum number of texts in a file.
@@ -173,7 +172,7 @@ class StudyContext:
         decoder, _ = self.contender(GREEDY.name, task)
         loaded = self.loaded(task)
         return [
-            plain_text(output.output_ids, loaded.tokenizer.decode, loaded.end_tokens)
+            plain_text(loaded, output.output_ids)
             for output in decoder.decode(GREEDY, prompts, self.options(task))
         ]
 

@@ -10,6 +10,7 @@ model's training corpus.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import random
@@ -241,6 +242,13 @@ def _texts(record: dict[str, Any], field: str) -> list[str]:
         value = value.get(part) if isinstance(value, dict) else None
     values = value if isinstance(value, list) else [value]
     return [text for text in values if isinstance(text, str)]
+
+
+def plain_text(loaded: LoadedModel, output: Iterable[int] | np.ndarray) -> str:
+    """The text of decoded tokens before the end of text, without surrounding spaces."""
+    ends = loaded.end_tokens
+    tokens = itertools.takewhile(lambda token: token not in ends, output)
+    return loaded.tokenizer.decode(map(int, tokens)).strip()
 
 
 def draw_examples(

@@ -22,7 +22,6 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.measure_quality import plain_text
 from bpd_jax.studies.measurements import MEASUREMENTS
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
@@ -35,6 +34,7 @@ from bpd_jax.studies.study_records import (
     OracleRecord,
     TimingRecord,
 )
+from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
 
@@ -164,7 +164,9 @@ def test_oracle_grid_contains_the_oracle_drafter(context, with_drafter, source):
 @pytest.mark.slow
 def test_explorer_records_contain_every_call(context):
     """Calls are contiguous positions of the text, with the candidates of each."""
-    (record, *_) = records = explorer_records(context, "held_out", ["bpd", "oracle"], 1)
+    config = dataclasses.replace(context.config, contenders=["bpd", "oracle"], shown=1)
+    explored = StudyContext(config, context.workdir)
+    (record, *_) = records = explorer_records(explored, "held_out")
     assert len(records) == 1
     example = context.examples("held_out")[record.example]
     assert example.part == "report"
@@ -321,7 +323,7 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
     for first_turn, second_turn, answer in zip(
         examples, examples[3:], answers, strict=False
     ):
-        answer_text = plain_text(answer.output_ids, decode, chat_model.end_tokens)
+        answer_text = plain_text(chat_model, answer.output_ids)
         assert answer_text
         assert decode(second_turn.input_ids) == (
             f"user {first_turn.prompt}|assistant {answer_text}|user and then?|"

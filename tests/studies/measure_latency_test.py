@@ -81,6 +81,6 @@ def test_one_time_is_measured_per_batch(model):
 
 def test_invalid_requests_are_refused(model):
     with pytest.raises(UserError, match="unknown n-gram engine 'openfst'"):
-        next(latency_records(model, ["openfst"]))
+        make_rescorer("openfst", model)
     with pytest.raises(UserError, match="fewer than 100"):
         next(latency_records(ngram_model(50), ["device"]))

@@ -1,3 +1,4 @@
+import functools
 import types
 
 import jax
@@ -9,6 +10,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.tasks import StudyExample
 from tests.evaluation.random_decoder import VOCAB, random_decoder
 
@@ -16,8 +18,9 @@ from tests.evaluation.random_decoder import VOCAB, random_decoder
 class TinyBench:
     """Random parameters, random prompts of two tasks, a trigram model."""
 
-    def __init__(self):
-        self._decoder = random_decoder()
+    def __init__(self, decoder, **settings):
+        self._decoder = decoder
+        self.config = StudyConfig("table_e", "random", **settings)
 
     def examples(self, task):
         rng = np.random.default_rng(len(task))
@@ -37,11 +40,12 @@ class TinyBench:
 
 
 @pytest.fixture(scope="module")
-def context():
-    return TinyBench()
+def bench():
+    """Makes a context with one decoder and the given settings."""
+    return functools.partial(TinyBench, random_decoder())
 
 
-def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
+def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
@@ -53,22 +57,20 @@ def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
         return float(len(compile_counts))
 
     monkeypatch.setattr(generate, "time", types.SimpleNamespace(perf_counter=tick))
-    parts = list(
-        timing_records(
-            context,
-            ["qa"],
-            ["ngram:2", "greedy"],
-            [0.7],
-            rounds=2,
-            examples_per_task=2,
-            speculative=["bpd"],
-        )
+    context = bench(
+        tasks=["qa"],
+        contenders=["ngram:2", "greedy", "bpd"],
+        temperatures=[0.7],
+        rounds=2,
+        examples=2,
+        speculative=["bpd"],
     )
+    parts = list(timing_records(context))
     jax.monitoring.unregister_event_duration_listener(listen)
     assert [part[0].key for part in parts] == [
         ("qa", name, 0.7, turn)
         for turn in (0, 1)
-        for name in ("greedy", "ngram:2", "bpd (speculative)")
+        for name in ("greedy", "ngram:2", "bpd", "bpd (speculative)")
     ]
     # Held-out examples only, as many as requested, one at a time.
     assert all([record.example for record in part] == [1, 2] for part in parts)
@@ -88,11 +90,9 @@ def test_contenders_alternate_and_produce_the_same_text(context, monkeypatch):
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
-def test_finished_measurements_are_skipped(context):
-    def measure(done):
-        return timing_records(
-            context, ["qa"], ["bpd"], [0.0], 1, 1, done, speculative=["bpd"]
-        )
+def test_finished_measurements_are_skipped(bench):
+    context = bench(tasks=["qa"], contenders=["bpd"], examples=1, speculative=["bpd"])
+    measure = functools.partial(timing_records, context)
 
     first = next(measure(done=()))
     assert first[0].contender == "greedy"
@@ -104,17 +104,18 @@ def test_finished_measurements_are_skipped(context):
     assert not list(measure(done))
 
 
-def test_compiled_programs_are_freed_before_the_next_task(context):
+def test_compiled_programs_are_freed_before_the_next_task(bench):
     """A long study compiles more programs than a process may hold."""
     probe = jax.jit(lambda x: x + 1)
     sizes = []
-    for _ in timing_records(context, ["qa", "rag"], ["bpd"], [0.0], 1, 1):
+    context = bench(tasks=["qa", "rag"], contenders=["bpd"], examples=1)
+    for _ in timing_records(context):
         sizes.append(probe._cache_size())
         probe(0)
     assert sizes == [0, 1, 0, 1]
 
 
-def test_invalid_requests_are_refused_before_timing(context):
-    records = timing_records(context, ["qa"], ["bpd", "draft_model:4"], [0.0], 1, 1)
+def test_invalid_requests_are_refused_before_timing(bench):
+    context = bench(tasks=["qa"], contenders=["bpd", "draft_model:4"])
     with pytest.raises(UserError, match="draft_model"):
-        next(records)
+        next(timing_records(context))
