@@ -34,25 +34,10 @@ from bpd_jax.data.text_task import CORPORA, TextTask
 from bpd_jax.errors import UserError
 
 _TASK = flags.DEFINE_string(
-    "task", None, f"What to prepare: {', '.join([*DATASETS, *CORPORA])}."
-)
-_FILES = flags.DEFINE_string(
-    "files",
+    "task",
     None,
-    "Glob of JSON Lines files, instead of TensorFlow Datasets, with {split} for the "
-    "name of a split; for text_files, glob of text files.",
-)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of TensorFlow Datasets.")
-_VOCABULARY = flags.DEFINE_string(
-    "vocabulary", "gpt3", "gpt3, bpe:N, or the path of a tokenizer.json."
-)
-_VALIDATION_FRACTION = flags.DEFINE_float(
-    "validation_fraction",
-    0.02,
-    "Share held out for validation if files have no splits.",
-)
-_MAX_EXAMPLES = flags.DEFINE_integer(
-    "max_examples", None, "Maximum number of examples of each split. Default: all."
+    f"What to prepare: {', '.join([*DATASETS, *CORPORA])}. For text_files, --files is "
+    "the glob of text files.",
 )
 _SPLIT = flags.DEFINE_string("split", "train", "Split to prepare.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a row.")
@@ -71,14 +56,9 @@ _BEAM_OPTIONS = flags.DEFINE_string(
     "'--runner=DataflowRunner --region=…'.",
 )
 
-_TASK_FLAGS = (
-    _TASK,
-    _FILES,
-    _DATA_DIR,
-    _VOCABULARY,
-    _VALIDATION_FRACTION,
-    _MAX_EXAMPLES,
-)
+# Fields of the task that are flags.
+_FIELDS = ("files", "data_dir", "vocabulary", "validation_fraction", "max_examples")
+cli.define_flags(ExampleTask, *_FIELDS)
 
 
 def main() -> None:
@@ -110,34 +90,25 @@ def main() -> None:
 def _task() -> DataTask:
     """The task that the gin files or the flags name."""
     if configuration.has_files():
-        task_flags = [flag.name for flag in _TASK_FLAGS if flag.present]
-        if task_flags:
+        given = [name for name in ("task", *_FIELDS) if flags.FLAGS[name].present]
+        if given:
             raise UserError(
-                f"--{task_flags[0]} cannot be combined with --gin_file: set it with "
+                f"--{given[0]} cannot be combined with --gin_file: set it with "
                 "gin, as in --gin.ExampleTask.max_examples=100."
             )
         parsed: Parsed[Any] = configuration.parse_flags(ExampleTask, TextTask)
         return parsed.value
-    name = cli.required("task")
-    if name in CORPORA:
-        for flag in (_DATA_DIR, _MAX_EXAMPLES):
-            if flag.value is not None:
-                raise UserError(f"--{flag.name} cannot be combined with --task={name}.")
-        return TextTask(
-            name, _FILES.value, _VOCABULARY.value, _VALIDATION_FRACTION.value
-        )
-    if name not in DATASETS:
+    name, fields = cli.required("task"), cli.flag_values(ExampleTask)
+    if name in DATASETS:
+        return ExampleTask(name, **fields)
+    if name not in CORPORA:
         raise UserError(
             f"unknown task {name!r}: choose one of {', '.join([*DATASETS, *CORPORA])}."
         )
-    return ExampleTask(
-        name,
-        data_dir=_DATA_DIR.value,
-        files=_FILES.value,
-        vocabulary=_VOCABULARY.value,
-        validation_fraction=_VALIDATION_FRACTION.value,
-        max_examples=_MAX_EXAMPLES.value,
-    )
+    for field in ("data_dir", "max_examples"):
+        if field in fields:
+            raise UserError(f"--{field} cannot be combined with --task={name}.")
+    return TextTask(name, fields.pop("files", None), **fields)
 
 
 def _shard() -> Shard:

@@ -127,7 +127,8 @@ class ExampleTask(Validated):
         `.jsonl.gz`) with the same field names. `{split}` in it stands for `train`,
         `validation` and `test`; without it, the records are split into train and
         validation by hashes of the last field of the prompt.
-      vocabulary: as `TextTask.vocabulary`.
+      vocabulary: `gpt3`; `bpe:N`, trained on the train split; or the path of a
+        tokenizer.json or of a folder that contains one.
       validation_fraction: share of the training records held out for validation, if
         `files` has no `{split}` or `validation_from` is `train`.
       validation_from: split that validation records are taken from: `validation`, or

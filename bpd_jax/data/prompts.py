@@ -10,7 +10,10 @@ import numpy as np
 
 from bpd_jax import files
 from bpd_jax.data import text_readers
+from bpd_jax.data.corpora import Document, fraction_of, split_documents
+from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
+from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
@@ -30,13 +33,6 @@ class Prompt(NamedTuple):
 
 # Number of texts tokenized at once.
 _BATCH = 256
-
-
-class _Text(NamedTuple):
-    """A held-out text; `id` is unique in its split."""
-
-    id: str
-    text: str
 
 
 def held_out_prompts(
@@ -73,10 +69,6 @@ def held_out_prompts(
             f"cannot make {num} prompts of {prompt_tokens} tokens: both numbers must "
             "be 1 or more."
         )
-    # Imported late, because prompts of files do not need these modules.
-    from bpd_jax.data.corpora import fraction_of
-    from bpd_jax.data.task_tokenizer import task_tokenizer
-
     tokenizer = tokenizer or task_tokenizer(task)
     texts = _first_texts(
         _held_out_texts(task), lambda text: fraction_of(f"p{seed}", text.id)
@@ -94,21 +86,20 @@ def held_out_prompts(
     return prompts
 
 
-def _held_out_texts(task: DataTask) -> Iterator[_Text]:
-    from bpd_jax.data import corpora, example_readers
-
+def _held_out_texts(task: DataTask) -> Iterator[Document]:
     if not isinstance(task, ExampleTask):
-        for document in corpora.split_documents(task, "validation"):
-            yield _Text(document.id, document.text)
+        yield from split_documents(task, "validation")
         return
-    for example in example_readers.read_examples(task, "validation"):
+    for example in read_examples(task, "validation"):
         text = example.targets if example.inputs is None else example.inputs
-        yield _Text(example.id, text)
+        yield Document(example.id, text)
 
 
-def _first_texts(texts: Iterable[_Text], rank: Callable[[_Text], float]) -> list[_Text]:
+def _first_texts(
+    texts: Iterable[Document], rank: Callable[[Document], float]
+) -> list[Document]:
     """The first texts in the order of `rank`, up to `files.MOST_KEPT` bytes."""
-    heap: list[tuple[float, _Text]] = []
+    heap: list[tuple[float, Document]] = []
     total = 0
     for text in texts:
         heapq.heappush(heap, (-rank(text), text))
@@ -118,13 +109,13 @@ def _first_texts(texts: Iterable[_Text], rank: Callable[[_Text], float]) -> list
     return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
 
 
-def _cost(text: _Text) -> int:
+def _cost(text: Document) -> int:
     return len(text.text) + files.LINE_COST
 
 
 def _encoded(
-    texts: Iterable[_Text], tokenizer: Tokenizer
-) -> Iterator[tuple[_Text, list[int]]]:
+    texts: Iterable[Document], tokenizer: Tokenizer
+) -> Iterator[tuple[Document, list[int]]]:
     """Yields every text with the end-of-text token and its tokens."""
     iterator = iter(texts)
     while batch := list(itertools.islice(iterator, _BATCH)):
@@ -135,7 +126,7 @@ def _encoded(
 
 
 def _inputs(
-    texts: Sequence[_Text], prompt_tokens: int, tokenizer: Tokenizer
+    texts: Sequence[Document], prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     separator = tokenizer.encode(SEPARATOR)
     length = prompt_tokens - len(separator)
@@ -151,7 +142,7 @@ def _inputs(
 
 
 def _windows(
-    texts: Sequence[_Text], num: int, prompt_tokens: int, tokenizer: Tokenizer
+    texts: Sequence[Document], num: int, prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     """The first `num` windows, or all if there are fewer."""
     # (index of the window in its document, index of the document, prompt)

@@ -46,28 +46,22 @@ class TextTask(Validated):
 
     def check_together(self) -> None:
         """Raises a `UserError` for settings that do not match the corpus."""
-        if self.corpus == "text_files" and not self.text_files:
-            raise UserError(
-                "the corpus text_files needs text_files, a glob such as "
-                "'books/**/*.txt'."
-            )
-        if self.corpus == GENERATIONS and not self.text_files:
-            raise UserError(
-                "the corpus generations needs text_files, the folder that "
-                "bpd_jax.distill wrote."
-            )
         if self.corpus == "stdlib" and self.text_files:
             raise UserError(
                 f"text_files={self.text_files!r} is given, but corpus is "
                 f"{self.corpus!r}: set corpus to 'text_files'."
             )
-        if self.trained_size is not None and self.corpus == GENERATIONS:
+        if self.corpus != "stdlib" and not self.text_files:
             raise UserError(
-                f"vocabulary is {self.vocabulary!r}, but generations are token ids: "
-                "give the tokenizer.json of the model that generated them."
+                f"the corpus {self.corpus} needs text_files: a glob such as "
+                "'books/**/*.txt', or the folder that bpd_jax.distill wrote."
             )
-        if self.max_bytes is not None and self.corpus == GENERATIONS:
-            raise UserError("max_bytes applies to text, not to generations.")
+        of_text = self.trained_size is not None or self.max_bytes is not None
+        if of_text and self.corpus == GENERATIONS:
+            raise UserError(
+                "generations are token ids: leave max_bytes out, and give as the "
+                "vocabulary the tokenizer.json of the model that generated them."
+            )
 
     @property
     def name(self) -> str:
