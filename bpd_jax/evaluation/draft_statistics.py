@@ -14,7 +14,6 @@ class DraftStatistics:
 
     Attributes:
       nodes: mean number of distinct prefixes that a call verifies.
-      rank: mean rank of the winning draft; 0 is the best-scored draft.
       repeated: share of equal neighbouring tokens in the best-scored draft (paper
         section 6.1, "% consecutive"); None for drafts of one token.
       longest_run: length of the longest run of one token ("max run"), mean over the
@@ -25,7 +24,6 @@ class DraftStatistics:
     """
 
     nodes: float
-    rank: float
     repeated: float | None
     longest_run: float | None
     entropies: tuple[float, ...]
@@ -38,7 +36,6 @@ def draft_statistics(generations: Sequence[Generation]) -> DraftStatistics:
     entropies = np.concatenate([g.entropies for g in generations])[:, 1:]
     accepted = np.concatenate([g.accepted for g in generations])
     nodes = np.concatenate([g.nodes for g in generations])
-    ranks = np.concatenate([g.ranks for g in generations])
     heads = np.isfinite(entropies).any(axis=0)
     means = [float(np.nanmean(column)) for column in entropies[:, heads].T]
     repeated, runs = repetition(proposed)
@@ -46,7 +43,6 @@ def draft_statistics(generations: Sequence[Generation]) -> DraftStatistics:
     calls = max(len(accepted), 1)
     return DraftStatistics(
         nodes=float(nodes.sum() / calls),
-        rank=float(ranks.sum() / calls),
         repeated=repeated,
         longest_run=runs,
         entropies=tuple(means),

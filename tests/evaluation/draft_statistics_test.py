@@ -3,27 +3,26 @@
 import numpy as np
 import pytest
 
-from bpd_jax.evaluation.draft_statistics import draft_statistics, repetition
+from bpd_jax.evaluation.draft_statistics import (
+    DraftStatistics,
+    draft_statistics,
+    repetition,
+)
 
 NAN = np.nan
-
-
-def test_repetition_example_of_the_docstring():
-    drafts = np.array([[7, 7, 7, 8], [1, 2, 3, 4]])
-    assert repetition(drafts) == (pytest.approx(1 / 3), 2.0)
 
 
 @pytest.mark.parametrize(
     "drafts, share, run",
     [
-        ([[5, 5], [5, 6]], 1 / 2, 1.5),
+        # The example of the docstring.
+        ([[7, 7, 7, 8], [1, 2, 3, 4]], 1 / 3, 2.0),
         # A run ends at another token; the longest run is counted.
         ([[5, 5, 6, 6, 6, 5]], 3 / 5, 3.0),
         # Padding repeats nothing.
         ([[5, -1, -1], [5, 6, -1]], 0.0, 1.0),
         # Drafts of one token are ignored.
         ([[5, -1, -1], [5, 5, -1]], 1.0, 2.0),
-        ([[5], [5]], None, None),
         ([[5, -1], [6, -1]], None, None),
     ],
 )
@@ -38,7 +37,6 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
         proposed=np.array([[5, 5, 5, 6], [1, 2, 3, 4]]),
         accepted=np.array([4, 1]),
         nodes=np.array([10, 6]),
-        ranks=np.array([0, 3]),
         entropies=np.array([[0, 1.0, 2.0, NAN], [0, 4.0, NAN, NAN]]),
     )
     second = make_generation(
@@ -47,12 +45,10 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
         proposed=np.array([[7, 7, -1, -1]]),
         accepted=np.array([2]),
         nodes=np.array([2]),
-        ranks=np.array([0]),
         entropies=np.array([[0, 4.0, NAN, NAN]]),
     )
     statistics = draft_statistics([first, second])
     assert statistics.nodes == 6.0
-    assert statistics.rank == 1.0
     assert statistics.repeated == pytest.approx((2 + 0 + 1) / (3 + 3 + 1))
     assert statistics.longest_run == (3 + 1 + 2) / 3
     # Of head 2 three times, of head 3 once, of head 4 never.
@@ -62,16 +58,7 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
 
 def test_plain_decoding_has_no_draft_statistics(make_generation):
     statistics = draft_statistics([make_generation([1, 2, 3], 3)])
-    assert (statistics.nodes, statistics.rank, statistics.accepted) == (
-        1.0,
-        0.0,
-        (1.0,),
-    )
-    assert (statistics.repeated, statistics.longest_run, statistics.entropies) == (
-        None,
-        None,
-        (),
-    )
+    assert statistics == DraftStatistics(1.0, None, None, (), (1.0,))
 
 
 def test_statistics_of_a_real_model(results):

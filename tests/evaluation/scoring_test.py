@@ -129,18 +129,6 @@ def test_long_text_is_scored_in_windows(model):
     )
 
 
-def test_windows_of_the_worked_example():
-    window_tokens = [
-        (window.inputs.tolist(), window.targets.tolist())
-        for window in windows(np.arange(11), 10, 4)
-    ]
-    assert window_tokens == [
-        ([0, 1, 2, 3], [1, 2, 3, 4]),
-        ([4, 5, 6, 7], [5, 6, 7, 8]),
-        ([6, 7, 8, 9], [9, 10]),
-    ]
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 12))
 def test_every_token_is_scored_once_with_maximal_context(length, count, max_length):
