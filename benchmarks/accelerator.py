@@ -24,7 +24,6 @@ docs/accelerators.md from the results.
 
 import importlib
 import pathlib
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -32,9 +31,10 @@ from collections.abc import Callable
 import jax
 from absl import flags
 
+from benchmarks import records
 from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import Part, Row, Setting
-from bpd_jax import cli, decode_flags, progress, provenance
+from bpd_jax import cli, decode_flags, progress
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
@@ -139,15 +139,10 @@ def _run(
             rows[name] = {
                 **row,
                 "seconds_of_the_job": time.perf_counter() - start,
-                "date": provenance.today(),
-                "machine": provenance.device(),
-                "versions": provenance.versions(),
-                "command": " ".join(
-                    ["python -m benchmarks.accelerator", *sys.argv[1:]]
-                ),
+                **records.about("accelerator"),
                 "tiny": setting.tiny,
             }
-            results.write(path, found)
+            records.write(path, found, indent=1)
             if not row.get("passed", True):
                 wrong.append(f"{part}: {name}")
             bar.update(1)

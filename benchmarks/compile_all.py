@@ -12,7 +12,6 @@ versions. Other settings keep what the file has of them. A setting that does not
 recorded with the message of the refusal.
 """
 
-import datetime
 import json
 import pathlib
 import subprocess
@@ -22,11 +21,11 @@ from typing import Any
 
 from absl import flags
 
+from benchmarks import records
 from benchmarks.compile_settings import SETTINGS
-from bpd_jax import cli, progress
+from bpd_jax import cli, progress, provenance
 from bpd_jax.compilation.topology import has_compiler
 from bpd_jax.errors import UserError
-from bpd_jax.files import replacing_file
 
 _ONLY = flags.DEFINE_list(
     "only", None, "Names of settings; default: all whose compiler is installed."
@@ -56,8 +55,7 @@ def main() -> None:
     for name in progress.bar(names, label="compile"):
         results[name] = compile_one(*SETTINGS[name])
         ordered = {name: results[name] for name in SETTINGS if name in results}
-        with replacing_file(output) as path:
-            path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        records.write(output, ordered, indent=1)
 
 
 def compile_one(topology: str, settings: list[str]) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def compile_one(topology: str, settings: list[str]) -> dict[str, Any]:
     command = ["-m", "bpd_jax.compile", f"--topology={topology}", *settings]
     about = {
         "command": " ".join(["python", *command]),
-        "date": datetime.date.today().isoformat(),
+        "date": provenance.today(),
     }
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "figures.json"

@@ -7,6 +7,35 @@ _FINETUNE = [
     "--gin.START='runs/blockwise_1b5'",
 ]
 _DECODE = ["--program=decode", "--gin.TransformerConfig.param_dtype='bfloat16'"]
+_FROZEN = ["--program=frozen", "--gin.HeadsTrainConfig.mesh=@MeshConfig()"]
+_DRAFTER = [
+    *_FROZEN,
+    "--gin_file=gin_configs/models/blockwise_1b5.gin",
+    "--gin_file=gin_configs/runs/drafter.gin",
+    "--gin.MODEL='runs/blockwise_1b5'",
+    "--gin.DATA='runs/texts'",
+    "--gin.FEATURE_LAYERS=(1, 9, 16)",
+]
+_VICUNA_RESCORER = [
+    "--gin_file=experiments/vicuna/rescorer.gin",
+    "--gin.TEXT_FILES='texts'",
+]
+# One prompt at a time, as in Table E.
+_ALONE = [
+    "--program=decode",
+    "--batch_size=1",
+    "--prompt_tokens=1024",
+    "--max_new_tokens=512",
+    "--num_ngrams=4000000",
+]
+# Slices for decoding with Vicuna, and how many devices share each of its matrices. One
+# A100, as in Table E.
+_VICUNA_SLICES = {
+    "v5e_4": ("v5e:2x2", ["--gin.MeshConfig.model=4"]),
+    "v4_8": ("v4:2x2x1", ["--gin.MeshConfig.model=8"]),
+    "a100": ("a100:1", []),
+    "h100": ("h100:1", []),
+}
 
 
 def _mesh(name: str) -> str:
@@ -23,7 +52,13 @@ def _vicuna(size: str) -> list[str]:
     ]
 
 
-_FROZEN = ["--program=frozen", "--gin.HeadsTrainConfig.mesh=@MeshConfig()"]
+def _vicuna_training(size: str, mesh: str) -> list[str]:
+    """Vicuna and its heads together."""
+    return [
+        *_vicuna(size),
+        _mesh(mesh),
+        "--gin.TransformerConfig.param_dtype='float32'",
+    ]
 
 
 def _vicuna_heads(size: str, hidden: int) -> list[str]:
@@ -37,29 +72,6 @@ def _vicuna_heads(size: str, hidden: int) -> list[str]:
         f"--gin.HIDDEN={hidden}",
         "--gin.MeshConfig.fsdp=8",
     ]
-
-
-_VICUNA_RESCORER = [
-    "--gin_file=experiments/vicuna/rescorer.gin",
-    "--gin.TEXT_FILES='texts'",
-]
-# One prompt at a time, as in Table E.
-_ALONE = [
-    "--program=decode",
-    "--batch_size=1",
-    "--prompt_tokens=1024",
-    "--max_new_tokens=512",
-    "--num_ngrams=4000000",
-]
-_DRAFTER = [
-    *_FROZEN,
-    "--gin_file=gin_configs/models/blockwise_1b5.gin",
-    "--gin_file=gin_configs/runs/drafter.gin",
-    "--gin.MODEL='runs/blockwise_1b5'",
-    "--gin.DATA='runs/texts'",
-    "--gin.FEATURE_LAYERS=(1, 9, 16)",
-]
-_TRAINED = "--gin.TransformerConfig.param_dtype='float32'"
 
 
 # Name: topology, and what else the command gets.
@@ -110,47 +122,23 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "decode_h100": ("h100:1", [_PRETRAIN, *_DECODE]),
     "drafter_v5e_8": ("v5e:2x4", _DRAFTER),
     "drafter_h100_8": ("h100:8", _DRAFTER),
-    "vicuna_7b_decode_v5e_4": (
-        "v5e:2x2",
-        [*_vicuna("7b"), "--gin.MeshConfig.model=4", *_ALONE],
-    ),
-    "vicuna_7b_decode_v4_8": (
-        "v4:2x2x1",
-        [*_vicuna("7b"), "--gin.MeshConfig.model=8", *_ALONE],
-    ),
-    "vicuna_13b_decode_v5e_4": (
-        "v5e:2x2",
-        [*_vicuna("13b"), "--gin.MeshConfig.model=4", *_ALONE],
-    ),
-    "vicuna_13b_decode_v4_8": (
-        "v4:2x2x1",
-        [*_vicuna("13b"), "--gin.MeshConfig.model=8", *_ALONE],
-    ),
-    # One A100, as in Table E.
-    "vicuna_7b_decode_a100": ("a100:1", [*_vicuna("7b"), *_ALONE]),
-    "vicuna_13b_decode_a100": ("a100:1", [*_vicuna("13b"), *_ALONE]),
-    "vicuna_7b_decode_h100": ("h100:1", [*_vicuna("7b"), *_ALONE]),
-    "vicuna_13b_decode_h100": ("h100:1", [*_vicuna("13b"), *_ALONE]),
-    "vicuna_7b_train_v4_128": (
-        "v4:4x4x4",
-        [*_vicuna("7b"), _mesh("v4_128"), _TRAINED],
-    ),
+    **{
+        f"vicuna_{size}_decode_{name}": (topology, [*_vicuna(size), *mesh, *_ALONE])
+        for name, (topology, mesh) in _VICUNA_SLICES.items()
+        for size in ("7b", "13b")
+    },
+    "vicuna_7b_train_v4_128": ("v4:4x4x4", _vicuna_training("7b", "v4_128")),
     "vicuna_13b_train_v5e_256": (
         "v5e:16x16",
-        [*_vicuna("13b"), _mesh("v5e_256"), _TRAINED, "--gin.BATCH_SIZE=256"],
+        [*_vicuna_training("13b", "v5e_256"), "--gin.BATCH_SIZE=256"],
     ),
-    "vicuna_7b_train_h100_8": (
-        "h100:8",
-        [*_vicuna("7b"), _mesh("gpu_8"), _TRAINED],
-    ),
-    "vicuna_13b_train_h100_8": (
-        "h100:8",
-        [*_vicuna("13b"), _mesh("gpu_8"), _TRAINED],
-    ),
-    "vicuna_7b_heads_v5e_8": ("v5e:2x4", _vicuna_heads("7b", 8192)),
-    "vicuna_13b_heads_v5e_8": ("v5e:2x4", _vicuna_heads("13b", 10240)),
-    "vicuna_7b_heads_h100_8": ("h100:8", _vicuna_heads("7b", 8192)),
-    "vicuna_13b_heads_h100_8": ("h100:8", _vicuna_heads("13b", 10240)),
+    "vicuna_7b_train_h100_8": ("h100:8", _vicuna_training("7b", "gpu_8")),
+    "vicuna_13b_train_h100_8": ("h100:8", _vicuna_training("13b", "gpu_8")),
+    **{
+        f"vicuna_{size}_heads_{name}": (topology, _vicuna_heads(size, hidden))
+        for name, topology in (("v5e_8", "v5e:2x4"), ("h100_8", "h100:8"))
+        for size, hidden in (("7b", 8192), ("13b", 10240))
+    },
     "vicuna_rescorer_v5e_8": ("v5e:2x4", _VICUNA_RESCORER),
     "vicuna_rescorer_h100_8": ("h100:8", _VICUNA_RESCORER),
 }

@@ -1,6 +1,5 @@
 """The files of results, and the tables of the docs that are made of them."""
 
-import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -42,13 +41,6 @@ def read(path: pathlib.Path) -> Results | None:
         raise UserError(
             f"{path} does not hold measurements: {error}; move it away and run again."
         ) from error
-
-
-def write(path: pathlib.Path, results: Results) -> None:
-    """Writes the file, whole or not at all."""
-    with files.replacing_file(path) as temporary:
-        text = json.dumps(results, indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def tables(folder: pathlib.Path) -> str:

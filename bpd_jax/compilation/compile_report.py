@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -36,61 +36,45 @@ def table(
     result.add_column("")
     for one in programs:
         result.add_column(one.program.name, justify="right")
-
-    def row(label: str, *values: str, **style: Any) -> None:
-        result.add_row(label, *values, **style)
-
-    row("program", *(one.program.about for one in programs))
-    row("compilation", *(f"{one.seconds:.0f} s" for one in programs))
-    result.add_section()
-    for name in ("arguments", "outputs", "donated", "temporaries", "code"):
-        sign = "-" if name == "donated" else ""
-        row(
-            f"HBM: {name}",
-            *(f"{sign}{_gib(getattr(one.memory, name))}" for one in programs),
-        )
-    row(
-        f"HBM: total, of {_gib(chip.usable)}",
-        *(_gib(one.memory.needed) for one in programs),
-        style="bold",
-    )
-    result.add_section()
-    row(
-        "FLOPs, the compiler's count",
-        *("-" if (x := one.xla_flops) is None else _tera(x) for one in programs),
-    )
-    row(
-        "FLOPs, loops counted as they run",
-        *(_tera(one.costs.flops) for one in programs),
-    )
-    row(
-        "FLOPs, the model's own",
-        *(_tera(one.program.model_flops / one.cores) for one in programs),
-    )
-    row("bytes, HBM", *(f"{one.costs.hbm_bytes / 1e9:,.2f} GB" for one in programs))
-    row("bytes, links", *(f"{one.link_bytes / 1e9:,.3f} GB" for one in programs))
     several = accelerators.slices > 1
-    if several:
-        row(
-            "bytes, network",
-            *(f"{one.network_bytes / 1e9:,.3f} GB" for one in programs),
-        )
-    row("loops counted once", *(f"{one.costs.open_loops}" for one in programs))
-    result.add_section()
-    for name in ("compute", "memory", "links"):
-        times = (_ms(getattr(one.times, name)) for one in programs)
-        row(f"minimum time, {name}", *times)
-    if several and chip.network is None:
-        row("minimum time, network", *("unknown" for _ in programs))
-    elif several:
-        row("minimum time, network", *(_ms(one.times.network) for one in programs))
-    row(
-        "roofline",
-        *(f"{_ms(one.times.seconds)} ({one.times.bound})" for one in programs),
-        style="bold",
-    )
-    row("tokens per second, at the roofline", *(_rate(one) for one in programs))
-    row("MFU, at the roofline", *(f"{one.mfu:.1%}" for one in programs))
+
+    def network_time(one: Measured) -> str:
+        return "unknown" if chip.network is None else _ms(one.times.network)
+
+    rows: list[tuple[str, Callable[[Measured], str]] | None] = [
+        ("program", lambda x: x.program.about),
+        ("compilation", lambda x: f"{x.seconds:.0f} s"),
+        None,
+        ("HBM: arguments", lambda x: _gib(x.memory.arguments)),
+        ("HBM: outputs", lambda x: _gib(x.memory.outputs)),
+        ("HBM: donated", lambda x: f"-{_gib(x.memory.donated)}"),
+        ("HBM: temporaries", lambda x: _gib(x.memory.temporaries)),
+        ("HBM: code", lambda x: _gib(x.memory.code)),
+        (f"HBM: total, of {_gib(chip.usable)}", lambda x: _gib(x.memory.needed)),
+        None,
+        ("FLOPs, the compiler's count", lambda x: _tera(x.xla_flops)),
+        ("FLOPs, loops counted as they run", lambda x: _tera(x.costs.flops)),
+        ("FLOPs, the model's own", lambda x: _tera(x.program.model_flops / x.cores)),
+        ("bytes, HBM", lambda x: f"{x.costs.hbm_bytes / 1e9:,.2f} GB"),
+        ("bytes, links", lambda x: f"{x.link_bytes / 1e9:,.3f} GB"),
+        *[("bytes, network", lambda x: f"{x.network_bytes / 1e9:,.3f} GB")] * several,
+        ("loops counted once", lambda x: f"{x.costs.open_loops}"),
+        None,
+        ("minimum time, compute", lambda x: _ms(x.times.compute)),
+        ("minimum time, memory", lambda x: _ms(x.times.memory)),
+        ("minimum time, links", lambda x: _ms(x.times.links)),
+        *[("minimum time, network", network_time)] * several,
+        ("roofline", lambda x: f"{_ms(x.times.seconds)} ({x.times.bound})"),
+        ("tokens per second, at the roofline", _rate),
+        ("MFU, at the roofline", lambda x: f"{x.mfu:.1%}"),
+    ]
+    for row in rows:
+        if row is None:
+            result.add_section()
+            continue
+        label, cell = row
+        bold = label.startswith(("HBM: total", "roofline"))
+        result.add_row(label, *map(cell, programs), style="bold" if bold else None)
     return result
 
 
@@ -175,8 +159,8 @@ def _gib(size: float) -> str:
     return f"{size / _GIB:,.2f} GiB"
 
 
-def _tera(flops: float) -> str:
-    return f"{flops / 1e12:,.4g} T"
+def _tera(flops: float | None) -> str:
+    return "-" if flops is None else f"{flops / 1e12:,.4g} T"
 
 
 def _ms(seconds: float) -> str:

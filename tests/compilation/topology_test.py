@@ -15,12 +15,12 @@ from tests.compilation.compilers import NEEDS_LIBTPU
             "v9:2x2",
             r"v9:2x2 is not known: give a chip \(v4, v4-megacore, .*, h100, h200\)",
         ),
-        ("v4", "v4 lacks the sides of the slice: write v4:4x4x4"),
-        ("v5e:", "v5e: lacks the sides of the slice: write v5e:4x4"),
-        ("v4:4xx4", "lacks the sides of the slice"),
-        ("v5e:4x4x4", "v5e:4x4x4 has 3 sides, but slices of v5e have 2"),
-        ("h100", "h100 lacks the number of GPUs: write h100:4"),
-        ("h100:2x4", "h100:2x4 has 2 sides, but slices of h100 have 1"),
+        ("v4", "v4 lacks the 3 sides of a slice: write v4:4x4x4"),
+        ("v4:4xx4", "lacks the 3 sides"),
+        ("v5e:4x4x4", "v5e:4x4x4 lacks the 2 sides of a slice: write v5e:4x4"),
+        ("h100", "h100 lacks the number of GPUs .* write h100:4"),
+        ("h100:2x4", "h100:2x4 lacks the number of GPUs"),
+        ("h100:16", "h100:16 .* more than one host"),
     ],
 )
 def test_invalid_slices_are_refused(name, message):
@@ -38,10 +38,8 @@ def test_missing_gpu_compiler_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"CUDA, is not installed.*make gpu-compile"):
         find_slice("h100:8")
-    with pytest.raises(UserError, match="--slices=2 is for TPUs"):
+    with pytest.raises(UserError, match="--slices=2 is more than one host"):
         find_slice("h100:8", 2)
-    with pytest.raises(UserError, match="h100:16 is more than one host: give 8"):
-        find_slice("h100:16")
 
 
 def test_every_gpu_has_a_target():
