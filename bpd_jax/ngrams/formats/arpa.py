@@ -139,7 +139,6 @@ class _Writer:
         line = order * (self._longest + 1) + 2
         text = np.empty(letters + len(symbols) * line, np.uint8)
         length = arpa_kernels.join_lines(symbols, numbers, backoffs, self._names, text)
-        assert length >= 0
         return self._compress(text[:length].tobytes())
 
     def _compress(self, block: bytes) -> bytes:
@@ -175,7 +174,6 @@ def read_arpa(
     vocab_size: int | None = None,
     symbols: Sequence[str] | None = None,
     end_of_text: int | None = None,
-    unknown: int | None = None,
 ) -> NGramModel:
     """Reads a model; error messages contain the line number.
 
@@ -184,9 +182,9 @@ def read_arpa(
     - A missing back-off weight is 1. A weight of `-inf` becomes `backoff.NEVER`.
     - A log-probability of `-inf` is probability 0; -99 has no special meaning. The
       log-probability of `<s>` is ignored.
-    - `<unk>` (or `<UNK>`) is the token `unknown`, if one is given. Otherwise n-grams
-      with it are dropped and all others keep their scores: the probability of `<unk>`
-      is lost, so that the model sums to less than one (see `NGramModel.validate`).
+    - N-grams with `<unk>` (or `<UNK>`) are dropped, unless `symbols` has this name. All
+      others keep their scores: the probability of `<unk>` is lost, so that the model
+      sums to less than one (see `NGramModel.validate`).
     - If the suffix of an n-gram was pruned (SRILM), it is added with the probability
       that the model backs off to, which changes no score.
 
@@ -195,7 +193,6 @@ def read_arpa(
       vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
       symbols: names of the tokens 0 ... V-1; by default tokens are decimal ids.
       end_of_text: see `NGramModel`.
-      unknown: the token that `<unk>` stands for, or None.
 
     Raises:
       UserError: the file is missing, truncated, inconsistent, or contains invalid
@@ -204,11 +201,6 @@ def read_arpa(
     if symbols is not None:
         check_symbols(len(symbols), symbols)
         vocab_size = len(symbols)
-    if unknown is not None and not 0 <= unknown < (vocab_size or unknown + 1):
-        raise UserError(
-            f"unknown is {unknown}, which is outside the vocabulary 0 ... "
-            f"{(vocab_size or 1) - 1}."
-        )
-    reader = ArpaReader(as_path(path), vocab_size, symbols, unknown)
+    reader = ArpaReader(as_path(path), vocab_size, symbols)
     with contextlib.closing(reader):
         return reader.read(end_of_text)

@@ -52,27 +52,18 @@ def join_lines(
     names: tuple[np.ndarray, np.ndarray],
     text: np.ndarray,
 ) -> int:
-    """Writes one line per n-gram, unless the buffer is too small.
+    """Writes one line per n-gram.
 
     Args:
       rows: the symbols, `[n, order]`, indices of `names`.
       scores: characters and offsets `[n + 1]` of the log-probabilities.
       weights: the same of the back-off weights; an empty one is omitted with its tab.
       names: the name of each symbol.
-      text: output buffer.
+      text: output buffer, long enough for all lines.
 
     Returns:
-      The length of the result; -1 if the buffer is too small.
+      The length of the result.
     """
-    needed = scores[0].size + weights[0].size
-    for ngram in range(rows.shape[0]):
-        needed += weights[1][ngram + 1] > weights[1][ngram]
-        for index in range(rows.shape[1]):
-            symbol = rows[ngram, index]
-            needed += names[1][symbol + 1] - names[1][symbol] + 1
-        needed += 1
-    if needed > text.size:
-        return -1
     at = 0
     for ngram in range(rows.shape[0]):
         at = _copy_word(scores, ngram, text, at)

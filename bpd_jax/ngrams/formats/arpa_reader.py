@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -11,16 +12,15 @@ from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
-from bpd_jax.ngrams.formats.symbols import BOUNDARIES, UNKNOWN
+from bpd_jax.ngrams.counting.token_files import parse_id
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.text_blocks import TextBlocks
 
 _LOG10 = math.log(10)
-_HIGHEST_ID = np.iinfo(np.int32).max
-_MAX_DIGITS = 18  # Python refuses to convert integers of thousands of digits.
 
 # Placeholders until V is known.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
+_NAMED = {"</s>": _EOS, "<s>": _BOS, "<unk>": _UNKNOWN, "<UNK>": _UNKNOWN}
 
 # Number of n-grams parsed at once.
 _ROWS = 1 << 16
@@ -28,13 +28,8 @@ _ROWS = 1 << 16
 _NOT_CLOSED = "the {} of this {}-gram is not one of the {}-grams"
 
 
-class _Line(NamedTuple):
-    """One n-gram: its symbols, logarithms and line number."""
-
-    symbols: list[int]
-    log_prob: float
-    log_backoff: float
-    number: int
+# One n-gram: its symbols, log-probability, back-off weight and line number.
+_Line = tuple[list[int], float, float, int]
 
 
 class _Section(NamedTuple):
@@ -72,15 +67,13 @@ class ArpaReader:
         path: pathlib.Path,
         vocab_size: int | None,
         symbols: Sequence[str] | None,
-        unknown: int | None,
     ) -> None:
         self._path = path
         self._text = TextBlocks(path)
         self._vocab_size = vocab_size
-        self._ids: dict[str, int] | None = None
-        if symbols is not None:
-            self._ids = {name: token for token, name in enumerate(symbols)}
-        self._unknown = _UNKNOWN if unknown is None else unknown
+        self._has_ids = symbols is None
+        ids = {name: token for token, name in enumerate(symbols or ())}
+        self._symbols = {name.encode(): i for name, i in (_NAMED | ids).items()}
         self._names: dict[bytes, int] = {}
 
     def close(self) -> None:
@@ -122,18 +115,16 @@ class ArpaReader:
 
     def _sizes(self) -> list[int]:
         """Parses the header: the number of n-grams of each order."""
-        while (line := self._next_line()) != b"\\data\\":
-            self._decoded(line)
+        while self._next_line() != b"\\data\\":
             if self._text.number > 1000:
                 self._fail("this is not an ARPA file: there is no \\data\\ line")
         sizes: list[int] = []
         while (line := self._next_line()).startswith(b"ngram "):
-            order, equals, size = self._decoded(line)[len("ngram ") :].partition("=")
-            if not equals or order.strip() != str(len(sizes) + 1):
-                self._fail(f"expected 'ngram {len(sizes) + 1}=', found {_quoted(line)}")
-            if not _is_integer(size.strip()):
-                self._fail(f"the number of n-grams is not an integer: {_quoted(line)}")
-            sizes.append(int(size))
+            order = len(sizes) + 1
+            size = re.fullmatch(rb"ngram\s+%d\s*=\s*(\d{1,18})" % order, line)
+            if size is None:
+                self._fail(f"expected 'ngram {order}=NUMBER', found {_quoted(line)}")
+            sizes.append(int(size[1]))
         if not sizes or not sizes[0]:
             self._fail("the model has no unigrams")
         if line != b"\\1-grams:":
@@ -229,13 +220,7 @@ class ArpaReader:
                 self._fail("this 1-gram is listed twice")
             self._names[fields[1]] = symbols[0]
         log_backoff = NEVER if math.isinf(log_backoff) else log_backoff
-        return _Line(symbols, log_prob, log_backoff, self._text.number)
-
-    def _decoded(self, text: bytes) -> str:
-        try:
-            return text.decode("utf-8")
-        except UnicodeDecodeError:
-            self._fail("this is not UTF-8 text")
+        return symbols, log_prob, log_backoff, self._text.number
 
     def _logarithm(self, field: bytes) -> float:
         try:
@@ -247,21 +232,10 @@ class ArpaReader:
         return value * _LOG10
 
     def _symbol(self, field: bytes) -> int:
-        name = self._decoded(field)
-        if name == BOUNDARIES[0]:
-            return _EOS
-        if name == BOUNDARIES[1]:
-            return _BOS
-        if self._ids is not None and name in self._ids:
-            return self._ids[name]
-        if name in UNKNOWN:
-            return self._unknown
-        token = -1
-        if self._ids is None and _is_integer(name):
-            token = int(name)
-        if not 0 <= token <= _HIGHEST_ID or (
-            self._vocab_size is not None and token >= self._vocab_size
-        ):
+        if field in self._symbols:
+            return self._symbols[field]
+        token = parse_id(field) if self._has_ids else -1
+        if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
             self._fail(f"{_quoted(field)} is not a token of the vocabulary")
         return token
 
@@ -363,18 +337,16 @@ def _suffixes(section: _Section) -> _Section:
 
 
 def _as_section(order: int, lines: Sequence[_Line]) -> _Section:
+    columns = zip(*lines, strict=True) if lines else [()] * 4
+    symbols, log_probs, log_backoffs, numbers = columns
     return _Section(
-        np.array([line.symbols for line in lines], np.int32).reshape(-1, order),
-        np.array([line.log_prob for line in lines], np.float64),
-        np.array([line.log_backoff for line in lines], np.float64),
-        np.array([line.number for line in lines], np.int64),
+        np.array(symbols, np.int32).reshape(-1, order),
+        np.array(log_probs, np.float64),
+        np.array(log_backoffs, np.float64),
+        np.array(numbers, np.int64),
     )
 
 
 def _quoted(text: bytes) -> str:
     """Returns bytes of the file as they appear in error messages."""
     return repr(text.decode("utf-8", "backslashreplace"))
-
-
-def _is_integer(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

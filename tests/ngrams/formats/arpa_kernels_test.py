@@ -63,23 +63,6 @@ def test_nan_is_formatted_as_empty_text() -> None:
     assert begins.tolist() == [0, 0, 0]
 
 
-def test_join_lines_does_not_write_beyond_the_buffer() -> None:
-    expected = b"-1.5\taa b\t-1e+300\n2\tb b\n"
-    rows = np.array([[0, 1], [1, 1]], np.int32)
-    scores = format_numbers(np.array([-1.5, 2.0]))
-    weights = format_numbers(np.array([-1e300, np.nan]))
-    names = np.frombuffer(b"aab", np.uint8), np.array([0, 2, 3])
-    for capacity in range(len(expected) + 1):
-        text = np.zeros(len(expected) + 8, np.uint8)
-        length = arpa_kernels.join_lines(rows, scores, weights, names, text[:capacity])
-        if capacity < len(expected):
-            assert length == -1
-            assert not text.any()
-        else:
-            assert text[:length].tobytes() == expected
-            assert not text[length:].any()
-
-
 @given(st.from_regex(r"\A[+-]?[0-9]{0,9}(\.[0-9]{0,9})?([eE][+-]?[0-9]{1,2})?\Z"))
 @settings(max_examples=500, deadline=None, derandomize=True)
 def test_parsed_numbers_equal_pythons(text: str) -> None:

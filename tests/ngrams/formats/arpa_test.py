@@ -13,6 +13,10 @@ from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
+from tests.ngrams.helpers import assert_same
+
+# Files have seven digits.
+ROUNDED = {"rtol": 1e-6, "atol": 1e-6}
 
 SMALL = """
 \\data\\
@@ -34,54 +38,23 @@ ngram 2=3
 """
 
 
-def same(left: NGramModel, right: NGramModel) -> bool:
-    return all(
-        len(arrays) == len(other_arrays)
-        and all(
-            np.allclose(array, other_array, rtol=1e-6, atol=1e-6)
-            for array, other_array in zip(arrays, other_arrays, strict=True)
-        )
-        for arrays, other_arrays in (
-            (left.keys, right.keys),
-            (left.log_probs, right.log_probs),
-            (left.log_backoffs, right.log_backoffs),
-        )
-    )
-
-
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
 def test_models_round_trip(
-    trigrams: NGramModel, tmp_path: pathlib.Path, name: str
+    trigrams: NGramModel,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     for model in (trigrams, prune(trigrams, 40), prune(trigrams, trigrams.sizes[0])):
         write_arpa(model, tmp_path / name)
         read = read_arpa(tmp_path / name, vocab_size=10)
-        assert same(model, read)
-        path_of_copy = tmp_path / f"again_{name}"
-        write_arpa(read, path_of_copy)
-        assert path_of_copy.read_bytes() == (tmp_path / name).read_bytes()
-
-
-def test_gzip_files_do_not_depend_on_time_or_name(
-    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_arpa(trigrams, tmp_path / "one.gz")
-    monkeypatch.setattr("time.time", lambda: 1.0)
-    write_arpa(trigrams, tmp_path / "two.gz")
-    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
-
-
-def test_symbols_are_written_and_read(
-    document_model: NGramModel, tmp_path: pathlib.Path
-) -> None:
-    symbols = [*"abcdefgh", "é", "<|endoftext|>"]
-    path = tmp_path / "model.arpa"
-    write_arpa(document_model, path, symbols)
-    assert "\té\t" in path.read_text(encoding="utf-8")
-    read = read_arpa(path, symbols=symbols, end_of_text=9)
-    assert same(document_model, read)
-    assert read.end_of_text == 9
-    assert read.vocab_size == 10
+        assert_same(read, model, **ROUNDED)
+        # Equal models give equal bytes, whatever the time and the name of the file.
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time", lambda: 1.0)
+            write_arpa(read, tmp_path / f"again_{name}")
+        copy = (tmp_path / f"again_{name}").read_bytes()
+        assert copy == (tmp_path / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -114,22 +87,6 @@ def test_models_with_nan_are_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_failed_write_keeps_the_old_file(
-    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.arpa"
-    path.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._Writer._block", fail)
-    with pytest.raises(UserError, match="No space left"):
-        write_arpa(trigrams, path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "small.arpa"
     path.write_text("made by hand\n" + SMALL.replace("\t", " "))
@@ -148,8 +105,8 @@ def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
         ("ngram 2=3", "ngram 2=2", r"line 15: expected \\end"),
         ("ngram 1=4", "ngram 1=3", r"line 10: expected \\2-grams"),
         ("ngram 1=4", "ngram 1=5", r"line 12: 5 1-grams were announced"),
-        ("ngram 2=3", "ngram 3=3", r"line 4: expected 'ngram 2='"),
-        ("ngram 2=3", "ngram 2=x", r"line 4: the number of n-grams"),
+        ("ngram 2=3", "ngram 3=3", r"line 4: expected 'ngram 2="),
+        ("ngram 2=3", "ngram 2=x", r"line 4: expected 'ngram 2="),
         ("ngram 1=4", "ngram 1=0", r"no unigrams"),
         ("\\1-grams:", "\\one-grams:", r"line 6: expected \\1-grams"),
         ("\\2-grams:\n", "", r"line 12: expected \\2-grams"),
@@ -162,12 +119,10 @@ def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
         ("-0.6\t1", "x\t1", r"line 10: 'x' is not a number"),
         ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is not a logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: '7' is not a token"),
-        ("-0.2\t0 1", "-0.2\t0 -1", r"line 14: '-1' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
-        ("-0.6\t1", f"-0.6\t{10**30}", r"line 10: '1000"),
         ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
         ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9+ … 9+' is not a token"),
-        ("ngram 2=3", "ngram 2=" + "9" * 5000, r"line 4: the number of n-grams"),
+        ("ngram 2=3", "ngram 2=" + "9" * 5000, r"line 4: expected 'ngram 2="),
         ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> must be the first"),
         ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> must be the first"),
         ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is listed twice"),
@@ -213,12 +168,10 @@ def test_files_that_are_not_arpa_are_refused(
     with pytest.raises(UserError, match="cannot read"):
         read_arpa(tmp_path / "missing.arpa")
     path = tmp_path / "model.arpa.gz"
-    path.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UserError, match="line 1: this is not UTF-8"):
-        read_arpa(path)
-    path.write_text("text\n" * 2000)
-    with pytest.raises(UserError, match="not an ARPA file"):
-        read_arpa(path)
+    for text in (b"text\n", b"\xff\xfe\n"):
+        path.write_bytes(text * 2000)
+        with pytest.raises(UserError, match="not an ARPA file"):
+            read_arpa(path)
     write_arpa(trigrams, path)
     data = path.read_bytes()
     for length in (len(data) - 1, len(data) // 2, 5):
@@ -248,26 +201,18 @@ def test_ngrams_of_unknown_words_are_dropped(
         .replace("-0.6\t1\n", "-0.6\t1\n-1.5\t<unk>\t-0.3\n")
         .replace("-0.2\t0 1\n", "-0.2\t0 1\n-0.9\t0 <unk>\n-0.7\t<unk> 0\n")
     )
-    with_unk, without_unk = read_text(tmp_path, text), read_text(tmp_path, SMALL)
-    assert same(with_unk, without_unk)
-    unk_as_token = read_text(tmp_path, text, vocab_size=3, unknown=2)
-    assert unk_as_token.log_prob([0], 2) == pytest.approx(-0.9 * np.log(10))
-    assert unk_as_token.log_prob([2], 1) == pytest.approx(-0.9 * np.log(10))
-    with pytest.raises(UserError, match="1-gram is listed twice"):
-        read_text(tmp_path, text, unknown=1)
-    with pytest.raises(UserError, match="unknown is 5"):
-        read_text(tmp_path, text, vocab_size=3, unknown=5)
+    assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
 
 
 def test_symbol_table_may_contain_unk(tmp_path: pathlib.Path) -> None:
     text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
     model = read_text(tmp_path, text, symbols=["<unk>", "1"])
-    assert same(model, read_text(tmp_path, SMALL))
+    assert_same(model, read_text(tmp_path, SMALL))
 
 
 def test_probability_of_bos_is_ignored(tmp_path: pathlib.Path) -> None:
     model = read_text(tmp_path, SMALL.replace("-99\t<s>", "0\t<s>"))
-    assert same(model, read_text(tmp_path, SMALL))
+    assert_same(model, read_text(tmp_path, SMALL))
 
 
 def test_missing_and_infinite_weights_are_read(tmp_path: pathlib.Path) -> None:
@@ -333,28 +278,13 @@ def test_pruned_suffixes_are_added_without_changing_scores(
         assert log_prob == pytest.approx(score * np.log(10))
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ("-0.25\t<s> a b\t-0.07", "-0.25\t<s> b b\t-0.07", "prefix of this 3-gram"),
-        ("-0.3\t<s> a b c", "-0.3\t<s> a c c", "line 22: the prefix of this 4-gram"),
-    ],
-)
-def test_missing_prefixes_are_refused(
-    tmp_path: pathlib.Path, old: str, new: str, message: str
-) -> None:
-    text = PRUNED_SUFFIX.replace(old, new)
-    with pytest.raises(UserError, match=message):
-        read_text(tmp_path, text, symbols=["a", "b", "c"])
-
-
 def test_line_ends_and_blank_lines_do_not_matter(
     tmp_path: pathlib.Path,
 ) -> None:
     text = SMALL.replace("\n", "\r\n").replace("-0.2\t0 1", "\r\n  -0.2  0\t1  ")
     path = tmp_path / "model.arpa"
     path.write_bytes(text.rstrip().encode())
-    assert same(read_arpa(path), read_text(tmp_path, SMALL))
+    assert_same(read_arpa(path), read_text(tmp_path, SMALL))
 
 
 def test_model_does_not_depend_on_the_block_size(
@@ -362,15 +292,10 @@ def test_model_does_not_depend_on_the_block_size(
 ) -> None:
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
-    expected_model = read_arpa(path, vocab_size=10)
+    expected = read_arpa(path, vocab_size=10)
     monkeypatch.setattr("bpd_jax.ngrams.text_blocks._BLOCK", 37)
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa_reader._ROWS", 3)
-    actual_model = read_arpa(path, vocab_size=10)
-    for name in ("keys", "log_probs", "log_backoffs"):
-        for actual, expected in zip(
-            getattr(actual_model, name), getattr(expected_model, name), strict=True
-        ):
-            np.testing.assert_array_equal(actual, expected)
+    assert_same(read_arpa(path, vocab_size=10), expected)
     lines = path.read_text().splitlines()
     invalid_line = lines.index("\\3-grams:") + 5
     lines[invalid_line - 1] = "x " + lines[invalid_line - 1]
@@ -400,7 +325,8 @@ def test_lines_of_an_order_may_be_in_any_order(
         title, *lines = section.split("\n")
         if title.endswith("-grams:"):
             sections[index] = "\n".join([title, *rng.permutation(lines)])
-    assert same(read_text(tmp_path, "\n\n".join(sections), vocab_size=10), trigrams)
+    model = read_text(tmp_path, "\n\n".join(sections), vocab_size=10)
+    assert_same(model, trigrams, **ROUNDED)
 
 
 def test_missing_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
@@ -411,8 +337,16 @@ def test_missing_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
         read_text(tmp_path, text, symbols=["a", "b", "c"])
 
 
-@pytest.mark.parametrize("score", ["-1e300", "-3e38", "-1e22", "-1e-300"])
-@pytest.mark.parametrize("weight", ["1e300", "-1e300", "-3e38", "1e22", "1e-300"])
+@pytest.mark.parametrize(
+    "score, weight",
+    [
+        ("-1e300", "1e300"),
+        ("-3e38", "-1e300"),
+        ("-1e22", "-3e38"),
+        ("-1e-300", "1e22"),
+        ("-1", "1e-300"),
+    ],
+)
 def test_numbers_of_any_magnitude_are_restored(
     tmp_path: pathlib.Path, score: str, weight: str
 ) -> None:
@@ -425,7 +359,7 @@ def test_numbers_of_any_magnitude_are_restored(
     assert model.log_backoffs[0][3] == float(weight) * np.log(10)
     copy = tmp_path / "again.arpa"
     write_arpa(model, copy)
-    assert same(model, read_arpa(copy))
+    assert_same(read_arpa(copy), model, **ROUNDED)
 
 
 @pytest.mark.parametrize("weight, fails", [("-1e300", False), ("3e38", True)])
