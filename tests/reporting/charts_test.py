@@ -57,16 +57,6 @@ def test_points_are_at_the_position_of_their_values():
     assert circles == corner_points
 
 
-def test_the_frame_is_computed_by_hand():
-    """Ticks 0, 2, … 10; the widest, `10`, has 2 digits of 0.66 · 11.5 pixels."""
-    frame = charts.frame_of(chart(POINTS, Series("a", [0, 10], [0, 10])), top=10)
-    left = 32 + 2 * 0.66 * 11.5
-    assert (frame.x.start, frame.x.end) == pytest.approx((left, 400 - 14))
-    assert (frame.y.start, frame.y.end) == (10 + 204, 10)
-    assert frame.y.position(5) == 112
-    assert frame.x.position(2.5) == pytest.approx(left + (386 - left) / 4, abs=0.01)
-
-
 def test_the_outline_of_a_band():
     series = Series("BPD", [1, 2], [2, 3], [1, 2], [3, 4])
     svg = drawn(chart(LINES, series))

@@ -6,11 +6,6 @@ from bpd_jax.reporting import labels
 from bpd_jax.reporting.labels import Box
 
 
-def test_shared_area():
-    assert Box(0, 0, 4, 4).intersection(Box(3, 2, 9, 9)) == 2
-    assert Box(0, 0, 4, 4).intersection(Box(5, 5, 9, 9)) == 0
-
-
 def test_labels_of_close_points_do_not_overlap():
     frame = Box(0, 0, 300, 200)
     points = [(100, 100, "MultiNews"), (104, 103, "XSum"), (112, 96, "NewsRoom")]
@@ -32,7 +27,3 @@ def test_unreadable_labels_are_left_out():
     assert 2 <= len(placed) < 20
     for first, second in itertools.combinations(placed, 2):
         assert first.box.intersection(second.box) <= 0.2 * first.box.area
-
-
-def test_points_without_a_name_have_no_label():
-    assert labels.place_labels([(1, 1, "")], Box(0, 0, 9, 9)) == []

@@ -81,6 +81,16 @@ def test_latex_has_every_number_in_its_cell():
         r"\textbf{+12.0 \%}",
     ]
     assert r"\label{tab:table4_smollm2}" in text
+    assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
+        ("begin", "table"),
+        ("begin", "tabular"),
+        ("end", "tabular"),
+        ("end", "table"),
+    ]
+    for command in ("interval", "printed", "codepoint"):
+        assert text.index(rf"\providecommand{{\{command}}}") < text.index(r"\begin")
+    without_escapes = re.sub(r"\\[{}]", "", text)
+    assert without_escapes.count("{") == without_escapes.count("}")
     assert r"\begin{tabular}{lrrrr}" in text
 
 
@@ -89,15 +99,6 @@ def test_groups_span_their_columns():
     assert r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{1-best} & " in text
     assert re.findall(r"\\cmidrule\S+", text) == [r"\cmidrule(lr){3-4}"]
     assert r"4-gram, $\alpha$" in text
-
-
-def test_environments_and_braces_are_closed():
-    text = table_latex(TABLE, "table4")
-    opened = re.findall(r"\\begin\{(\w+)\}", text)
-    closed = re.findall(r"\\end\{(\w+)\}", text)
-    assert opened == closed[::-1] == ["table", "tabular"]
-    without_escapes = re.sub(r"\\[{}]", "", text)
-    assert without_escapes.count("{") == without_escapes.count("}")
 
 
 def test_latex_of_model_output_is_latin_1():
@@ -119,16 +120,6 @@ def test_latex_of_model_output_is_latin_1():
         r"\textbackslash{}u202e\textbackslash{}x1b"
         "\t" + r"\codepoint{03C0}"
     )
-
-
-def test_packages_and_commands_are_declared():
-    text = table_latex(TABLE, "table4")
-    packages = {"resizebox": "graphicx", "toprule": "booktabs", "textquotedbl": "T1"}
-    for command, package in packages.items():
-        assert rf"\{command}" in text
-        assert re.search(rf"^% .*{package}", text, re.MULTILINE)
-    for command in ("interval", "printed", "codepoint"):
-        assert text.index(rf"\providecommand{{\{command}}}") < text.index(r"\begin")
 
 
 def test_columns_of_words_are_left_aligned():

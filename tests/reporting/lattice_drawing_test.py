@@ -25,7 +25,14 @@ def picture(**changes):
 
 
 def drawn(lattice):
-    return ElementTree.fromstring(lattice_drawing.draw(lattice)).find("./div/svg")
+    """The drawing, whose rectangles lie inside it."""
+    svg = ElementTree.fromstring(lattice_drawing.draw(lattice)).find("./div/svg")
+    left, top, width, height = map(float, svg.get("viewBox").split())
+    for rect in svg.iter("rect"):
+        x, y, w, h = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
+        assert left <= x <= x + w <= left + width
+        assert top <= y <= y + h <= top + height
+    return svg
 
 
 def nodes(svg):
@@ -33,26 +40,16 @@ def nodes(svg):
 
 
 def test_every_candidate_is_a_node_with_its_probability():
-    texts = [[t.text for t in node.iter("text")] for node in nodes(drawn(picture()))]
-    assert texts == [
-        ["·a", "90%"],
-        ["b", "60%"],
-        ["<c&", "30%"],
-        ["d", "50%"],
-        ["e", "<1%"],
-        ["f", "absent"],
-    ]
-
-
-def test_greedy_tokens_are_marked_also_outside_the_lattice():
-    classes = [node.get("class") for node in nodes(drawn(picture()))]
-    assert classes == [
-        "node greedy",
-        "node",
-        "node greedy",
-        "node",
-        "node",
-        "node greedy outside",
+    assert [
+        (node.get("class"), *(t.text for t in node.iter("text")))
+        for node in nodes(drawn(picture()))
+    ] == [
+        ("node greedy", "·a", "90%"),
+        ("node", "b", "60%"),
+        ("node greedy", "<c&", "30%"),
+        ("node", "d", "50%"),
+        ("node", "e", "<1%"),
+        ("node greedy outside", "f", "absent"),
     ]
 
 
@@ -86,15 +83,6 @@ def test_badges_at_one_node_do_not_overlap():
     paths = [Path("a", [0, 0, 0], 2), Path("b", [0, 0, 1], 2)]
     centres = [float(c.get("cx")) for c in drawn(picture(paths=paths)).iter("circle")]
     assert abs(centres[0] - centres[1]) >= 16
-
-
-def test_everything_lies_inside_the_drawing():
-    svg = drawn(picture())
-    left, top, width, height = map(float, svg.get("viewBox").split())
-    for rect in svg.iter("rect"):
-        x, y, w, h = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
-        assert left <= x <= x + w <= left + width
-        assert top <= y <= y + h <= top + height
 
 
 def test_long_pieces_are_truncated_with_a_tooltip():

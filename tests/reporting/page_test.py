@@ -92,10 +92,6 @@ def test_page_contains_findings_notes_facts_and_figures(paper_report, page):
     assert "bpd_jax 0.7.0, jax 0.10.2" in page.text
 
 
-def test_minus_signs_and_hyphens(page):
-    assert page.text.count("changes by −0.06 with 2-grams of SmolLM2-135M.") == 2
-
-
 def test_intervals_and_left_out_contenders_are_explained(paper_report, page):
     assert "95 % bootstrap interval over examples" in page.text
     note = "Left out: neural:1@narrow: there is no model 'narrow'."

@@ -103,13 +103,6 @@ def test_accepted_tokens_are_green_in_a_terminal(monkeypatch):
     assert text == "The\x1b[1;32m sky is\x1b[0m blue.\n"
 
 
-def test_a_log_gets_no_colour_codes(report, capsys):
-    terminal.print_steps(report.records[-1])
-    output = capsys.readouterr().out
-    assert "\x1b" not in output
-    assert max(map(len, output.splitlines())) <= 100
-
-
 def record_of(report, *steps):
     return dataclasses.replace(report.records[1], steps=list(steps))
 
