@@ -54,7 +54,7 @@ def run(storage, tmp_path_factory):
     for number in range(12):
         lines = [f"{number} times {k} is {number * k}." for k in range(20)]
         (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
-    storage.objects["bpd-test"].clear()
+    storage.clear()
     kill_at(storage, f"{CHECKPOINTS}/6/commit_success.txt")
     with pytest.raises(AssertionError, match="-9"):
         train(folder, RUN)

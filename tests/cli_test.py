@@ -27,6 +27,25 @@ def test_gin_arguments_without_a_value_are_refused(argument):
         rewrite_gin_arguments(["p", argument])
 
 
+def status_of(main, *arguments, **options):
+    """The exit status of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", *arguments])
+        with pytest.raises(SystemExit) as exit_info:
+            cli.run(main, **options)
+    return exit_info.value.code
+
+
+def error_of(fail, capsys):
+    """The sentence that a command prints which ends with an error."""
+    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
+        fail()
+    assert exit_info.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
 @pytest.mark.parametrize(
     "argument, message",
     [
@@ -36,13 +55,8 @@ def test_gin_arguments_without_a_value_are_refused(argument):
         ("--gin.STEPS", "error: --gin.STEPS has no value: write --gin.NAME=VALUE"),
     ],
 )
-def test_invalid_flags_are_reported_in_one_sentence(
-    argument, message, monkeypatch, capsys
-):
-    monkeypatch.setattr(sys, "argv", ["program", argument])
-    with pytest.raises(SystemExit) as exit_info:
-        cli.run(lambda: pytest.fail("main ran"))
-    assert exit_info.value.code == 1
+def test_invalid_flags_are_reported_in_one_sentence(argument, message, capsys):
+    assert status_of(lambda: pytest.fail("main ran"), argument) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
@@ -50,11 +64,8 @@ def test_invalid_flags_are_reported_in_one_sentence(
 
 
 @pytest.mark.parametrize("flag", ["--help", "--helpfull", "--helpshort"])
-def test_help_exits_with_status_0(flag, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["program", flag])
-    with pytest.raises(SystemExit) as exit_info:
-        cli.run(lambda: pytest.fail("main ran"))
-    assert exit_info.value.code == 0
+def test_help_exits_with_status_0(flag, capsys):
+    assert status_of(lambda: pytest.fail("main ran"), flag) == 0
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""
@@ -75,12 +86,9 @@ def test_every_command_runs_as_a_module():
         assert end.strip() == main, file
 
 
-def test_positional_arguments_are_passed_to_main_on_request(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["program", "one", "two"])
+def test_positional_arguments_are_passed_to_main_on_request():
     received = []
-    with pytest.raises(SystemExit) as exit_info:
-        cli.run(received.append, positional=True)
-    assert not exit_info.value.code
+    assert not status_of(received.append, "one", "two", positional=True)
     assert received == [["one", "two"]]
 
 
@@ -100,23 +108,22 @@ def test_unavailable_platform_is_reported_in_one_sentence(monkeypatch, capsys):
     jax = types.ModuleType("jax")
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setattr(jax, "devices", _no_devices, raising=False)
-    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
-        raise AssertionError
-    assert exit_info.value.code == 1
-    error = capsys.readouterr().err
-    assert "JAX_PLATFORMS=cuda" in error
-    assert error.count("\n") == 1
+    assert "JAX_PLATFORMS=cuda" in error_of(_fail_assertion, capsys)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(AssertionError), cli.telling_errors():
+        _fail_assertion()
 
 
 def _no_devices() -> None:
     raise RuntimeError("Unable to initialize\nbackend 'cuda'.")
 
 
+def _fail_assertion() -> None:
+    raise AssertionError
+
+
 def test_invalid_path_is_reported_in_one_sentence(capsys):
-    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
-        pathlib.Path("x" * 5000).stat()
-    assert exit_info.value.code == 1
-    error = capsys.readouterr().err
+    error = error_of(lambda: pathlib.Path("x" * 5000).stat(), capsys)
     assert error.startswith("error: cannot use xxx")
     assert len(error) < 1000
     with pytest.raises(FileNotFoundError), cli.telling_errors():
@@ -135,17 +142,7 @@ def _exhaust_device() -> None:
     ],
 )
 def test_out_of_memory_is_reported_in_one_sentence(allocate, message, capsys):
-    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
-        allocate()
-    assert exit_info.value.code == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_other_failed_assertions_keep_their_traceback():
-    with pytest.raises(AssertionError), cli.telling_errors():
-        raise AssertionError
+    assert message in error_of(allocate, capsys)
 
 
 def test_long_values_are_truncated_in_messages():

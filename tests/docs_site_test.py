@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.errors import UserError
 from bpd_jax.studies.study_catalog import NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -242,18 +241,11 @@ def test_every_command_is_in_the_reference() -> None:
     assert entry_points <= set(HOOKS.COMMANDS)
     page = HOOKS.commands_page()
     assert "| `--prompts_file` | " in page.partition("## bpd_jax.decode")[2]
-
-
-def test_flags_include_shared_ones() -> None:
+    # Flags of a command, shared ones and those of settings.
     tune = flags_of("bpd_jax.tune")
     assert {"batch_sizes", "model", "max_new_tokens", "gin_file"} <= set(tune)
     assert "workdir" not in tune
     assert flags_of("bpd_jax.train")["dry_run"]
-
-
-def test_unknown_methods_are_detected() -> None:
-    with pytest.raises(UserError):
-        check_methods("bigram_walk:8", DOCS / "index.md")
 
 
 @pytest.mark.slow

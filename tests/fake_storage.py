@@ -59,6 +59,13 @@ class FakeStorage:
         self._server.shutdown()
         self._server.server_close()
 
+    def clear(self) -> None:
+        """Empties the buckets, and forgets requests and hooks."""
+        for objects in self.objects.values():
+            objects.clear()
+        self.requests.clear()
+        self.before_upload = lambda name: None
+
     def put(self, bucket: str, name: str, data: bytes) -> Stored:
         """Stores an object under a new generation."""
         stored = Stored(data, next(self._numbers), len(data))

@@ -98,21 +98,17 @@ def test_redirected_stdout_is_written(tmp_path):
 
 def test_planted_symlinks_are_not_followed(tmp_path, monkeypatch):
     """Names of temporary files are random, and existing files are not opened."""
-    temporary_names = []
+    names = []
     for text in ("one", "two"):
         with files.replacing_file(tmp_path / "a") as temporary:
-            temporary_names.append(temporary.name)
-            assert not temporary.is_symlink()
+            names.append(temporary.name)
             temporary.write_text(text)
-    assert temporary_names[0] != temporary_names[1]
+    assert names[0] != names[1]
     (tmp_path / "victim").write_text("precious")
     candidates = iter(["planted", "free"])
-    names = type("Names", (), {"__next__": lambda _: next(candidates)})()
-    monkeypatch.setattr("tempfile._get_candidate_names", lambda: names)
-    (
-        tmp_path
-        / temporary_names[0].replace(temporary_names[0].split(".")[-2], "planted")
-    ).symlink_to("victim")
+    monkeypatch.setattr("tempfile._get_candidate_names", lambda: candidates)
+    planted = names[0].replace(names[0].split(".")[-2], "planted")
+    (tmp_path / planted).symlink_to("victim")
     with files.replacing_file(tmp_path / "a") as temporary:
         assert ".free." in temporary.name
         temporary.write_text("three")

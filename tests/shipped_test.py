@@ -12,13 +12,8 @@ from bpd_jax.models.heads_files import load_heads
 from bpd_jax.ngrams.formats.load_model import load_model as load_ngrams
 
 SMOLLM2 = SHIPPED / "smollm2"
-MEGABYTES = {
-    "drafter": 16,
-    "heads": 16,
-    "ngram": 16,
-    "rescorer": 32,
-    "refiners": 32,
-}
+# The largest size of each folder in megabytes.
+SIZES = {"drafter": 16, "heads": 16, "ngram": 16, "rescorer": 32, "refiners": 32}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,12 @@ def test_shipped_files_are_small(name):
         assert path.stat().st_size < 100_000
         return
     total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    assert 0 < total <= MEGABYTES[name] * 1_000_000
+    assert 0 < total <= SIZES[name] * 1_000_000
+
+
+def assert_names_no_machine(facts):
+    text = json.dumps(facts)
+    assert not any(folder in text for folder in ("/tmp", "/home", "/root"))
 
 
 def test_heads_record_their_training():
@@ -46,20 +46,7 @@ def test_heads_record_their_training():
     top1_accuracies = [head[0] for head in heads.facts["accuracies"]]
     assert top1_accuracies == sorted(top1_accuracies, reverse=True)
     assert {"settings", "positions", "versions"} <= heads.facts.keys()
-    text = json.dumps(heads.facts)
-    assert "/tmp" not in text
-    assert "/home" not in text
-
-
-def test_the_drafter_belongs_to_the_model_and_generalises(lm):
-    drafter = load_drafter(SMOLLM2 / "drafter")
-    assert lm.assets.drafter is not None
-    assert drafter.base == lm.loaded.fingerprint
-    # Held-out texts; the paper's heads of the same model reach 1.3.
-    assert drafter.facts["tokens_per_call"] > 2
-    text = json.dumps(drafter.facts)
-    assert "/root" not in text
-    assert "/home" not in text
+    assert_names_no_machine(heads.facts)
 
 
 def test_ngrams_are_over_the_models_tokens():
@@ -68,13 +55,16 @@ def test_ngrams_are_over_the_models_tokens():
     assert sum(model.sizes) > 300_000
 
 
-def test_heads_and_ngrams_are_loaded_with_the_model(lm):
-    heads = load_heads(SMOLLM2 / "heads")
-    functions = lm.loaded.functions
-    assert heads.base == lm.loaded.fingerprint
-    assert functions.block_size == 9
-    assert lm.assets.ngram is not None
-    assert lm.assets.accuracies is not None
+def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
+    drafter = load_drafter(SMOLLM2 / "drafter")
+    # Held-out texts; the paper's heads of the same model reach 1.3.
+    assert drafter.facts["tokens_per_call"] > 2
+    assert_names_no_machine(drafter.facts)
+    assert drafter.base == load_heads(SMOLLM2 / "heads").base == lm.loaded.fingerprint
+    assert lm.loaded.functions.block_size == 9
+    assets = lm.assets
+    assert None not in (assets.drafter, assets.ngram, assets.accuracies)
+    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.25/tree:")
 
 
 def test_drafts_do_not_change_the_output(lm):
@@ -86,7 +76,3 @@ def test_drafts_do_not_change_the_output(lm):
     )
     assert [text.text for text in drafted] == [text.text for text in plain]
     assert sum(t.generation.serial_calls for t in drafted) < 30
-
-
-def test_drafter_is_used_by_the_default_method(lm):
-    assert lm.decoder().default_method.startswith("block+ngram:alpha=0.25/tree:")
