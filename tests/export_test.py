@@ -23,7 +23,7 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
-from tests.commands import start
+from tests.commands import assert_refused, start
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
@@ -32,15 +32,6 @@ BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
 def call(folder, module, *commands):
     """Exit status, output and errors of a command with each list of arguments."""
     return start(f"bpd_jax.{module}", *commands, folder=folder)
-
-
-def assert_refused(result, message):
-    """One sentence, exit status 1, no traceback."""
-    status, _, errors = result
-    assert status == 1
-    [line] = [line for line in errors.splitlines() if "error: " in line]
-    assert message in line
-    assert "Traceback" not in errors
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +97,7 @@ def test_exported_medusa_heads_are_imported_unchanged(heads, tmp_path):
     assert_refused(
         without_heads, "no block heads to export: give a folder with --heads"
     )
-    assert_refused(other_kind, "of kind feed_forward; train heads of kind medusa")
+    assert_refused(other_kind, "train heads of kind medusa")
     assert_refused(taken, "holds thesis.txt")
     assert {path.name for path in tmp_path.iterdir()} == {"vllm", "medusa", "taken"}
 
@@ -236,5 +227,5 @@ def test_documented_command_matches_the_heads_of_the_recipe():
         docstring.replace("\\\n", " ").split()
     )
     # The default heads cannot be exported, as both pages state.
-    with pytest.raises(UserError, match="of kind feed_forward"):
+    with pytest.raises(UserError, match="kind = 'feed_forward'"):
         check_exportable(load_heads(SHIPPED / flags["model"] / "heads").config, VLLM)

@@ -171,8 +171,6 @@ class Tokenizer:
             text = files.read_bytes(path).decode("utf-8")
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not a tokenizer.json: not UTF-8.") from error
         except ValueError as error:
             raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
         with library_errors(f"{path} is not a tokenizer.json"):

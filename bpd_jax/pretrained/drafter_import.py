@@ -161,6 +161,19 @@ def _vocabulary(
     return ids
 
 
+def _table(
+    folder: pathlib.Path, tensors: SafetensorsFiles, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """A matrix of the drafter that has a counterpart of this shape in the target."""
+    table = tensors.read(name)
+    if table.shape != shape:
+        raise UserError(
+            f"{name} of {folder} has shape {list(table.shape)} and not "
+            f"{list(shape)}: the drafter belongs to another model."
+        )
+    return table
+
+
 def _mask_embedding(
     folder: pathlib.Path, tensors: SafetensorsFiles, embedding: Array, token: int
 ) -> np.ndarray:
@@ -171,12 +184,7 @@ def _mask_embedding(
     """
     if EMBEDDING not in tensors.names:
         return np.asarray(embedding[token], np.float32)
-    embeddings = tensors.read(EMBEDDING)
-    if embeddings.shape != embedding.shape:
-        raise UserError(
-            f"{EMBEDDING} of {folder} has shape {list(embeddings.shape)} and not "
-            f"{list(embedding.shape)}: the drafter belongs to another model."
-        )
+    embeddings = _table(folder, tensors, EMBEDDING, embedding.shape)
     difference = size = 0.0
     for begin in range(0, len(embeddings), _ROWS):
         rows = slice(begin, begin + _ROWS)
@@ -200,12 +208,7 @@ def _own_softmax(
     """The drafter's softmax; None if it equals the target's in the file's precision."""
     if SOFTMAX not in tensors.names:
         return None
-    matrix = tensors.read(SOFTMAX)
-    if matrix.shape != softmax.shape:
-        raise UserError(
-            f"{SOFTMAX} of {folder} has shape {list(matrix.shape)} and not "
-            f"{list(softmax.shape)}: the drafter belongs to another model."
-        )
+    matrix = _table(folder, tensors, SOFTMAX, softmax.shape)
     for begin in range(0, len(matrix), _ROWS):
         rows = slice(begin, begin + _ROWS)
         expected = np.asarray(jax.device_get(softmax[rows]))

@@ -29,10 +29,6 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
       UserError: something is missing, damaged or not supported.
     """
     folder = as_path(path)
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder with a model.")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json: is it a folder of transformers?")
     fields = Fields.read(folder / "config.json")
     config = transformer_config(fields)
     tensors = open_checkpoint(folder)

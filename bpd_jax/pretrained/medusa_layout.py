@@ -78,11 +78,16 @@ def check_exportable(heads: BlockHeadsConfig | None, layout: Layout) -> None:
         own_softmax=heads.own_softmax,
         draft_vocabulary=heads.draft_vocabulary,
     )
-    if heads != same:
+    wrong = [
+        f"{field.name} = {getattr(heads, field.name)!r}"
+        for field in dataclasses.fields(heads)
+        if getattr(heads, field.name) != getattr(same, field.name)
+    ]
+    if wrong:
         raise UserError(
             "these heads cannot be exported: other engines support only Medusa heads, "
-            "x + SiLU(W x + b) with a square W and no layer for head 1, but these are "
-            f"{_describe(heads)}; train heads of kind medusa."
+            "x + SiLU(W x + b) with a square W and no layer for head 1, but these have "
+            f"{', '.join(wrong)}; train heads of kind medusa."
         )
     if heads.own_softmax and heads.draft_vocabulary is not None:
         raise UserError(
@@ -90,14 +95,3 @@ def check_exportable(heads: BlockHeadsConfig | None, layout: Layout) -> None:
             f"exported to the layout {layout.name}: train them with only one of the "
             "two."
         )
-
-
-def _describe(heads: BlockHeadsConfig) -> str:
-    words = [f"of kind {heads.kind}"]
-    if heads.activation != "silu":
-        words.append(f"with {heads.activation}")
-    if not heads.residual:
-        words.append("without residual")
-    if heads.first_has_ffn:
-        words.append("with a layer for head 1")
-    return ", ".join(words)

@@ -53,18 +53,9 @@ def peak_memory(call, *arguments):
         tracemalloc.stop()
 
 
-def test_the_intact_file_is_opened(intact, can_be_opened):
-    assert can_be_opened(intact[0])
-
-
-@settings(derandomize=True, deadline=None, max_examples=100)
-@given(rest=st.binary(max_size=400), head=st.sampled_from([b"", b"GGUF\3\0\0\0"]))
-def test_noise_is_refused(can_be_opened, head, rest):
-    assert not can_be_opened(head + rest)
-
-
 def test_every_truncation_is_refused(intact, can_be_opened):
     data, header = intact
+    assert can_be_opened(data)
     # The last bytes of the file are padding.
     for length in [*range(0, header, 7), *range(header, len(data) - 32, 997)]:
         assert not can_be_opened(data[:length]), length

@@ -76,16 +76,6 @@ def assert_refused(path, match):
     assert "\n" not in str(error.value)
 
 
-def test_golden_folders_cover_all_families():
-    types = {
-        json.loads((GOLDEN / name / "config.json").read_text())["model_type"]
-        for name in NAMES
-    }
-    assert types == {"llama", "mistral", "qwen2", "qwen3", "gpt2"}
-    size = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert size < 500_000
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name):
     checkpoint, params = assert_logits_of_transformers(GOLDEN / name, name)
@@ -99,11 +89,6 @@ def test_logits_equal_those_of_transformers(name):
         config = {**vars(checkpoint.config), "rotary": plain}
         unscaled = logits(type(checkpoint.config)(**config), params, tokens)
         assert np.abs(unscaled - expected_logits).max() > 0.05
-
-
-def test_windows_and_dynamic_scaling_limit_the_length():
-    assert open_folder(GOLDEN / "mistral").config.max_length == 24
-    assert open_folder(GOLDEN / "llama_dynamic").config.max_length == 20
 
 
 def test_a_checkpoint_in_several_files(folder):
@@ -185,8 +170,9 @@ def test_chat_templates(folder):
     named = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
     edit(path / "tokenizer_config.json", chat_template=named)
     assert open_folder(path).chat_template == "b"
-    edit(path / "tokenizer_config.json", chat_template=named[:1])
-    assert open_folder(path).chat_template == "a"
+    for single in (named[:1], [{"name": ["a"], "template": "a"}]):
+        edit(path / "tokenizer_config.json", chat_template=single)
+        assert open_folder(path).chat_template == "a"
     (path / "chat_template.jinja").write_text("file\n")
     assert open_folder(path).chat_template == "file\n"
     (path / "chat_template.jinja").unlink()
@@ -196,37 +182,13 @@ def test_chat_templates(folder):
 
 def test_missing_files_are_named(folder):
     path = folder()
-    assert_refused(path / "nowhere", "nowhere is not a folder")
+    assert_refused(path / "nowhere", r"cannot read .*nowhere/config\.json")
     (path / "tokenizer.json").rename(path / "tokenizer.model")
     assert_refused(path, "has no tokenizer.json, and older files .tokenizer.model")
-    (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    assert_refused(path, "pickled PyTorch files.*convert them to model.safetensors")
-    (path / "pytorch_model.bin").unlink()
+    (path / "model.safetensors").unlink()
     assert_refused(
         path, "has neither model.safetensors nor model.safetensors.index.json"
     )
-    (path / "config.json").unlink()
-    assert_refused(path, "has no config.json")
-
-
-def test_damaged_files_are_named(folder):
-    path = folder()
-    (path / "generation_config.json").write_text("{}")
-    for name in ("generation_config", "tokenizer_config", "config"):
-        file = path / f"{name}.json"
-        intact = file.read_text()
-        file.write_text(intact[: len(intact) // 2])
-        assert_refused(path, rf"{name}\.json is not valid JSON")
-        file.write_text(intact)
-    (path / "tokenizer.json").write_text('{"model": 3}')
-    assert_refused(path, r"tokenizer\.json is not a tokenizer\.json: ")
-    for content, expected_type in (
-        (b"\xff\xfe", "valid JSON"),
-        (b"[]", "a JSON object"),
-        (b"[" * 100_000, "valid JSON"),
-    ):
-        (path / "config.json").write_bytes(content)
-        assert_refused(path, rf"config\.json is not {expected_type}")
 
 
 def test_oversized_tokenizer_files_are_refused(folder):
@@ -274,7 +236,6 @@ def test_tensors_of_integers_are_refused(folder):
             "chat_template in .* must be a string",
         ),
         ("tokenizer_config.json", {"bos_token": "\ud800"}, "surrogates"),
-        ("config.json", {"model_type": "\udfff"}, "surrogates"),
         (
             "config.json",
             {
@@ -296,14 +257,6 @@ def test_invalid_values_are_refused(folder, file, changes, message):
     assert_refused(path, message)
 
 
-def test_template_with_an_invalid_name_counts_as_unnamed(folder):
-    path = folder()
-    (path / "chat_template.jinja").unlink(missing_ok=True)
-    templates = [{"name": ["a"], "template": "text"}]
-    edit(path / "tokenizer_config.json", chat_template=templates)
-    assert open_folder(path).chat_template == "text"
-
-
 def test_padding_of_a_tokenizer_is_ignored(folder):
     """Padding to a length of 2 billion would exhaust the memory."""
     path = folder()
@@ -317,11 +270,3 @@ def test_padding_of_a_tokenizer_is_ignored(folder):
     }
     edit(path / "tokenizer.json", padding=padding)
     assert len(open_folder(path).tokenizer.encode("").ids) <= 1
-
-
-def test_overlong_file_names_are_refused(folder):
-    path = folder()
-    (path / "model.safetensors").unlink()
-    index = {"weight_map": {"x": "n" * 5000}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_refused(path, "not a file name")

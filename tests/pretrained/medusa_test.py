@@ -15,12 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.medusa_export import export_heads
 from bpd_jax.pretrained.medusa_import import import_heads
@@ -204,32 +202,6 @@ def test_round_trip(model, layout, dtype, tmp_path):
         np.testing.assert_array_equal(params["vocabulary"], VOCABULARY, strict=True)
 
 
-@pytest.mark.parametrize("model", ["own", "draft"], indirect=True)
-def test_imported_heads_give_the_candidates_of_the_exported_ones(model, base, tmp_path):
-    folder, _ = export(tmp_path / "out", model, "vllm")
-    config, params = import_heads(folder, TRUNK)
-    plain = BlockwiseConfig(TRUNK)
-    save_heads(
-        tmp_path / "heads",
-        config,
-        params,
-        base=fingerprint(plain, base),
-        base_name="base",
-        d_model=D,
-        vocab_size=V,
-        facts={},
-        dtype="float32",
-    )
-    attached = attach_heads(plain, base, load_heads(tmp_path / "heads"))
-    hidden = jnp.asarray(np.random.default_rng(5).normal(size=(2, D)), jnp.float32)
-    for actual, expected in zip(
-        ModelFunctions(attached[0]).block_candidates(attached[1], hidden, 3, 4),
-        ModelFunctions(model[0]).block_candidates(model[1], hidden, 3, 4),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(actual, expected)
-
-
 def published(folder, heads=5, layers=1, softmax=True, **settings):
     """A checkpoint as FasterDecoding's training writes it, in float16."""
     random = np.random.default_rng(6)
@@ -372,10 +344,10 @@ def test_damaged_maps_and_scaled_logits_are_refused(base, tmp_path):
     [
         (None, "no block heads to export"),
         (BlockHeadsConfig(1, hidden=8), "no block heads to export"),
-        (BlockHeadsConfig(3, hidden=8), "of kind feed_forward; train heads of kind"),
-        (BlockHeadsConfig(3, kind="medusa", activation="gelu"), "with gelu"),
-        (BlockHeadsConfig(3, kind="medusa", residual=False), "without residual"),
-        (BlockHeadsConfig(3, kind="medusa", first_has_ffn=True), "layer for head 1"),
+        (BlockHeadsConfig(3, hidden=8), "kind = 'feed_forward'.*train heads of kind"),
+        (BlockHeadsConfig(3, kind="medusa", activation="gelu"), "= 'gelu'"),
+        (BlockHeadsConfig(3, kind="medusa", residual=False), "residual = False"),
+        (BlockHeadsConfig(3, kind="medusa", first_has_ffn=True), "first_has_ffn"),
         (
             dataclasses.replace(CONFIGS["own"], draft_vocabulary=5),
             "both a draft vocabulary and a softmax",

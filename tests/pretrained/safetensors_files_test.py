@@ -113,23 +113,6 @@ def read_or_refuse(path, content):
         assert tensor.nbytes <= len(content)
 
 
-INTACT = save(TENSORS)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, len(INTACT) - 1), st.integers(0, 255)), max_size=4
-    ),
-    st.integers(0, len(INTACT)),
-)
-def test_changed_bytes_do_not_crash(tmp_path_factory, changes, length):
-    content = bytearray(INTACT)
-    for offset, value in changes:
-        content[offset] = value
-    read_or_refuse(tmp_path_factory.getbasetemp() / "bytes", bytes(content[:length]))
-
-
 SIZES = st.integers(-2, 9) | st.integers(-(2**70), 2**70)
 VALUES = st.recursive(
     st.none() | st.booleans() | SIZES | st.floats() | st.sampled_from(["F32", "BOOL"]),
@@ -153,9 +136,11 @@ def test_random_headers_do_not_crash(tmp_path_factory, header):
     )
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/x", "", "a/b", 7, None])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/x", "", "a/b", "n" * 5000, 7, None]
+)
 def test_index_with_paths_outside_the_folder_is_refused(tmp_path, name):
-    (tmp_path / "x.safetensors").write_bytes(INTACT)
+    (tmp_path / "x.safetensors").write_bytes(save(TENSORS))
     folder = tmp_path / "model"
     folder.mkdir()
     index = folder / "model.safetensors.index.json"
