@@ -93,13 +93,8 @@ def test_names_and_splits_of_tasks():
         ({"name": "squad", "files": "a", "data_dir": "b"}, "are both given"),
         ({"name": "squad", "files": ""}, "files must be text"),
         ({"name": "squad", "vocabulary": "bpe:1"}, "at least 257"),
-        ({"name": "squad", "vocabulary": ""}, "vocabulary must be text"),
         ({"name": "squad", "validation_fraction": 1.0}, "above 0 and below 1"),
-        ({"name": "squad", "validation_fraction": "a"}, "above 0 and below 1"),
         ({"name": "squad", "max_examples": 0}, "max_examples must be"),
-        ({"name": "squad", "max_examples": "a"}, "max_examples must be"),
-        ({"name": "squad", "files": 3}, "files must be text"),
-        ({"name": ["squad"]}, r"name must be one of"),
     ],
 )
 def test_error_names_the_invalid_field(fields, message):

