@@ -15,6 +15,7 @@ import pathlib
 import runpy
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -71,6 +72,27 @@ def call(module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT) ->
     """Runs an entry point with these arguments, in a folder."""
     [result] = start(module, list(arguments), folder=folder)
     return result
+
+
+def assert_refused(result: Done, message: str) -> None:
+    """Checks that a command ended with one sentence, which contains `message`."""
+    errors = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert result.returncode == 1, result
+    assert "Traceback" not in result.stderr, result.stderr
+    assert len(errors) == 1, result.stderr
+    assert message in errors[0]
+
+
+def assert_all_refused(
+    module: str,
+    cases: Iterable[tuple[list[str], str]],
+    folder: str | os.PathLike[str] = ROOT,
+) -> None:
+    """Checks that an entry point refuses each list of arguments with its message."""
+    cases = list(cases)
+    results = start(module, *(arguments for arguments, _ in cases), folder=folder)
+    for result, (_, message) in zip(results, cases, strict=True):
+        assert_refused(result, message)
 
 
 class Script:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.loading import load_model
-from tests.commands import call
+from tests.commands import assert_all_refused, call
 
 
 def test_exported_model_loads_like_the_run(trained, tmp_path):
@@ -29,13 +29,10 @@ def test_exported_model_loads_like_the_run(trained, tmp_path):
     assert load_assets(original, folders).rescorer.functions == original.functions
 
 
-def test_invalid_flags_are_refused(trained, tmp_path):
-    for flags, message in (
+def test_invalid_flags_are_refused(tmp_path):
+    cases = [
         (["--output=x"], "error: --model is missing"),
-        ([f"--model={tmp_path / 'no'}", f"--output={tmp_path / 'x'}"], "is this a run"),
-    ):
-        result = call("bpd_jax.export_params", *flags)
-        assert result.returncode == 1
-        assert message in result.stderr
-        assert "Traceback" not in result.stderr
+        (["--model=no", "--output=x"], "is this a run"),
+    ]
+    assert_all_refused("bpd_jax.export_params", cases, tmp_path)
     assert not (tmp_path / "x").exists()

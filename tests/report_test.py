@@ -17,7 +17,7 @@ from bpd_jax.studies.study_records import (
     OracleRecord,
     Trace,
 )
-from tests.commands import start
+from tests.commands import assert_all_refused, assert_refused, start
 
 ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
@@ -160,26 +160,22 @@ def test_invalid_results_are_reported(results, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "unknown").mkdir()
     write_header(tmp_path / "unknown", "table44", {})
-    for arguments, message in [
+    cases = [
         ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "empty contains no results of a study"),
         (["unknown"], "there is no study 'table44': did you mean table4?"),
         ([str(results), "--output=empty"], "cannot write empty: it is a folder"),
-    ]:
-        result = call(tmp_path, *arguments)
-        assert result.returncode == 1
-        assert "Traceback" not in result.stderr
-        assert message in result.stderr
+    ]
+    assert_all_refused("bpd_jax.report", cases, tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 
 def test_unwritable_folders_are_refused_first(results, tmp_path):
     (tmp_path / "taken").write_text("mine")
     flags = ["--latex=files/latex", "--csv=files/csv", "--svg=taken"]
-    result = call(tmp_path, str(results), *flags)
-    assert result.returncode == 1
-    assert "cannot write taken: it is a file; name a folder." in result.stderr
+    refused = call(tmp_path, str(results), *flags)
+    assert_refused(refused, "cannot write taken: it is a file; name a folder.")
     assert not any(path.is_file() for path in (tmp_path / "files").rglob("*"))
     assert not (tmp_path / "report.html").exists()
     assert (tmp_path / "taken").read_text() == "mine"
@@ -193,5 +189,4 @@ def test_picture_in_the_docs_matches_the_committed_records(tmp_path):
     committed = ROOT / "docs" / "images" / "drafts.svg"
     assert picture.read_text() == committed.read_text()
     refused = call(tmp_path, figure, f"--picture={picture}", "--picture_of=bpd")
-    assert refused.returncode == 1
-    assert "--picture_of=bpd must name two methods" in refused.stderr
+    assert_refused(refused, "--picture_of=bpd must name two methods")

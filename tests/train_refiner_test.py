@@ -75,14 +75,7 @@ def test_invalid_input_is_refused_without_output(folder):
         (["--model=run", "--kind=hydra", "--output=run"], "run is not written to"),
         (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
     ]
-    argument_lists = [arguments for arguments, _ in cases]
-    results = commands.start("bpd_jax.train_refiner", *argument_lists, folder=folder)
-    for (status, _, stderr), (_, message) in zip(results, cases, strict=True):
-        errors = [line for line in stderr.splitlines() if "error: " in line]
-        assert status == 1
-        assert len(errors) == 1
-        assert message in errors[0]
-        assert "Traceback" not in stderr
+    commands.assert_all_refused("bpd_jax.train_refiner", cases, folder)
     assert sorted(folder.rglob("*")) == before
 
 
