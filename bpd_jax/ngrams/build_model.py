@@ -153,22 +153,14 @@ def build(settings: Settings) -> BuildReport:
 
 
 def _heldout(settings: Settings) -> sources.TokenSource | None:
-    if settings.heldout_split:
-        return sources.open_source(
-            task=settings.task,
-            text=settings.text,
-            generations=settings.generations,
-            split=settings.heldout_split,
-            vocabulary=settings.vocabulary,
-            max_bytes=settings.max_bytes,
-        )
-    if settings.heldout_text:
-        return sources.open_source(
-            text=settings.heldout_text, vocabulary=settings.vocabulary
-        )
-    if settings.heldout_tokens:
-        return sources.open_source(tokens=settings.heldout_tokens)
-    return None
+    split, text = settings.heldout_split, settings.heldout_text
+    if split is not None:
+        return sources.source_of(dataclasses.replace(settings, split=split))
+    if text is None and settings.heldout_tokens is None:
+        return None
+    return sources.open_source(
+        text=text, tokens=settings.heldout_tokens, vocabulary=settings.vocabulary
+    )
 
 
 def _check_has_text(heldout: sources.TokenSource) -> None:

@@ -8,14 +8,7 @@ from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune, relative_entropies
-
-
-def ngram_set(model: NGramModel) -> set[tuple[int, ...]]:
-    return {
-        tuple(row)
-        for order in range(1, model.order + 1)
-        for row in model.ngrams(order).tolist()
-    }
+from tests.ngrams.helpers import ngram_set
 
 
 @pytest.mark.parametrize("extra", [0, 1, 7, 40, 100])
@@ -39,15 +32,6 @@ def test_remaining_ngrams_keep_their_probability(trigrams: NGramModel) -> None:
         rows = pruned.ngrams(order)
         before = trigrams.log_probs_of(rows[:, :-1], rows[:, -1])
         assert (pruned.log_probs[order - 1] == before).all()
-
-
-def test_limit_above_the_size_prunes_nothing(trigrams: NGramModel) -> None:
-    assert prune(trigrams, sum(trigrams.sizes)) is trigrams
-
-
-def test_limit_below_the_unigrams_is_refused(trigrams: NGramModel) -> None:
-    with pytest.raises(UserError, match="never pruned"):
-        prune(trigrams, trigrams.sizes[0] - 1)
 
 
 def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
@@ -80,15 +64,6 @@ def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
         weight = trigrams.log_prob([], start) + trigrams.log_prob([first], second)
         expected = np.exp(weight) * change
         assert costs[index] == pytest.approx(expected, rel=1e-6, abs=1e-12)
-
-
-def test_cost_of_a_history_is_at_least_that_of_its_extensions(
-    trigrams: NGramModel,
-) -> None:
-    bigrams, longer = relative_entropies(trigrams)
-    links = trie.suffix_links(trigrams.keys, trigrams.width)
-    assert (bigrams[trigrams.keys[2] // trigrams.width] >= longer).all()
-    assert (bigrams[links[2]] >= longer).all()
 
 
 def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
@@ -150,6 +125,7 @@ def test_max_ngrams_applies_after_limits_per_order(trigrams: NGramModel) -> None
 
 def test_limits_that_are_not_exceeded_prune_nothing(trigrams: NGramModel) -> None:
     assert prune(trigrams) is trigrams
+    assert prune(trigrams, sum(trigrams.sizes)) is trigrams
     assert prune(trigrams, max_per_order=[10**6]) is trigrams
     assert prune(trigrams, max_per_order=[None, None, 5]) is trigrams
 
@@ -208,6 +184,7 @@ def test_pruned_model_with_zero_probabilities_is_closed(limits) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"max_ngrams": 10}, "never pruned"),
         ({"theta": -1.0}, "theta is -1"),
         ({"theta": float("nan")}, "theta is nan"),
         ({"max_per_order": [5, -1]}, "max_per_order holds a negative"),

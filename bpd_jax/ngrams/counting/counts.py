@@ -92,7 +92,14 @@ def count_ngrams(
         vocabulary.
     """
     check_order(order)
-    batch, vocab_size = windows.join_all(sequences, vocab_size, end_of_text)
+    sequences = list(sequences)
+    if not sequences:
+        raise UserError("there is no text to count: the input is empty.")
+    batch = windows.join(sequences)
+    if vocab_size is None:
+        highest = -1 if end_of_text is None else end_of_text
+        vocab_size = 1 + int(batch.tokens.max(initial=highest))
+    trie.check_vocab_size(vocab_size)
     stream = windows.add_boundaries(
         batch, vocab_size=vocab_size, end_of_text=end_of_text
     )

@@ -111,27 +111,6 @@ def join(sequences: Iterable[Sequence[int] | np.ndarray]) -> TokenBatch:
     return TokenBatch(np.concatenate(arrays), lengths)
 
 
-def join_all(
-    sequences: Iterable[Sequence[int] | np.ndarray],
-    vocab_size: int | None,
-    end_of_text: int | None,
-) -> tuple[TokenBatch, int]:
-    """Concatenates all sequences; also returns V, by default the highest id plus 1.
-
-    Raises:
-      UserError: there is no sequence, or V is too large.
-    """
-    sequences = list(sequences)
-    if not sequences:
-        raise UserError("there is no text to count: the input is empty.")
-    batch = join(sequences)
-    if vocab_size is None:
-        highest = -1 if end_of_text is None else end_of_text
-        vocab_size = 1 + int(batch.tokens.max(initial=highest))
-    trie.check_vocab_size(vocab_size)
-    return batch, vocab_size
-
-
 def add_boundaries(
     batch: TokenBatch,
     *,

@@ -15,7 +15,6 @@ Files are written and read without OpenFst.
 """
 
 import os
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -73,35 +72,21 @@ def model_from_fst(
       UserError: the file is missing, truncated or of another format, or the automaton
         is not an n-gram model.
     """
-    reader = FstReader(
-        fst_format.decode(_read(as_path(path)), str(path)),
-        str(path),
-        vocab_size=vocab_size,
-        symbols=symbols,
-        end_of_text=end_of_text,
-    )
-    return reader.model
-
-
-def _read(path: pathlib.Path) -> bytes:
+    path, data = as_path(path), b""
     try:
-        if path.is_file():  # A pipe can be opened only once.
+        # Only the beginning of another file, which may be large, is read. A pipe can be
+        # opened only once.
+        if path.is_file():
             with path.open("rb") as stream:
-                # Another file, which may be large, is not read.
-                if stream.read(len(fst_format.TYPES)) != fst_format.TYPES:
-                    raise _unknown_format(path)
-        data = files.read_bytes(path, most=None)
+                data = stream.read(len(fst_format.TYPES))
+        if data in (b"", fst_format.TYPES):
+            data = files.read_bytes(path, most=None)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"{path} is not a file of an automaton: {error}.") from error
-    if not data.startswith(fst_format.TYPES):
-        raise _unknown_format(path)
-    return data
-
-
-def _unknown_format(path: pathlib.Path) -> UserError:
-    return UserError(f"{path} is not an OpenFst vector FST with standard arcs.")
+    automaton = fst_format.decode(data, str(path))
+    return FstReader(automaton, str(path), vocab_size, symbols, end_of_text).model
 
 
 def fst_bytes(

@@ -39,10 +39,9 @@ class FstReader:
         self,
         automaton: Automaton,
         name: str,
-        *,
-        vocab_size: int | None,
-        symbols: Sequence[str] | None,
-        end_of_text: int | None,
+        vocab_size: int | None = None,
+        symbols: Sequence[str] | None = None,
+        end_of_text: int | None = None,
     ) -> None:
         self._automaton = automaton
         self._name = name

@@ -3,17 +3,14 @@
 import gzip
 import pathlib
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.counts_text import read_counts
-
-GOLDEN = pathlib.Path(__file__).parents[4] / "shared" / "data" / "ngram_golden"
+from tests.ngrams.helpers import assert_same
 
 
 def as_text(counts: NGramCounts) -> str:
@@ -22,22 +19,11 @@ def as_text(counts: NGramCounts) -> str:
         f"{' '.join(names[symbol] for symbol in row)}\t{count}\n"
         for order in range(1, len(counts.keys) + 1)
         for row, count in zip(
-            trie.ngrams(counts.keys, order, counts.width).tolist(),
+            counts.ngrams(order).tolist(),
             counts.counts[order - 1].tolist(),
             strict=True,
         )
     )
-
-
-def assert_same(actual: NGramCounts, expected: NGramCounts) -> None:
-    assert actual.sizes == expected.sizes
-    for name in ("keys", "counts"):
-        for array, expected_array in zip(
-            getattr(actual, name), getattr(expected, name), strict=True
-        ):
-            np.testing.assert_array_equal(array, expected_array)
-    for array, expected_array in zip(actual.followed, expected.followed, strict=True):
-        np.testing.assert_allclose(array, expected_array, rtol=1e-6)
 
 
 @given(
@@ -60,7 +46,7 @@ def test_written_counts_are_read(
         lines = as_text(counts).splitlines(keepends=True)
         random.shuffle(lines)
         path.write_bytes(gzip.compress("".join(lines).encode()))
-        assert_same(read_counts(path, vocab_size=4), counts)
+        assert_same(read_counts(path, vocab_size=4), counts, rtol=1e-6)
 
 
 def test_equivalent_forms_of_counts_are_read(tmp_path: pathlib.Path) -> None:
@@ -152,16 +138,3 @@ def test_vocabulary_that_is_too_large_is_refused(tmp_path: pathlib.Path) -> None
     path.write_text(f"{2**31 - 1} 1\n</s> 1\n<s> 1\n")
     with pytest.raises(UserError, match=r"counts\.txt: a vocabulary of 2,147,483,648"):
         read_counts(path)
-
-
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference files in ../shared/data")
-def test_opengrms_counts_equal_those_of_its_text() -> None:
-    with gzip.open(GOLDEN / "tokens.txt.gz", "rt") as lines:
-        sequences = [np.array(line.split(), np.int32) for line in lines]
-    expected = count_ngrams(sequences, order=4, vocab_size=50_257)
-    counts = read_counts(GOLDEN / "counts4.txt.gz", vocab_size=50_257)
-    assert counts.sizes == expected.sizes
-    for name in ("keys", "counts", "followed"):
-        groups = zip(getattr(counts, name), getattr(expected, name), strict=True)
-        for array, expected_array in groups:
-            np.testing.assert_array_equal(array, expected_array)

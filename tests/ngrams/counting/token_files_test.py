@@ -24,12 +24,12 @@ def sequences(path: pathlib.Path) -> list[list[int]]:
 
 
 def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
-    text = b"1 2  3\r\n\n\t4\n 50256 0"
+    text = b"1 2  3\r\n\n\t4\n 50256 %s7 02147483647" % (b"0" * 5000)
     (tmp_path / "ids.txt").write_bytes(text)
     # The format is recognised by the content.
     (tmp_path / "packed.txt").write_bytes(gzip.compress(text))
     for path in (tmp_path / "ids.txt", tmp_path / "packed.txt"):
-        assert sequences(path) == [[1, 2, 3], [4], [50256, 0]]
+        assert sequences(path) == [[1, 2, 3], [4], [50256, 7, 2**31 - 1]]
         assert all(batch.tokens.dtype == "int32" for batch in read_batches(path, None))
 
 
@@ -120,36 +120,13 @@ def test_arrays_that_are_not_ids_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_leading_zeros_are_ignored(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "ids.txt"
-    path.write_text("0" * 5000 + "7 00 02147483647")
-    assert sequences(path) == [[7, 0, 2**31 - 1]]
-
-
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        (b"{", b"("),  # which is never closed
-        (b"'shape'", b"bytes, "),
-        (b"<i8", b"<q9"),
-        (b"(100,)", b"(-10,)"),
-    ],
-)
-def test_array_with_a_damaged_header_is_refused(
-    tmp_path: pathlib.Path, old: bytes, new: bytes
+def test_truncated_arrays_and_damaged_headers_are_refused(
+    tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "ids.npy"
     np.save(path, np.arange(100))
     data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, new, 1))
-    with pytest.raises(UserError, match=r"ids\.npy is truncated or damaged"):
-        highest_id(path)
-
-
-def test_truncated_array_is_refused(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "ids.npy"
-    np.save(path, np.arange(100))
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"ids\.npy is truncated or damaged"):
-        list(read_batches(path, 0))
+    for damaged in (data[:-9], data.replace(b"{", b"(", 1)):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"ids\.npy is truncated or damaged"):
+            highest_id(path)
