@@ -103,39 +103,33 @@ class BlockHeads(nn.Module):
 
     def setup(self) -> None:
         shapes = head_shapes(self.config, self.d_model, self.vocab_size)
-        inits: dict[str, Callable[..., Any]] = {
-            name: functools.partial(named_normal, stddev=shapes[name][-2] ** -0.5)
-            for name in ("kernel_in", "kernel_side", "kernel_condition")
-            if name in shapes
+        weights = {
+            name: self.param(name, self._init(name, shape), shape, self.param_dtype)
+            for name, shape in shapes.items()
         }
-        # Others are zero, so that heads are initialized as the model's softmax.
         self.layers = {
-            name: self.param(
-                name,
-                inits.get(name, named_zeros)(_AXES[name]),
-                shape,
-                self.param_dtype,
-            )
-            for name, shape in layer_shapes(self.config, self.d_model).items()
+            name: weights[name] for name in layer_shapes(self.config, self.d_model)
         }
-        if "kernel_condition" in shapes:
-            name = "kernel_condition"
-            init, shape = inits[name](_AXES[name]), shapes[name]
-            self.kernel_condition = self.param(name, init, shape, self.param_dtype)
-        if "vocabulary" in shapes:
-            self.vocabulary = self.param(
-                "vocabulary", _first_tokens, shapes["vocabulary"]
-            )
-        if "softmax" in shapes:
-            shape = shapes["softmax"]
-            axes = (BLOCK_HEAD, VOCAB, EMBED)[-len(shape) :]
-            self.softmax = self.param(
-                "softmax", nn.with_logical_partitioning(self._copied, axes), shape
-            )
+        self.kernel_condition = weights.get("kernel_condition")
+        self.softmax = weights.get("softmax")
+        self.vocabulary = weights.get("vocabulary")
 
-    def _copied(self, key: Array, shape: tuple[int, ...]) -> Array:
-        del key
-        return jnp.broadcast_to(self.softmax_rows()[: shape[-2]], shape)
+    def _init(self, name: str, shape: tuple[int, ...]) -> Callable[..., Any]:
+        """The initializer of a parameter."""
+        if name == "vocabulary":
+            # The first tokens, a placeholder for the draft vocabulary.
+            return lambda key, shape, dtype: jnp.arange(shape[0], dtype=jnp.int32)
+        if name == "softmax":
+            return nn.with_logical_partitioning(
+                lambda key, shape, dtype: jnp.broadcast_to(
+                    self.softmax_rows()[: shape[-2]], shape
+                ),
+                (BLOCK_HEAD, VOCAB, EMBED)[-len(shape) :],
+            )
+        if name in ("kernel_in", "kernel_side", "kernel_condition"):
+            return named_normal(_AXES[name], shape[-2] ** -0.5)
+        # Zero, so that heads are initialized as the model's softmax.
+        return named_zeros(_AXES[name])
 
     def __call__(
         self,
@@ -162,12 +156,6 @@ class BlockHeads(nn.Module):
         if self.config.first_has_ffn:
             return states
         return jnp.concatenate([hidden[..., None, :], states], axis=-2)
-
-
-def _first_tokens(key: Array, shape: tuple[int, ...]) -> Array:
-    """The first tokens, a placeholder for the draft vocabulary."""
-    del key
-    return jnp.arange(shape[0], dtype=jnp.int32)
 
 
 def condition(

@@ -10,7 +10,6 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.models.attention import Segments
@@ -211,20 +210,10 @@ def count_parameters(config: BlockwiseConfig) -> dict[str, int]:
     counts = {"embedding": 0, "positions": 0, "blocks": 0, "heads": 0}
     if config.drafter is not None:
         counts["drafter"] = 0
+    of_trunk = {"embedding": "embedding", "position_embedding": "positions"}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameter_shapes(config)):
-        names = [entry.key for entry in path]
-        if names[0] == "heads":
-            assert config.heads is not None
-            if not is_trained(config.heads, names[1]):
-                continue
-            part = "heads"
-        elif names[0] == "drafter":
-            part = "drafter"
-        elif names[1] == "embedding":
-            part = "embedding"
-        elif names[1] == "position_embedding":
-            part = "positions"
-        else:
-            part = "blocks"
-        counts[part] += int(np.prod(leaf.shape))
+        module, name = path[0].key, path[1].key
+        part = of_trunk.get(name, "blocks") if module == "trunk" else module
+        if config.heads is None or part != "heads" or is_trained(config.heads, name):
+            counts[part] += leaf.size
     return {**counts, "total": sum(counts.values())}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from bpd_jax import files
 from bpd_jax.errors import UserError
-from bpd_jax.models.drafter_config import BlockDrafterConfig, drafter_from_fields
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.transformer_config import (
     Activation,
     LayerNumbers,
@@ -17,7 +17,7 @@ from bpd_jax.models.transformer_config import (
     Tokens,
     TransformerConfig,
     check_feature_layers,
-    trunk_from_fields,
+    from_fields,
 )
 from bpd_jax.settings import Validated, choice, integer
 
@@ -185,10 +185,11 @@ def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
     """
     try:
         fields: dict[str, Any] = files.read_json(path)
-        trunk = trunk_from_fields(fields["trunk"])
+        trunk = from_fields(TransformerConfig, fields["trunk"])
         heads = fields["heads"] and BlockHeadsConfig(**fields["heads"])
         # Files of earlier versions do not have it.
-        drafter = fields.get("drafter") and drafter_from_fields(fields["drafter"])
+        drafter = fields.get("drafter")
+        drafter = drafter and from_fields(BlockDrafterConfig, drafter)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

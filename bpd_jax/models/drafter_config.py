@@ -162,11 +162,3 @@ class BlockDrafterConfig(Validated):
             outputs=self.draft_vocabulary,
             level_scale=False,
         )
-
-
-def drafter_from_fields(fields: dict[str, Any]) -> BlockDrafterConfig:
-    """The inverse of `dataclasses.asdict`."""
-    rotary = fields.get("rotary")
-    return BlockDrafterConfig(
-        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
-    )

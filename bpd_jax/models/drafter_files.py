@@ -4,6 +4,7 @@ Tensors are named by their path in the parameters, such as `attention_0/query/ke
 see `block_drafter`. An imported drafter may have its own `softmax`.
 """
 
+import functools
 import os
 from typing import Any, TypeAlias, Unpack
 
@@ -20,13 +21,13 @@ from bpd_jax.models.attachments import (
 )
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_config import BlockDrafterConfig, drafter_from_fields
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import (
     FROZEN,
     DrafterFunctions,
     with_softmax,
 )
-from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig, from_fields
 from bpd_jax.typing import Params
 
 LoadedDrafter: TypeAlias = Attachment[BlockDrafterConfig]
@@ -147,4 +148,10 @@ def _inputs(name: str, axes: int) -> tuple[int, ...]:
     return (0, 1) if axes == 3 and name.endswith("output/kernel") else (0,)
 
 
-_FILES = AttachmentFiles(KIND, TENSORS, drafter_from_fields, _shapes, _inputs)
+_FILES = AttachmentFiles(
+    KIND,
+    TENSORS,
+    functools.partial(from_fields, BlockDrafterConfig),
+    _shapes,
+    _inputs,
+)

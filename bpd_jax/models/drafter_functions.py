@@ -219,32 +219,19 @@ class DrafterFunctions:
         )
         return draft_tokens(params, indices), log_probs, entropies
 
-    def confidences(
-        self,
-        params: Params,
-        states: Float[Array, "... D"],
-        previous: Int[Array, "..."] | None = None,
-    ) -> Float[Array, "..."]:
-        """Probabilities that tokens are accepted if the previous ones are, float32.
-
-        Args:
-          params: parameters of the drafter.
-          states: states of the predicted tokens.
-          previous: the previous tokens; required with `confidence_reads_markov`.
-        """
-        return jax.nn.sigmoid(self.confidence_logits(params, states, previous))
-
     def confidence_logits(
         self,
         params: Params,
         states: Float[Array, "... D"],
         previous: Int[Array, "..."] | None = None,
     ) -> Float[Array, "..."]:
-        """Logits of `confidences`."""
-        if not self.config.confidence:
-            raise UserError(
-                "the block drafter has no confidence head: train one with confidence."
-            )
+        """Logits of the probabilities that tokens are accepted, float32.
+
+        Args:
+          params: parameters of the drafter.
+          states: states of the predicted tokens.
+          previous: the previous tokens; required with `confidence_reads_markov`.
+        """
         embedded = None
         if self.config.confidence_reads_markov:
             assert previous is not None

@@ -6,8 +6,8 @@ et al. 2022, appendix B).
 """
 
 import jax
-import numpy as np
 
+from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
@@ -15,22 +15,14 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 
 def trunk_weights(model: BlockwiseConfig) -> int:
     """Number of weights of the matrices of the trunk, without the softmax."""
-    trunk = parameter_shapes(model)["trunk"]
-    return sum(
-        int(np.prod(leaf.shape))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(trunk)
-        if path[-1].key == "kernel"
-    )
+    leaves = by_path(parameter_shapes(model)["trunk"])
+    return sum(leaf.size for name, leaf in leaves.items() if name.endswith("/kernel"))
 
 
 def head_weights(model: BlockwiseConfig) -> int:
     """Number of weights of the matrices of all block heads, without a softmax."""
     heads = parameter_shapes(model).get("heads", {})
-    return sum(
-        int(np.prod(leaf.shape))
-        for name, leaf in heads.items()
-        if name.startswith("kernel")
-    )
+    return sum(leaf.size for name, leaf in heads.items() if name.startswith("kernel"))
 
 
 def attention_flops(model: BlockwiseConfig, queries: int, keys: int) -> float:
@@ -107,9 +99,7 @@ def heads_train_flops(
     shapes = parameter_shapes(model)["heads"]
     first = {"kernel_in": 1, "kernel_condition": 1, "kernel": model.heads.layers}
     reading = sum(
-        int(np.prod(shapes[name].shape)) // layers
-        for name, layers in first.items()
-        if name in shapes
+        shapes[name].size // layers for name, layers in first.items() if name in shapes
     )
     passes = (6.0 if model.heads.own_softmax else 4.0) + (2.0 if teacher else 0.0)
     levels = (model.block_size - 1) * passes * softmax
@@ -135,8 +125,8 @@ def drafter_train_flops(
     queries, levels = rows * anchors * config.queries, config.block_size - 1
     total = 0.0
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        names = [entry.key for entry in path]
+    for path, leaf in by_path(shapes).items():
+        names = path.split("/")
         if names[-1] != "kernel":
             continue
         counts = queries

@@ -52,6 +52,33 @@ class MeshConfig(Validated):
     fsdp: Count = 1
     model: Count = 1
 
+    def shape(self, devices: int, slices: int = 1) -> tuple[int, int, int]:
+        """The sizes of data, fsdp and model.
+
+        Args:
+          devices: number of all devices.
+          slices: number of TPU slices that hold them, in equal parts.
+
+        Raises:
+          UserError: the product of the axes is not the number of devices, or `data` is
+            not a multiple of the number of slices.
+        """
+        inner = self.fsdp * self.model
+        data = devices // inner if self.data == -1 else self.data
+        if data * inner != devices:
+            raise UserError(
+                f"MeshConfig asks for data × fsdp × model = {self.data} × {self.fsdp} "
+                f"× {self.model}, but there are {devices} devices: make the product "
+                "equal, or give another file of gin_configs/meshes/."
+            )
+        if data % slices:
+            raise UserError(
+                f"MeshConfig.data = {data} is not a multiple of the {slices} TPU "
+                "slices: only the data axis may cross from one slice to another; make "
+                f"fsdp × model divide the {devices // slices} devices of a slice."
+            )
+        return data, self.fsdp, self.model
+
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Builds a mesh over devices, in an order that suits their network.
@@ -64,14 +91,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       UserError: the product of the axes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    count = len(devices)
-    data = count // (config.fsdp * config.model) if config.data == -1 else config.data
-    if data * config.fsdp * config.model != count:
-        raise UserError(
-            f"MeshConfig asks for data × fsdp × model = {config.data} × {config.fsdp} "
-            f"× {config.model}, but there are {count} devices: make the product equal."
-        )
-    shape = (data, config.fsdp, config.model)
+    shape = config.shape(len(devices))
     if any(getattr(device, "core_on_chip", 0) for device in devices):
         # The devices of a chip are adjacent already; jax can arrange only chips.
         laid_out = np.asarray(devices).reshape(shape)

@@ -1,7 +1,8 @@
 """Configuration of a transformer, and limits of its sizes."""
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
@@ -24,6 +25,8 @@ Rank = Annotated[int, integer(1, 2**16)]
 LayerNumbers = Annotated[tuple[int, ...], each(integer(0), distinct=True)]
 Activation = Annotated[str, choice(*ACTIVATIONS)]
 Dtype = Annotated[str, choice(*DTYPES)]
+
+Config = TypeVar("Config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +116,10 @@ class TransformerConfig(Validated):
         )
 
 
-def trunk_from_fields(fields: dict[str, Any]) -> TransformerConfig:
-    """The inverse of `dataclasses.asdict`."""
+def from_fields(kind: Callable[..., Config], fields: dict[str, Any]) -> Config:
+    """The inverse of `dataclasses.asdict`, for a configuration with `rotary`."""
     rotary = fields.get("rotary")
-    return TransformerConfig(
+    return kind(
         **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
     )
 

@@ -72,47 +72,7 @@ def test_collectives_of_a_real_program():
         "all-reduce": (64 * 4, 8, 1),
     }
     assert total.flops == 2 * 2 * 64 * 32
-
-
-def test_collectives_in_a_loop_count_for_every_iteration():
-    total = costs("""\
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] add(%a, %b)
-}
-
-%body (p: (s32[], f32[256])) -> (s32[], f32[256]) {
-  %p = (s32[], f32[256]{0}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[256]{0} get-tuple-element(%p), index=1
-  %sum = f32[256]{0} all-reduce(%x), channel_id=3, replica_groups=[4,2]<=[8],
-    to_apply=%add
-  ROOT %out = (s32[], f32[256]{0}) tuple(%i, %sum)
-}
-
-%test (q: (s32[], f32[256])) -> pred[] {
-  %q = (s32[], f32[256]{0}) parameter(0)
-  ROOT %yes = pred[] constant(true)
-}
-
-ENTRY %main (a: f32[256]) -> (s32[], f32[256]) {
-  %a = f32[256]{0} parameter(0)
-  %zero = s32[] constant(0)
-  %carried = (s32[], f32[256]{0}) tuple(%zero, %a)
-  ROOT %loop = (s32[], f32[256]{0}) while(%carried), condition=%test, body=%body,
-    backend_config={"known_trip_count":{"n":"6"}}
-}
-""")
-    [(kind, times)] = total.collectives.items()
-    assert (kind.kind, kind.nbytes, kind.group_size, times) == (
-        "all-reduce",
-        1024,
-        2,
-        6,
-    )
-    # Read and written once per iteration.
-    assert total.hbm_bytes == 6 * 2 * 1024
+    assert total.times(3).collectives == dict.fromkeys(total.collectives, 3)
 
 
 def test_a_collective_spread_over_fusions_counts_once():
@@ -272,14 +232,6 @@ ENTRY %main (m: s8[1,1,1], q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {
     assert total.kernels == {"splash_mha_fwd": 1}
 
 
-def test_conditional_counts_as_its_cheaper_branch():
-    def f(x, flag):
-        return jax.lax.cond(flag, lambda x: x, lambda x: jnp.sin(x @ x), x)
-
-    text = jax.jit(f).lower(jnp.ones((64, 64)), True).compile().as_text()
-    assert costs_of(parse(text), 1).flops == 0
-
-
 def test_bytes_sent_to_other_slices():
     """As the TPU compiler writes an all-reduce among slices, inside a loop or not."""
     total = costs(
@@ -307,7 +259,14 @@ is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name=\
 MATRIX = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 
 
-def test_conditional_of_two_computations_counts_the_cheaper_one():
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "true_computation=%large, false_computation=%small",
+        "branch_computations={%large, %small}",
+    ],
+)
+def test_conditional_counts_as_its_cheaper_branch(branches):
     total = costs(
         f"""
 %small (x: f32[8,8]) -> f32[8,8] {{
@@ -325,9 +284,8 @@ ENTRY %main (p: pred[], a: f32[8,8], b: f32[64,64]) -> f32[8,8] {{
   %p = pred[] parameter(0)
   %a = f32[8,8]{{1,0}} parameter(1)
   %b = f32[64,64]{{1,0}} parameter(2)
-  ROOT %c = f32[8,8]{{1,0}} conditional(%p, %b, %a), """
-        """true_computation=%large, false_computation=%small
-}
+  ROOT %c = f32[8,8]{{1,0}} conditional(%p, %b, %a), {branches}
+}}
 """
     )
     assert total.flops == 2 * 8 * 8 * 8

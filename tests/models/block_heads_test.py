@@ -51,6 +51,46 @@ def states():
     return jnp.asarray(np.random.default_rng(2).normal(0, 1, (5, 16)), jnp.float32)
 
 
+@pytest.mark.parametrize("first_has_ffn", [False, True])
+def test_head_one_is_the_language_model_and_heads_differ(first_has_ffn):
+    heads = BlockHeadsConfig(num_heads=3, hidden=8, first_has_ffn=first_has_ffn)
+    config = BlockwiseConfig(TRUNK, heads)
+    params = draw(parameter_shapes(config))
+    assert params["heads"]["kernel_in"].shape[0] == 2 + first_has_ffn
+    functions = ModelFunctions(config)
+    hidden = states()
+    logits = functions.head_logits(params, hidden)
+    np.testing.assert_allclose(
+        logits[:, 0], functions.next_token_logits(params, hidden), atol=1e-5
+    )
+    assert np.abs(logits[:, 1] - logits[:, 0]).max() > 1e-2
+    assert np.abs(logits[:, 2] - logits[:, 1]).max() > 1e-2
+    # Head 2 written out: residual, SiLU, softmax tied to the embedding.
+    w = {k: v[1 if first_has_ffn else 0] for k, v in params["heads"].items()}
+    inner = jax.nn.silu(hidden @ w["kernel_in"] + w["bias_in"])
+    state = hidden + inner @ w["kernel_out"] + w["bias_out"]
+    want = state @ params["trunk"]["embedding"].T
+    np.testing.assert_allclose(logits[:, 1], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_parameter_counts_equal_a_hand_count(gated):
+    trunk = TransformerConfig(
+        23, 2, 16, 24, num_heads=4, head_dim=5, max_length=32, gated=gated
+    )
+    counts = count_parameters(BlockwiseConfig(trunk, BlockHeadsConfig(3, 8)))
+    attention = 3 * (16 * 20 + 20) + 20 * 16 + 16
+    feed_forward = (1 + gated) * (16 * 24 + 24) + 24 * 16 + 16
+    norms = 2 * (16 + 16)
+    want = {
+        "embedding": 23 * 16,
+        "positions": 32 * 16,
+        "blocks": 2 * (attention + feed_forward + norms) + (16 + 16),
+        "heads": 2 * (16 * 8 + 8 + 8 * 16 + 16),
+    }
+    assert counts == {**want, "total": sum(want.values())}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_draft_vocabulary_equals_the_full_one_restricted(tied):
     config, params = model("draft vocabulary", tied)

@@ -170,6 +170,31 @@ def test_every_path_of_a_tree_equals_one_pass():
         np.testing.assert_allclose(got, want, atol=5e-5)
 
 
+def test_later_tokens_and_other_segments_change_nothing():
+    tokens = np.array([[5, 6, 7, 8, 9, 10]])
+    positions = jnp.array([[0, 1, 2, 0, 1, 2]])
+    mask = causal_mask(jnp.array([[1, 1, 1, 2, 2, 2]]))
+    packed, *_ = forward(LLAMA, parameters(LLAMA), tokens, positions, mask)
+    changed_tokens = tokens.copy()
+    changed_tokens[0, 2] = 1
+    changed, *_ = forward(LLAMA, parameters(LLAMA), changed_tokens, positions, mask)
+    np.testing.assert_array_equal(packed[0, :2], changed[0, :2])
+    assert np.abs(packed[0, 2] - changed[0, 2]).max() > 1e-3
+    np.testing.assert_array_equal(packed[0, 3:], changed[0, 3:])
+    unpacked, *_ = one_pass(LLAMA, jnp.asarray(tokens[:, 3:]))
+    np.testing.assert_allclose(packed[0, 3:], unpacked[0], atol=1e-5)
+
+
+def test_bfloat16_compute_keeps_float32_parameters_and_logits():
+    config = BlockwiseConfig(dataclasses.replace(TRUNK, dtype="bfloat16"))
+    hidden, new, _ = one_pass(config, jnp.ones((1, 3), jnp.int32))
+    assert hidden.dtype == new.keys.dtype == jnp.bfloat16
+    params = parameters(config)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    logits = ModelFunctions(config).next_token_logits(params, hidden)
+    assert logits.dtype == jnp.float32
+
+
 def test_features_are_the_outputs_of_layers():
     params = parameters(LLAMA)
     tokens = jax.random.randint(jax.random.key(6), (2, 8), 0, 24)
