@@ -103,7 +103,7 @@ class BlockHeads(nn.Module):
 
     def setup(self) -> None:
         shapes = head_shapes(self.config, self.d_model, self.vocab_size)
-        weights = {
+        weights: Any = {
             name: self.param(name, self._init(name, shape), shape, self.param_dtype)
             for name, shape in shapes.items()
         }

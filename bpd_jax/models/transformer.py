@@ -52,12 +52,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 _POSITION_STDDEV = 0.02
 
 
-def named_normal(axes: Sequence[str], stddev: float) -> Callable[..., Array]:
+def named_normal(axes: Sequence[str | None], stddev: float) -> Callable[..., Array]:
     """A normal initializer with logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(axes))
 
 
-def named_zeros(axes: Sequence[str]) -> Callable[..., Array]:
+def named_zeros(axes: Sequence[str | None]) -> Callable[..., Array]:
     """A zero initializer with logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(axes))
 
