@@ -16,7 +16,7 @@ from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.row_shards import shard_folders, shard_name
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows
+from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import GENERATIONS
 from bpd_jax.errors import UserError
@@ -145,17 +145,16 @@ def _make_rows(
 ) -> None:
     vocabulary = task_tokenizer(task)
     source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
-    dtype = "<u2" if source.vocab_size <= 2**16 else "<i4"
     num_tokens = 0
     with folders.replacing_folder(folder, KIND) as temporary:
         with contextlib.ExitStack() as stack:
 
-            def open_writer(name: str, dtype: str) -> _NpyWriter:
+            def open_writer(name: str, dtype: Any) -> _NpyWriter:
                 return stack.enter_context(_NpyWriter(temporary / name, dtype, length))
 
-            tokens = open_writer("tokens.npy", dtype)
-            segment_ids = open_writer("segment_ids.npy", "<u2")
-            mask = open_writer(LOSS_MASK, "|b1") if source.has_context else None
+            tokens = open_writer("tokens.npy", token_dtype(source.vocab_size))
+            segment_ids = open_writer("segment_ids.npy", np.uint16)
+            mask = open_writer(LOSS_MASK, bool) if source.has_context else None
             for row in source.rows:
                 tokens.append(row.tokens)
                 segment_ids.append(row.segment_ids)
@@ -185,7 +184,7 @@ def _make_rows(
 class _NpyWriter:
     """Writes a .npy file of an unknown number of rows, row by row."""
 
-    def __init__(self, path: pathlib.Path, dtype: str, length: int) -> None:
+    def __init__(self, path: pathlib.Path, dtype: Any, length: int) -> None:
         self.rows = 0
         self._length = length
         self._dtype = np.dtype(dtype)

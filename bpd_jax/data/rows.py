@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.data.permutation import Permutation
@@ -153,107 +152,83 @@ class PackedRows:
 
 
 def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
-    """Opens a folder of rows, or of shards; the arrays are memory-mapped.
+    """Opens a folder of rows, or of shards; the arrays are mapped when they are read.
 
     Raises:
       UserError: the folder is missing, incomplete, or of another version.
     """
     folder = as_path(folder)
     shards = shard_folders(folder)
-    if shards:
-        return _open_shards(folder, shards)
-    header = KIND.read_header(folder, _FIELDS)
-    shape = (header["rows"], header["length"])
+    paths = shards or [folder]
+    with concurrent.futures.ThreadPoolExecutor(_OPEN_THREADS) as pool:
+        headers = list(pool.map(_read_header, paths))
+    header = headers[0]
+    fingerprint = _common(header) if shards else header["fingerprint"]
+    for path, other in zip(shards, headers, strict=False):
+        for name, value in _common(other).items():
+            if value != fingerprint.get(name):
+                raise UserError(
+                    f"{path} does not belong to {paths[0]}: {name} is {value!r} here "
+                    f"and {fingerprint.get(name)!r} there."
+                )
+    truncation: collections.Counter[str] = collections.Counter()
+    with KIND.reading(folder / HEADER):
+        for other in headers:
+            truncation.update(other.get("cut", {}))
+    counts = [other["rows"] for other in headers]
+    arrays = {
+        name: ShardedArray(
+            [path / name for path in paths], counts, header["length"], dtype
+        )
+        for name, dtype in _dtypes(header).items()
+    }
     return PackedRows(
         folder=folder,
-        tokens=_open_array(folder / "tokens.npy", shape, (np.uint16, np.int32)),
-        segment_ids=_open_array(folder / "segment_ids.npy", shape, (np.uint16,)),
-        loss_mask=(
-            _open_array(folder / LOSS_MASK, shape, (np.bool_,))
-            if header.get("loss_mask")
-            else None
-        ),
+        tokens=arrays["tokens.npy"],
+        segment_ids=arrays["segment_ids.npy"],
+        loss_mask=arrays.get(LOSS_MASK),
         length=header["length"],
-        num_tokens=header["tokens"],
-        num_documents=header["documents"],
+        num_tokens=sum(other["tokens"] for other in headers),
+        num_documents=sum(other["documents"] for other in headers),
         split=header["split"],
         vocabulary=header["vocabulary"],
         vocab_size=header["vocab_size"],
         end_of_text=header["end_of_text"],
-        fingerprint=header["fingerprint"],
-        truncation=header.get("cut", {}),
-    )
-
-
-def _open_shards(folder: pathlib.Path, paths: list[pathlib.Path]) -> PackedRows:
-    """Opens shards as one folder of rows."""
-    first = open_rows(paths[0])
-    counts, tokens, documents = [], 0, 0
-    truncation: collections.Counter[str] = collections.Counter()
-    common = _without_shard(first)
-    with concurrent.futures.ThreadPoolExecutor(_OPEN_THREADS) as pool:
-        parts = list(pool.map(_without_arrays, paths))
-    for path, part in zip(paths, parts, strict=True):
-        for name, value in _without_shard(part).items():
-            if value != common.get(name):
-                raise UserError(
-                    f"{path} does not belong to {paths[0]}: {name} is {value!r} here "
-                    f"and {common.get(name)!r} there."
-                )
-        counts.append(len(part))
-        tokens += part.num_tokens
-        documents += part.num_documents
-        truncation.update(part.truncation)
-
-    def join(name: str, dtype: np.dtype) -> ShardedArray:
-        files = [path / name for path in paths]
-        return ShardedArray(files, counts, first.length, dtype)
-
-    return dataclasses.replace(
-        first,
-        folder=folder,
-        tokens=join("tokens.npy", first.tokens.dtype),
-        segment_ids=join("segment_ids.npy", first.segment_ids.dtype),
-        loss_mask=(
-            None if first.loss_mask is None else join(LOSS_MASK, first.loss_mask.dtype)
-        ),
-        num_tokens=tokens,
-        num_documents=documents,
-        fingerprint=common,
+        fingerprint=fingerprint,
         truncation=dict(truncation),
     )
 
 
-def _without_arrays(folder: pathlib.Path) -> PackedRows:
-    """Checks a folder of rows and returns them without their arrays."""
-    rows = open_rows(folder)
-    empty = np.empty((len(rows), 0), np.uint16)
-    return dataclasses.replace(rows, tokens=empty, segment_ids=empty, loss_mask=None)
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type in which token ids are stored."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.int32)
 
 
-def _without_shard(rows: PackedRows) -> dict[str, Any]:
+def _dtypes(header: dict[str, Any]) -> dict[str, np.dtype]:
+    """The arrays of a folder, with their types."""
+    dtypes = {
+        "tokens.npy": token_dtype(header["vocab_size"]),
+        "segment_ids.npy": np.dtype(np.uint16),
+    }
+    return dtypes | ({LOSS_MASK: np.dtype(bool)} if header.get("loss_mask") else {})
+
+
+def _read_header(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the header of a folder of rows, and checks the sizes of its arrays."""
+    header = KIND.read_header(folder, _FIELDS)
+    shape = (header["rows"], header["length"])
+    for name, dtype in _dtypes(header).items():
+        with KIND.reading(folder / name):
+            size = (folder / name).stat().st_size - _NPY_HEADER
+            if min(shape) < 0 or size != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"its size does not match {HEADER}: {shape} {dtype}")
+    return header
+
+
+def _common(header: dict[str, Any]) -> dict[str, Any]:
     """The fingerprint that all shards of the same rows share."""
-    return {key: rows.fingerprint[key] for key in rows.fingerprint if key != "shard"}
-
-
-def _open_array(
-    path: pathlib.Path, shape: tuple[int, int], dtypes: tuple[type, ...]
-) -> np.ndarray | ShardedArray:
-    with KIND.reading(path):
-        if isinstance(path, BucketPath):
-            # Only its size is checked here; it is copied when one of its rows is read.
-            size = path.stat().st_size - _NPY_HEADER
-            for dtype in map(np.dtype, dtypes):
-                if size == math.prod(shape) * dtype.itemsize:
-                    return ShardedArray([path], [shape[0]], shape[1], dtype)
-            raise ValueError(f"its size does not match the shape {shape} in {HEADER}")
-        array = array_files.open_npy(path)
-        if array.shape != shape or array.dtype not in dtypes:
-            raise ValueError(
-                f"it is {array.shape} {array.dtype}, but the shape in {HEADER} is "
-                f"{shape}"
-            )
-    return array
+    fingerprint = header["fingerprint"]
+    return {key: fingerprint[key] for key in fingerprint if key != "shard"}
 
 
 class RowIterator:

@@ -185,7 +185,7 @@ def test_damaged_folders_are_refused(rows):
     (folder / "tokens.npy").write_bytes(tokens)
     # Every other value of the header is changed in `tests/damage_test.py`.
     (folder / "rows.json").write_text(header.replace('"rows": 10', '"rows": 11'))
-    with pytest.raises(UserError, match=r"the shape in rows\.json"):
+    with pytest.raises(UserError, match=r"its size does not match rows\.json"):
         open_rows(folder)
     (folder / "rows.json").unlink()
     with pytest.raises(UserError, match=r"rows\.json is missing"):

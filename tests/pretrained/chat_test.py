@@ -97,16 +97,6 @@ def test_features_of_the_qwen_template():
         render_chat(QWEN, [{"role": "judge", "content": ""}])
 
 
-def test_block_tags_leave_no_blank_lines():
-    template = "a\n  {% if true %}\nb\n  {% endif %}\nc\n"
-    assert render_chat(template, []) == "a\nb\nc"
-
-
-def test_strftime_now():
-    year = render_chat("{{ strftime_now('%Y') }}", [])
-    assert int(year) in (datetime.date.today().year, datetime.date.today().year - 1)
-
-
 def test_the_template_of_smollm2_writes_the_golden_prompts():
     if not (GOLDEN.exists() and QUESTIONS.exists()):
         pytest.skip("the golden prompts are not here")
@@ -170,7 +160,12 @@ def test_invalid_and_unsafe_templates_are_refused(template, reason):
     assert "\n" not in message
 
 
-def test_common_operators_work():
+def test_blocks_times_and_operators():
+    """Block tags leave no blank lines."""
+    template = "a\n  {% if true %}\nb\n  {% endif %}\nc\n"
+    assert render_chat(template, []) == "a\nb\nc"
+    year = render_chat("{{ strftime_now('%Y') }}", [])
+    assert int(year) in (datetime.date.today().year, datetime.date.today().year - 1)
     template = "{{ 'a'.ljust(3) }}|{{ '%5.1f%%' % 2.5 }}|{{ '%(a)s' % {'a': 7} }}"
     template += "|{{ 7 % 4 }}|{{ 3 * 4 }}|{{ '=' * 3 }}|{{ 2 * [1] }}"
     assert render_chat(template, []) == "a  |  2.5%|7|3|12|===|[1, 1]"

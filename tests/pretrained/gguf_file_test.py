@@ -6,8 +6,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 KIND = gguf.GGMLQuantizationType
-# Types that the package gguf can also write.
-WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+# Types that the package gguf can also write, without and with blocks.
+WRITABLE = ("F32", "BF16", "Q4_1")
 OTHERS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 
 

@@ -22,7 +22,6 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.medusa_export import export_heads
 from bpd_jax.pretrained.medusa_import import import_heads
-from bpd_jax.training.loss import head_targets
 
 D, V = 12, 21
 TRUNK = TransformerConfig(
@@ -138,18 +137,6 @@ def test_exported_heads_have_the_same_logits(model, base, layout, tmp_path):
         # This layout has no draft vocabulary; logits agree within ours.
         exported, expected = exported[:, VOCABULARY], expected[:, VOCABULARY]
     np.testing.assert_allclose(exported, expected[1:], rtol=1e-5, atol=1e-5)
-
-
-def test_training_targets_are_those_of_medusa():
-    """Medusa compares logits of head i at position t with token t + 2 + i."""
-    tokens = jnp.asarray(np.random.default_rng(4).integers(1, V, (1, 9)))
-    ones = jnp.ones_like(tokens)
-    targets, valid = jax.jit(head_targets, static_argnums=3)(tokens, ones, ones > 0, 4)
-    for i in range(3):
-        np.testing.assert_array_equal(
-            targets[i + 1, 0, : -(2 + i)], tokens[0, 2 + i :], strict=True
-        )
-        assert valid[i + 1, 0].sum() == 9 - (2 + i)
 
 
 @pytest.mark.parametrize("model", ["draft"], indirect=True)
