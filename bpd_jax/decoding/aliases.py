@@ -15,7 +15,6 @@ _SEARCHES = {
     "best": "tree",
     "static": "static",
 }
-_TREES = ("best", "static")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,34 +22,14 @@ class Alias:
     """The definition of an alias.
 
     Attributes:
-      source: name of its source.
-      refiners: names of its refiners.
-      search: name of its search; "" for sources that are complete methods.
+      composed: the equivalent composition, with N for the number.
       default: default of its number; None for aliases without a number.
-      numbers: the part that the number belongs to, `source` or `search`.
-      fixed: settings of the search that are part of the alias.
-      settings: its settings, each with a part (`source`, `search`, `lookup` or the name
-        of a refiner) and the corresponding setting of the part.
+      settings: its settings, in the order in which the use of an alias lists them.
     """
 
-    source: str
-    refiners: tuple[str, ...] = ()
-    search: str = ""
+    composed: str
     default: int | None = None
-    numbers: str = "search"
-    fixed: str = ""
-    settings: tuple[tuple[str, str, str], ...] = ()
-
-    def describe(self) -> str:
-        """The equivalent composition, with N for the number."""
-        text = "+".join((self.source, *self.refiners))
-        number = "" if self.default is None else ":N"
-        if self.numbers == "source":
-            text += number
-        if self.search:
-            text += f"/{self.search}{number if self.numbers == 'search' else ''}"
-            text += self.fixed
-        return text
+    settings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,108 +62,41 @@ class AliasUse:
         return dataclasses.replace(self, settings=settings)
 
 
-_SOURCE = (("k", "source", "k"), ("heads", "source", "heads"))
-_LOOKUP = ("lookup", "lookup", "tokens")
-_SEARCH = ("search", "search", "")
-_NORMALISE = ("normalise", "search", "normalise")
-_ORDER = ("order", "search", "order")
+def _alias(composed: str, default: int | None = None, settings: str = "") -> Alias:
+    return Alias(composed, default, tuple(settings.split()))
 
 
-def _weights(refiner: str) -> tuple[tuple[str, str, str], ...]:
-    return (*_SOURCE, ("alpha", refiner, "alpha"), ("slope", refiner, "slope"))
-
-
-_NGRAM = (*_weights("ngram"), _SEARCH, ("adaptive", "ngram", "adaptive"))
-_NEURAL = (*_weights("neural"), _SEARCH, ("mode", "neural", "mode"))
-_HEADS = (*_SOURCE, _SEARCH, _LOOKUP)
+_WEIGHTS = "k heads alpha slope"
+_NGRAM = f"{_WEIGHTS} search adaptive"
+_NEURAL = f"{_WEIGHTS} search mode"
+_TRAINED = f"{_WEIGHTS} search normalise lookup"
 
 ALIASES: dict[str, Alias] = {
-    "greedy": Alias("none"),
-    "bpd": Alias("heads", search="greedy", settings=(*_SOURCE[1:], _LOOKUP)),
-    "zero_gram": Alias("heads", (), "best", 1, settings=_HEADS),
-    "ngram": Alias(
-        "heads", ("ngram",), "best", 1, settings=(*_NGRAM, _NORMALISE, _LOOKUP)
+    "greedy": _alias("none"),
+    "bpd": _alias("heads/greedy", None, "heads lookup"),
+    "zero_gram": _alias("heads/best:N", 1, "k heads search lookup"),
+    "ngram": _alias("heads+ngram/best:N", 1, f"{_NGRAM} normalise lookup"),
+    "ngram_device": _alias(
+        "heads+ngram/best:N:engine=device", 1, f"{_NGRAM} normalise lookup"
     ),
-    "ngram_device": Alias(
-        "heads",
-        ("ngram",),
-        "best",
-        1,
-        fixed=":engine=device",
-        settings=(*_NGRAM, _NORMALISE, _LOOKUP),
+    "ngram_viterbi": _alias(
+        "heads+ngram/best:N:engine=viterbi", 1, f"{_WEIGHTS} lookup"
     ),
-    "ngram_viterbi": Alias(
-        "heads",
-        ("ngram",),
-        "best",
-        1,
-        fixed=":engine=viterbi",
-        settings=(*_weights("ngram"), _LOOKUP),
+    "ngram_fst": _alias("heads+ngram/best:N:engine=fst", 1, "k heads alpha lookup"),
+    "neural": _alias("heads+neural/best:N", 1, f"{_NEURAL} normalise lookup"),
+    "neural_ngram": _alias(
+        "heads+ngram+neural/best:N", 1, f"{_WEIGHTS} beta search normalise lookup"
     ),
-    "ngram_fst": Alias(
-        "heads",
-        ("ngram",),
-        "best",
-        1,
-        fixed=":engine=fst",
-        settings=(*_weights("ngram")[:3], _LOOKUP),
-    ),
-    "neural": Alias(
-        "heads", ("neural",), "best", 1, settings=(*_NEURAL, _NORMALISE, _LOOKUP)
-    ),
-    "neural_ngram": Alias(
-        "heads",
-        ("ngram", "neural"),
-        "best",
-        1,
-        settings=(
-            *_weights("neural"),
-            ("beta", "ngram", "alpha"),
-            _SEARCH,
-            _NORMALISE,
-            _LOOKUP,
-        ),
-    ),
-    "markov": Alias(
-        "heads",
-        ("markov",),
-        "best",
-        1,
-        settings=(*_weights("markov"), _SEARCH, _NORMALISE, _LOOKUP),
-    ),
-    "recurrent": Alias(
-        "heads",
-        ("recurrent",),
-        "best",
-        1,
-        settings=(*_weights("recurrent"), _SEARCH, _NORMALISE, _LOOKUP),
-    ),
-    "medusa": Alias("heads", (), "static", 32, settings=_HEADS),
-    "medusa_ngram": Alias(
-        "heads", ("ngram",), "static", 32, settings=(*_NGRAM, _ORDER, _LOOKUP)
-    ),
-    "medusa_neural": Alias(
-        "heads", ("neural",), "static", 32, settings=(*_NEURAL, _ORDER, _LOOKUP)
-    ),
-    "hydra": Alias("hydra", (), "best", 1, settings=_HEADS),
-    "prompt_lookup": Alias(
-        "lookup", default=8, numbers="source", settings=(("match", "source", "match"),)
-    ),
-    "lookahead": Alias(
-        "lookahead",
-        default=8,
-        numbers="source",
-        settings=(("order", "source", "order"), ("guesses", "source", "guesses")),
-    ),
-    "draft_model": Alias(
-        "draft_model",
-        (),
-        "chains",
-        5,
-        "source",
-        settings=(("k", "source", "k"), _SEARCH, ("drafts", "search", "drafts")),
-    ),
-    "oracle": Alias("heads", (), "oracle", settings=_SOURCE),
+    "markov": _alias("heads+markov/best:N", 1, _TRAINED),
+    "recurrent": _alias("heads+recurrent/best:N", 1, _TRAINED),
+    "medusa": _alias("heads/static:N", 32, "k heads search lookup"),
+    "medusa_ngram": _alias("heads+ngram/static:N", 32, f"{_NGRAM} order lookup"),
+    "medusa_neural": _alias("heads+neural/static:N", 32, f"{_NEURAL} order lookup"),
+    "hydra": _alias("hydra/best:N", 1, "k heads search lookup"),
+    "prompt_lookup": _alias("lookup:N", 8, "match"),
+    "lookahead": _alias("lookahead:N", 8, "order guesses"),
+    "draft_model": _alias("draft_model:N/chains", 5, "k search drafts"),
+    "oracle": _alias("heads/oracle", None, "k heads"),
 }
 """All aliases except `auto`, which is not a composition."""
 
@@ -209,40 +121,38 @@ def expand(text: str) -> tuple[AliasUse, str]:
             raise UserError(f"{text!r}: {number_text!r} is not a number.")
         number = int(number_text)
     values: dict[str, str] = {}
-    known = [setting[0] for setting in alias.settings]
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in known or key in values:
+        if not equals or key not in alias.settings or key in values:
             raise UserError(
                 f"{text!r}: {word!r} is not a setting of {name}, which takes "
-                f"{', '.join(known) or 'none'}, each once and written NAME=VALUE."
+                f"{', '.join(alias.settings) or 'none'}, each once and written "
+                "NAME=VALUE."
             )
         values[key] = value
-    search = _search_of(text, alias, values, number)
-    pieces: dict[str, list[str]] = {
-        key: [] for key in ("source", "search", "lookup", *alias.refiners)
-    }
-    for setting, part, field in alias.settings:
-        if setting not in values or setting in ("search", "lookup", "drafts"):
+    values = {key: values[key] for key in alias.settings if key in values}
+    before, slash, _ = alias.composed.partition("/")
+    search = _search_of(text, alias, values, number) if slash else ""
+    pieces = [*before.replace("N", str(number)).split("+"), search]
+    for key, value in values.items():
+        if key in ("search", "lookup", "drafts"):
             continue
-        trees = search.split(":")[0] in ("tree", "static", "greedy")
-        if setting == "normalise" and trees:
+        if key == "normalise" and search.split(":")[0] in ("tree", "static", "greedy"):
             raise UserError(
-                f"{text!r}: {setting} changes nothing for trees, which always "
-                "normalise scores, and for greedy walks: leave it out."
+                f"{text!r}: {key} changes nothing for trees, which always normalise "
+                "scores, and for greedy walks: leave it out."
             )
-        pieces[part].append(f"{field}={values[setting]}")
-    source = alias.source
-    if alias.numbers == "source" and number is not None:
-        source += f":{number}"
-    composed = ":".join([source, *pieces["source"]])
-    for refiner in alias.refiners:
-        composed += "+" + ":".join([refiner, *pieces[refiner]])
-    if search:
-        composed += "/" + ":".join([search, *pieces["search"]])
+        if key in ("alpha", "slope", "adaptive", "mode"):
+            at = -2  # The last refiner.
+        elif key == "normalise" or (key == "order" and slash):
+            at = -1
+        else:
+            at = 1 if key == "beta" else 0
+        pieces[at] += f":{'alpha' if key == 'beta' else key}={value}"
+    composed = "+".join(pieces[:-1]) + slash + pieces[-1]
     if "lookup" in values:
         composed += f"+lookup:{values['lookup']}"
-    settings = tuple((key, _typed(values[key])) for key in known if key in values)
+    settings = tuple((key, _typed(value)) for key, value in values.items())
     return AliasUse(name, number, settings), composed
 
 
@@ -250,56 +160,40 @@ def _search_of(
     text: str, alias: Alias, values: dict[str, str], number: int | None
 ) -> str:
     """The search of an alias, with its number."""
-    if not alias.search:
-        return ""
-    search = values.get("search")
-    if search is not None and search not in _SEARCHES:
+    search, chosen = alias.composed.partition("/")[2], values.get("search")
+    if chosen is not None and chosen not in _SEARCHES:
         raise UserError(
-            f"{text!r}: search must be one of {', '.join(_SEARCHES)}, not {search!r}."
+            f"{text!r}: search must be one of {', '.join(_SEARCHES)}, not {chosen!r}."
         )
-    if alias.numbers == "source":
-        return _draft_model_search(text, values, number)
-    if number is None:
-        return alias.search
-    if search == "exact" and not _has_exact_search(alias, values):
+    # The number of a draft model is that of its tokens.
+    in_chains = search == "chains"
+    drafts = values.get("drafts", "1") if in_chains else str(number)
+    if in_chains and not drafts.isdecimal():
+        raise UserError(f"{text!r}: drafts must be a number, not {drafts!r}.")
+    if chosen == "exact" and not in_chains and not _has_exact_search(alias, values):
         raise UserError(
             f"{text!r}: an exact search needs refiners with finitely many states; use "
             "search=beam."
         )
-    if search is None:
-        return f"{alias.search}:{number}{alias.fixed}"
-    if alias.search == "static" and search not in _TREES:
+    if search == "static:N" and chosen not in (None, "best", "static"):
         raise UserError(f"{text!r}: search must be static or best for a tree.")
-    if search == "greedy" and number > 1:
-        raise UserError(
-            f"{text!r}: search=greedy drafts one path: omit the number of drafts or "
-            "use 1."
-        )
-    if search == "greedy":
+    if chosen == "greedy":
+        if drafts != "1":
+            raise UserError(f"{text!r}: search=greedy drafts one path: give 1 draft.")
         return "greedy"
-    fixed = alias.fixed if search == "exact" else ""
-    return f"{_SEARCHES[search]}:{number}{fixed}"
+    if in_chains and chosen in (None, "static"):
+        return f"chains:{drafts}"
+    if in_chains and chosen == "best":
+        return f"tree:{1 + int(drafts) * (number or 0)}"
+    if chosen is None or (chosen == "exact" and not in_chains):
+        return search.replace("N", drafts)
+    return f"{_SEARCHES[chosen]}:{drafts}"
 
 
 def _has_exact_search(alias: Alias, values: dict[str, str]) -> bool:
-    if "neural" in alias.refiners:
+    if "neural" in alias.composed:
         return values.get("mode") == "parallel"
-    return alias.source == "heads" and "recurrent" not in alias.refiners
-
-
-def _draft_model_search(text: str, values: dict[str, str], number: int | None) -> str:
-    drafts, search = values.get("drafts", "1"), values.get("search", "static")
-    if not drafts.isdecimal():
-        raise UserError(f"{text!r}: drafts must be a number, not {drafts!r}.")
-    if search == "static":
-        return f"chains:{drafts}"
-    if search == "greedy":
-        if drafts != "1":
-            raise UserError(f"{text!r}: search=greedy drafts one path: omit drafts.")
-        return "greedy"
-    if search == "best":
-        return f"tree:{1 + int(drafts) * (number or 0)}"
-    return f"{_SEARCHES[search]}:{drafts}"
+    return alias.composed.startswith("heads") and "recurrent" not in alias.composed
 
 
 def _typed(text: str) -> Any:

@@ -455,6 +455,6 @@ def describe_methods() -> str:
                     lines.append(f"      {field.name:<14}{text}")
     lines += ["", "aliases"]
     for name, alias in ALIASES.items():
-        lines.append(f"  {name:<18}{alias.describe()}")
+        lines.append(f"  {name:<18}{alias.composed}")
     lines.append(f"  {AUTO:<18}the fastest method on this device, by measurement")
     return "\n".join(lines)
