@@ -27,12 +27,11 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import BuildContext
-from bpd_jax.drafting.searches.oracle import Reference
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.settings import check_value, integer, number
-from bpd_jax.typing import Params, PyTree
+from bpd_jax.typing import Array, Params
 
 GREEDY = parse_method("greedy")
 
@@ -222,15 +221,15 @@ class Decoder:
 
 def _reference_maker(
     reference: Sequence[Text],
-) -> Callable[[Sequence[int], int, int], PyTree]:
-    """Returns a function that makes the oracle's `Reference` for a batch of prompts."""
+) -> Callable[[Sequence[int], int, int], Array]:
+    """Returns a function that makes the oracle's texts for a batch of prompts."""
 
-    def make_reference(indices: Sequence[int], batch: int, slots: int) -> Reference:
+    def make_reference(indices: Sequence[int], batch: int, slots: int) -> Array:
         tokens = np.zeros((batch, slots), np.int32)
         for row, index in enumerate(indices):
             text = reference[index]
             ids = np.concatenate([text.input_ids, text.output_ids])
             tokens[row, : len(ids)] = ids
-        return Reference(jnp.asarray(tokens))
+        return jnp.asarray(tokens)
 
     return make_reference

@@ -1,4 +1,4 @@
-"""The four protocols of drafting: drafters, sources, refiners and searches.
+"""The interfaces of drafting: drafters, sources, refiners and searches.
 
 The decode loop depends only on `Drafter`. Most drafters are composed of three parts:
 
@@ -19,6 +19,7 @@ Their arrays are excluded from comparisons and are passed to jitted code as argu
 one compiled program serves all weights of equal shapes.
 """
 
+import abc
 import dataclasses
 from typing import Any, Protocol
 
@@ -120,7 +121,7 @@ class Prompts:
     tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
     features: Float[Array, "B T F"]
-    reference: Any = None
+    reference: Int[Array, "B S"] | None = None
 
 
 @flax.struct.dataclass
@@ -227,119 +228,110 @@ class Extension:
     tokens: Int[Array, "B m"]
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """Provides candidates for every position of a draft.
 
     A path begins with the certain token at position 0 of the block. A *lattice source*
     provides the same candidates after every path: its `lattice` is not None. Refiners
     with finitely many states and the exact search need a lattice source.
+
+    Attributes:
+      block_size: L, tokens of a path, including the certain token.
+      width: W, number of candidates after every path.
+      offers_lattice: whether `lattice` is not None.
+      feature_layers: see `Drafter.feature_layers`.
+      arrays: arrays on the device, or None; passed to the other methods.
     """
 
-    @property
-    def block_size(self) -> int:
-        """L, tokens of a path, including the certain token."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """W, number of candidates after every path."""
-        ...
-
-    @property
-    def offers_lattice(self) -> bool:
-        """Whether `lattice` is not None."""
-        ...
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """See `Drafter.feature_layers`."""
-        ...
-
-    @property
-    def arrays(self) -> PyTree:
-        """Arrays on the device, or None; passed to the other methods."""
-        ...
+    block_size: int
+    width: int
+    offers_lattice: bool = False
+    feature_layers: tuple[int, ...] = ()
+    arrays: PyTree = None
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """The memory before the first serial call."""
-        ...
+        """The memory before the first serial call; by default there is none."""
+        del arrays, prompts
 
+    @abc.abstractmethod
     def start(
         self, view: View, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
         """The state of the one path that is the certain token; and the memory."""
-        ...
 
     def lattice(self, state: PyTree) -> Lattice | None:
-        """The lattice; None if the candidates depend on the path."""
-        ...
+        """The lattice; None, the default, if the candidates depend on the path."""
+        del state
+        return None
 
+    @abc.abstractmethod
     def candidates(self, arrays: PyTree, state: PyTree, level: int) -> Candidates:
         """Candidates for position `level`, 1 … L-1, after each of n paths."""
-        ...
 
+    @abc.abstractmethod
     def extend(
         self, arrays: PyTree, state: PyTree, level: int, extension: Extension
     ) -> PyTree:
         """The state of the new paths, whose last token is at position `level`."""
-        ...
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """The memory after a serial call."""
-        ...
+        """The memory after a serial call; by default it is unchanged."""
+        del arrays, outcome
+        return memory
 
 
-class Refiner(Protocol):
+class Refiner(abc.ABC):
     """Adds weighted scores to a source's candidates, with a state per path.
 
-    Refiners whose state is one of finitely many nodes derive from
-    `refiners.transitions.FiniteRefiner` and are summed before the search.
+    Refiners whose state is one of finitely many nodes are `FiniteRefiner`s of
+    `refiners.transitions`, which are summed before the search.
+
+    Attributes:
+      arrays: arrays on the device; passed to the other methods.
     """
 
-    @property
-    def arrays(self) -> PyTree:
-        """Arrays on the device; passed to the other methods."""
-        ...
+    arrays: PyTree
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """The memory before the first serial call."""
-        ...
+        """The memory before the first serial call; by default there is none."""
+        del arrays, prompts
 
+    @abc.abstractmethod
     def start(
         self, view: View, lattice: Lattice | None, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
         """The state of the one path that is the certain token; and the memory."""
-        ...
 
+    @abc.abstractmethod
     def scores(
         self, arrays: PyTree, state: PyTree, level: int, tokens: Int[Array, "B n W"]
     ) -> Float[Array, "B n W"]:
         """Weighted scores of candidates at position `level` after each of n paths."""
-        ...
 
+    @abc.abstractmethod
     def extend(
         self, arrays: PyTree, state: PyTree, level: int, extension: Extension
     ) -> PyTree:
         """The state of the new paths, whose last token is at position `level`."""
-        ...
 
 
-class Search(Protocol):
+class Search(abc.ABC):
     """Builds drafts from a source and its refiners (`path_drafter.Paths`)."""
 
+    @abc.abstractmethod
     def max_nodes(self, block_size: int, width: int) -> int:
         """Upper bound of the distinct prefixes in a tree."""
-        ...
 
+    @abc.abstractmethod
     def max_drafts(self, block_size: int, width: int) -> int:
         """Upper bound of the leaves of a tree."""
-        ...
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are sampled, for speculative sampling."""
-        ...
+        """Whether drafts are sampled, for speculative sampling; False by default."""
+        return False
 
+    @abc.abstractmethod
     def grow(
         self,
         paths: Any,
@@ -357,7 +349,6 @@ class Search(Protocol):
           first: the certain token.
           key: one random key per row, for drafts that are sampled.
         """
-        ...
 
 
 class Stateless:

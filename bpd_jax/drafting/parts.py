@@ -26,7 +26,7 @@ from bpd_jax.settings import changed_settings, check_settings, integer
 MOST_DRAFTS = 1024
 COUNT = integer(1, MOST_DRAFTS)
 
-DRAFTS, NODES, TOKENS = "drafts", "nodes", "tokens"
+DRAFTS, NODES = "drafts", "nodes"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ from it. `PathDrafter` joins it and a search to a `Drafter`.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -21,13 +20,11 @@ from bpd_jax.drafting.interface import (
     Source,
     View,
 )
-from bpd_jax.drafting.lattice import Drafts, Lattice
+from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.transitions import (
     FiniteRefiner,
     FiniteState,
-    Transitions,
     all_transitions,
-    over_lattice,
 )
 from bpd_jax.typing import Array, Float, Int, PyTree
 
@@ -189,31 +186,6 @@ class Paths:
     def entropies(self, state: PathState) -> Float[Array, "B L"] | None:
         """Entropies of the heads; None without a lattice."""
         return None if state.lattice is None else state.lattice.entropies
-
-    def over_lattice(
-        self,
-        arrays: PathArrays,
-        state: PathState,
-        search: Callable[[Lattice, Transitions | None], Drafts],
-    ) -> Drafts:
-        """Runs a search over the lattice; see `transitions.over_lattice`.
-
-        Args:
-          arrays: the arrays of all parts.
-          state: the initial state.
-          search: returns drafts from a lattice and transitions.
-        """
-        assert state.lattice is not None
-        assert not self.others
-        transitions = None if state.finite is None else state.finite.transitions
-        return over_lattice(
-            self.finite,
-            arrays.finite,
-            state.lattice,
-            state.inputs,
-            search,
-            transitions=transitions,
-        )
 
 
 @flax.struct.dataclass

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes, union, unroll
+from tests.drafting.naive import path_to
 
 SIZE, DEPTH = 14, 5
 SEEDS = given(seed=st.integers(0, 10_000))
@@ -46,19 +47,11 @@ def random_chains(seed, count=5, length=4):
     return from_drafts(Drafts(tokens, scores))
 
 
-def prefix_of(tree, row, node):
-    prefix = []
-    while node >= 0:
-        prefix.append(int(tree.tokens[row, node]))
-        node = int(tree.parents[row, node])
-    return tuple(prefix[::-1])
-
-
 def prefixes(tree, row):
     """Every prefix of the valid nodes with its best rank, in order of appearance."""
     ranks = {}
     for node in np.flatnonzero(tree.valid[row]):
-        prefix = prefix_of(tree, row, node)
+        prefix = path_to(tree, row, node)
         ranks[prefix] = min(int(tree.ranks[row, node]), ranks.get(prefix, 10**6))
     return ranks
 
@@ -70,7 +63,7 @@ def assert_is_merged(merged, tree, limit):
         want = dict(list(prefixes(tree, row).items())[:limit])
         nodes = np.flatnonzero(merged.valid[row])
         assert nodes.tolist() == list(range(len(want)))
-        ranks = {prefix_of(merged, row, n): int(merged.ranks[row, n]) for n in nodes}
+        ranks = {path_to(merged, row, n): int(merged.ranks[row, n]) for n in nodes}
         assert list(ranks.items()) == list(want.items())
         for node in nodes:
             parent = merged.parents[row, node]
@@ -106,16 +99,6 @@ def test_nodes_beyond_the_limit_are_dropped(limit, seed):
     merged = merge(tree, limit, DEPTH)
     assert merged.size == limit
     assert_is_merged(merged, tree, limit)
-
-
-def test_the_example_of_the_docstring():
-    drafts = Drafts(jnp.array([[[1, 2, 3], [1, 2, 4]]]), jnp.zeros((1, 2)))
-    merged = merge(from_drafts(drafts), 4, 3)
-    assert merged.tokens.tolist() == [[1, 2, 3, 4]]
-    assert merged.parents.tolist() == [[-1, 0, 1, 1]]
-    assert merged.depths.tolist() == [[0, 1, 2, 2]]
-    assert merged.ranks.tolist() == [[0, 0, 0, 1]]
-    assert merged.valid.tolist() == [[True] * 4]
 
 
 @FEW
@@ -158,16 +141,3 @@ def test_union_holds_both_trees_and_ranks_the_first_higher(seed):
         assert {p: r for p, r in merged_ranks.items() if p not in first_ranks} == {
             p: r for p, r in new.items() if p not in first_ranks
         }
-
-
-def test_a_merged_tree_unrolls_to_its_chains():
-    rng = np.random.default_rng(0)
-    tokens = np.unique(rng.integers(0, 3, (6, 4)), axis=0).astype(np.int32)
-    tokens[:, 0] = 7
-    tokens = np.unique(tokens, axis=0)
-    drafts = Drafts(jnp.asarray(tokens[None]), jnp.zeros((1, len(tokens))))
-    merged = merge(from_drafts(drafts), tokens.size, 4)
-    chains = unroll(merged, len(tokens), 4)
-    unrolled_tokens = np.asarray(merged.tokens)[0][np.asarray(chains.nodes)[0]]
-    assert unrolled_tokens.tolist() == tokens.tolist()
-    assert (chains.nodes >= 0).all()

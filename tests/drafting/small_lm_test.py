@@ -10,17 +10,24 @@ import pytest
 from bpd_jax.drafting import small_lm
 from bpd_jax.drafting.interface import Extension
 from bpd_jax.drafting.small_lm import SmallLM
+from tests.drafting.naive import (
+    make_model,
+    make_view,
+    slow_read,
+    slow_values,
+    whole_text,
+)
 
 REACH = 4
 
 
 @pytest.fixture(scope="module")
-def model(make_model):
+def model():
     return make_model(3, num_layers=2)
 
 
 @pytest.fixture(scope="module")
-def assert_read(model, slow_values):
+def assert_read(model):
     """Checks the values of a text in a row of a cache."""
 
     def check(cache, row, text, length=None):
@@ -31,7 +38,7 @@ def assert_read(model, slow_values):
     return check
 
 
-def test_prompts_are_read_in_pieces(model, make_view, assert_read, monkeypatch):
+def test_prompts_are_read_in_pieces(model, assert_read, monkeypatch):
     view = make_view(model, lengths=(5, 1, 17, 8), slots=20)
     for chunk in (4, 128):
         monkeypatch.setattr(small_lm, "_CHUNK", chunk)
@@ -41,9 +48,7 @@ def test_prompts_are_read_in_pieces(model, make_view, assert_read, monkeypatch):
             assert_read(cache, row, view.tokens[row, :length].tolist())
 
 
-def test_cache_follows_rows_that_accept_different_counts(
-    model, make_view, assert_read, slow_read, whole_text
-):
+def test_cache_follows_rows_that_accept_different_counts(model, assert_read):
     """Rows accept 1 … 4 tokens per call; the last one is finished after its first."""
     functions, params = model
     reader = SmallLM(functions, REACH)
@@ -84,9 +89,7 @@ def test_cache_follows_rows_that_accept_different_counts(
         )
 
 
-def test_paths_attend_to_the_text_and_their_own_tokens(
-    model, make_view, slow_read, whole_text
-):
+def test_paths_attend_to_the_text_and_their_own_tokens(model):
     """Three levels of a tree whose paths branch, end and are reordered."""
     functions, params = model
     view = make_view(model)

@@ -12,23 +12,19 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
 from bpd_jax.drafting.sources.none import PlainDrafter
 from bpd_jax.drafting.union import UnionDrafter
+from tests.drafting.naive import ngram_model, path_to, random_lattice, random_view
 
 
 def prefixes(tree, row):
     ranks = {}
     for node in np.flatnonzero(tree.valid[row]):
-        rank, path = int(tree.ranks[row, node]), []
-        while node >= 0:
-            path.insert(0, int(tree.tokens[row, node]))
-            node = tree.parents[row, node]
-        ranks[tuple(path)] = min(rank, ranks.get(tuple(path), rank))
+        rank, path = int(tree.ranks[row, node]), path_to(tree, row, node)
+        ranks[path] = min(rank, ranks.get(path, rank))
     return ranks
 
 
 @pytest.mark.parametrize("copied, on_device", [(2, True), (7, False)])
-def test_union_holds_the_drafts_of_both(
-    copied, on_device, random_lattice, random_view, ngram_model
-):
+def test_union_holds_the_drafts_of_both(copied, on_device):
     lattice = random_lattice(0, batch=3)
     view = random_view(lattice)
     if on_device:

@@ -26,7 +26,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.ngrams.search.device_table import DeviceTable
+from bpd_jax.ngrams.search.device_table import DeviceTable, take
 from bpd_jax.typing import Array, Bool, Float, Int
 
 
@@ -104,8 +104,8 @@ class _TransitionRows:
     def of(self, nodes: Int[Array, "B T-1 C"]) -> "_TransitionRows":
         """The rows of the given nodes."""
         # Whole rows, so that the gather copies contiguous memory.
-        take = jax.vmap(jax.vmap(lambda rows, index: rows[index]))
-        return jax.tree.map(lambda array: take(array, nodes), self)
+        select = jax.vmap(jax.vmap(lambda rows, index: rows[index]))
+        return jax.tree.map(lambda array: select(array, nodes), self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def build_graph(
     level = _single_tokens(table, columns, every_candidate)
     nodes = [jnp.zeros_like(level.candidate[:, :-1, :1]), level.candidate[:, :-1]]
     states = jnp.where(level.exists[..., 0], 1, 0)
-    root_values = table.take(table.log_probs[0], jnp.maximum(next_symbols, 0))
+    root_values = take(table.log_probs[0], jnp.maximum(next_symbols, 0))
     slots = jnp.arange(1, width + 1, dtype=jnp.int32)
     after_root = jnp.where(level.exists, slots, 0)[:, 1:]
     rows = _TransitionRows(
@@ -195,13 +195,13 @@ def build_graph(
         child = table.find_child(length, jnp.where(queries.used, parent, -1), symbol)
         hit = child >= 0
         child = jnp.maximum(child, 0)
-        child_values = table.take(table.log_probs[length], child)
+        child_values = take(table.log_probs[length], child)
         suffix = queries.select(base.following.reshape(*shape[:2], -1))
         after = suffix
         if length + 1 < table.order:
             children = _Level(
                 index=child,
-                weight=table.take(table.log_backoffs[length], child),
+                weight=take(table.log_backoffs[length], child),
                 extended=table.has_children(length + 1, child),
                 exists=hit & jnp.take_along_axis(continues, candidate, axis=2),
                 suffix=suffix,
@@ -247,7 +247,7 @@ def _single_tokens(
         return _Level(index, zero.astype(jnp.float32), none, none, zero, slots)
     level = _Level(
         index=index,
-        weight=table.take(table.log_backoffs[0], index),
+        weight=take(table.log_backoffs[0], index),
         extended=table.has_children(1, index),
         exists=columns.valid,
         suffix=zero,

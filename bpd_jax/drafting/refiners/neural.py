@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 
 import flax.struct
 
-from bpd_jax.drafting.interface import Extension, Prompts, Source, View
+from bpd_jax.drafting.interface import (
+    Extension,
+    Prompts,
+    Refiner,
+    Source,
+    View,
+)
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.transitions import Transitions, of_candidates
@@ -56,7 +62,7 @@ class _SmallLMRefiner:
 
 
 @dataclasses.dataclass(frozen=True)
-class NeuralRefiner(_SmallLMRefiner):
+class NeuralRefiner(_SmallLMRefiner, Refiner):
     """α · log r(y | text, path)."""
 
     def start(

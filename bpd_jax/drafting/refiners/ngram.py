@@ -6,12 +6,10 @@ from typing import ClassVar
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from bpd_jax.drafting.interface import Prompts, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.adaptive import cache_counts, mixed
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
 from bpd_jax.drafting.refiners.transitions import Transitions
 from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
@@ -20,6 +18,9 @@ from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 from bpd_jax.settings import SWITCH, setting
 from bpd_jax.typing import AnyArray, Array, Float, Int
+
+# Number of occurrences of a token at which the cache and the model have equal weights.
+STRENGTH = 1.0
 
 
 @flax.struct.dataclass
@@ -30,37 +31,9 @@ class NGramArrays:
     alpha: Weight
 
 
-def ngram_arrays(
-    model: NGramModel,
-    alpha: float,
-    alpha_slope: float = 0.0,
-    mesh: Mesh | None = None,
-    axis: str = "data",
-) -> NGramArrays:
-    """Puts a model on the device.
-
-    Args:
-      model: a back-off n-gram model over the same token ids; tokens without a
-        probability get log-probability -1000 (`with_finite_scores`).
-      alpha: weight of the n-gram's log-probability.
-      alpha_slope: slope of the weight; see `Weight`.
-      mesh: devices over which to shard the model; None for a single device.
-      axis: the axis of the mesh.
-
-    Raises:
-      UserError: the model is too large, or alpha is negative.
-    """
-    check_alpha(alpha)
-    table = device_table(model, mesh, axis)
-    return NGramArrays(table, Weight.of(alpha, alpha_slope))
-
-
-def device_table(
-    model: NGramModel, mesh: Mesh | None = None, axis: str = "data"
-) -> DeviceTable:
-    """The table of a model on a device, or sharded over a mesh."""
-    table = DeviceTable.from_model(with_finite_scores(model))
-    return table.sharded(mesh, axis) if mesh else jax.device_put(table)
+def device_table(model: NGramModel) -> DeviceTable:
+    """The table of a model on the device; tokens without a probability get -1000."""
+    return jax.device_put(DeviceTable.from_model(with_finite_scores(model)))
 
 
 @flax.struct.dataclass
@@ -69,8 +42,7 @@ class NGramInputs:
 
     Attributes:
       context: the last C tokens of the text before the block, padded with -1.
-      cache: bigram counts of the candidates in the text (`adaptive.cache_counts`), or
-        None.
+      cache: bigram counts of the candidates in the text (`cache_counts`), or None.
     """
 
     context: Int[AnyArray, "B C"]
@@ -88,7 +60,8 @@ class NGramRefiner:
     Attributes:
       arrays: the model and its weight.
       context_length: number of tokens before the certain token that are read.
-      adaptive: whether to mix in the bigrams of prompt and text.
+      adaptive: whether to mix in the bigrams of prompt and text, because names, numbers
+        and phrases recur within a text.
       room: slots for longer n-grams; None for `Room.for_width`.
     """
 
@@ -105,11 +78,21 @@ class NGramRefiner:
         *,
         slope: float = 0.0,
         adaptive: bool = False,
-        mesh: Mesh | None = None,
-        axis: str = "data",
     ) -> "NGramRefiner":
-        """Puts a model on the device; see `ngram_arrays`."""
-        arrays = ngram_arrays(model, alpha, slope, mesh, axis)
+        """Puts a model on the device.
+
+        Args:
+          model: a back-off n-gram model over the same token ids; tokens without a
+            probability get log-probability -1000 (`with_finite_scores`).
+          alpha: weight of the n-gram's log-probability.
+          slope: slope of the weight; see `Weight`.
+          adaptive: see the attribute.
+
+        Raises:
+          UserError: the model is too large, or alpha is negative.
+        """
+        check_alpha(alpha)
+        arrays = NGramArrays(device_table(model), Weight.of(alpha, slope))
         return cls(arrays, max(model.order - 2, 0), adaptive)
 
     def remember(self, arrays: NGramArrays, prompts: Prompts) -> None:
@@ -209,3 +192,48 @@ def _columns(
         followed=table.as_history(tokens),
         valid=tokens >= 0,
     )
+
+
+def cache_counts(
+    candidates: Int[Array, "B L W"],
+    tokens: Int[Array, "B S"],
+    lengths: Int[Array, " B"],
+) -> Float[Array, "B L-1 W W+1"]:
+    """Counts of the bigrams of candidate v and candidate w at the next position.
+
+    They are counted in the tokens on the device, by one matrix product per position.
+    The last entry of each row is the count of v, except at the end of the text. The
+    certain token counts as part of the text.
+    """
+    places, last = jnp.arange(tokens.shape[1]), lengths[:, None]
+    tokens = jnp.where(places == last, candidates[:, 0, :1], tokens)
+    inside = places <= last
+    before = (candidates[:, :-1, :, None] == tokens[:, None, None]) & inside[
+        :, None, None
+    ]
+    after = (candidates[:, 1:, :, None] == tokens[:, None, None]) & inside[
+        :, None, None
+    ]
+    followed = before[..., :-1] & inside[:, None, None, 1:]
+    pairs = jnp.einsum(
+        "BLVS,BLWS->BLVW",
+        followed.astype(jnp.float32),
+        after[..., 1:].astype(jnp.float32),
+    )
+    totals = followed.sum(-1, dtype=jnp.float32)
+    return jnp.concatenate([pairs, totals[..., None]], axis=-1)
+
+
+def mixed(
+    log_probs: Float[Array, "B J N W"], counts: Float[Array, "B J N W+1"]
+) -> Float[Array, "B J N W"]:
+    """log((1 - λ) p + λ c(v w) / c(v)), with λ = c(v) / (c(v) + STRENGTH).
+
+    Args:
+      log_probs: log-probabilities of the model.
+      counts: counts of each node's last token v; see `cache_counts`.
+    """
+    total = counts[..., -1:]
+    # In logarithms, because the smallest probabilities underflow in float32.
+    seen = jnp.logaddexp(jnp.log(STRENGTH) + log_probs, jnp.log(counts[..., :-1]))
+    return seen - jnp.log(STRENGTH + total)

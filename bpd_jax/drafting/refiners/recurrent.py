@@ -6,7 +6,7 @@ from typing import ClassVar
 import flax.struct
 
 from bpd_jax.drafting.draft_tree import take
-from bpd_jax.drafting.interface import Extension, Prompts, Source, View
+from bpd_jax.drafting.interface import Extension, Refiner, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.weights import (
@@ -35,7 +35,7 @@ class RecurrentState:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentRefiner:
+class RecurrentRefiner(Refiner):
     """α times corrections of the logits that depend on the path.
 
     Attributes:
@@ -43,10 +43,6 @@ class RecurrentRefiner:
     """
 
     arrays: WeightedParams = dataclasses.field(compare=False)
-
-    def remember(self, arrays: WeightedParams, prompts: Prompts) -> None:
-        """No memory: of the text, it reads only the hidden state."""
-        del arrays, prompts
 
     def start(
         self, view: View, lattice: Lattice | None, arrays: WeightedParams, memory: None

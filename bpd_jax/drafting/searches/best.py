@@ -6,7 +6,6 @@ import importlib.util
 from typing import ClassVar
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.engines.host import HostDrafter, HostEngine
@@ -60,7 +59,17 @@ class ExactBest(ChainSearch):
         del first, key
         count = self.max_drafts(paths.block_size, paths.width)
         search = functools.partial(_search, count=count, normalise=self.normalise)
-        return from_drafts(paths.over_lattice(arrays, state, search))
+        assert state.lattice is not None
+        assert not paths.others
+        drafts = over_lattice(
+            paths.finite,
+            arrays.finite,
+            state.lattice,
+            state.inputs,
+            search,
+            transitions=None if state.finite is None else state.finite.transitions,
+        )
+        return from_drafts(drafts)
 
 
 def _search(
@@ -84,7 +93,6 @@ def best_under_ngram(
     num_drafts: int,
     *,
     arrays: NGramArrays | None = None,
-    mesh: Mesh | None = None,
 ) -> Drafts:
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
@@ -94,29 +102,14 @@ def best_under_ngram(
       context: the last `refiner.context_length` tokens of the text before it.
       num_drafts: P.
       arrays: arrays of the refiner, if they are an argument of jitted code.
-      mesh: devices over which the model is sharded, if it is.
     """
-    arrays = refiner.arrays if arrays is None else arrays
-    search = functools.partial(_search, count=num_drafts)
     if lattice.tokens.shape[1] == 1:  # The certain token only.
         return best_drafts(lattice, num_drafts)
-
-    def run(arrays: NGramArrays, lattice: Lattice, context: AnyArray) -> Drafts:
-        inputs = (NGramInputs(context),)
-        return over_lattice((refiner,), (arrays,), lattice, inputs, search)
-
-    if arrays.table.shard_axis is None:
-        return run(arrays, lattice, context)
-    split = jax.tree.map(lambda _: PartitionSpec(arrays.table.shard_axis), arrays)
-    replicated = PartitionSpec()
-    sharded = jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=(dataclasses.replace(split, alpha=replicated), replicated, replicated),
-        out_specs=replicated,
-        check_vma=False,
+    search = functools.partial(_search, count=num_drafts)
+    all_arrays = (refiner.arrays if arrays is None else arrays,)
+    return over_lattice(
+        (refiner,), all_arrays, lattice, (NGramInputs(context),), search
     )
-    return sharded(arrays, lattice, context)
 
 
 @register

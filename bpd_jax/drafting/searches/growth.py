@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.drafting.draft_tree import take
-from bpd_jax.drafting.interface import Candidates, Extension
+from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.lattice import most_paths, most_prefixes
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainSearch:
+class ChainSearch(Search):
     """Base of searches whose drafts are P chains.
 
     Attributes:
@@ -22,11 +22,6 @@ class ChainSearch:
     """
 
     num_drafts: int = 1
-
-    @property
-    def draws(self) -> bool:
-        """False: the best paths are deterministic."""
-        return False
 
     def max_nodes(self, block_size: int, width: int) -> int:
         """Distinct prefixes of P paths."""

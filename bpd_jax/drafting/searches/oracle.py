@@ -27,13 +27,6 @@ from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass
-class Reference:
-    """Texts of plain greedy decoding, including prompts."""
-
-    tokens: Int[Array, "B S"]
-
-
-@flax.struct.dataclass
 class OracleDraft:
     """The draft of the oracle, and the entropies of the heads."""
 
@@ -46,7 +39,8 @@ class OracleDrafter(SourceDrafter):
     """Drafts the longest prefix of the reference text in the lattice.
 
     An upper bound for every refinement of the same lattice (paper section 6.3). The
-    reference text is given as `Prompts.reference`.
+    reference text is given as `Prompts.reference` and kept in the memory, beside that
+    of the source.
     """
 
     on_device: bool = dataclasses.field(default=True, init=False)
@@ -57,26 +51,26 @@ class OracleDrafter(SourceDrafter):
         """L, the nodes of a single draft."""
         return self.source.block_size
 
-    def start(self, arrays: PyTree, prompts: Prompts) -> tuple[Reference, PyTree]:
+    def start(self, arrays: PyTree, prompts: Prompts) -> tuple[Array | None, PyTree]:
         """The reference and the memory of the source."""
         return prompts.reference, self.source.remember(arrays, prompts)
 
     def learn(
-        self, arrays: PyTree, memory: tuple[Reference, PyTree], outcome: Outcome
-    ) -> tuple[Reference, PyTree]:
+        self, arrays: PyTree, memory: tuple[Array, PyTree], outcome: Outcome
+    ) -> tuple[Array, PyTree]:
         """Updates the memory of the source."""
         return memory[0], self.source.learn(arrays, memory[1], outcome)
 
     def look(
-        self, view: View, arrays: PyTree, memory: tuple[Reference, PyTree]
-    ) -> tuple[OracleDraft, tuple[Reference, PyTree]]:
+        self, view: View, arrays: PyTree, memory: tuple[Array, PyTree]
+    ) -> tuple[OracleDraft, tuple[Array, PyTree]]:
         """Reference tokens where the lattice has them, otherwise best candidates."""
         reference, source_memory = memory
         state, source_memory = self.source.start(view, arrays, source_memory)
         lattice = self.source.lattice(state)
         assert lattice is not None
         positions = view.lengths[:, None] + jnp.arange(self.source.block_size)
-        right = jnp.take_along_axis(reference.tokens, positions, axis=1, mode="clip")
+        right = jnp.take_along_axis(reference, positions, axis=1, mode="clip")
         in_lattice = (lattice.tokens == right[:, :, None]).any(-1)
         draft = jnp.where(in_lattice, right, lattice.tokens[:, :, 0])
         return OracleDraft(draft, lattice.entropies), (reference, source_memory)

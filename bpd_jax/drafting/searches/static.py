@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.draft_tree import DraftTree, Sources, take
-from bpd_jax.drafting.interface import Extension
+from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
@@ -21,9 +21,7 @@ from bpd_jax.drafting.parts import (
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
-from bpd_jax.drafting.refined_block import RefinedBlock, WalkState
 from bpd_jax.drafting.searches.growth import normalised
-from bpd_jax.errors import UserError
 from bpd_jax.settings import choice, setting
 from bpd_jax.typing import Array, Int, PyTree
 
@@ -42,29 +40,9 @@ class Topology:
     choices: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, choices: Sequence[Sequence[int]]) -> "Topology":
-        """Sorts and validates `choices`.
-
-        Raises:
-          UserError: a node is repeated, has a negative rank, no parent, or no sibling
-            of the previous rank.
-        """
-        nodes = sorted((tuple(node) for node in choices), key=lambda n: (len(n), n))
-        known: set[tuple[int, ...]] = {()}
-        for node in nodes:
-            if not node or node in known or min(node) < 0:
-                raise UserError(
-                    f"the tree's node {list(node)} is empty, repeated or negative."
-                )
-            if node[:-1] not in known:
-                raise UserError(f"the tree's node {list(node)} has no parent.")
-            if node[-1] > 0 and (*node[:-1], node[-1] - 1) not in known:
-                raise UserError(
-                    f"the tree's node {list(node)} has no sibling of rank "
-                    f"{node[-1] - 1}: ranks must follow each other from 0."
-                )
-            known.add(node)
-        return cls(tuple(nodes))
+    def of(cls, choices: Sequence[tuple[int, ...]]) -> "Topology":
+        """Sorts `choices`; each follows from its parent, and from rank 0 on."""
+        return cls(tuple(sorted(choices, key=lambda node: (len(node), node))))
 
     @property
     def depth(self) -> int:
@@ -89,7 +67,7 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True)
-class StaticTree:
+class StaticTree(Search):
     """A tree of fixed shape, filled with candidates by rank.
 
     With a temperature, the children of each node are sampled without replacement, for
@@ -98,8 +76,10 @@ class StaticTree:
     Attributes:
       topology: the shape.
       temperature: temperature of sampling, or None for the best candidates.
-      refine_block: whether to rank the candidates of each position by their scores
-        after the greedy path, so that the block is refined once (`RefinedBlock`).
+      refine_block: whether to refine the block along its greedy path first
+        (Algorithm 2), and to rank the candidates of each position after every path by
+        these scores, the refined logits of the paper's section 7.1. A tree over them
+        needs as many passes of a small LM as Algorithm 2, each over a single path.
     """
 
     topology: Topology
@@ -138,16 +118,20 @@ class StaticTree:
         """
         batch, width = first.shape[0], paths.width
         topology = self.topology.within(paths.block_size, width)
-        grown: Paths | RefinedBlock = paths
-        if self.refine_block:
-            grown, state = RefinedBlock(paths), WalkState(state)
         tokens, valid = [first[:, None]], [jnp.ones((batch, 1), bool)]
         parents, sources = [-1], []
         index: dict[tuple[int, ...], int] = {(): 0}
         before: list[tuple[int, ...]] = [()]
         for level in range(1, topology.depth):
             nodes = [node for node in topology.choices if len(node) == level]
-            candidates = grown.candidates(arrays, state, level)
+            candidates = paths.candidates(arrays, state, level)
+            if self.refine_block:  # The same candidates after every path.
+                shape = (batch, len(before), width)
+                walk = jnp.argmax(candidates.log_probs, axis=-1)
+                candidates = Candidates(
+                    jnp.broadcast_to(candidates.tokens, shape),
+                    jnp.broadcast_to(candidates.log_probs, shape),
+                )
             scores = normalised(candidates)
             if self.temperature is not None:
                 assert key is not None
@@ -167,7 +151,10 @@ class StaticTree:
                 extension = Extension(
                     jnp.broadcast_to(jnp.asarray(row), chosen.shape), picks, chosen
                 )
-                state = grown.extend(arrays, state, level, extension)
+                if self.refine_block:  # The greedy path, by its best candidate.
+                    best = take(candidates.tokens[:, 0], walk)
+                    extension = Extension(jnp.zeros_like(walk), walk, best)
+                state = paths.extend(arrays, state, level, extension)
             before = nodes
         size = len(parents)
         depths = [0] + [len(node) for node in topology.choices]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
+from bpd_jax.drafting.interface import Search
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
@@ -22,7 +23,7 @@ from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class BestFirst:
+class BestFirst(Search):
     """The M most probable prefixes under source and refiners.
 
     The probability of a prefix is the product of the normalised probabilities of its
@@ -46,11 +47,6 @@ class BestFirst:
     def max_drafts(self, block_size: int, width: int) -> int:
         """Number of nodes without the root, all of which may be leaves."""
         return max(self.max_nodes(block_size, width) - 1, 1)
-
-    @property
-    def draws(self) -> bool:
-        """False: the tree is deterministic."""
-        return False
 
     def grow(
         self,

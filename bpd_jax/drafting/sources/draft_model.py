@@ -6,8 +6,8 @@ from typing import ClassVar
 from bpd_jax.drafting.interface import (
     Candidates,
     Extension,
-    Outcome,
     Prompts,
+    Source,
     View,
 )
 from bpd_jax.drafting.parts import (
@@ -28,36 +28,24 @@ from bpd_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModelSource:
+class DraftModelSource(Source):
     """The W best next tokens of the draft model after each path.
 
     Attributes:
       block_size: L, number of draft tokens plus the certain token.
       width: W, candidates after each path.
       small: the draft model.
-      params: parameters of the draft model.
+      arrays: parameters of the draft model.
     """
 
     block_size: int
     width: int
     small: SmallLM
-    params: Params = dataclasses.field(compare=False)
-    offers_lattice: bool = dataclasses.field(default=False, init=False)
-    feature_layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
-
-    @property
-    def arrays(self) -> Params:
-        """The parameters."""
-        return self.params
+    arrays: Params = dataclasses.field(compare=False)
 
     def remember(self, arrays: Params, prompts: Prompts) -> KVCache:
         """Reads the prompts."""
         return self.small.prefill(arrays, prompts.tokens, prompts.lengths)
-
-    def learn(self, arrays: Params, memory: KVCache, outcome: Outcome) -> KVCache:
-        """The memory is unchanged: `start` reads the accepted tokens."""
-        del arrays, outcome
-        return memory
 
     def start(
         self, view: View, arrays: Params, memory: KVCache
@@ -78,10 +66,6 @@ class DraftModelSource:
     ) -> Reading:
         """Reads the last tokens of the new paths."""
         return self.small.extend(arrays, state, level, extension)
-
-    def lattice(self, state: Reading) -> None:
-        """None: candidates depend on the path."""
-        del state
 
 
 # Default of W.

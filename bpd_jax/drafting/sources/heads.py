@@ -13,6 +13,7 @@ from bpd_jax.drafting.interface import (
     Extension,
     Outcome,
     Prompts,
+    Source,
     View,
 )
 from bpd_jax.drafting.lattice import Lattice, distinct_scores
@@ -43,27 +44,16 @@ class LatticeState:
     num_paths: int = flax.struct.field(pytree_node=False, default=1)
 
 
-class LatticeSource(abc.ABC):
+class LatticeSource(Source):
     """Base of lattice sources, which define `build_lattice`."""
 
     offers_lattice: bool = True
-    feature_layers: tuple[int, ...] = ()
-    arrays: PyTree = None
 
     @abc.abstractmethod
     def build_lattice(
         self, view: View, arrays: PyTree, memory: PyTree
     ) -> tuple[Lattice, PyTree]:
         """The candidates of the block, and the memory."""
-
-    def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """No memory."""
-        del arrays, prompts
-
-    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """The memory is unchanged."""
-        del arrays, outcome
-        return memory
 
     def start(
         self, view: View, arrays: PyTree, memory: PyTree

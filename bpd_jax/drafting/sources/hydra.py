@@ -11,8 +11,7 @@ from bpd_jax.drafting.interface import (
     BoundModel,
     Candidates,
     Extension,
-    Outcome,
-    Prompts,
+    Source,
     View,
 )
 from bpd_jax.drafting.parts import (
@@ -46,35 +45,20 @@ class HydraState:
 
 
 @dataclasses.dataclass(frozen=True)
-class HydraSource:
+class HydraSource(Source):
     """The W best tokens of a Hydra head (Ankner et al. 2024).
 
     Attributes:
       block_size: L, at most the number of trained heads.
       width: W, candidates per head.
       config: sizes of the heads.
-      params: parameters of the heads.
+      arrays: parameters of the heads.
     """
 
     block_size: int
     width: int
     config: HydraConfig
-    params: Params = dataclasses.field(compare=False)
-    offers_lattice: bool = dataclasses.field(default=False, init=False)
-    feature_layers: tuple[int, ...] = dataclasses.field(default=(), init=False)
-
-    @property
-    def arrays(self) -> Params:
-        """The parameters."""
-        return self.params
-
-    def remember(self, arrays: Params, prompts: Prompts) -> None:
-        """No memory: of the text, the heads read only the hidden state."""
-        del arrays, prompts
-
-    def learn(self, arrays: Params, memory: None, outcome: Outcome) -> None:
-        """No memory."""
-        del arrays, memory, outcome
+    arrays: Params = dataclasses.field(compare=False)
 
     def start(
         self, view: View, arrays: Params, memory: None
@@ -101,10 +85,6 @@ class HydraSource:
         before = take(state.embedded, extension.parents)
         embedded = jnp.concatenate([before, last], axis=2)
         return dataclasses.replace(state, embedded=embedded)
-
-    def lattice(self, state: HydraState) -> None:
-        """None: candidates depend on the path."""
-        del state
 
 
 @register

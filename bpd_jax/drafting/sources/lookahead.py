@@ -81,7 +81,7 @@ class LookaheadDrafter(Stateless):
     Attributes:
       window: W, columns.
       order: N, the length of the n-grams.
-      guesses: G, the highest number of n-grams verified in one call.
+      guesses: G, the highest number of n-grams verified in one call, at most C.
       pool_size: C, the highest number of n-grams in the pool of each row.
     """
 
@@ -90,18 +90,6 @@ class LookaheadDrafter(Stateless):
     guesses: int
     pool_size: int = 1024
     on_device: bool = dataclasses.field(default=True, init=False)
-
-    def __post_init__(self) -> None:
-        if self.window < 1 or self.order < 2 or self.guesses < 1:
-            raise UserError(
-                "lookahead needs a window of at least 1, an order of at least 2 and at "
-                f"least 1 guess, not {self.window}, {self.order} and {self.guesses}."
-            )
-        if self.guesses > self.pool_size:
-            raise UserError(
-                f"lookahead cannot check {self.guesses} n-grams of a pool of "
-                f"{self.pool_size}: give fewer guesses."
-            )
 
     @property
     def max_depth(self) -> int:

@@ -12,13 +12,10 @@ are indexed by their symbol. An n-gram is looked up by binary search among the
 extensions of its prefix; the number of steps is that of the longest list.
 """
 
-import dataclasses
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
@@ -38,8 +35,6 @@ class DeviceTable:
       steps: per order from the second on, number of steps of the binary search.
       vocab_size: V.
       end_of_text: see `NGramModel`.
-      shard_axis: mesh axis over which the arrays are sharded, or None; if there is one,
-        lookups must run inside `jax.shard_map` over this axis.
     """
 
     log_probs: tuple[Float[AnyArray, " n"], ...]
@@ -49,7 +44,6 @@ class DeviceTable:
     steps: tuple[int, ...] = flax.struct.field(pytree_node=False)
     vocab_size: int = flax.struct.field(pytree_node=False)
     end_of_text: int | None = flax.struct.field(pytree_node=False)
-    shard_axis: str | None = flax.struct.field(pytree_node=False, default=None)
 
     @classmethod
     def from_model(cls, model: NGramModel) -> "DeviceTable":
@@ -75,8 +69,11 @@ class DeviceTable:
             parents = model.keys[order] // width
             children = np.bincount(parents, minlength=model.keys[order - 1].size)
             weights = model.log_backoffs[order - 1]
-            if order == 1:
-                children, weights = _by_symbol(unigrams, (children, weights), width)
+            if order == 1:  # Of all symbols.
+                children = np.bincount(unigrams[parents], minlength=width)
+                by_symbol = np.zeros(width)
+                by_symbol[unigrams] = weights
+                weights = by_symbol
             first = np.zeros(children.size + 1, np.int32)
             np.cumsum(children, out=first[1:])
             first_child.append(first)
@@ -104,17 +101,6 @@ class DeviceTable:
         """Bytes of all arrays."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
-    def sharded(self, mesh: Mesh, axis: str) -> "DeviceTable":
-        """Shards every array over a mesh axis, padded at the end."""
-        parts = mesh.shape[axis]
-        sharding = NamedSharding(mesh, PartitionSpec(axis))
-
-        def shard(array: np.ndarray) -> Array:
-            padded = np.pad(np.asarray(array), (0, -len(array) % parts), mode="edge")
-            return jax.device_put(padded, sharding)
-
-        return dataclasses.replace(jax.tree.map(shard, self), shard_axis=axis)
-
     def as_predicted(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
         """The symbols of predicted tokens: `</s>` for the end-of-text token."""
         if self.end_of_text is None:
@@ -129,22 +115,10 @@ class DeviceTable:
         bos = trie.bos_symbol(self.vocab_size)
         return jnp.where(tokens == self.end_of_text, bos, tokens)
 
-    def take(self, array: AnyArray, index: Int[Array, "..."]) -> Array:
-        """`array[index]`, also of a sharded array; indices must be valid."""
-        if self.shard_axis is None:
-            return jnp.take(array, index, mode="clip")
-        begin = jax.lax.axis_index(self.shard_axis) * array.shape[0]
-        local = index - begin
-        is_local = (local >= 0) & (local < array.shape[0])
-        values = jnp.take(array, local, mode="clip")
-        if values.dtype == jnp.uint16:
-            values = values.astype(jnp.int32)
-        return jax.lax.psum(jnp.where(is_local, values, 0), self.shard_axis)
-
     def has_children(self, order: int, index: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Whether n-grams of `order` (1, 2, ...) have extensions."""
         first = self.first_child[order - 1]
-        return self.take(first, index) < self.take(first, index + 1)
+        return take(first, index) < take(first, index + 1)
 
     def find_child(
         self, order: int, parents: Int[Array, "..."], symbols: Int[Array, "..."]
@@ -158,7 +132,7 @@ class DeviceTable:
         """
         first, level = self.first_child[order - 1], self.symbols[order - 1]
         at = jnp.maximum(parents, 0)
-        low, end = self.take(first, at), self.take(first, at + 1)
+        low, end = take(first, at), take(first, at + 1)
         # A negative parent has no children, and its search range is empty.
         end = jnp.where(parents < 0, low, end)
 
@@ -166,7 +140,7 @@ class DeviceTable:
             low, size = window
             half = size // 2
             middle = low + half
-            right = (self.take(level, middle) < symbols) & (size > 0)
+            right = (take(level, middle) < symbols) & (size > 0)
             return (
                 jnp.where(right, middle + 1, low),
                 jnp.where(right, size - half - 1, half),
@@ -174,17 +148,10 @@ class DeviceTable:
 
         steps = self.steps[order - 1]
         low, _ = jax.lax.fori_loop(0, steps, halve, (low, end - low))
-        exists = (low < end) & (self.take(level, low) == symbols)
+        exists = (low < end) & (take(level, low) == symbols)
         return jnp.where(exists, low, -1)
 
 
-def _by_symbol(
-    unigrams: np.ndarray, arrays: tuple[np.ndarray, ...], width: int
-) -> list[np.ndarray]:
-    """Converts arrays over unigrams to arrays over all symbols, filled with 0."""
-    results = []
-    for array in arrays:
-        by_symbol = np.zeros(width, array.dtype)
-        by_symbol[unigrams] = array
-        results.append(by_symbol)
-    return results
+def take(array: AnyArray, index: Int[Array, "..."]) -> Array:
+    """`array[index]`; indices must be valid."""
+    return jnp.take(array, index, mode="clip")

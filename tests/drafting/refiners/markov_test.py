@@ -11,13 +11,13 @@ import pytest
 from bpd_jax.drafting.refiners.markov import MarkovRefiner
 from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.searches.finite import best_paths
+from tests.drafting.naive import random_lattice
 
 VOCAB, LENGTH, WIDTH, RANK = 8, 5, 3, 4
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.5])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_p_best_are_the_best_of_all_paths(random_lattice, seed, slope):
+@pytest.mark.parametrize("seed, slope", [(0, 0.0), (1, 0.5)])
+def test_p_best_are_the_best_of_all_paths(seed, slope):
     rng = np.random.default_rng(seed)
     lattice = dataclasses.replace(
         random_lattice(seed, length=LENGTH, width=WIDTH),

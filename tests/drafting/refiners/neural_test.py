@@ -17,17 +17,25 @@ from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
+from tests.drafting.naive import (
+    check_every_search,
+    grow_drafts,
+    make_model,
+    make_view,
+    slow_read,
+    whole_text,
+)
 
 LENGTH, WIDTH = 4, 3
 
 
 @pytest.fixture(scope="module")
-def base(make_model):
+def base():
     return make_model(0, block_size=LENGTH)
 
 
 @pytest.fixture(scope="module")
-def small(make_model):
+def small():
     return make_model(3)
 
 
@@ -62,9 +70,7 @@ def algorithm_2(lattice, row, text, alphas, log_r):
 
 
 @pytest.mark.parametrize("alpha, slope", [(0.0, 0.0), (1.0, 0.0), (0.3, 0.4)])
-def test_greedy_walk_is_algorithm_2(
-    base, small, make_view, slow_read, whole_text, grow_drafts, alpha, slope
-):
+def test_greedy_walk_is_algorithm_2(base, small, alpha, slope):
     view = make_view(base)
     lattice = lattice_of(view)
     [tree] = grow_drafts(
@@ -81,23 +87,7 @@ def test_greedy_walk_is_algorithm_2(
             assert want == lattice.tokens[row, 1:, 0].tolist()
 
 
-def test_every_search_sees_the_scores_of_algorithm_2(
-    base, small, make_view, slow_read, whole_text, check_every_search
-):
-    view = make_view(base, seed=1)
-    lattice = lattice_of(view)
-
-    def offer(row, path):
-        tokens = lattice.tokens[row, 1 + len(path)]
-        scores = slow_read(small, [*whole_text(view, row), *path])[tokens]
-        return tokens, lattice.log_probs[row, 1 + len(path)] + 0.7 * scores
-
-    check_every_search(sequential(small, Weight.of(0.7)), view, offer)
-
-
-def test_neural_and_ngram_scores_add_up(
-    base, small, make_view, slow_read, whole_text, check_every_search
-):
+def test_neural_and_ngram_scores_add_up(base, small):
     rng = np.random.default_rng(5)
     counts = count_ngrams(
         [rng.integers(0, 13, 60).astype(np.int32) for _ in range(10)],
@@ -121,9 +111,7 @@ def test_neural_and_ngram_scores_add_up(
     check_every_search(sequential(small, Weight.of(0.7), beta), view, offer)
 
 
-def test_parallel_variant_reads_the_unrefined_draft_once(
-    base, small, make_view, slow_read, whole_text, grow_drafts, check_every_search
-):
+def test_parallel_variant_reads_the_unrefined_draft_once(base, small):
     view = make_view(base, seed=3)
     lattice = lattice_of(view)
 
@@ -140,7 +128,7 @@ def test_parallel_variant_reads_the_unrefined_draft_once(
     np.testing.assert_array_equal(beam.tokens, exact.tokens)
 
 
-def test_models_of_one_shape_share_compiled_code(small, make_model):
+def test_models_of_one_shape_share_compiled_code(small):
     """Parameters and weights are arguments, so they do not tell path models apart."""
     other_model = make_model(4)
     assert parallel(small, Weight.of(1.0)) == parallel(other_model, Weight.of(2.0))

@@ -4,18 +4,25 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
-from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.path_drafter import Paths
-from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.refiners.ngram import NGramRefiner, cache_counts, mixed
 from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
+from tests.drafting.naive import (
+    grow_tree,
+    naive_steps,
+    ngram_model,
+    random_lattice,
+    random_view,
+)
 
 LENGTH, WIDTH, DRAFTS = 4, 3, 6
 
@@ -23,12 +30,7 @@ LENGTH, WIDTH, DRAFTS = 4, 3, 6
 def grow(search, refiner, lattice, view):
     paths = Paths(HeadsSource(LENGTH, WIDTH), (refiner,))
 
-    def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
-        state, _ = paths.start(view, arrays, memory)
-        return search.grow(paths, arrays, state, view.next_token)
-
-    tree = jax.device_get(jax.jit(run)(paths.arrays))
+    tree = grow_tree(paths, view, search)
     return tree.tokens.reshape(len(lattice.tokens), -1, LENGTH)
 
 
@@ -52,9 +54,7 @@ def assert_best(drafts, scores):
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("order, end_of_text", [(1, 0), (2, 0), (3, None), (4, 0)])
-def test_walks_and_exact_search_follow_the_definition(
-    order, end_of_text, adaptive, ngram_model, random_lattice, random_view, naive_steps
-):
+def test_walks_and_exact_search_follow_the_definition(order, end_of_text, adaptive):
     model = ngram_model(order, end_of_text)
     # Seed 11 has the end of text among the candidates.
     lattice = random_lattice(11, batch=3, length=LENGTH, width=WIDTH)
@@ -75,9 +75,7 @@ def test_walks_and_exact_search_follow_the_definition(
 
 @pytest.mark.parametrize("engine", ["viterbi", "device"])
 @pytest.mark.parametrize("alpha, slope", [(0.2, 0.9), (1.5, -1.0)])
-def test_the_weight_follows_each_heads_entropy(
-    engine, alpha, slope, ngram_model, random_lattice, random_view, naive_steps
-):
+def test_the_weight_follows_each_heads_entropy(engine, alpha, slope):
     model = ngram_model(3)
     lattice = random_lattice(3, batch=3, length=LENGTH, width=WIDTH)
     entropies = np.random.default_rng(1).uniform(0, 2, (3, LENGTH)).astype(np.float32)
@@ -109,3 +107,48 @@ def test_a_weight_is_never_negative():
     np.testing.assert_allclose(weights, [[0.3, 0.0]], rtol=1e-6)
     with pytest.raises(UserError, match="alpha is -1"):
         NGramRefiner.from_model(None, -1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bigrams_of_the_text_are_counted(seed):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 4, (3, 24)).astype(np.int32)
+    lengths = np.array([23, 9, 1], np.int32)
+    candidates = rng.integers(0, 5, (3, 4, 3)).astype(np.int32)
+    candidates[:, 0] = candidates[:, 0, :1]
+    cached_counts = np.asarray(jax.jit(cache_counts)(candidates, tokens, lengths))
+    for row, level, previous in np.ndindex(3, 3, 3):
+        text = [*tokens[row, : lengths[row]].tolist(), int(candidates[row, 0, 0])]
+        pairs = list(itertools.pairwise(text))
+        token = int(candidates[row, level, previous])
+        counts = [pairs.count((token, int(w))) for w in candidates[row, level + 1]]
+        want = [*counts, text[:-1].count(token)]
+        assert cached_counts[row, level, previous].tolist() == want
+    assert cached_counts.max() > 1
+
+
+def test_counts_are_mixed_by_the_formula():
+    rng = np.random.default_rng(0)
+    log_probs = -rng.exponential(3, (2, 3, 4, 5))
+    pairs = rng.integers(0, 3, (2, 3, 4, 5))
+    totals = pairs.sum(-1) + rng.integers(0, 2, (2, 3, 4))
+    counts = np.concatenate([pairs, totals[..., None]], -1).astype(np.float32)
+    trust = totals / (totals + 1)
+    share = pairs / np.maximum(totals, 1)[..., None]
+    want = np.log((1 - trust[..., None]) * np.exp(log_probs) + trust[..., None] * share)
+    result = mixed(jnp.asarray(log_probs, jnp.float32), jnp.asarray(counts))
+    np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
+
+
+def test_mixture_of_improbable_tokens_is_finite():
+    log_probs = jnp.full((1, 1, 1, 2), -1000.0)
+    result = mixed(log_probs, jnp.array([[[[0.0, 3.0, 3.0]]]]))
+    np.testing.assert_allclose(
+        result, [[[[-1000 - np.log(4), np.log(0.75)]]]], rtol=1e-6
+    )
+    untouched = mixed(log_probs, jnp.zeros((1, 1, 1, 3)))
+    np.testing.assert_allclose(untouched, log_probs, rtol=1e-6)
+    impossible = mixed(
+        jnp.full((1, 1, 1, 2), -jnp.inf), jnp.array([[[[0.0, 1.0, 1.0]]]])
+    )
+    np.testing.assert_allclose(impossible, [[[[-np.inf, np.log(0.5)]]]], rtol=1e-6)

@@ -9,6 +9,7 @@ from bpd_jax.drafting.refiners.recurrent import RecurrentRefiner
 from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.trained_refiners import RecurrentConfig, init_refiner
+from tests.drafting.naive import check_every_search, make_model, make_view
 
 LENGTH, WIDTH = 4, 3
 
@@ -26,9 +27,7 @@ def gru(w, state, token):
     return keep * state + (1 - keep) * candidate
 
 
-def test_every_search_sees_the_recurrent_corrections(
-    make_model, make_view, check_every_search
-):
+def test_every_search_sees_the_recurrent_corrections():
     view = make_view(make_model(0, block_size=LENGTH))
     config = RecurrentConfig(13, 16, LENGTH, rank=5, width=6)
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))

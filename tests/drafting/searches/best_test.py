@@ -24,6 +24,7 @@ from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes, model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.search.finite_scores import with_finite_scores
+from tests.drafting.naive import ngram_model, random_lattice
 
 VOCAB = 8
 
@@ -38,11 +39,10 @@ def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
     return jax.device_get(searcher.refine(lattice, context, num_drafts))
 
 
-def on_device(refiner, num_drafts, mesh=None):
+def on_device(refiner, num_drafts):
     """The compiled search under an n-gram model."""
     search = functools.partial(best_under_ngram, refiner, num_drafts=num_drafts)
-    compiled = jax.jit(functools.partial(search, mesh=mesh))
-    return functools.partial(compiled, arrays=refiner.arrays)
+    return functools.partial(jax.jit(search), arrays=refiner.arrays)
 
 
 def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
@@ -97,9 +97,7 @@ def context_of(rng, order, batch):
         pytest.param("viterbi", 5, 0, marks=pytest.mark.exhaustive),
     ],
 )
-def test_best_drafts_equal_brute_force(
-    engine, order, end_of_text, ngram_model, random_lattice
-):
+def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     model = ngram_model(order, end_of_text)
     lattice = random_lattice(order, length=5)
     context = context_of(np.random.default_rng(order), order, 2)
@@ -115,9 +113,7 @@ def test_best_drafts_equal_brute_force(
     width=st.integers(1, 5),
     alpha=st.sampled_from([0.1, 1.0, 5.0]),
 )
-def test_the_exact_engines_agree(
-    seed, order, length, width, alpha, ngram_model, random_lattice
-):
+def test_the_exact_engines_agree(seed, order, length, width, alpha):
     model = ngram_model(order, seed=seed % 3)
     lattice = random_lattice(seed, batch=1, length=length, width=width)
     context = context_of(np.random.default_rng(seed), order, 1)
@@ -134,7 +130,7 @@ def test_the_exact_engines_agree(
 
 
 @pytest.mark.parametrize("engine", ["viterbi", "device"])
-def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice):
+def test_repeated_and_impossible_candidates(engine):
     model = ngram_model(3)
     lattice = random_lattice(5, length=4)
     tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
@@ -150,7 +146,7 @@ def test_repeated_and_impossible_candidates(engine, ngram_model, random_lattice)
     assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
 
 
-def test_overflowing_slots_do_not_change_the_drafts(ngram_model, random_lattice):
+def test_overflowing_slots_do_not_change_the_drafts():
     model = ngram_model(4)
     lattice = random_lattice(4, length=5, width=4)
     context = context_of(np.random.default_rng(4), 4, 2)
@@ -164,39 +160,23 @@ def test_overflowing_slots_do_not_change_the_drafts(ngram_model, random_lattice)
     assert_best(drafts, model, 1.0, lattice, context)
 
 
-def test_sharded_table_gives_the_same_drafts(ngram_model, random_lattice):
-    model = ngram_model(4)
-    lattice = random_lattice(3, length=5, width=4)
-    context = context_of(np.random.default_rng(3), 4, 2)
-    replicated = NGramRefiner.from_model(model)
-    mesh = jax.make_mesh((4,), ("data",))
-    sharded = NGramRefiner.from_model(model, mesh=mesh)
-    shards = sharded.arrays.table.log_probs[2].addressable_shards
-    assert len({shard.device for shard in shards}) == 4
-    assert len(shards[0].data) == -(-model.sizes[2] // 4)
-    want = on_device(replicated, 6)(lattice, context)
-    drafts = on_device(sharded, 6, mesh)(lattice, context)
-    np.testing.assert_array_equal(drafts.tokens, want.tokens)
-    np.testing.assert_allclose(drafts.scores, want.scores, rtol=1e-6)
-
-
-def test_search_grows_its_buffers(ngram_model, monkeypatch):
+def test_search_grows_its_buffers(monkeypatch):
     search = pytest.importorskip("bpd_jax.ngrams.search.host_search")
     monkeypatch.setattr(search, "_CAPACITY", 2)
     model = ngram_model(4)
-    paths = search.PathSearch(model.with_unseen_tokens()).best_paths(
+    choices, scores = search.PathSearch(model.with_unseen_tokens()).best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )
     large_search = search.PathSearch(model.with_unseen_tokens())
     monkeypatch.setattr(search, "_CAPACITY", 4096)
-    want = large_search.best_paths(
+    want_choices, want_scores = large_search.best_paths(
         np.tile(np.arange(1, 7), (6, 1)), np.zeros((6, 6)), np.array([1, 2, 3]), 3
     )
-    np.testing.assert_array_equal(paths.choices, want.choices)
-    np.testing.assert_array_equal(paths.scores, want.scores)
+    np.testing.assert_array_equal(choices, want_choices)
+    np.testing.assert_array_equal(scores, want_scores)
 
 
-def test_table_size_in_bytes(ngram_model):
+def test_table_size_in_bytes():
     model = ngram_model(4)
     table = NGramRefiner.from_model(model).arrays.table
     assert table.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(table))
@@ -206,7 +186,7 @@ def test_table_size_in_bytes(ngram_model):
     assert unigrams == 12 * model.width + 3 * 4
 
 
-def test_device_engine_needs_only_jax(ngram_model, tmp_path):
+def test_device_engine_needs_only_jax(tmp_path):
     ngram_model(3).save(tmp_path / "model")
     program = f"""
 import sys
@@ -306,7 +286,7 @@ def test_histories_with_many_extensions(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("length, width", [(1, 3), (4, 1)])
-def test_the_smallest_lattices(engine, length, width, ngram_model, random_lattice):
+def test_the_smallest_lattices(engine, length, width):
     model = ngram_model(4)
     lattice = random_lattice(3, length=length, width=width)
     context = context_of(np.random.default_rng(3), 4, 2)
@@ -315,7 +295,7 @@ def test_the_smallest_lattices(engine, length, width, ngram_model, random_lattic
     assert_best(drafts, model, 1.0, lattice, context)
 
 
-def test_invalid_lattices_and_weights_are_refused(ngram_model, random_lattice):
+def test_invalid_lattices_and_weights_are_refused():
     engine = ViterbiEngine(ngram_model(3))
     lattice = random_lattice(1)
     outside = dataclasses.replace(lattice, tokens=lattice.tokens + 5)

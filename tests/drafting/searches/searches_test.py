@@ -1,25 +1,32 @@
 """Beams, exact search and best-first trees against brute force over all prefixes."""
 
+import functools
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.drafting.sources.heads import HeadsSource
+from tests.drafting.naive import (
+    grow_tree,
+    naive_steps,
+    ngram_model,
+    path_to,
+    random_lattice,
+    random_view,
+)
 
 LENGTH, WIDTH = 4, 3
 ORDERS = [None, 1, 3]
 
 
 @pytest.fixture(scope="module", params=ORDERS)
-def scene(request, random_lattice, random_view, naive_steps, ngram_model):
+def scene(request):
     """A lattice under a refiner, a function that runs searches, and the definition."""
     seed = request.param or 0
     lattice = random_lattice(seed, batch=3, length=LENGTH, width=WIDTH)
@@ -30,14 +37,7 @@ def scene(request, random_lattice, random_view, naive_steps, ngram_model):
         refiners = (NGramRefiner.from_model(model, 0.7),)
     paths = Paths(HeadsSource(LENGTH, WIDTH), refiners)
 
-    def grow(search):
-        def run(arrays):
-            memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
-            state, _ = paths.start(view, arrays, memory)
-            return search.grow(paths, arrays, state, view.next_token)
-
-        return jax.device_get(jax.jit(run)(paths.arrays))
-
+    grow = functools.partial(grow_tree, paths, view)
     steps = [naive_steps(view, lattice, row, model, 0.7) for row in range(3)]
     return lattice, grow, steps
 
@@ -98,13 +98,6 @@ def test_large_searches_return_all_paths_in_order(scene, search):
         assert_ordered(chains_of(tree, row), lattice, row, steps[row], 27)
 
 
-def test_few_drafts_of_the_exact_search_are_the_best(scene):
-    lattice, grow, steps = scene
-    tree = grow(ExactBest(5))
-    for row in range(3):
-        assert_ordered(chains_of(tree, row), lattice, row, steps[row], 5)
-
-
 def prefix_scores(steps):
     """All prefixes with their log-probabilities."""
     scores = {(): 0.0}
@@ -129,11 +122,8 @@ def test_best_first_takes_the_most_probable_prefixes(scene, count):
         assert tree.valid[row].all()
         by_rank = [None] * size
         for node in range(size):
-            parent, path, ancestor = tree.parents[row, node], [], node
-            assert parent < node
-            while ancestor >= 0:
-                path.insert(0, int(tree.tokens[row, ancestor]))
-                ancestor = tree.parents[row, ancestor]
+            path = list(path_to(tree, row, node))
+            assert tree.parents[row, node] < node
             assert len(path) == tree.depths[row, node] + 1
             by_rank[tree.ranks[row, node]] = path
         # Ranks follow the order of probabilities.
@@ -167,7 +157,7 @@ def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob):
             np.testing.assert_array_equal(values, getattr(smaller, name)[row], name)
 
 
-def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_view):
+def test_repeated_and_impossible_candidates_are_left_out():
     lattice = random_lattice(1, batch=1, length=3)
     tokens, log_probs = lattice.tokens.copy(), lattice.log_probs.copy()
     tokens[0, 1, 2] = tokens[0, 1, 0]
@@ -175,15 +165,8 @@ def test_repeated_and_impossible_candidates_are_left_out(random_lattice, random_
     lattice = type(lattice)(tokens, log_probs, lattice.entropies)
     view = random_view(lattice)
     paths = Paths(HeadsSource(3, 3))
-    arrays = paths.arrays
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
-    state, _ = paths.start(view, arrays, memory)
-
-    def grow(search):
-        return search.grow(paths, arrays, state, view.next_token)
-
-    tree = jax.jit(lambda: grow(BestFirst(13)))()
+    tree = grow_tree(paths, view, BestFirst(13))
     # The certain token, two after it, and two after each of these.
     assert int(tree.valid.sum()) == 1 + 2 + 4
-    chains = jax.jit(lambda: grow(BeamSearch(9)))()
+    chains = grow_tree(paths, view, BeamSearch(9))
     assert int(chains.valid.sum()) == 4 * 3

@@ -10,31 +10,36 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.refiners.neural import NeuralRefiner
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.searches.static import StaticTree, Topology, expected_tree
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.searches.beam_search import BeamSearch
+from bpd_jax.drafting.searches.static import (
+    StaticTree,
+    Topology,
+    expected_tree,
+    parallel_chains,
+)
+from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.errors import UserError
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
+from tests.drafting.naive import (
+    grow_drafts,
+    grow_tree,
+    make_model,
+    make_view,
+    naive_steps,
+    ngram_model,
+    random_lattice,
+    random_view,
+    slow_read,
+    whole_text,
+)
 
 NODES = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1), (2, 0, 0)]
-
-
-@pytest.mark.parametrize(
-    "choices, message",
-    [
-        ([(0,), (0,)], r"node \[0\] is empty, repeated or negative"),
-        ([()], r"node \[\] is empty"),
-        ([(0,), (0, -1)], r"node \[0, -1\] is empty, repeated or negative"),
-        ([(0,), (1, 0)], r"node \[1, 0\] has no parent"),
-        ([(0,), (2,)], r"node \[2\] has no sibling of rank 1"),
-        ([(0,), (0, 1)], r"node \[0, 1\] has no sibling of rank 0"),
-    ],
-)
-def test_invalid_topologies_are_refused(choices, message):
-    with pytest.raises(UserError, match=message):
-        Topology.of(choices)
 
 
 def test_the_shape_of_a_topology():
@@ -49,9 +54,7 @@ def test_the_shape_of_a_topology():
 
 @pytest.mark.parametrize("order", [None, 3])
 @pytest.mark.parametrize("length, width", [(4, 3), (3, 2), (1, 3)])
-def test_a_static_tree_follows_the_ranks(
-    order, length, width, random_lattice, random_view, naive_steps, ngram_model
-):
+def test_a_static_tree_follows_the_ranks(order, length, width):
     lattice = random_lattice(5, batch=2, length=length, width=width)
     view = random_view(lattice, 5)
     model = None if order is None else ngram_model(order)
@@ -59,13 +62,7 @@ def test_a_static_tree_follows_the_ranks(
     paths = Paths(HeadsSource(length, width), refiners)
     topology = Topology.of(NODES).within(length, width)
     search = StaticTree(Topology.of(NODES))
-
-    def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
-        state, _ = paths.start(view, arrays, memory)
-        return search.grow(paths, arrays, state, view.next_token)
-
-    tree = jax.device_get(jax.jit(run)(paths.arrays))
+    tree = grow_tree(paths, view, search)
     assert tree.size == search.max_nodes(length, width) == 1 + len(topology.choices)
     index = {node: i for i, node in enumerate([(), *topology.choices])}
     parents = [-1] + [index[node[:-1]] for node in topology.choices]
@@ -89,18 +86,62 @@ def test_a_static_tree_follows_the_ranks(
     assert tree.num_chains == (1 if tree.size == 1 else 0)
 
 
-def test_descendants_of_impossible_nodes_are_invalid(random_lattice, random_view):
+def test_descendants_of_impossible_nodes_are_invalid():
     lattice = random_lattice(2, batch=1, length=3, width=2)
     log_probs = lattice.log_probs.copy()
     log_probs[0, 1, 1] = -np.inf
     lattice = Lattice(lattice.tokens, log_probs, lattice.entropies)
     view, paths = random_view(lattice), Paths(HeadsSource(3, 2))
-    arrays = paths.arrays
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
-    state, _ = paths.start(view, arrays, memory)
     topology = Topology.of([(0,), (1,), (0, 0), (1, 0)])
-    tree = StaticTree(topology).grow(paths, arrays, state, view.next_token)
+    tree = grow_tree(paths, view, StaticTree(topology))
     assert tree.valid.tolist() == [[True, True, False, True, False]]
+
+
+TREE = Topology.of(
+    [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)]
+)
+GREEDY_PATH = [0, 1, 4, 7]
+
+
+@pytest.mark.parametrize("with_neural", [False, True])
+def test_a_refined_block_has_the_ranks_of_the_greedy_path(with_neural):
+    """Against Algorithm 2, under an n-gram model, alone and with a small LM."""
+    base, small = make_model(0, block_size=4), make_model(3)
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, 13, 60).astype(np.int32) for _ in range(10)]
+    ngram = estimate_katz(count_ngrams(texts, order=3, vocab_size=13, end_of_text=0))
+    arrays = WeightedParams(Weight.of(8.0), small.params)
+    neural = NeuralRefiner(SmallLM(small.functions, 4), arrays)
+    paths = Paths(
+        HeadsSource(4, 3),
+        (NGramRefiner.from_model(ngram, 3.0),),
+        (neural,) if with_neural else (),
+    )
+    for seed in (1, 2):
+        view = make_view(base, seed=seed)
+        lattice = jax.device_get(view.model.lattice(view.hidden, view.next_token, 4, 3))
+        greedy, by_path, block = grow_drafts(
+            paths, view, BeamSearch(1), StaticTree(TREE), StaticTree(TREE, None, True)
+        )
+        for row in range(3):
+            text, ranked = whole_text(view, row), []
+            for position in range(1, 4):
+                tokens = lattice.tokens[row, position]
+                log_probs = [ngram.log_prob(text[-2:], int(token)) for token in tokens]
+                scores = lattice.log_probs[row, position] + 3.0 * np.array(log_probs)
+                if with_neural:
+                    scores = scores + 8.0 * slow_read(small, text)[tokens]
+                ranked.append([int(tokens[i]) for i in np.argsort(-scores)])
+                text = [*text, ranked[-1][0]]
+            want = [ranked[len(node) - 1][node[-1]] for node in TREE.choices]
+            assert block.tokens[row, 1:].tolist() == want
+            # Both trees contain the draft of Algorithm 2.
+            for tree in (block, by_path):
+                path = tree.tokens[row, GREEDY_PATH]
+                assert path.tolist() == greedy.tokens[row].tolist()
+        assert block.parents.tolist() == by_path.parents.tolist()
+        # Scores that depend on the path rank other paths differently.
+        assert block.tokens.tolist() != by_path.tokens.tolist()
 
 
 def every_tree(accuracies, num_nodes):
@@ -141,9 +182,8 @@ def test_expected_tree_is_no_deeper_than_its_heads():
     assert expected_tree((), 4).choices == ()
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_children_are_drawn_without_replacement(temperature, random_view):
-    rows = 20_000
+def test_children_are_drawn_without_replacement():
+    rows, temperature = 20_000, 0.6
     tokens = np.array([[9, 9, 9, 9], [3, 1, 7, 5], [2, 4, 6, 8]])
     log_probs = np.array(
         [[0, -9, -9, -9], [-0.5, -1.2, -2.0, -np.inf], [-1, -1, -2, -3]]
@@ -160,14 +200,7 @@ def test_children_are_drawn_without_replacement(temperature, random_view):
     view = random_view(jax.tree.map(lambda array: array[:1], lattice))
     view.model.lattice = lambda *_: lattice
     view = dataclasses.replace(view, next_token=first)
-
-    @jax.jit
-    def run():
-        memory = paths.remember(paths.arrays, Prompts(view.tokens, view.lengths, None))
-        state, _ = paths.start(view, paths.arrays, memory)
-        return search.grow(paths, paths.arrays, state, first, keys)
-
-    tree = jax.device_get(run())
+    tree = grow_tree(paths, view, search, keys)
     assert tree.valid.all()
     for nodes, level in (((1, 2), 1), ((3, 4), 2), ((5,), 2)):
         probs = np.exp(log_probs[level] / temperature)
@@ -201,3 +234,8 @@ def assert_drawn(drawn, probs):
     assert (counts[probs == 0] == 0).all()
     want = probs[probs > 0] * len(drawn)
     assert scipy.stats.chisquare(counts[probs > 0], want).pvalue > 1e-4
+
+
+def test_parallel_chains_differ_in_their_first_token():
+    chains = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0))
+    assert parallel_chains(2, 3).choices == chains

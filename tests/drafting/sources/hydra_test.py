@@ -7,6 +7,7 @@ import numpy as np
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.sources.hydra import HydraSource
 from bpd_jax.models.trained_refiners import HydraConfig
+from tests.drafting.naive import check_every_search, make_model, make_view
 
 LENGTH, WIDTH = 4, 3
 
@@ -15,9 +16,7 @@ def unit(vector):
     return vector / np.sqrt(np.mean(vector**2) + 1e-12)
 
 
-def test_every_search_grows_paths_of_the_sequential_heads(
-    make_model, make_view, whole_text, check_every_search
-):
+def test_every_search_grows_paths_of_the_sequential_heads():
     base = make_model(0, block_size=LENGTH)
     view = make_view(base)
     config = HydraConfig(13, 16, LENGTH, width=8)

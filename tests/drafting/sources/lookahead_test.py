@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.draft_tree import ancestor_mask
 from bpd_jax.drafting.interface import Outcome, Prompts
 from bpd_jax.drafting.sources.lookahead import LookaheadDrafter
-from bpd_jax.errors import UserError
+from tests.drafting.naive import path_to
 
 VOCAB = 4
 
@@ -54,14 +53,6 @@ class Twin:
         self.window = [level[shift:] + level[:shift] for level in levels[1:]]
 
 
-def path_to(tree, row, node):
-    path = []
-    while node >= 0:
-        path.insert(0, int(tree.tokens[row, node]))
-        node = int(tree.parents[row, node])
-    return path
-
-
 def assert_tree(drafter, tree, row, guesses, window):
     steps, size = drafter.order - 1, drafter.max_nodes
     assert tree.size == size
@@ -74,10 +65,10 @@ def assert_tree(drafter, tree, row, guesses, window):
         assert tree.valid[row, nodes].tolist() == [guess < len(guesses)] * steps
         assert tree.ranks[row, nodes].tolist() == [guess] * steps
         if guess < len(guesses):
-            assert [path_to(tree, row, node) for node in nodes] == guesses[guess]
+            assert [list(path_to(tree, row, n)) for n in nodes] == guesses[guess]
     nodes = [0, *range(1 + drafter.guesses * steps, size)]
     assert tree.valid[row, nodes].all()
-    assert [path_to(tree, row, node) for node in nodes] == window
+    assert [list(path_to(tree, row, node)) for node in nodes] == window
     for node in range(size):
         parent = tree.parents[row, node]
         above = -1 if parent < 0 else tree.depths[row, parent]
@@ -146,35 +137,6 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
     assert used > 8
 
 
-def test_attention_mask_of_lookahead():
-    """The example of the docstring: the mask of Fu et al., figure 5."""
-    drafter = LookaheadDrafter(3, 4, 1)
-
-    @jax.jit
-    def first_tree():
-        memory = drafter.start(None, Prompts(jnp.arange(6)[None], jnp.array([6]), None))
-        view = types.SimpleNamespace(next_token=jnp.array([0]))
-        tree = drafter.propose(drafter.look(view, None, memory)[0], None)
-        return tree, ancestor_mask(tree.parents, drafter.max_depth)
-
-    tree, masks = jax.device_get(first_tree())
-    mask = masks[0]
-    # Nodes 1 … 3 are the guess, then come 01 02 10 11 12 20 21 22.
-    visible = {
-        4: {0, 4},
-        5: {0, 4, 5},
-        6: {0, 6},
-        7: {0, 4, 7},
-        8: {0, 4, 5, 8},
-        9: {0, 6, 9},
-        10: {0, 4, 7, 10},
-        11: {0, 4, 5, 8, 11},
-        3: {0, 1, 2, 3},
-    }
-    assert {node: set(np.flatnonzero(mask[node])) for node in visible} == visible
-    assert tree.depths[0].tolist() == [0, 1, 2, 3, 1, 2, 1, 2, 3, 2, 3, 4]
-
-
 def test_a_text_does_not_depend_on_its_batch():
     drafter = LookaheadDrafter(4, 3, 2)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (3, 20)))
@@ -187,17 +149,3 @@ def test_a_text_does_not_depend_on_its_batch():
             jax.tree.leaves(unbatched), jax.tree.leaves(batched), strict=True
         ):
             assert single_row[0].tolist() == all_rows[row].tolist()
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ((0, 4, 1), "a window of at least 1, .* not 0, 4 and 1"),
-        ((4, 1, 1), "order of at least 2"),
-        ((4, 4, 0), "at least 1 guess"),
-        ((4, 4, 9, 8), "cannot check 9 n-grams of a pool of 8"),
-    ],
-)
-def test_impossible_sizes_are_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        LookaheadDrafter(*fields)

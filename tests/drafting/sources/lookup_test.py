@@ -1,11 +1,9 @@
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.sources.lookup import PromptLookup
 
 
@@ -89,9 +87,3 @@ def test_drafts_equal_a_naive_search(match):
     assert drafts(texts, certain, 6, match) == want
     assert [] in want
     assert sum(map(bool, want)) > 12
-
-
-def test_prompt_lookup_has_no_memory():
-    drafter = PromptLookup(3)
-    assert drafter.start(None, Prompts(jnp.zeros((1, 4)), jnp.ones(1), None)) is None
-    assert drafter.entropies(None) is None

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
+from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import BoundModel, Prompts, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.searches.beam_search import BeamSearch
@@ -30,7 +30,8 @@ VOCAB, END = 8, 0
 
 
 @functools.cache
-def _ngram_model(order: int, end_of_text: int | None, seed: int) -> NGramModel:
+def ngram_model(order: int, end_of_text: int | None = END, seed: int = 0) -> NGramModel:
+    """A model of a given order over eight tokens; token 0 ends a text."""
     rng = np.random.default_rng(order + 100 * seed)
     # Tokens 6 and 7 are never seen.
     texts = [rng.zipf(1.6, size=30).clip(1, VOCAB - 3) for _ in range(20)]
@@ -43,60 +44,39 @@ def _ngram_model(order: int, end_of_text: int | None, seed: int) -> NGramModel:
     return estimate_katz(counts)
 
 
-@pytest.fixture(scope="session")
-def ngram_model() -> Callable[..., NGramModel]:
-    """Makes a model of a given order over eight tokens; token 0 ends a text."""
-
-    def make(order: int, end_of_text: int | None = END, seed: int = 0) -> NGramModel:
-        return _ngram_model(order, end_of_text, seed)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def random_lattice() -> Callable[..., Lattice]:
-    """Makes lattices of distinct candidates; the first position is certain."""
-
-    def make(seed: int, batch: int = 2, length: int = 4, width: int = 3) -> Lattice:
-        rng = np.random.default_rng(seed)
-        tokens = np.stack(
-            [
-                [rng.permutation(VOCAB)[:width] for _ in range(length)]
-                for _ in range(batch)
-            ]
-        )
-        tokens[:, 0] = tokens[:, 0, :1]
-        log_probs = -np.sort(rng.exponential(2, size=(batch, length, width)))
-        log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
-        return Lattice(
-            tokens.astype(np.int32),
-            log_probs.astype(np.float32),
-            np.zeros((batch, length), np.float32),
-        )
-
-    return make
+def random_lattice(
+    seed: int, batch: int = 2, length: int = 4, width: int = 3
+) -> Lattice:
+    """A lattice of distinct candidates; the first position is certain."""
+    rng = np.random.default_rng(seed)
+    tokens = np.stack(
+        [[rng.permutation(VOCAB)[:width] for _ in range(length)] for _ in range(batch)]
+    )
+    tokens[:, 0] = tokens[:, 0, :1]
+    log_probs = -np.sort(rng.exponential(2, size=(batch, length, width)))
+    log_probs[:, 0] = [0] + [-np.inf] * (width - 1)
+    return Lattice(
+        tokens.astype(np.int32),
+        log_probs.astype(np.float32),
+        np.zeros((batch, length), np.float32),
+    )
 
 
-@pytest.fixture(scope="session")
-def random_view() -> Callable[..., View]:
-    """Makes a view of a lattice after random texts of different lengths."""
-
-    def make(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
-        rng = np.random.default_rng(seed)
-        batch = len(lattice.tokens)
-        return View(
-            tokens=jnp.asarray(rng.integers(0, VOCAB, (batch, slots)), jnp.int32),
-            lengths=jnp.asarray([slots - 5, 1, 7, 3][:batch], jnp.int32),
-            next_token=jnp.asarray(lattice.tokens[:, 0, 0]),
-            hidden=jnp.zeros((batch, 1)),
-            keys=jax.random.split(jax.random.key(seed), batch),
-            model=types.SimpleNamespace(lattice=lambda *_: lattice),
-        )
-
-    return make
+def random_view(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
+    """A view of a lattice after random texts of different lengths."""
+    rng = np.random.default_rng(seed)
+    batch = len(lattice.tokens)
+    return View(
+        tokens=jnp.asarray(rng.integers(0, VOCAB, (batch, slots)), jnp.int32),
+        lengths=jnp.asarray([slots - 5, 1, 7, 3][:batch], jnp.int32),
+        next_token=jnp.asarray(lattice.tokens[:, 0, 0]),
+        hidden=jnp.zeros((batch, 1)),
+        keys=jax.random.split(jax.random.key(seed), batch),
+        model=types.SimpleNamespace(lattice=lambda *_: lattice),
+    )
 
 
-def _naive_steps(
+def naive_steps(
     view: View,
     lattice: Lattice,
     row: int,
@@ -106,6 +86,7 @@ def _naive_steps(
     *,
     adaptive: bool = False,
 ) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """The definition: scores of the candidates after a path, n-gram model included."""
     tokens = np.asarray(lattice.tokens[row])
     text = np.asarray(view.tokens)[row, : int(view.lengths[row])].tolist()
     text.append(int(tokens[0, 0]))
@@ -136,12 +117,6 @@ def _naive_steps(
     return steps
 
 
-@pytest.fixture(scope="session")
-def naive_steps() -> Callable[..., Callable[[tuple[int, ...]], np.ndarray]]:
-    """The definition: scores of the candidates after a path, n-gram model included."""
-    return _naive_steps
-
-
 TOKENS, LENGTH, WIDTH = 13, 4, 3
 TOPOLOGY = Topology.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
 NODES = 9
@@ -153,7 +128,7 @@ class RandomModel(typing.NamedTuple):
 
 
 @functools.cache
-def random_model(seed: int, block_size: int = 1, num_layers: int = 1) -> RandomModel:
+def make_model(seed: int, block_size: int = 1, num_layers: int = 1) -> RandomModel:
     config = BlockwiseConfig(
         TransformerConfig(
             TOKENS,
@@ -188,19 +163,21 @@ def _read(functions, params, tokens):
     return jax.nn.log_softmax(logits), new.values[:, 0].swapaxes(1, 2)
 
 
-def read(model: RandomModel, text) -> tuple[np.ndarray, np.ndarray]:
-    """One pass over a whole text, from scratch.
-
-    Returns:
-      log p of the next token `[V]`, and the text's values `[layer, K, T, H]`.
-    """
+def slow_read(model: RandomModel, text) -> np.ndarray:
+    """log p of the next token `[V]`, by one pass over the whole text."""
     tokens = np.zeros(48, np.int32)
     tokens[: len(text)] = text
-    log_probs, values = _read(*model, tokens)
-    return np.asarray(log_probs)[len(text) - 1], np.asarray(values)[:, :, : len(text)]
+    return np.asarray(_read(*model, tokens)[0])[len(text) - 1]
 
 
-def model_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
+def slow_values(model: RandomModel, text) -> np.ndarray:
+    """A text's values `[layer, K, T, H]`, by one pass over all of it."""
+    tokens = np.zeros(48, np.int32)
+    tokens[: len(text)] = text
+    return np.asarray(_read(*model, tokens)[1])[:, :, : len(text)]
+
+
+def make_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
     """Rows of random text; tokens past their ends must not matter."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
@@ -214,7 +191,7 @@ def model_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
     )
 
 
-def text_of(view: View, row: int) -> list[int]:
+def whole_text(view: View, row: int) -> list[int]:
     """The text and the certain token."""
     text = view.tokens[row, : view.lengths[row]].tolist()
     return [*text, int(view.next_token[row])]
@@ -271,7 +248,7 @@ def _grow(paths, searches, functions, arrays, fields):
     return [search.grow(paths, arrays, state, view.next_token) for search in searches]
 
 
-def grow(paths, view: View, *searches):
+def grow_drafts(paths, view: View, *searches):
     """The drafts of some searches, from a fresh memory."""
     fields = {
         field.name: getattr(view, field.name) for field in dataclasses.fields(view)
@@ -281,7 +258,7 @@ def grow(paths, view: View, *searches):
     return _grow(paths, searches, model.functions, paths.arrays, fields)
 
 
-def check_searches(paths, view: View, offer) -> None:
+def check_every_search(paths, view: View, offer) -> None:
     """Checks every search against a naive one over `offer`.
 
     Args:
@@ -291,7 +268,7 @@ def check_searches(paths, view: View, offer) -> None:
     """
     assert (paths.block_size, paths.width) == (LENGTH, WIDTH)
     searches = BeamSearch(1), BeamSearch(3), StaticTree(TOPOLOGY), BestFirst(NODES)
-    greedy, beam, static, best = grow(paths, view, *searches)
+    greedy, beam, static, best = grow_drafts(paths, view, *searches)
     for row, first in enumerate(view.next_token.tolist()):
         plain, normal, ranked = _naive_prefixes(offer, row)
         assert greedy.tokens[row].tolist() == [first, *_naive_beam(plain, 1)[0]]
@@ -307,43 +284,22 @@ def check_searches(paths, view: View, offer) -> None:
         assert bool(best.valid[row].all())
 
 
-@pytest.fixture(scope="session")
-def make_model():
-    """The function `random_model`."""
-    return random_model
+def grow_tree(paths, view: View, search, keys=None) -> DraftTree:
+    """The drafts of one search, as numpy arrays; candidates need not be a model's."""
+
+    @jax.jit
+    def run(arrays):
+        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
+        state, _ = paths.start(view, arrays, memory)
+        return search.grow(paths, arrays, state, view.next_token, keys)
+
+    return jax.device_get(run(paths.arrays))
 
 
-@pytest.fixture(scope="session")
-def make_view():
-    """The function `model_view`."""
-    return model_view
-
-
-@pytest.fixture(scope="session")
-def slow_values():
-    """A text's values `[layer, K, T, H]`, by one pass over all of it."""
-    return lambda model, text: read(model, text)[1]
-
-
-@pytest.fixture(scope="session")
-def slow_read():
-    """log p of the next token `[V]`, by one pass over the whole text."""
-    return lambda model, text: read(model, text)[0]
-
-
-@pytest.fixture(scope="session")
-def whole_text():
-    """The function `text_of`."""
-    return text_of
-
-
-@pytest.fixture(scope="session")
-def grow_drafts():
-    """The function `grow`."""
-    return grow
-
-
-@pytest.fixture(scope="session")
-def check_every_search():
-    """The function `check_searches`."""
-    return check_searches
+def path_to(tree, row, node) -> tuple[int, ...]:
+    """The tokens of a tree from a root to a node."""
+    path = []
+    while node >= 0:
+        path.append(int(tree.tokens[row, node]))
+        node = int(tree.parents[row, node])
+    return tuple(path[::-1])
