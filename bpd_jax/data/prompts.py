@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from bpd_jax.data import text_readers
 from bpd_jax.data.corpora import Document, fraction_of, split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
-from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.errors import UserError
 
@@ -36,11 +35,7 @@ _BATCH = 256
 
 
 def held_out_prompts(
-    task: DataTask,
-    num: int,
-    prompt_tokens: int,
-    seed: int = 0,
-    tokenizer: Tokenizer | None = None,
+    task: DataTask, num: int, prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
     """Returns prompts from the validation split.
 
@@ -58,8 +53,7 @@ def held_out_prompts(
       task: the corpus or data set and its vocabulary.
       num: number of prompts.
       prompt_tokens: tokens of a prompt, T; for examples the maximum.
-      seed: seed of the order of the documents or examples.
-      tokenizer: the task's tokenizer; None loads it.
+      tokenizer: the task's tokenizer.
 
     Raises:
       UserError: the validation split yields fewer than `num` prompts.
@@ -69,10 +63,7 @@ def held_out_prompts(
             f"cannot make {num} prompts of {prompt_tokens} tokens: both numbers must "
             "be 1 or more."
         )
-    tokenizer = tokenizer or task_tokenizer(task)
-    texts = _first_texts(
-        _held_out_texts(task), lambda text: fraction_of(f"p{seed}", text.id)
-    )
+    texts = _first_texts(_held_out_texts(task))
     if isinstance(task, ExampleTask) and task.has_inputs:
         prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
     else:
@@ -95,14 +86,12 @@ def _held_out_texts(task: DataTask) -> Iterator[Document]:
         yield Document(example.id, text)
 
 
-def _first_texts(
-    texts: Iterable[Document], rank: Callable[[Document], float]
-) -> list[Document]:
-    """The first texts in the order of `rank`, up to `files.MOST_KEPT` bytes."""
+def _first_texts(texts: Iterable[Document]) -> list[Document]:
+    """The first texts in the order of a hash, up to `files.MOST_KEPT` bytes."""
     heap: list[tuple[float, Document]] = []
     total = 0
     for text in texts:
-        heapq.heappush(heap, (-rank(text), text))
+        heapq.heappush(heap, (-fraction_of("p0", text.id), text))
         total += _cost(text)
         while total > files.MOST_KEPT:
             total -= _cost(heapq.heappop(heap)[1])

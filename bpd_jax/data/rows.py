@@ -244,7 +244,7 @@ class RowIterator:
     process 1 of 2 returns rows B/2 to B-1.
 
     If the rows are in a bucket, a process copies each shard of which it reads a row. In
-    this case the rows of a shuffled batch are sorted by their position in the folder
+    this case the rows of a batch are sorted by their position in the folder
     before they are divided among processes: the batches contain the same rows, and
     process 0 of P reads little more than the first P-th of the folder.
     """
@@ -254,7 +254,6 @@ class RowIterator:
         rows: PackedRows,
         batch_size: int,
         seed: int,
-        shuffle: bool = True,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
@@ -264,7 +263,6 @@ class RowIterator:
           rows: the rows.
           batch_size: B, rows of a batch over all processes.
           seed: seed of the order, at least 0.
-          shuffle: whether to shuffle; if not, rows are in the order of the file.
           process_index: index of the part of each batch to return, from 0.
           process_count: number of parts.
 
@@ -285,11 +283,10 @@ class RowIterator:
         self._rows = rows
         self._batch_size = batch_size
         self._seed = seed
-        self._shuffle = shuffle
         self._process_index = process_index
         self._local_size = batch_size // process_count
         in_bucket = isinstance(rows.folder, BucketPath)
-        self._sorts_batches = shuffle and process_count > 1 and in_bucket
+        self._sorts_batches = process_count > 1 and in_bucket
         self._num_returned = 0
         self._epoch = -1
         self._order: Callable[[np.ndarray], np.ndarray] = np.asarray
@@ -305,11 +302,6 @@ class RowIterator:
         if self._sorts_batches:
             return self._rows.batch(np.sort(self._rows_at(positions))[part])
         return self._rows.batch(self._rows_at(positions[part]))
-
-    @property
-    def epoch(self) -> float:
-        """The number of epochs so far, with the fraction of the current epoch."""
-        return self._num_returned / len(self._rows)
 
     def state(self) -> dict[str, int]:
         """Returns the state for `restore`; the same in every process."""
@@ -340,8 +332,6 @@ class RowIterator:
     def _rows_at(self, positions: np.ndarray) -> np.ndarray:
         """Indices of the rows at ascending positions of the endless sequence."""
         epochs, positions = np.divmod(positions, len(self._rows))
-        if not self._shuffle:
-            return positions
         rows = []
         for epoch in np.unique(epochs):
             if epoch != self._epoch:

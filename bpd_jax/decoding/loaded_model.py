@@ -167,7 +167,7 @@ class LoadedModel:
                 f"{self.name} is a pretrained model without held-out text: give "
                 "--prompts_file."
             )
-        prompts = held_out_prompts(self.task, count, length, tokenizer=self.tokenizer)
+        prompts = held_out_prompts(self.task, count, length, self.tokenizer)
         return [prompt.tokens for prompt in prompts]
 
     def encode_prompt(self, prompt: str | Sequence[Message]) -> np.ndarray:

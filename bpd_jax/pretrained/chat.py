@@ -34,7 +34,6 @@ def render_chat(
     add_generation_prompt: bool = True,
     bos_token: str = "",
     eos_token: str = "",
-    **variables: Any,
 ) -> str:
     """Renders a conversation in the format that the model was trained on.
 
@@ -47,7 +46,6 @@ def render_chat(
       add_generation_prompt: whether the text ends with the beginning of an answer.
       bos_token: name of the begin-of-text token.
       eos_token: name of the end-of-text token.
-      **variables: further variables of the template, such as `enable_thinking`.
 
     Raises:
       UserError: the template is invalid, or refuses the messages.
@@ -62,7 +60,6 @@ def render_chat(
                 "bos_token": bos_token,
                 "eos_token": eos_token,
                 "range": _limited_range(),
-                **variables,
             }
         )
     # Expressions in a template raise the exceptions of Python's; loops that are nested

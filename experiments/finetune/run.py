@@ -164,9 +164,7 @@ def _compare(
     after, before = load_model(str(run_folder)), load_model(str(base))
     longest = config.length - MAX_NEW_TOKENS.value - config.model.block_size
     assert isinstance(after.task, ExampleTask)
-    prompts = held_out_prompts(
-        after.task, PROMPTS.value, longest, tokenizer=after.tokenizer
-    )
+    prompts = held_out_prompts(after.task, PROMPTS.value, longest, after.tokenizer)
     answers = _answers(after.task, {prompt.document for prompt in prompts})
     references = [answers[prompt.document] for prompt in prompts]
     figures: dict[str, Any] = {

