@@ -154,16 +154,6 @@ def finish_after(cloud, follows):
 ROUND = ["scp", "setup", "start", "follow"]
 
 
-def test_queued_request_is_awaited_before_training(cloud):
-    states = ["NOT_FOUND", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"]
-    (cloud / "states").write_text("\n".join([*states, "ACTIVE", "CREATING"]))
-    keep(cloud)
-    assert requests_of(cloud) == ["create", *ROUND]
-    assert steps(cloud) == 1
-    log = next((cloud / "home" / "bpd_jax_run").glob("run-1.log"))
-    assert log.read_text() == "training\n"
-
-
 def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255\n255")
@@ -172,19 +162,6 @@ def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     keep(cloud)
     finisher.join()
     assert requests_of(cloud) == [*ROUND, "follow", "follow"]
-    assert steps(cloud) == 1
-
-
-def test_long_outage_ends_neither_run_nor_launcher(cloud):
-    (cloud / "home" / "wait").touch()
-    (cloud / "follow").write_text("255")
-    (cloud / "log").touch()
-    states = ["ACTIVE", "READY"] * 2 + ["UNREACHABLE"] * 40
-    (cloud / "states").write_text("\n".join(states))
-    finisher = finish_after(cloud, 2)
-    keep(cloud, requests=10)
-    finisher.join()
-    assert requests_of(cloud) == [*ROUND, "follow"]
     assert steps(cloud) == 1
 
 
@@ -209,31 +186,6 @@ def test_preempted_slice_is_requested_again(cloud):
     keep(cloud)
     assert requests_of(cloud)[:2] == ["delete", "create"]
     assert steps(cloud) == 1
-
-
-def test_failed_training_is_retried_and_reported(cloud, capfd):
-    (cloud / "home" / "fails").touch()
-    with pytest.raises(UserError, match="2 attempts failed"):
-        keep(cloud, retries=1)
-    assert requests_of(cloud) == [*ROUND, "report", *ROUND, "report"]
-    assert "status 1" in capfd.readouterr().out
-
-
-def test_a_run_is_stopped_by_another_command(cloud):
-    (cloud / "home" / "wait").touch()
-    started = cloud / "home" / "bpd_jax_run" / "pid"
-
-    def stop():
-        while not started.exists():
-            time.sleep(0.02)
-        run(SLICE.stop())
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    with pytest.raises(UserError, match="was stopped"):
-        keep(cloud)
-    thread.join()
-    assert not (cloud / "home" / "share" / "steps").exists()
 
 
 def test_a_failed_run_is_stopped_in_the_pause_of_the_launcher(cloud):

@@ -87,10 +87,6 @@ def test_creates_slices_and_trains():
     assert Cloud(ABSENT, READY, READY).train() == ["create", *ROUND]
 
 
-def test_uses_existing_slices():
-    assert Cloud(READY, READY).train() == ROUND
-
-
 def test_preempted_slices_are_always_replaced():
     preempted = [LOST, LOST, ABSENT, READY]
     cloud = Cloud(READY, READY, *preempted, *preempted, follow=[FAILED, FAILED])
@@ -243,12 +239,6 @@ def test_long_outage_is_waited_for():
     waits = ["sleep"] * 50
     replaced = [*waits, "sleep", *waits, *waits, "delete", *waits, "create", *waits]
     assert verbs == [*ROUND, "sleep", *replaced, *ROUND]
-
-
-def test_outage_is_no_failure_of_the_run():
-    conditions = [READY, READY, *[None] * 9, READY, *[None] * 9, READY]
-    verbs = Cloud(*conditions, follow=[255, 255]).train(retries=0, requests=9)
-    assert verbs == [*ROUND, *["sleep"] * 10, "follow", *["sleep"] * 10, "follow"]
 
 
 def test_waiting_for_an_outage_is_limited():

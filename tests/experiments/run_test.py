@@ -74,19 +74,25 @@ def test_every_study_has_a_size_of_smollm2():
     assert [path.parent.name for path in FILES if path.stem == "smollm2"] == list(NAMES)
 
 
+def config_of(trained, **changes):
+    """A study of the small model on three short texts."""
+    settings = {
+        "study": "table4",
+        "model": str(trained / "run"),
+        "tasks": ["held_out"],
+        "contenders": ["bpd"],
+        "examples": 2,
+        "tune": 1,
+        "max_new_tokens": 6,
+        "longest_prompt": 16,
+        "lattice_width": 4,
+    }
+    return StudyConfig(**{**settings, **changes})
+
+
 @pytest.fixture(scope="module")
 def context(trained, tmp_path_factory):
-    config = StudyConfig(
-        study="table4",
-        model=str(trained / "run"),
-        tasks=["held_out"],
-        contenders=["bpd", "ngram:2"],
-        examples=2,
-        tune=1,
-        max_new_tokens=12,
-        longest_prompt=16,
-        lattice_width=4,
-    )
+    config = config_of(trained, contenders=["bpd", "ngram:2"], max_new_tokens=12)
     return StudyContext(config, tmp_path_factory.mktemp("context"))
 
 
@@ -196,18 +202,14 @@ def test_in_domain_models_are_counted_from_texts_not_drawn(trained, tmp_path):
         for n in range(10)
     ]
     (tmp_path / "samsum" / "test.jsonl").write_text("".join(f"{x}\n" for x in lines))
-    config = StudyConfig(
-        study="table7",
-        model=str(trained / "run"),
+    config = config_of(
+        trained,
         data=str(tmp_path),
         tasks=["samsum"],
         contenders=["ngram:1@in_domain"],
         assets={"in_domain": {"ngram": f"{tmp_path}/in_domain/{{task}}"}},
         examples=3,
-        tune=1,
-        max_new_tokens=8,
         longest_prompt=60,
-        lattice_width=4,
         in_domain=100,
     )
     context = StudyContext(config, tmp_path)
@@ -298,16 +300,12 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
     ]
     path = tmp_path / "spec_bench" / "test.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    config = StudyConfig(
-        study="table_e",
-        model=str(trained / "run"),
+    config = config_of(
+        trained,
         data=str(tmp_path),
         tasks=["math"],
-        contenders=["bpd"],
-        examples=2,
-        tune=1,
         turns=2,
-        max_new_tokens=6,
+        longest_prompt=384,
     )
     context = StudyContext(config, tmp_path)
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}|{% endfor %}"
@@ -335,14 +333,10 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
 
 @pytest.mark.slow
 def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path):
-    config = StudyConfig(
-        study="table4",
-        model=str(trained / "run"),
-        tasks=["held_out"],
-        contenders=["bpd"],
+    config = config_of(
+        trained,
         examples=1,
         tune=0,
-        max_new_tokens=5,
         decode_lengths={"held_out": 9, "squad": 3},
         longest_prompt=100_000,
     )
@@ -361,18 +355,7 @@ def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path)
 @pytest.mark.slow
 def test_shards_make_all_records_of_every_kind(trained, tmp_path):
     """The second shard adds its own examples; a third run finds none missing."""
-    config = StudyConfig(
-        study="figure6",
-        model=str(trained / "run"),
-        tasks=["held_out"],
-        contenders=["bpd"],
-        examples=2,
-        tune=1,
-        max_new_tokens=6,
-        longest_prompt=16,
-        lattice_width=4,
-        shown=2,
-    )
+    config = config_of(trained, shown=2)
     run_files.write_header(tmp_path, "figure6", {})
     for shard in (Shard(0, 2), Shard(1, 2), Shard(0, 1)):
         context = StudyContext(config, tmp_path, shard)
