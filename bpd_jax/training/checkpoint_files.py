@@ -13,9 +13,11 @@ import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +30,6 @@ from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
 from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.distributed import first
-from bpd_jax.training.quiet_saves import quiet_saves
 from bpd_jax.typing import PyTree
 
 # Part of the name of a checkpoint folder while Orbax writes it.
@@ -81,7 +82,7 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
       UserError: the description of a checkpoint is damaged; or the folder is under
         gs:// and gcsfs is not installed.
     """
-    quiet_saves()
+    _quiet_saves()
     _write_small_arrays_whole()
     if isinstance(folder, BucketPath):
         _reach_buckets()
@@ -99,6 +100,26 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     except Exception:  # Orbax accepts some damage of a description, but not all.
         _check_descriptions(folder)
         raise
+
+
+@functools.cache
+def _quiet_saves() -> None:
+    """Suppresses Orbax's log of failed saves, which are reported in one sentence.
+
+    Orbax logs an error with its traceback in every thread in which it occurs before it
+    raises it. Abandoned writes are logged again when they are garbage-collected.
+    """
+    logging.getLogger("absl").addFilter(lambda line: "orbax" not in line.pathname)
+    logging.getLogger("asyncio").addFilter(
+        lambda line: "exception was never retrieved" not in line.getMessage()
+    )
+    previous = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _check_descriptions(folder: pathlib.Path) -> None:
@@ -222,21 +243,19 @@ def _digests(
     top: pathlib.Path, checkpoint: pathlib.Path, algorithm: str
 ) -> dict[str, str]:
     """Digests of the files below `top` by path relative to the checkpoint."""
-    known: dict[pathlib.Path, str | None] = {}
+    stored: dict[pathlib.Path, str | None]
     if isinstance(top, BucketPath):
-        sums = buckets.md5_sums(top)
-        known = {path: md5 if algorithm == "md5" else None for path, md5 in sums}
+        stored = dict(buckets.md5_sums(top))
     else:
-        known = dict.fromkeys(path for path in top.rglob("*") if path.is_file())
+        stored = dict.fromkeys(path for path in top.rglob("*") if path.is_file())
 
     def compute(path: pathlib.Path) -> str:
-        digest = known[path]
-        if digest is not None:
+        if algorithm == "md5" and (digest := stored[path]) is not None:
             return digest
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, algorithm).hexdigest()
 
-    paths = sorted(known)
+    paths = sorted(stored)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         digests = list(pool.map(compute, paths))
     names = (path.relative_to(checkpoint).as_posix() for path in paths)
@@ -259,10 +278,10 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
 
 def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None:
     def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        # The names are equal for a named tuple and the dict that is saved from it.
         return {
-            "/".join(_key(entry) for entry in path): tuple(leaf.shape)
-            for path, leaf in leaves
+            jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
 
     stored, expected = shapes(saved), shapes(abstract)
@@ -274,11 +293,3 @@ def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None
                 f"{expected.get(name, 'missing')} in this configuration; use the "
                 "configuration of that run."
             )
-
-
-def _key(entry: Any) -> str:
-    """The name of a path entry; equal for a named tuple and the dict saved from it."""
-    for attribute in ("key", "name", "idx"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    raise TypeError(f"unknown path entry {entry!r}")

@@ -8,12 +8,10 @@ which is written last. The next run removes an incomplete checkpoint of a killed
 """
 
 import contextlib
-import functools
 import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -38,7 +36,7 @@ from bpd_jax.training.checkpoint_files import (
 )
 from bpd_jax.training.distributed import agree
 from bpd_jax.training.state import TrainState, abstract_parameters
-from bpd_jax.typing import Params
+from bpd_jax.typing import Params, PyTree
 
 FOLDER = "checkpoints"
 BEST = "best_step"
@@ -152,34 +150,27 @@ class Checkpoints:
         Raises:
           UserError: it belongs to another model or optimizer, or is damaged.
         """
-        step = self.latest_step
-        assert step is not None
         rest = {"step": abstract.step, "opt_state": abstract.opt_state}
-        read = functools.partial(read_item, self._manager, self._folder, step)
-        params = read("params", abstract.params)
-        return TrainState(params=params, **read("optimizer", rest))
+        params = self._read("params", abstract.params)
+        return TrainState(params=params, **self._read("optimizer", rest))
 
     def is_stacked(self) -> bool:
         """Whether the layers of the newest checkpoint are stacked."""
-        step = self.latest_step
-        assert step is not None
-        return layers_are_stacked(self._manager, self._folder, step)
+        assert self._newest is not None
+        return layers_are_stacked(self._manager, self._folder, self._newest)
 
     def restore_data(self) -> dict[str, Any]:
         """Reads the argument `data` of `save` from the newest checkpoint."""
-        step = self.latest_step
-        assert step is not None
-        return read_item(self._manager, self._folder, step, "data")
+        return self._read("data")
+
+    def _read(self, item: str, abstract: PyTree | None = None) -> Any:
+        assert self._newest is not None
+        return read_item(self._manager, self._folder, self._newest, item, abstract)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Closing waits for a save in progress. Its error must not hide an earlier one.
         quiet = contextlib.suppress(UserError) if kind else contextlib.nullcontext()
         with quiet, self._saving():

@@ -1,5 +1,6 @@
 """Checks before a run that the disk has space for its checkpoints."""
 
+import math
 import pathlib
 import shutil
 
@@ -19,11 +20,10 @@ def state_bytes(abstract: TrainState) -> int:
 
 def bytes_per_device(abstract: TrainState) -> int:
     """Bytes of a train state on one device; all devices have about the same."""
-    total = 0
-    for leaf in jax.tree.leaves(abstract):
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        total += leaf.dtype.itemsize * _product(shape)
-    return total
+    return sum(
+        x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
+        for x in jax.tree.leaves(abstract)
+    )
 
 
 def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
@@ -55,10 +55,3 @@ def check_space(folder: pathlib.Path, abstract: TrainState, keep: int) -> None:
             "the best one and one being written; free space, lower keep_checkpoints, "
             "or choose another --workdir."
         )
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

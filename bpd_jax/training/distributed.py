@@ -81,11 +81,18 @@ def initialize(
             "process_id must be given together or not at all."
         )
     if not missing:
-        _check(options)
-        if num_processes == 1:
+        address, count, index = options.values()
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit() and 0 <= index < count):
+            raise UserError(
+                f"--coordinator_address={address} must be HOST:PORT, such as "
+                f"10.0.0.1:1234, and --process_id={index} from 0 to one less than "
+                f"--num_processes={count}."
+            )
+        if count == 1:
             return
-        if process_id:
-            _wait_for(str(coordinator_address), timeout)
+        if index:
+            _wait_for(address, timeout)
     elif not detect and not _is_slurm_task():
         return
     # jax would handle SIGTERM itself; here `StopVote` does.
@@ -118,19 +125,6 @@ def _unreachable(address: str, error: Exception) -> UserError:
         f"cannot join the other processes at {address}: {reason}; check that all of "
         "them are running, with the same address and number of processes."
     )
-
-
-def _check(options: dict[str, Any]) -> None:
-    address, count, index = options.values()
-    host, _, port = str(address).rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(
-            f"--coordinator_address={address} must be HOST:PORT, such as 10.0.0.1:1234."
-        )
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"--num_processes={count} must be 1 or more.")
-    if not isinstance(index, int) or not 0 <= index < count:
-        raise UserError(f"--process_id={index} must be from 0 to {count - 1}.")
 
 
 def _is_slurm_task() -> bool:

@@ -1,5 +1,7 @@
 """Evaluation of a model on the validation split."""
 
+from collections.abc import Iterable
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -75,7 +77,7 @@ class Evaluator:
         return Batch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch))
 
 
-def per_head(name: str, values: np.ndarray, first: int = 1) -> dict[str, float]:
+def per_head(name: str, values: Iterable[float], first: int = 1) -> dict[str, float]:
     """Metrics by name, one for each head: `NAME_head_{first}`, …."""
     return {
         f"{name}_head_{head}": float(value)

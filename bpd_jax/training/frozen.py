@@ -22,6 +22,7 @@ from bpd_jax.training import loop
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.draft_targets import Targets
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -29,9 +30,6 @@ from bpd_jax.training.run_lock import locked
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
 from bpd_jax.typing import Array, Bool, Float, Params, PyTree
-
-# The checkpoint file of earlier versions.
-_EARLIER = "checkpoint.npz"
 
 
 class LevelSums(NamedTuple):
@@ -54,32 +52,31 @@ class LevelSums(NamedTuple):
         cls,
         losses: Float[Array, "n levels"],
         hits: Bool[Array, "n levels"],
-        scored: Bool[Array, "n levels"],
-        valid: Bool[Array, "n levels"],
+        targets: Targets,
     ) -> "LevelSums":
-        """The sums of n positions, without gradients.
+        """The sums of n positions.
 
         Args:
           losses: −log p of each target.
           hits: whether the head ranks the target first.
-          scored: whether there is a target in the draft vocabulary.
-          valid: whether there is a target.
+          targets: the targets.
         """
+        scored = targets.scored
         return cls(
             jnp.sum(losses, axis=0, where=scored),
             jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
             scored.sum(0, dtype=jnp.float32),
-            valid.sum(0, dtype=jnp.float32),
+            targets.valid.sum(0, dtype=jnp.float32),
         )
 
 
 class Objective(Protocol):
     """A training objective: a frozen dataclass, static under jit."""
 
-    def loss_and_gradients(
+    def loss(
         self, trained: Params, frozen: PyTree, batch: Any
-    ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch, the sums for the metrics, and the gradients."""
+    ) -> tuple[Array, LevelSums]:
+        """The loss of a batch, and the sums for the metrics."""
         ...
 
     def held_out_sums(self, trained: Params, frozen: PyTree, batch: Any) -> Any:
@@ -154,11 +151,6 @@ def train(
         use or cannot be written, or the loss is not finite.
       SystemExit: with code 128 + the number of the signal that ended the run.
     """
-    if (folder / _EARLIER).exists():
-        raise UserError(
-            f"{folder / _EARLIER} was written by an earlier version and cannot be "
-            "resumed: remove it to train from the beginning; cached states are kept."
-        )
     transform = make_optimizer(optimizer, pace.steps)
     if mesh is not None:
         trained, frozen = jax.device_put((trained, frozen), replicated(mesh))
@@ -167,9 +159,16 @@ def train(
         locked(folder),
         Checkpoints(folder / CHECKPOINTS) as checkpoints,
     ):
-        start, saved = checkpoints.latest_step or 0, {}
+        start: int = checkpoints.latest_step or 0
+        saved: dict[str, Any] = {}
         if start:
-            saved = _saved_data(checkpoints, key, folder / CHECKPOINTS)
+            saved = checkpoints.restore_data()
+            if saved.get("key") != key:
+                raise UserError(
+                    f"{folder / CHECKPOINTS} belongs to a run with other settings, "
+                    "texts or model: remove it to train from the beginning (cached "
+                    "states are kept), or choose another folder."
+                )
             state = checkpoints.restore(jax.tree.map(_abstract, state))
             meter.restore(saved[loop.METER])
         ready()
@@ -215,20 +214,6 @@ def train(
     return Result(params, held_out, sample, time.perf_counter() - begin)
 
 
-def _saved_data(
-    checkpoints: Checkpoints, key: str, folder: pathlib.Path
-) -> dict[str, Any]:
-    """The data item of the last checkpoint. Raises UserError if it has another key."""
-    saved = checkpoints.restore_data()
-    if saved.get("key") != key:
-        raise UserError(
-            f"{folder} belongs to a run with other settings, texts or model: remove it "
-            "to train from the beginning (cached states are kept), or choose another "
-            "folder."
-        )
-    return saved
-
-
 def make_step(
     objective: Objective, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -242,9 +227,8 @@ def make_step(
     def step(
         state: TrainState, frozen: PyTree, batch: Any
     ) -> tuple[TrainState, Metrics]:
-        loss, sums, gradients = objective.loss_and_gradients(
-            state.params, frozen, batch
-        )
+        gradient = jax.value_and_grad(objective.loss, has_aux=True)
+        (loss, sums), gradients = gradient(state.params, frozen, batch)
         means = {
             "loss_heads": sums.loss / jnp.maximum(sums.scored, 1),
             "accuracy_heads": sums.correct / jnp.maximum(sums.valid, 1),

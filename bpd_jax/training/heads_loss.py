@@ -93,8 +93,7 @@ def heads_loss(
     Returns:
       The weighted sum; the loss and the number of correct targets of each head.
     """
-    sums = heads_sums(layout, heads, softmax, hidden, targets, valid, entropies=False)
-    return jnp.dot(scale, sums.loss), sums.loss, sums.correct
+    return _forward(layout, heads, softmax, hidden, targets, valid, scale)[0]
 
 
 def heads_sums(
@@ -104,25 +103,16 @@ def heads_sums(
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "L B T"],
     valid: Bool[Array, "L B T"],
-    *,
-    entropies: bool = True,
 ) -> LossSums:
-    """The sums of all heads, `[L]`, without gradients.
-
-    Args:
-      layout, heads, softmax, hidden, targets, valid: see `heads_loss`.
-      entropies: whether to sum the entropies.
-    """
+    """The sums of all heads, `[L]`, without gradients; see `heads_loss`."""
     loss = layout.softmax
     matrix = loss.matrix(softmax)
 
     def sums_of(chunk: LossInputs) -> LossSums:
         logits = loss.logits(chunk.state, matrix)
         losses, correct, log_total = loss.hard_losses(logits, chunk.targets)
-        entropy = None
-        if entropies:
-            probabilities = jnp.exp(logits - log_total[:, None])
-            entropy = log_total - (probabilities * logits).sum(-1)
+        probabilities = jnp.exp(logits - log_total[:, None])
+        entropy = log_total - (probabilities * logits).sum(-1)
         return jax.tree.map(
             lambda x: jnp.sum(x, where=chunk.weights, dtype=jnp.float32),
             LossSums(losses, correct, entropy),

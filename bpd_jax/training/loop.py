@@ -12,7 +12,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import optax
 
@@ -27,9 +27,6 @@ from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
 from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 # Key of the meter's state in the data item of a checkpoint.
 METER = "meter"
@@ -103,7 +100,15 @@ def run(
         # Installed before the progress bar appears: from then on a user expects Ctrl-C
         # to save a checkpoint.
         stop = stack.enter_context(deferred_signals())
-        bar = stack.enter_context(_bar(start, pace.steps))
+        bar = stack.enter_context(
+            progress.bar(
+                label="training",
+                total=pace.steps,
+                initial=start,
+                unit="step",
+                disable=not distributed.is_first(),
+            )
+        )
         for step in range(start + 1, pace.steps + 1):
             batch = next(batches)
             state, metrics = update(state, batch, step)
@@ -138,21 +143,10 @@ def run(
         # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
     if stopping and step < pace.steps and not stop_early:
+        say(
+            f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the "
+            "same command again to resume."
+        )
         # If only another process has received the signal, `stop` is empty here.
-        _exit_stopped(folder, step, pace.steps, stop[0] if stop else signal.SIGTERM)
+        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
     return state.params, step
-
-
-def _bar(start: int, steps: int) -> "tqdm[Any]":
-    disable = not distributed.is_first()
-    return progress.bar(
-        label="training", total=steps, initial=start, unit="step", disable=disable
-    )
-
-
-def _exit_stopped(folder: pathlib.Path, step: int, steps: int, number: int) -> NoReturn:
-    say(
-        f"stopped: {folder} is saved at step {step:,} of {steps:,}; run the same "
-        "command again to resume."
-    )
-    sys.exit(128 + number)

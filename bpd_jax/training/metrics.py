@@ -9,7 +9,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from bpd_jax import buckets, files, progress
@@ -114,12 +113,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._warn_once():
             self._file.close()
         if self._events is not None:

@@ -24,11 +24,10 @@ from bpd_jax.training.heads.batches import (
     cached_batches,
     held_out_batches,
 )
-from bpd_jax.training.heads.objective import STATES
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import HEADER as STATES_HEADER
-from bpd_jax.training.heads.states_cache import open_states
+from bpd_jax.training.heads.states_cache import STATES, open_states
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA

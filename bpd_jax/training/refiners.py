@@ -27,16 +27,16 @@ from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
 from bpd_jax.training import checkpoints, frozen, metrics, run_folder, run_lock, watch
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.draft_targets import Targets, draft_targets
 from bpd_jax.training.evaluator import per_head
 from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.heads.draft_targets import draft_places
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
-from bpd_jax.typing import Array, Bool, Int, Params
+from bpd_jax.typing import Array, Params
 
 _WARMUP = 0.05
 _LOG_EVERY, _CHECKPOINT_EVERY = 20, 200
@@ -87,7 +87,7 @@ class RefinerHeldOut(NamedTuple):
         """A row of numbers for `metrics.jsonl`; heads are counted from 2."""
         row: dict[str, float] = {}
         for name, values in self.table().items():
-            row |= per_head(f"{prefix}_{name}", np.array(values), 2)
+            row |= per_head(f"{prefix}_{name}", values, 2)
         return row
 
 
@@ -107,31 +107,26 @@ class RefinerObjective:
     freeze: Callable[..., Frozen]
     model_targets: bool
 
-    def loss_and_gradients(
+    def loss(
         self, trained: Params, frozen: Params, batch: Any
-    ) -> tuple[Array, LevelSums, Params]:
+    ) -> tuple[Array, LevelSums]:
         """The loss is the mean over positions, then over levels."""
         outputs = self.freeze(
             self.model, frozen, batch, model_targets=self.model_targets
         )
-        places, scored = self._places(frozen, outputs)
-        counts = jnp.maximum(scored.sum(0, dtype=jnp.float32), 1)
-        weights = scored / (counts * scored.shape[1])
-
-        def loss_of(params: Params) -> tuple[Array, LevelSums]:
-            inputs, matrices = refined_inputs(
-                self.config, params, self.model, frozen, outputs
-            )
-            columns = inputs.shape[-1] - outputs.states.shape[-1]
-            total, losses, hits = by_level(
-                functools.partial(levels_loss, trained_columns=columns),
-                matrices,
-                (inputs, places, weights),
-            )
-            return total, LevelSums.of(losses, hits, scored, outputs.valid)
-
-        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return loss, sums, gradients
+        targets = self._targets(frozen, outputs)
+        counts = jnp.maximum(targets.scored.sum(0, dtype=jnp.float32), 1)
+        weights = targets.scored / (counts * len(counts))
+        inputs, matrices = refined_inputs(
+            self.config, trained, self.model, frozen, outputs
+        )
+        columns = inputs.shape[-1] - outputs.states.shape[-1]
+        total, losses, hits = by_level(
+            functools.partial(levels_loss, trained_columns=columns),
+            matrices,
+            (inputs, targets.places, weights),
+        )
+        return total, LevelSums.of(losses, hits, targets)
 
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: Any
@@ -142,34 +137,19 @@ class RefinerObjective:
             outputs = self.freeze(
                 self.model, frozen, batch, model_targets=model_targets
             )
-            places, scored = self._places(frozen, outputs)
+            targets = self._targets(frozen, outputs)
             plain = outputs.states, draft_softmax(self.model, frozen)
             refined = refined_inputs(self.config, trained, self.model, frozen, outputs)
             for inputs, matrices in (plain, refined):
-                losses, ranks = by_level(levels_ranks, matrices, (inputs, places))
-                sums.append(LevelSums.of(losses, ranks == 0, scored, outputs.valid))
+                arrays = (inputs, targets.places)
+                losses, ranks = by_level(levels_ranks, matrices, arrays)
+                sums.append(LevelSums.of(losses, ranks == 0, targets))
         return RefinerHeldOut(*sums)
 
-    def _places(
-        self, base: Params, outputs: Frozen
-    ) -> tuple[Int[Array, "n levels"], Bool[Array, "n levels"]]:
-        """Indices of the targets in the draft vocabulary, and a mask of valid ones."""
+    def _targets(self, base: Params, outputs: Frozen) -> Targets:
         vocabulary = base.get("heads", {}).get("vocabulary")
         vocab_size = self.model.trunk.vocab_size
-        places, known = draft_places(outputs.targets, vocabulary, vocab_size)
-        return places, outputs.valid & known
-
-
-class Report(NamedTuple):
-    """The result of training a refiner.
-
-    Attributes:
-      held_out: sums over held-out positions at the end.
-      seconds: duration of the steps and evaluations, compilation included.
-    """
-
-    held_out: RefinerHeldOut
-    seconds: float
+        return draft_targets(outputs.targets, outputs.valid, vocabulary, vocab_size)
 
 
 def train_refiner(
@@ -179,7 +159,7 @@ def train_refiner(
     data: str | os.PathLike[str],
     output: str | os.PathLike[str],
     command: str = "",
-) -> Report:
+) -> frozen.Result:
     """Trains a refiner, or resumes its training, and writes its folder.
 
     SIGTERM and Ctrl-C end the run after the current step with a checkpoint.
@@ -192,6 +172,9 @@ def train_refiner(
         with cached states of the model.
       output: folder of the refiner; an older refiner there is replaced.
       command: command line, recorded in the folder.
+
+    Returns:
+      The result; `held_out` is a `RefinerHeldOut`.
 
     Raises:
       UserError: settings, model, data or folder are unsuitable, or the loss is not
@@ -222,14 +205,13 @@ def train_refiner(
         meter=Meter(source.batch_size, source.unit, first_head=2),
         learning_rate="--learning_rate",
     )
-    held_out = result.held_out
     facts = {
         "command": command,
         "settings": dataclasses.asdict(settings),
         "seconds": round(result.seconds, 1),
         "held_out": {
             name: [round(value, 5) for value in values]
-            for name, values in held_out.table().items()
+            for name, values in result.held_out.table().items()
         },
         "versions": run_folder.versions(),
     }
@@ -237,4 +219,4 @@ def train_refiner(
     with files.replacing_file(output / metrics.FILE_NAME) as path:
         shutil.copyfile(folder / metrics.FILE_NAME, path)
     folders.remove_folder(folder, _RUN)
-    return Report(held_out, result.seconds)
+    return result

@@ -86,17 +86,9 @@ def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
     Raises:
       UserError: the fingerprints cannot be read.
     """
-    if not (folder / MODEL).exists():
-        return None
-    # Exported parameters that are trained further, and earlier versions, have none.
-    if (folder / ROWS).exists():
-        return _read_object(folder / ROWS)
-    try:
-        return _fingerprints(folder)
-    except UserError:
-        if checkpoints.whole_steps(folder / checkpoints.FOLDER):
-            raise
-        return None
+    # Exported parameters that are trained further have none.
+    started = (folder / MODEL).exists() and (folder / ROWS).exists()
+    return _read_object(folder / ROWS) if started else None
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -108,10 +100,6 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
         return content
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
-
-
-def _fingerprints(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-    return {split: open_rows(folder / DATA / split).fingerprint for split in SPLITS}
 
 
 def _check_same(folder: pathlib.Path, name: str, saved: dict, current: dict) -> None:
@@ -147,8 +135,9 @@ def describe(
     if not (started and (folder / tokenizer.FILE_NAME).exists()):
         with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
             shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
+    rows = {split: open_rows(folder / DATA / split).fingerprint for split in SPLITS}
     for name, content in {
-        **({} if started else {ROWS: _json(_fingerprints(folder))}),
+        **({} if started else {ROWS: _json(rows)}),
         TASK: _json(dataclasses.asdict(config.task)),
         CONFIG: text,
         OPERATIVE: operative,

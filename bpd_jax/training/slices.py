@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from bpd_jax.errors import UserError
 from bpd_jax.models import partitioning
 from bpd_jax.models.partitioning import MeshConfig
 
@@ -37,16 +36,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     slices = collections.defaultdict(list)
     for device in devices:
         slices[slice_of(device)].append(device)
-    inner = config.fsdp * config.model
-    data = len(devices) // inner if config.data == -1 else config.data
-    if len(slices) == 1 or data * inner != len(devices):
+    data, _, _ = config.shape(len(devices), len(slices))
+    if len(slices) == 1:
         return partitioning.make_mesh(config, devices)
-    if data % len(slices):
-        raise UserError(
-            f"MeshConfig.data = {data} is not a multiple of the {len(slices)} TPU "
-            "slices: only the data axis may cross from one slice to another; make "
-            f"fsdp × model divide the {len(devices) // len(slices)} devices of a slice."
-        )
     each = dataclasses.replace(config, data=data // len(slices))
     meshes = [partitioning.make_mesh(each, slices[index]) for index in sorted(slices)]
     laid_out = np.concatenate([mesh.devices for mesh in meshes])

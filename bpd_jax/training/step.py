@@ -62,41 +62,20 @@ def make_train_step(
         or a row is too short for its blocks of a drafter.
     """
 
-    def part_gradient(
-        params: Params, batch: Batch, scale: Float[Array, " L"], step: Array
-    ) -> tuple[tuple[Array, HeadSums], Params]:
-        def loss(params: Params) -> tuple[Array, HeadSums]:
-            return scaled_loss(
-                model, params, batch, scale, compute, settings, mesh, step
-            )
-
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    def gradient(
-        params: Params, batch: Batch, scale: Float[Array, " L"], step: Array
-    ) -> tuple[tuple[Array, HeadSums], Params]:
-        if compute.accumulate == 1:
-            return part_gradient(params, batch, scale, step)
-
-        def add(total: Any, part: Batch) -> tuple[Any, None]:
-            part_gradients = part_gradient(params, part, scale, step)
-            return jax.tree.map(jnp.add, total, part_gradients), None
-
-        parts = split_rows(batch, compute.accumulate, mesh)
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(part_gradient, params, first, scale, step)
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
-            shapes,
-        )
-        total, _ = jax.lax.scan(add, zeros, parts)
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), total, shapes)
-
     def step(
         state: TrainState, batch: Batch, lambdas: Float[Array, " L"]
     ) -> tuple[TrainState, Metrics]:
         scale = head_scale(model, batch, lambdas, settings, state.step)
-        (loss, sums), gradients = gradient(state.params, batch, scale, state.step)
+
+        def part_gradient(part: Batch) -> tuple[tuple[Array, HeadSums], Params]:
+            def loss(params: Params) -> tuple[Array, HeadSums]:
+                return scaled_loss(
+                    model, params, part, scale, compute, settings, mesh, state.step
+                )
+
+            return jax.value_and_grad(loss, has_aux=True)(state.params)
+
+        (loss, sums), gradients = _summed(part_gradient, batch, compute, mesh)
         count = jnp.maximum(sums.valid, 1)
         means = {
             "loss_heads": sums.loss / count,
@@ -129,21 +108,11 @@ def make_eval_step(
     memory than training.
     """
 
-    def part_sums(params: Params, batch: Batch) -> HeadSums:
-        return evaluation_sums(model, params, batch, compute, settings, mesh)
-
     def step(params: Params, batch: Batch) -> HeadSums:
-        if compute.accumulate == 1:
-            return part_sums(params, batch)
+        def part_sums(part: Batch) -> HeadSums:
+            return evaluation_sums(model, params, part, compute, settings, mesh)
 
-        def add(total: HeadSums, part: Batch) -> tuple[HeadSums, None]:
-            return jax.tree.map(jnp.add, total, part_sums(params, part)), None
-
-        parts = split_rows(batch, compute.accumulate, mesh)
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(part_sums, params, first)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, parts)[0]
+        return _summed(part_sums, batch, compute, mesh)
 
     param_shardings = jax.tree.map(lambda x: x.sharding, abstract.params)
     return jax.jit(
@@ -151,6 +120,25 @@ def make_eval_step(
         in_shardings=(param_shardings, NamedSharding(mesh, BATCH_SPEC)),
         out_shardings=replicated(mesh),
     )
+
+
+def _summed(
+    function: Callable[[Batch], Any], batch: Batch, compute: ComputeConfig, mesh: Mesh
+) -> Any:
+    """The sum of a function over `compute.accumulate` parts, added up in float32."""
+    if compute.accumulate == 1:
+        return function(batch)
+
+    def add(total: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(part)), None
+
+    parts = split_rows(batch, compute.accumulate, mesh)
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes
+    )
+    total, _ = jax.lax.scan(add, zeros, parts)
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), total, shapes)
 
 
 def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:

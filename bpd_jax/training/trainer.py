@@ -5,7 +5,6 @@ import os
 import pathlib
 from collections.abc import Callable
 
-import optax
 from jax.sharding import Mesh
 
 from bpd_jax.buckets import as_path
@@ -110,12 +109,19 @@ def train(
             batches.restore(saved)
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
-            state = _new_state(config, optimizer, abstract, load_start)
+            state = init_state(
+                config.model, optimizer, abstract, config.seed, config.compute
+            )
+            if load_start is not None:
+                state = with_parameters(state, load_start())
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
 
-        step_fn = _make_step(config, optimizer, abstract, mesh)
-        meter = _make_meter(config)
+        step_fn = make_train_step(
+            config.model, optimizer, abstract, mesh, config.compute, config.loss
+        )
+        peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
+        meter = Meter(config.tokens_per_step, peak=peak)
         if loop.METER in saved:
             meter.restore(saved[loop.METER])
 
@@ -125,7 +131,12 @@ def train(
             return step_fn(state, put_batch(batch, mesh), decisions.lambdas(step))
 
         _, step = loop.run(
-            _pace(config),
+            loop.Pace(
+                config.steps,
+                config.log_every,
+                config.evaluate_every,
+                config.checkpoint_every,
+            ),
             folder,
             checkpoints,
             state,
@@ -141,43 +152,6 @@ def train(
         )
     say(_summary(decisions, folder, step))
     return decisions.validation
-
-
-def _new_state(
-    config: TrainConfig,
-    optimizer: optax.GradientTransformation,
-    abstract: TrainState,
-    load_start: Callable[[], Params] | None,
-) -> TrainState:
-    state = init_state(config.model, optimizer, abstract, config.seed, config.compute)
-    return with_parameters(state, load_start()) if load_start else state
-
-
-def _make_step(
-    config: TrainConfig,
-    optimizer: optax.GradientTransformation,
-    abstract: TrainState,
-    mesh: Mesh,
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    return make_train_step(
-        config.model,
-        optimizer,
-        abstract,
-        mesh,
-        compute=config.compute,
-        settings=config.loss,
-    )
-
-
-def _pace(config: TrainConfig) -> loop.Pace:
-    return loop.Pace(
-        config.steps, config.log_every, config.evaluate_every, config.checkpoint_every
-    )
-
-
-def _make_meter(config: TrainConfig) -> Meter:
-    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
-    return Meter(config.tokens_per_step, peak=peak)
 
 
 def check_batch(config: TrainConfig, mesh: Mesh) -> None:

@@ -1,5 +1,4 @@
 import contextlib
-import dataclasses
 import errno
 import functools
 import resource
@@ -94,13 +93,6 @@ def test_shape_mismatch_is_reported_with_both_shapes(saved, one_device, make_mod
         checkpoints.restore(abstract)
 
 
-def test_missing_layers_are_reported(saved, model):
-    trunk = dataclasses.replace(model.trunk, num_layers=2)
-    deeper = dataclasses.replace(model, trunk=trunk)
-    with pytest.raises(UserError, match="trunk/attention_1/key/bias is missing there"):
-        load_parameters(saved[0], deeper)
-
-
 def test_optimizer_mismatch_is_reported(saved, model, one_device):
     unclipped = make_optimizer(OptimizerConfig(1e-2, clip_norm=None), 10)
     abstract = abstract_state(model, unclipped, one_device)
@@ -109,17 +101,6 @@ def test_optimizer_mismatch_is_reported(saved, model, one_device):
         pytest.raises(UserError, match="checkpoints/7/optimizer does not fit"),
     ):
         checkpoints.restore(abstract)
-
-
-# Orbax leaves a thread behind that finds its event loop closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_corrupt_files_are_reported(saved, model, tmp_path):
-    folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
-    for path in (folder / "7" / "params").rglob("*"):
-        if path.is_file() and path.parent.name == "d":
-            path.write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*7/params"):
-        load_parameters(folder, model)
 
 
 def test_a_flipped_bit_is_noticed(saved, model, tmp_path):
@@ -155,8 +136,10 @@ def names(folder):
 
 def test_best_checkpoint_is_kept_beyond_the_newest(states, tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.steps() == []
         for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
             checkpoints.save(step, states[3], {}, best)
+        assert checkpoints.steps() == [2, 4, 5] == sorted(whole_steps(tmp_path))
     assert names(tmp_path) == ["2", "4", "5"]
     assert best_step(tmp_path) == 2
     # A resumed run passes the best step again; a new best replaces the old one.
@@ -253,11 +236,3 @@ def test_full_disk_keeps_the_last_complete_checkpoint(
         assert checkpoints.restore_data()["given"] == 1
     # Threads of the failed save may still be writing.
     assert whole_steps(tmp_path) == [1]
-
-
-def test_steps_are_listed(saved, states, tmp_path):
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        assert checkpoints.steps() == []
-        for step in (1, 2, 3):
-            checkpoints.save(step, states[3], {}, 1)
-        assert checkpoints.steps() == [1, 3] == sorted(whole_steps(tmp_path))

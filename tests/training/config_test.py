@@ -1,38 +1,109 @@
+"""Bad settings end with one sentence that names the setting."""
+
 import dataclasses
+import math
 
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.head_schedule import HeadSchedule
+from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.refiner_settings import RefinerSettings
+
+HEADS = HeadsTrainConfig("model", "texts", BlockHeadsConfig(4, 32), OptimizerConfig(1))
+DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4))
 
 
 @pytest.mark.parametrize(
-    "weights", [1.0, "abc", ("a", "b", "c"), (float("nan"), 1, 1), (True, 1, 1), ()]
+    "changes, message",
+    [
+        ({"steps": 0}, "TrainConfig.steps must be a positive integer"),
+        ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
+        ({"patience": True}, "patience must be a positive integer, not True"),
+        ({"seed": -1}, "TrainConfig.seed must be an integer"),
+        ({"seed": False}, "seed must be an integer"),
+        ({"start": 3}, "start must be text"),
+        ({"start": ""}, "start must be text"),
+        ({"head_targets": "own"}, "head_targets must be one of text, model, not"),
+        ({"select_by": "loss"}, "select_by must be one of validation_loss, "),
+        ({"model": "tiny"}, r"TrainConfig.model must be @BlockwiseConfig\(\)"),
+        ({"task": 1}, r"task must be @TextTask\(\) or @ExampleTask\(\)"),
+        ({"length": 17}, "length = 17 exceeds TransformerConfig.max_length = 16"),
+        ({"head_weights": (1.0,)}, "must hold 3 numbers"),
+        ({"head_weights": (1.0, -1.0, 1.0)}, "head_weights"),
+        ({"head_weights": (math.nan, 1, 1)}, "head_weights"),
+        ({"head_weights": (True, 1, 1)}, "head_weights"),
+        ({"head_weights": "abc"}, "head_weights"),
+        ({"head_weights": 1.0}, "head_weights"),
+    ],
 )
-def test_head_weights_are_numbers(train_config, weights):
-    message = "head_weights"
+def test_invalid_runs_are_refused(train_config, changes, message):
     with pytest.raises(UserError, match=message):
-        dataclasses.replace(train_config, head_weights=weights)
+        dataclasses.replace(train_config, **changes)
+
+
+@pytest.mark.parametrize(
+    "kind, fields, message",
+    [
+        (OptimizerConfig, {"learning_rate": 0}, "OptimizerConfig.learning_rate must"),
+        (OptimizerConfig, {"learning_rate": "fast"}, "learning_rate must be a finite"),
+        (OptimizerConfig, {"learning_rate": math.inf}, "learning_rate must be a fin"),
+        (OptimizerConfig, {"learning_rate": 1, "schedule": "sine"}, "schedule must be"),
+        (OptimizerConfig, {"learning_rate": 1, "beta2": 1.0}, "beta2 must be"),
+        (OptimizerConfig, {"learning_rate": 1, "clip_norm": 0}, "clip_norm must be"),
+        (
+            OptimizerConfig,
+            {"learning_rate": 1, "trunk_learning_rate": 0.0},
+            "trunk_learning_rate .* above 0",
+        ),
+        (HeadSchedule, {"decay": math.nan}, "HeadSchedule.decay must be a finite"),
+        (HeadSchedule, {"waiting": 1.0}, "waiting must be a finite number"),
+        (HeadSchedule, {"waiting": 0.1}, "set HeadSchedule.add_every too"),
+        (
+            HeadSchedule,
+            {"order": "entropy", "waiting": 0.1},
+            "set HeadSchedule.add_every too",
+        ),
+        (HeadSchedule, {"order": "entropy", "add_every": 5}, "waiting above 0"),
+        (RefinerSettings, {"kind": "eagle"}, "--kind must be one of markov, recurrent"),
+        (RefinerSettings, {"kind": "markov", "rank": 0}, "--rank must be an integer"),
+    ],
+)
+def test_invalid_settings_are_refused(kind, fields, message):
+    with pytest.raises(UserError, match=message):
+        kind(**fields)
+
+
+@pytest.mark.parametrize(
+    "config, changes, message",
+    [
+        (HEADS, {"mode": "disk"}, "mode must be one of cache, ring"),
+        (HEADS, {"held_out": 1.5}, "held_out must be"),
+        (HEADS, {"optimizer": 3}, "@OptimizerConfig"),
+        (HEADS, {"heads": BlockHeadsConfig(1, 4)}, "leaves no head to train"),
+        (
+            HEADS,
+            {"heads": BlockHeadsConfig(3, 4, first_has_ffn=True)},
+            "first_has_ffn",
+        ),
+        (HEADS, {"position_weights": "dpace"}, "is for block drafters"),
+        (HEADS, {"soft_targets": 0.5, "mode": "ring"}, "requires mode = 'cache'"),
+        (HEADS, {"head_weights": (1.0,)}, "must hold 3 numbers"),
+        (DRAFTER, {"mode": "ring"}, "must be 'cache'"),
+        (DRAFTER, {"head_weights": (1.0,)}, "must hold 3 numbers"),
+    ],
+)
+def test_invalid_trainings_of_heads_are_refused(config, changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(config, **changes)
 
 
 def test_a_list_of_head_weights_is_kept_as_a_tuple(train_config):
     config = dataclasses.replace(train_config, head_weights=[1, 0.5, 0])
     assert config.lambdas == (1, 0.5, 0)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"start": 3}, "start must be text"),
-        ({"start": ""}, "start must be text"),
-        ({"steps": True}, "steps must be a positive integer, not True"),
-        ({"patience": True}, "patience must be a positive integer, not True"),
-        ({"seed": False}, "seed must be an integer"),
-    ],
-)
-def test_invalid_values_are_reported(train_config, change, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(train_config, **change)
 
 
 @pytest.mark.parametrize("name", ["dtype", "param_dtype"])
@@ -45,23 +116,3 @@ def test_half_precision_is_bfloat16(train_config, name):
     with pytest.raises(UserError, match=f"{name} = 'float16' rounds most gradients"):
         with_dtype("float16")
     with_dtype("bfloat16")
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            {"learning_rate": float("inf")},
-            "learning_rate must be a finite",
-        ),
-        (
-            {"learning_rate": float("nan")},
-            "learning_rate must be a finite",
-        ),
-        ({"clip_norm": float("inf")}, "clip_norm must be a finite number"),
-        ({"warmup_steps": True}, "warmup_steps must be an integer"),
-    ],
-)
-def test_invalid_optimizers_are_reported(change, message):
-    with pytest.raises(UserError, match=message):
-        OptimizerConfig(**{"learning_rate": 1e-3, **change})

@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import importlib.util
 import os
 import pathlib
 import pickle
@@ -25,10 +24,6 @@ from bpd_jax.training.trainer import train
 from tests.commands import Script
 
 CHILD = pathlib.Path(__file__).with_name("train_process.py")
-
-needs_seqio = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 
 
 def free_port():
@@ -125,7 +120,6 @@ def alone(config, tmp_path_factory):
     return folder
 
 
-@needs_seqio
 def test_two_processes_equal_one(config, alone, tmp_path):
     """Starts from a trained run; another mesh, rematerialisation, loss chunks."""
     mesh = MeshConfig(data=2, fsdp=2, model=2)
@@ -149,7 +143,6 @@ def test_two_processes_equal_one(config, alone, tmp_path):
     assert "training" not in printed[1][1]
 
 
-@needs_seqio
 def test_two_processes_resume_one_and_one_resumes_two(config, alone, tmp_path):
     """One process trains 2 steps, two resume until a signal to one, one ends the run.
 
@@ -179,7 +172,6 @@ def kill_one(config, run, folder, victim, stop):
     assert "Traceback" not in errors
 
 
-@needs_seqio
 def test_a_killed_process_ends_the_other_with_one_sentence(config, alone, tmp_path):
     config = dataclasses.replace(config, checkpoint_every=2)
     run = tmp_path / "run"
@@ -198,7 +190,6 @@ def together(config, tmp_path_factory):
     return config, folder / "run"
 
 
-@needs_seqio
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("victim", "stop"),
@@ -217,7 +208,6 @@ def test_two_processes_resume_exactly_after_a_kill(together, tmp_path, victim, s
     )
 
 
-@needs_seqio
 def test_all_processes_report_the_same_error(config, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -281,14 +271,15 @@ def test_partially_overlapping_rows_are_refused(monkeypatch):
         distributed.batch_part(mesh)
 
 
-def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
+def test_only_several_processes_initialize_jax_distributed(monkeypatch):
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
     distributed.initialize()
     distributed.initialize("localhost:1234", 1, 0)
     for name, value in {
         "SLURM_JOB_ID": "1",
-        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_NODELIST": "n[1-2]",
         "SLURM_NTASKS": "1",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
@@ -297,6 +288,10 @@ def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     distributed.initialize()
     assert calls == []
     assert distributed.batch_part(make_mesh(MeshConfig())) == (0, 1)
+    # Several SLURM tasks use jax's automatic coordinator.
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    distributed.initialize()
+    assert [call["coordinator_address"] for call in calls] == [None]
 
 
 def test_processes_that_have_not_joined_are_refused(monkeypatch):
@@ -306,30 +301,14 @@ def test_processes_that_have_not_joined_are_refused(monkeypatch):
         distributed.check_joined()
 
 
-def test_slurm_tasks_use_the_automatic_coordinator(monkeypatch):
-    calls = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **a: calls.append(a))
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    for name, value in {
-        "SLURM_JOB_ID": "1",
-        "SLURM_STEP_NODELIST": "n[1-2]",
-        "SLURM_NTASKS": "2",
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "0",
-    }.items():
-        monkeypatch.setenv(name, value)
-    distributed.initialize()
-    assert [call["coordinator_address"] for call in calls] == [None]
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (("host:1", 2, None), "--process_id is missing: coordinator_address, "),
         ((None, 2, 1), "--coordinator_address is missing"),
         (("host", 2, 1), "--coordinator_address=host must be HOST:PORT"),
-        (("host:1", 0, 0), "--num_processes=0 must be 1 or more"),
-        (("host:1", 2, 2), "--process_id=2 must be from 0 to 1"),
+        (("host:1", 0, 0), "--process_id=0 from 0 to one less than --num_processes=0"),
+        (("host:1", 2, 2), "--process_id=2 from 0 to one less"),
     ],
 )
 def test_invalid_flags_are_reported(arguments, message):

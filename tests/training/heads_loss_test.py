@@ -40,7 +40,6 @@ def plain_loss(model, heads, softmax, hidden, targets, valid, scale):
 @pytest.mark.parametrize(
     "options, chunk",
     [
-        ({}, None),
         ({}, 5),
         pytest.param({}, 3, marks=pytest.mark.exhaustive),
         ({"first_has_ffn": True}, 5),

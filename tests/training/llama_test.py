@@ -1,11 +1,9 @@
 """A model with the architecture of Llama is trained, saved and loaded."""
 
 import dataclasses
-import importlib.util
 
 import jax
 import numpy as np
-import pytest
 
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.functions import ModelFunctions
@@ -14,10 +12,6 @@ from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 
 
 def test_train_save_and_load(train_config, tmp_path):

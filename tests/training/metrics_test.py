@@ -16,16 +16,6 @@ from bpd_jax.training.metrics import (
 )
 
 
-def test_rows_are_read_as_written(tmp_path):
-    with MetricsWriter(tmp_path, 0) as writer:
-        writer.write(1, {"loss": 2.5})
-        writer.write(2, {"loss": 2.25, "tokens_per_second": 100.0})
-    assert read_rows(tmp_path / FILE_NAME) == [
-        {"step": 1, "loss": 2.5},
-        {"step": 2, "loss": 2.25, "tokens_per_second": 100.0},
-    ]
-
-
 def test_resumed_run_drops_rows_after_its_checkpoint(tmp_path):
     with MetricsWriter(tmp_path, 0) as writer:
         for step in (1, 2, 3):

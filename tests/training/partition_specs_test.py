@@ -64,16 +64,3 @@ def test_unstacked_layers_have_the_specs_of_stacked_ones(name):
             shape, spec = stacked[stacked_path]
             assert shape_and_spec == [shape[1:], spec[1:]], path
             assert spec[0] is None
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_optimizer_has_the_specs_of_its_parameters(name):
-    specs = specs_of(name, ComputeConfig(scan_layers=True))
-    moments = [path for path in specs if "/mu/" in path or "/nu/" in path]
-    for path in moments:
-        assert specs[path] == specs["params/" + path.split("u/", 1)[1]], path
-    assert len(moments) == 2 * sum(path.startswith("params/") for path in specs)
-    # No large array is replicated.
-    for path, (shape, spec) in specs.items():
-        if len(shape) > 1 and "bias" not in path and "position" not in path:
-            assert any(axis is not None for axis in spec), path

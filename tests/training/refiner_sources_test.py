@@ -160,9 +160,9 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
         return jnp.mean(sums.loss / sums.scored), sums
 
     (want, sums), gradients = jax.value_and_grad(plain, has_aux=True)(refiner)
-    loss, actual_sums, actual_gradients = objective.loss_and_gradients(
-        refiner, params, batch
-    )
+    (loss, actual_sums), actual_gradients = jax.value_and_grad(
+        objective.loss, has_aux=True
+    )(refiner, params, batch)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
     np.testing.assert_allclose(actual_sums.loss, sums.loss, rtol=1e-5)
     np.testing.assert_array_equal(actual_sums.correct, sums.correct)

@@ -1,18 +1,12 @@
 import dataclasses
-import importlib.util
 import shutil
 
 import pytest
 
-from bpd_jax.data.rows import open_rows
 from bpd_jax.errors import UserError
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_rows import make_run_rows
 from bpd_jax.training.trainer import train
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 
 
 @pytest.fixture(scope="module")
@@ -87,23 +81,4 @@ def test_rows_that_cannot_be_made_again_are_reported(begun):
     make_run_rows(config, run.with_name("other"))
     shutil.copytree(run.with_name("other") / "data", run / "data")
     with pytest.raises(UserError, match=message):
-        train(config, run)
-
-
-def test_a_run_of_an_earlier_version_keeps_its_rows(begun):
-    config, run, texts = begun
-    (run / "data.json").unlink()
-    (texts / "0.txt").write_text("something else altogether")
-    rows = content(run / "data")
-    train(config, run)
-    assert content(run / "data") == rows
-    assert (run / "data.json").exists()
-    assert open_rows(run / "data" / "train").length == config.length
-
-
-def test_run_of_an_earlier_version_without_its_rows_is_reported(begun):
-    config, run, _ = begun
-    (run / "data.json").unlink()
-    shutil.rmtree(run / "data")
-    with pytest.raises(UserError, match="data/train does not hold token files"):
         train(config, run)

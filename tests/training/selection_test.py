@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from bpd_jax.training.selection import Selection, columns, lower_is_better
+from bpd_jax.training.selection import Selection
 
 
 def after(selection, *values):
@@ -43,19 +43,6 @@ def test_json_round_trip_depends_on_the_column():
     assert str(restored) == "no validation_loss_head_1 yet"
     assert after(restored, 9.0).value == 9.0
     assert Selection.from_json(None, "validation_loss") == Selection("validation_loss")
-
-
-def test_every_column_has_a_direction():
-    assert columns(2) == [
-        "validation_loss",
-        "validation_loss_head_1",
-        "validation_loss_head_2",
-        "validation_accuracy_head_1",
-        "validation_accuracy_head_2",
-        "validation_entropy_head_1",
-        "validation_entropy_head_2",
-    ]
-    assert [lower_is_better(name) for name in columns(1)] == [True, True, False, True]
 
 
 def test_losses_of_other_weights_are_not_comparable():

@@ -7,9 +7,9 @@ import optax
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.stacking import is_stacked, unstack_layers
+from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
-from bpd_jax.training.state import abstract_state, init_state, with_parameters
+from bpd_jax.training.state import abstract_state, init_state
 
 STACKED = ComputeConfig(scan_layers=True)
 OPTIMIZER = optax.sgd(0.1)
@@ -32,10 +32,3 @@ def test_stacked_checkpoint_is_loaded_unstacked(model, one_device, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, loaded, want)
     kernel = loaded["trunk"]["mlp_0"]["input"]["kernel"]
     assert kernel.sharding.spec == jax.sharding.PartitionSpec("fsdp", "model")
-
-
-def test_trained_trunk_is_stacked_for_a_stacked_run(model, one_device):
-    trunk = init_parameters(model, jax.random.key(1), one_device)["trunk"]
-    state = with_parameters(make_state(model, one_device, 0), {"trunk": trunk})
-    unstacked = unstack_layers(state.params["trunk"])
-    jax.tree.map(np.testing.assert_array_equal, unstacked, trunk)

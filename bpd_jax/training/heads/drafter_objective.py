@@ -19,22 +19,22 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
 from bpd_jax.models.products import float32_sums
 from bpd_jax.training.cross_entropy import Weigh
+from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.blocks import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.draft_targets import Targets, targets_of
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
+from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import levels_loss, levels_ranks
 from bpd_jax.typing import Array, Float, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective:
-    """See `HeadsOrDrafter`.
+    """See `frozen.Objective`.
 
     Attributes:
       config: settings of the run.
@@ -83,27 +83,18 @@ class DrafterObjective:
         frozen["softmax"] = jnp.asarray(frozen["softmax"], self.config.products)
         return trained, {**frozen, "embedding": params["trunk"]["embedding"]}
 
-    def loss_and_gradients(
+    def loss(
         self, trained: Params, frozen: Params, batch: BlockBatch
-    ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch of anchors, sums and gradients.
+    ) -> tuple[Array, LevelSums]:
+        """The loss of a batch of anchors, and the sums.
 
         The loss is Σ_j λ_j loss_j, where loss_j is the mean over the anchors that have
         a target at level j, and λ sums to 1; D-PACE uses other weights than λ_j.
         """
-        targets = targets_of(batch, frozen, self.model)
-        (loss, sums), gradients = jax.value_and_grad(self._loss, has_aux=True)(
-            trained, frozen, batch, targets
-        )
-        return loss, sums, gradients
-
-    def _loss(
-        self, trained: Params, frozen: Params, batch: BlockBatch, targets: Targets
-    ) -> tuple[Array, LevelSums]:
-        config = self.config
+        config, targets = self.config, targets_of(batch, frozen, self.model)
         states = self._states(trained, frozen, batch)
         levels = states.shape[1]
-        scored = targets.scored.T.astype(jnp.float32)
+        scored = targets.scored.astype(jnp.float32)
         weights = jnp.asarray(config.lambdas, jnp.float32) / sum(config.lambdas)
         # Means over anchors, level by level.
         weights = scored * weights / jnp.maximum(scored.sum(0), 1)
@@ -115,7 +106,7 @@ class DrafterObjective:
         total, losses, hits = levels_loss(
             inputs,
             matrix,
-            targets.places.T,
+            targets.places,
             weights,
             self._teacher_states(batch) if config.soft_targets else None,
             teacher_share=config.soft_targets,
@@ -125,7 +116,7 @@ class DrafterObjective:
         )
         if self.drafter.confidence:
             total += self._confidence_loss(trained, batch, states, hits, scored)
-        return total, LevelSums.of(losses, hits, targets.scored.T, targets.valid.T)
+        return total, LevelSums.of(losses, hits, targets)
 
     def _confidence_loss(
         self,
@@ -154,7 +145,7 @@ class DrafterObjective:
         targets = targets_of(batch, frozen, self.model)
         states = self._states(trained, frozen, batch)
         inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
-        losses, ranks = levels_ranks(inputs, matrix, targets.places.T)
+        losses, ranks = levels_ranks(inputs, matrix, targets.places)
         return HeldOut.of(losses, ranks, targets)
 
     def batches(

@@ -22,6 +22,7 @@ from bpd_jax.models.block_heads import (
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
@@ -30,13 +31,12 @@ from bpd_jax.training.heads.batches import (
     held_out_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.draft_targets import targets_of
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.objective import STATES, training_sample
 from bpd_jax.training.heads.plan import Plan
+from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
@@ -46,7 +46,7 @@ _GROUP = 32
 
 @dataclasses.dataclass(frozen=True)
 class HeadsObjective:
-    """See `HeadsOrDrafter`.
+    """See `frozen.Objective`.
 
     Attributes:
       config: settings of the run.
@@ -83,28 +83,19 @@ class HeadsObjective:
             frozen["embedding"] = params["trunk"]["embedding"]
         return trained, frozen
 
-    def loss_and_gradients(
+    def loss(
         self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> tuple[Array, LevelSums, Params]:
-        """The loss of a batch of positions, sums and gradients.
+    ) -> tuple[Array, LevelSums]:
+        """The loss of a batch of positions, and the sums.
 
         The loss is Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over the
         positions that have a target in the draft vocabulary.
         """
-        (loss, sums), gradients = jax.value_and_grad(self._loss, has_aux=True)(
-            trained, frozen, batch
-        )
-        return loss, sums, gradients
-
-    def _loss(
-        self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> tuple[Array, LevelSums]:
         config = self.config
         targets = targets_of(batch, frozen, self.model)
         inputs, matrices = self._softmax_inputs(trained, frozen, batch)
-        scored = targets.scored.T
         lambdas = jnp.asarray(config.lambdas, jnp.float32)
-        weights = scored * lambdas / jnp.maximum(scored.sum(0), 1)
+        weights = targets.scored * lambdas / jnp.maximum(targets.scored.sum(0), 1)
         later = None if batch.later is None else self._hidden(batch.later)
         total, losses, hits = by_level(
             functools.partial(
@@ -114,9 +105,9 @@ class HeadsObjective:
                 mesh=self.mesh,
             ),
             matrices,
-            (inputs, targets.places.T, weights, later),
+            (inputs, targets.places, weights, later),
         )
-        return total, LevelSums.of(losses, hits, scored, targets.valid.T)
+        return total, LevelSums.of(losses, hits, targets)
 
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: PositionBatch
@@ -124,7 +115,7 @@ class HeadsObjective:
         """Sums over a batch of positions."""
         targets = targets_of(batch, frozen, self.model)
         inputs, matrices = self._softmax_inputs(trained, frozen, batch)
-        losses, ranks = by_level(levels_ranks, matrices, (inputs, targets.places.T))
+        losses, ranks = by_level(levels_ranks, matrices, (inputs, targets.places))
         return HeldOut.of(losses, ranks, targets)
 
     def _softmax_inputs(

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.training.heads.draft_targets import Targets
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
+from bpd_jax.training.draft_targets import Targets
+from bpd_jax.training.evaluator import per_head
+from bpd_jax.typing import AnyArray, Array, Float, Int
 
 RANKS = 16
 TOPS = (1, 2, 4, 8, 16)
@@ -38,13 +39,15 @@ class HeldOut(NamedTuple):
         targets: Targets,
     ) -> "HeldOut":
         """The sums of n positions, from the loss and the rank of each target."""
-        scored, valid = targets.scored, targets.valid
+        scored = targets.scored
+        hits = (ranks[..., None] == jnp.arange(RANKS)) & scored[..., None]
+        chains = jnp.cumprod((ranks == 0) & scored, axis=1)
         return cls(
-            jnp.sum(losses.T, axis=1, where=scored),
-            rank_counts(ranks.T, scored),
-            scored.sum(1, dtype=jnp.float32),
-            valid.sum(1, dtype=jnp.float32),
-            chain_counts(ranks.T, scored, valid),
+            jnp.sum(losses, axis=0, where=scored),
+            hits.sum(0, dtype=jnp.float32),
+            scored.sum(0, dtype=jnp.float32),
+            targets.valid.sum(0, dtype=jnp.float32),
+            chains.sum(0, dtype=jnp.float32),
         )
 
     @property
@@ -87,14 +90,10 @@ class HeldOut(NamedTuple):
             f"{prefix}_loss": float(np.mean(self.losses)),
             f"{prefix}_tokens_per_call": self.tokens_per_call,
         }
-        for head, loss in enumerate(self.losses, start=2):
-            row[f"{prefix}_loss_head_{head}"] = loss
+        row |= per_head(f"{prefix}_loss", self.losses, 2)
         for k, accuracies in self.tops().items():
-            for head, accuracy in enumerate(accuracies, start=2):
-                row[f"{prefix}_top_{k}_head_{head}"] = accuracy
-        for head, chain in enumerate(self.chains, start=2):
-            row[f"{prefix}_chain_head_{head}"] = chain
-        return row
+            row |= per_head(f"{prefix}_top_{k}", accuracies, 2)
+        return row | per_head(f"{prefix}_chain", self.chains, 2)
 
     def facts(self) -> dict[str, object]:
         """All figures, as JSON."""
@@ -118,24 +117,6 @@ class HeldOut(NamedTuple):
             lines.append(f"{head:4} {loss:7.3f} {cells}{chain:8.1%}")
         lines.append(f"tokens per call with one draft: {self.tokens_per_call:.3f}")
         return "\n".join(lines)
-
-
-def rank_counts(
-    ranks: Int[Array, "levels n"], scored: Bool[Array, "levels n"]
-) -> Float[Array, "levels ranks"]:
-    """Number of scored targets with each of the first ranks."""
-    hits = (ranks[..., None] == jnp.arange(RANKS)) & scored[..., None]
-    return hits.sum(1, dtype=jnp.float32)
-
-
-def chain_counts(
-    ranks: Int[Array, "levels n"],
-    scored: Bool[Array, "levels n"],
-    valid: Bool[Array, "levels n"],
-) -> Float[Array, " levels"]:
-    """Number of positions at which the first candidates up to each level are right."""
-    right = jnp.cumprod((ranks == 0) & scored & valid, axis=0)
-    return right.sum(1, dtype=jnp.float32)
 
 
 def _shares(part: AnyArray, whole: AnyArray) -> list[float]:

@@ -80,7 +80,10 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
         )
     written = texts.tokens[positions.places[train] + 1]
     counts = np.bincount(written, minlength=texts.vocab_size)
-    _check_fits(config, model)
+    if isinstance(config.heads, BlockDrafterConfig):
+        config.heads.resolve(model.trunk)
+    else:
+        dataclasses.replace(model, heads=config.heads)
     size, vocabulary = config.heads.draft_vocabulary, None
     if size is not None:
         vocabulary = draft_vocabulary(counts, size)
@@ -94,14 +97,6 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
         steps=config.steps_for(len(train)),
         base=fingerprint(model, params),
     )
-
-
-def _check_fits(config: HeadsTrainConfig, model: BlockwiseConfig) -> None:
-    """Raises a `UserError` unless what is to be trained fits the model."""
-    if isinstance(config.heads, BlockDrafterConfig):
-        config.heads.resolve(model.trunk)
-    else:
-        dataclasses.replace(model, heads=config.heads)
 
 
 def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> str:
@@ -155,7 +150,8 @@ def _shapes(
         tree = jax.eval_shape(functions.init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         shapes = {
-            "/".join(entry.key for entry in path): (leaf, True) for path, leaf in leaves
+            jax.tree_util.keystr(path, simple=True, separator="/"): (leaf, True)
+            for path, leaf in leaves
         }
         layers = ", ".join(map(str, heads.feature_layers))
         title = (
@@ -163,10 +159,11 @@ def _shapes(
             f"{config.levels} predicted tokens"
         )
     else:
+        # The only matrices of the trunk that the initialization uses.
+        matrix = jnp.zeros((model.trunk.vocab_size, model.trunk.d_model))
+        params = {"trunk": {"embedding": matrix, "softmax": matrix}}
         tree = jax.eval_shape(
-            lambda: init_heads(
-                model, _abstract_trunk(model), heads, jax.random.key(0), plan.vocabulary
-            )
+            lambda: init_heads(model, params, heads, jax.random.key(0), plan.vocabulary)
         )
         shapes = {name: (x, is_trained(heads, name)) for name, x in tree.items()}
         title = f"heads: {config.levels} of kind {heads.kind} to train"
@@ -188,10 +185,3 @@ def identity(config: HeadsTrainConfig, plan: Plan) -> str:
     for array in (plan.texts.tokens, plan.texts.offsets, plan.texts.prompt_lengths):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _abstract_trunk(model: BlockwiseConfig) -> Params:
-    """The only matrices of the trunk that the initialization of heads uses."""
-    trunk = model.trunk
-    matrix = jnp.zeros((trunk.vocab_size, trunk.d_model))
-    return {"trunk": {"embedding": matrix, "softmax": matrix}}

@@ -118,6 +118,23 @@ def spread(indices: np.ndarray, limit: int) -> np.ndarray:
     return indices[np.arange(kept) * len(indices) // max(kept, 1)]
 
 
+# Neighbouring positions in a sample of those of training.
+_RUN = 32
+
+
+def training_sample(train: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Training positions to evaluate: as many as held-out ones, or all.
+
+    They are runs of neighbours, spread over the texts, because a block drafter reads
+    the states of a whole text for each group of positions.
+    """
+    count = min(len(train), len(held_out))
+    runs = -(-count // _RUN)
+    starts = np.arange(runs) * len(train) // max(runs, 1)
+    sample = (starts[:, None] + np.arange(_RUN)).ravel()
+    return train[np.unique(np.minimum(sample, len(train) - 1))[:count]]
+
+
 def draft_vocabulary(frequencies: np.ndarray, size: int) -> np.ndarray:
     """The `size` most frequent tokens, int32, in ascending order.
 

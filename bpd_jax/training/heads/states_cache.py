@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from bpd_jax.training.heads.positions import (
     positions_of,
 )
 
+# Name of the folder of cached states in a run folder.
+STATES = "states"
 HEADER, TEXTS = "states.json", "texts.npz"
 KIND = Artifact(
     "cached states",
@@ -141,28 +143,23 @@ def cached_states(
     counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
     width = base.width
     shards = _shards(folder, texts, counts, width)
-    sizes = [int(counts[rows.start : rows.stop].sum()) for rows, _ in shards]
-    missing = [
-        (rows, path, size)
-        for (rows, path), size in zip(shards, sizes, strict=True)
-        if not _is_complete(path, (size, width))
-    ]
-    _check_space(folder, cache_bytes(sum(size for *_, size in missing), width))
+    missing = [shard for shard in shards if not shard.is_complete]
+    total, needed = (sum(shard.shape[0] for shard in x) for x in (shards, missing))
+    _check_space(folder, cache_bytes(needed, width))
     if missing:
-        done = sum(sizes) - sum(size for *_, size in missing)
         with progress.bar(
             label="base states",
-            total=sum(sizes),
-            initial=done,
+            total=total,
+            initial=total - needed,
             unit="position",
             unit_scale=True,
         ) as bar:
-            for rows, path, _ in missing:
-                states = _compute(base, texts, rows, counts, bar)
+            for shard in missing:
+                states = _compute(base, texts, shard.rows, counts, bar)
                 KIND.write_header(folder, header)
-                _save(path, states)
+                _save(shard.path, states)
     # Texts were added: a shard with more texts has replaced the earlier last shard.
-    for path in earlier - {path for _, path in shards}:
+    for path in earlier - {shard.path for shard in shards}:
         path.unlink(missing_ok=True)
     with files.replacing_file(folder / TEXTS) as path, path.open("wb") as stream:
         np.savez(
@@ -171,7 +168,7 @@ def cached_states(
             offsets=texts.offsets,
             prompt_lengths=texts.prompt_lengths,
         )
-    arrays = [_mapped(path, base.dtype) for _, path in shards]
+    arrays = [_mapped(shard.path, base.dtype) for shard in shards]
     positions = positions_of(texts, include_prompts)
     indices = None
     if include_prompts != stores_prompts:
@@ -252,30 +249,45 @@ def _earlier_shards(
         )
     counts = position_counts(old.lengths, old.prompt_lengths, header["include_prompts"])
     width = header["d_model"] * (1 + len(header["layers"]))
-    return {path for _, path in _shards(folder, old, counts, width)}
+    return {shard.path for shard in _shards(folder, old, counts, width)}
+
+
+class _Shard(NamedTuple):
+    """A file with the states of some texts.
+
+    Attributes:
+      rows: indices of the texts.
+      path: path of the file.
+      shape: number and width of the states.
+    """
+
+    rows: range
+    path: pathlib.Path
+    shape: tuple[int, int]
+
+    @property
+    def is_complete(self) -> bool:
+        try:
+            array = array_files.open_npy(self.path)
+        except (OSError, ValueError):
+            return False
+        return array.shape == self.shape and array.dtype == np.uint16
 
 
 def _shards(
     folder: pathlib.Path, texts: Generations, counts: np.ndarray, width: int
-) -> list[tuple[range, pathlib.Path]]:
-    """The texts and the file of each shard."""
-    return [
-        (rows, folder / f"states-{number:05d}-{_hash(texts, rows)}.npy")
-        for number, rows in enumerate(_shard_rows(counts, width))
-    ]
-
-
-def _shard_rows(counts: np.ndarray, width: int) -> list[range]:
-    """The texts of each shard, which do not depend on later texts."""
+) -> list[_Shard]:
+    """The shards of some texts, the full ones of which do not depend on later texts."""
     limit = max(1, _SHARD_BYTES // (2 * width))
-    shards, first, size = [], 0, 0
+    shards: list[_Shard] = []
+    first, size = 0, 0
     for row, count in enumerate(counts.tolist()):
         size += count
-        if size >= limit:
-            shards.append(range(first, row + 1))
+        if size and (size >= limit or row == len(counts) - 1):
+            rows = range(first, row + 1)
+            name = f"states-{len(shards):05d}-{_hash(texts, rows)}.npy"
+            shards.append(_Shard(rows, folder / name, (size, width)))
             first, size = row + 1, 0
-    if size:
-        shards.append(range(first, len(counts)))
     return shards
 
 
@@ -286,14 +298,6 @@ def _hash(texts: Generations, rows: range) -> str:
     prompts = texts.prompt_lengths[rows.start : rows.stop]
     digest.update(prompts.astype(np.int64).tobytes())
     return digest.hexdigest()[:12]
-
-
-def _is_complete(path: pathlib.Path, shape: tuple[int, int]) -> bool:
-    try:
-        array = array_files.open_npy(path)
-    except (OSError, ValueError):
-        return False
-    return array.shape == shape and array.dtype == np.uint16
 
 
 def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
@@ -345,15 +349,13 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     width = d_model * (1 + len(header["layers"]))
     texts = _read_texts(folder, fingerprint)
     positions = positions_of(texts, header["include_prompts"])
-    shards = []
-    counts = np.diff(positions.starts)
-    for rows, path in _shards(folder, texts, counts, width):
-        size = int(counts[rows.start : rows.stop].sum())
-        if not _is_complete(path, (size, width)):
-            raise KIND.damaged(path, "it is missing or has another shape")
-        shards.append(_mapped(path, dtype))
+    shards = _shards(folder, texts, np.diff(positions.starts), width)
+    for shard in shards:
+        if not shard.is_complete:
+            raise KIND.damaged(shard.path, "it is missing or has another shape")
+    arrays = [_mapped(shard.path, dtype) for shard in shards]
     columns = None if width == d_model else np.arange(d_model)
-    return States(positions, shards, columns=columns)
+    return States(positions, arrays, columns=columns)
 
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:

@@ -3,8 +3,7 @@
 The model reads every text once; computing the states is the expensive part, so they are
 cached (`states_cache`). A run folder contains `states/`, `checkpoints/`,
 `metrics.jsonl`, the configuration, and at the end `heads/`, which `models.heads_files`
-reads, or `drafter/`, which `models.drafter_files` reads. The objective is a
-`HeadsOrDrafter`.
+reads, or `drafter/`, which `models.drafter_files` reads.
 """
 
 import dataclasses
@@ -31,7 +30,6 @@ from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.objective import HeadsOrDrafter
 from bpd_jax.training.heads.plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.loop import Pace
@@ -137,7 +135,7 @@ def train_heads(
 
 def make_objective(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
-) -> HeadsOrDrafter:
+) -> HeadsObjective | DrafterObjective:
     """The objective of the heads or of the block drafter in `config.heads`."""
     if isinstance(config.heads, BlockDrafterConfig):
         return DrafterObjective(config, model, mesh)

@@ -125,39 +125,27 @@ def test_states_of_other_texts_are_not_overwritten(
     assert set(times) < set(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["cut", "no prompt_lengths", "no dtype", "dtype", "no include_prompts"],
-)
+@pytest.mark.parametrize("damage", ["cut", "no prompt_lengths"])
 def test_damaged_cache_is_reported(tmp_path, model, params, texts, base_key, damage):
     make(tmp_path, model, params, texts, base_key)
-    texts_file, header = tmp_path / "texts.npz", tmp_path / "states.json"
-    fields = json.loads(header.read_text())
+    texts_file = tmp_path / "texts.npz"
     if damage == "cut":
         texts_file.write_bytes(texts_file.read_bytes()[:-100])
-    elif damage == "no prompt_lengths":
-        np.savez(texts_file, tokens=texts.tokens, offsets=texts.offsets)
-    elif damage == "dtype":
-        header.write_text(json.dumps({**fields, "dtype": "float17"}))
     else:
-        del fields[damage.removeprefix("no ")]
-        header.write_text(json.dumps(fields))
+        np.savez(texts_file, tokens=texts.tokens, offsets=texts.offsets)
     with pytest.raises(UserError, match="cannot read"):
         open_states(tmp_path, base_key)
-    if damage in ("cut", "no prompt_lengths"):
-        # Another run repairs it from the existing states.
-        make(tmp_path, model, params, texts, base_key)
-        open_states(tmp_path, base_key)
+    # Another run repairs it from the existing states.
+    make(tmp_path, model, params, texts, base_key)
+    open_states(tmp_path, base_key)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"d_model": 0},
-        {"d_model": 1.5},
-        {"layers": None},
-        {"layers": [[0]]},
         {"layers": ["0"]},
+        {"dtype": "float17"},
         {"dtype": "float64"},
         {"include_prompts": 1},
     ],

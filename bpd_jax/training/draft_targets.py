@@ -1,4 +1,4 @@
-"""The targets of heads and block drafters in the draft vocabulary."""
+"""The targets of heads, block drafters and refiners in the draft vocabulary."""
 
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ class Targets(NamedTuple):
       valid: whether there is a target, in or outside the draft vocabulary.
     """
 
-    places: Int[Array, "levels n"]
-    scored: Bool[Array, "levels n"]
-    valid: Bool[Array, "levels n"]
+    places: Int[Array, "n levels"]
+    scored: Bool[Array, "n levels"]
+    valid: Bool[Array, "n levels"]
 
 
 def draft_targets(
@@ -43,9 +43,11 @@ def draft_targets(
       vocabulary: ids of the draft vocabulary; None for all tokens.
       vocab_size: V.
     """
-    valid = jnp.transpose(valid)
-    places, known = draft_places(jnp.transpose(tokens), vocabulary, vocab_size)
-    return Targets(places, valid & known, valid)
+    if vocabulary is None:
+        return Targets(tokens, valid, valid)
+    place_of = jnp.full(vocab_size, -1).at[vocabulary].set(jnp.arange(len(vocabulary)))
+    places = place_of[tokens]
+    return Targets(jnp.maximum(places, 0), valid & (places >= 0), valid)
 
 
 def targets_of(batch: Any, frozen: Params, model: BlockwiseConfig) -> Targets:
@@ -62,14 +64,3 @@ def targets_of(batch: Any, frozen: Params, model: BlockwiseConfig) -> Targets:
     )
     vocab_size = model.trunk.vocab_size
     return draft_targets(tokens, valid, frozen.get("vocabulary"), vocab_size)
-
-
-def draft_places(
-    tokens: Int[Array, "..."], vocabulary: Int[Array, " draft"] | None, vocab_size: int
-) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
-    """Indices of tokens in the draft vocabulary (0 if absent), and their presence."""
-    if vocabulary is None:
-        return tokens, jnp.ones_like(tokens, bool)
-    place_of = jnp.full(vocab_size, -1).at[vocabulary].set(jnp.arange(len(vocabulary)))
-    places = place_of[tokens]
-    return jnp.maximum(places, 0), places >= 0
