@@ -11,9 +11,6 @@ from bpd_jax.studies.run_files import HEADER, read_header
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import LABELS
 
-SESSION = ("command", "date", "device", "versions")
-"""Facts of one run of the program; `sessions` lists the runs that added records."""
-
 
 def facts_of(context: StudyContext) -> Facts:
     """Facts about the model, the examples and the contenders."""

@@ -211,13 +211,12 @@ class StudyConfig(Validated):
 
     def _check_tuners(self) -> None:
         for kind, name in self.tuners.items():
-            if class_of(parse_contender(name).method) != kind:
+            method = parse_contender(name).method
+            if class_of(method) != kind or method.setting("alpha") is not None:
                 raise UserError(
                     f"tuners[{kind!r}] is {name!r}: it must map one of the classes "
-                    f"{', '.join(CLASSES)} to a contender of that class."
+                    f"{', '.join(CLASSES)} to a contender of that class without alpha."
                 )
-            if parse_contender(name).method.setting("alpha") is not None:
-                raise UserError(f"tuners[{kind!r}] is {name!r}: remove its alpha.")
         if self.tuners and not self.alphas:
             raise UserError("alphas is empty: give non-negative numbers.")
 

@@ -145,17 +145,14 @@ def read_sources(
             # A truncated passage would end with another last word.
             yield TaskRecord(task, "", document[0], "", ())
             continue
-        before = after = ""
-        after_document = False
-        for literal, name in about.prompt_parts:
-            text = literal
-            if name is not None and name != about.topic:
-                text += "".join(_texts(record, name)[:1])
-            if after_document:
-                after += text
-            else:
-                before += text
-            after_document = after_document or name == about.topic
+        topic = about.topic
+        parts = [
+            literal
+            + ("" if name in (None, topic) else "".join(_texts(record, name)[:1]))
+            for literal, name in about.prompt_parts
+        ]
+        end = 1 + [name for _, name in about.prompt_parts].index(topic)
+        before, after = "".join(parts[:end]), "".join(parts[end:])
         references = tuple(_texts(record, about.target))
         yield TaskRecord(task, document[0], before, after, references)
 

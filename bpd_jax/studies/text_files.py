@@ -106,25 +106,21 @@ def _check(arrays: Mapping[str, np.ndarray]) -> None:
     for name in (*_FIELDS, *(_DRAFTER if has_drafter else ())):
         array, lengths = arrays[name], arrays[f"{name}_lengths"]
         kinds, axes = _KINDS[name.removeprefix("drafter_")]
-        if array.dtype.kind not in kinds or array.ndim != axes:
-            raise ValueError(f"{name} is {array.dtype} with {array.ndim} axes")
-        if lengths.dtype.kind != "i" or lengths.shape != sizes.shape or sizes.ndim != 1:
-            raise ValueError(
-                f"{name}_lengths is not a list of as many lengths as texts"
-            )
-        # A sum could overflow; no text is longer than all texts together.
-        if not ((lengths >= 0) & (lengths <= len(array))).all():
-            raise ValueError(f"{name}_lengths has a length that is out of range")
-        if lengths.sum() != len(array):
-            raise ValueError(f"{name}_lengths does not add up to the length of {name}")
-        # All arrays but the prompts have a row for each token of a text.
-        if name != "input_ids" and (lengths != sizes).any():
-            raise ValueError(f"{name} has other lengths than output_ids")
+        if (
+            array.dtype.kind not in kinds
+            or array.ndim != axes
+            or lengths.dtype.kind != "i"
+            or lengths.shape != sizes.shape[:1]
+            # A sum could overflow; no text is longer than all texts together.
+            or not ((lengths >= 0) & (lengths <= len(array))).all()
+            or lengths.sum() != len(array)
+            # All arrays but the prompts have a row for each token of a text.
+            or (name != "input_ids" and (lengths != sizes).any())
+        ):
+            raise ValueError(f"{name} does not fit the other arrays")
     for prefix in ("", "drafter_") if has_drafter else ("",):
         candidates = arrays[f"{prefix}candidates"].shape
         positions = arrays[f"{prefix}entropies"].shape[1] - (not prefix)
-        if (
-            candidates != arrays[f"{prefix}log_probs"].shape
-            or candidates[1] != positions
-        ):
+        scores = arrays[f"{prefix}log_probs"].shape
+        if candidates != scores or candidates[1] != positions:
             raise ValueError(f"{prefix}candidates has another shape than its scores")

@@ -89,26 +89,6 @@ class Timings:
             }
         )
 
-    def covers(
-        self, name: str, other: str, temperature: float, tasks: Tasks = None
-    ) -> bool:
-        """Whether a contender was measured on all tasks that another was measured on.
-
-        Args:
-          name, other: names of the contenders.
-          temperature: temperature of sampling.
-          tasks: the tasks to consider; None for all.
-        """
-        covered, required = (
-            {
-                task
-                for task, *_ in self._records.get((contender, temperature), {})
-                if tasks is None or task in tasks
-            }
-            for contender in (name, other)
-        )
-        return bool(covered) and covered >= required
-
     def sums(
         self, names: Sequence[str], temperature: float, tasks: Tasks = None
     ) -> list[TimedSums] | None:
@@ -171,15 +151,26 @@ class Timings:
     def gain(self, name: str, base: str, temperature: float) -> Cell:
         """Gain in block efficiency in percent, over all tasks."""
         sums = self.sums([name, base], temperature)
-        if sums is None or not self.covers(name, base, temperature):
+        if sums is None or self._partial(name, base, temperature):
             return missing_cell()
         refined, unrefined = ((each.tokens, each.calls) for each in sums)
         return gain_cell(refined, unrefined)
 
-    def _partial(self, name: str, other: str, temperature: float, tasks: Tasks) -> bool:
-        """Whether a sum over several tasks would lack some of them."""
-        several = tasks is None or len(tasks) != 1
-        return several and not self.covers(name, other, temperature, tasks)
+    def _partial(
+        self, name: str, other: str, temperature: float, tasks: Tasks = None
+    ) -> bool:
+        """Whether a sum over several tasks lacks one that another has measured."""
+        if tasks is not None and len(tasks) == 1:
+            return False
+        measured, required = (
+            {
+                task
+                for task, *_ in self._records.get((contender, temperature), {})
+                if tasks is None or task in tasks
+            }
+            for contender in (name, other)
+        )
+        return not measured or not measured >= required
 
 
 def base_of(name: str, others: Iterable[str]) -> str | None:

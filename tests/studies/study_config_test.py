@@ -50,7 +50,7 @@ def test_same_settings_give_the_same_texts():
         ({"decode_lengths": {"squad": 0}}, r"decode_lengths must be"),
         ({"tuners": {"ngram": "neural:1"}}, "to a contender of that class"),
         ({"tuners": {"trees": "medusa:4"}}, "the classes ngram, neural"),
-        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "remove its alpha"),
+        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "class without alpha"),
         ({"tuners": {"ngram": "ngram:1@own"}}, "requires the set 'own'"),
         ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "alphas must be a list"),
     ],
