@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -96,26 +97,22 @@ def build(settings: Settings) -> BuildReport:
     work = on_disk(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # All inputs are validated before the long computation.
-    heldout = _heldout(settings)
-    has_source = not (settings.counts or settings.model)
-    source = sources.source_of(settings) if has_source else None
-    symbols = _symbols(settings)
-    if source is not None:
-        order = settings.order or DEFAULT_ORDER
-        _check_fit(settings, order, source.vocab_size, symbols, heldout)
-    if heldout is not None:
-        _check_has_text(heldout)
+    heldout, symbols = _heldout(settings), _symbols(settings)
+    check_fit = functools.partial(_check_fit, settings, symbols, heldout)
+    source = None
     if settings.model:
         with report.stage("read"):
             unpruned = _read_models(settings)
-        _check_fit(settings, unpruned.order, unpruned.vocab_size, symbols, heldout)
+        check_fit(unpruned.order, unpruned.vocab_size)
         report.counted = report.kept = unpruned.sizes
     else:
+        if not settings.counts:
+            source = sources.source_of(settings)
+            check_fit(settings.order or DEFAULT_ORDER, source.vocab_size)
         with report.stage("count"):
             counts = _counts(settings, source, work)
         if source is None:
-            order = settings.order or len(counts.seen)
-            _check_fit(settings, order, counts.vocab_size, symbols, heldout)
+            check_fit(settings.order or len(counts.seen), counts.vocab_size)
         report.tokens, report.sequences = counts.tokens, counts.sequences
         report.counted, report.kept = counts.seen, counts.sizes
         with report.stage("estimate"):
@@ -163,26 +160,12 @@ def _heldout(settings: Settings) -> sources.TokenSource | None:
     )
 
 
-def _check_has_text(heldout: sources.TokenSource) -> None:
-    """Raises a `UserError` if the held-out text has no documents."""
-    try:
-        reason = f"the held-out text {heldout.name} has no documents"
-        empty = next(heldout.sequences(), None) is None
-    except corpora.EmptySplitError as error:
-        reason, empty = error.reason, True
-    if empty:
-        raise UserError(
-            f"{reason}: give more text, or other held-out text with --heldout_text or "
-            "--heldout_tokens."
-        )
-
-
 def _check_fit(
     settings: Settings,
-    order: int,
-    vocab_size: int,
     symbols: list[str] | None,
     heldout: sources.TokenSource | None,
+    order: int,
+    vocab_size: int,
 ) -> None:
     """Raises a `UserError` if settings do not match the order or the vocabulary."""
     limits = settings.max_per_order or ()
@@ -199,13 +182,25 @@ def _check_fit(
             f"{table} has {len(symbols)} entries for {vocab_size} tokens: give the "
             "table of the ids, and when counting ids their number as --vocab_size."
         )
-    if heldout is not None and heldout.vocab_size > vocab_size:
+    if heldout is None:
+        return
+    if heldout.vocab_size > vocab_size:
         raise UserError(
             f"the held-out text {heldout.name} has tokens up to "
             f"{heldout.vocab_size - 1}, but the vocabulary is 0 ... {vocab_size - 1}: "
             "give text of the same vocabulary, or count with --vocab_size="
             f"{heldout.vocab_size}."
         )
+    reason = f"the held-out text {heldout.name} has no documents"
+    try:
+        if next(heldout.sequences(), None) is not None:
+            return
+    except corpora.EmptySplitError as error:
+        reason = error.reason
+    raise UserError(
+        f"{reason}: give more text, or other held-out text with --heldout_text or "
+        "--heldout_tokens."
+    )
 
 
 def _counts(

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.bounded_memory import DEFAULT_MEMORY
-from bpd_jax.ngrams.counting.counts import MAX_ORDER
+from bpd_jax.ngrams.counting.windows import MAX_ORDER
 from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
 from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 from bpd_jax.settings import (

@@ -107,7 +107,16 @@ def prune(
     Raises:
       UserError: a limit is negative, or there are more unigrams than `max_ngrams`.
     """
-    _check(model, max_ngrams, theta, max_per_order)
+    unigrams = model.sizes[0]
+    if max_ngrams is not None and max_ngrams < unigrams:
+        raise UserError(
+            f"max_ngrams is {max_ngrams}, but the model has {unigrams} unigrams, which "
+            "are never pruned: ask for at least that many."
+        )
+    if theta is not None and not theta >= 0:
+        raise UserError(f"theta is {theta}: it must be 0 or more.")
+    if any(limit is not None and limit < 0 for limit in max_per_order or ()):
+        raise UserError("max_per_order holds a negative number.")
     limits = [*(max_per_order or ())][: model.order - 1]
     limits += [None] * (model.order - 1 - len(limits))
     within_limits = all(
@@ -121,28 +130,10 @@ def prune(
     if not within_limits:
         _apply_order_limits(model, costs, limits)
     if max_ngrams is not None:
-        max_removable = max_ngrams - model.sizes[0]
-        threshold = max(threshold, _threshold(np.concatenate(costs), max_removable))
-    keep = [np.ones(model.sizes[0], bool), *(cost > threshold for cost in costs)]
+        max_kept = max_ngrams - unigrams
+        threshold = max(threshold, _threshold(np.concatenate(costs), max_kept))
+    keep = [np.ones(unigrams, bool), *(cost > threshold for cost in costs)]
     return _selected(model, keep)
-
-
-def _check(
-    model: NGramModel,
-    max_ngrams: int | None,
-    theta: float | None,
-    max_per_order: Sequence[int | None] | None,
-) -> None:
-    unigrams = model.sizes[0]
-    if max_ngrams is not None and max_ngrams < unigrams:
-        raise UserError(
-            f"max_ngrams is {max_ngrams}, but the model has {unigrams} unigrams, which "
-            "are never pruned: ask for at least that many."
-        )
-    if theta is not None and not theta >= 0:
-        raise UserError(f"theta is {theta}: it must be 0 or more.")
-    if any(limit is not None and limit < 0 for limit in max_per_order or ()):
-        raise UserError("max_per_order holds a negative number.")
 
 
 def _threshold(costs: np.ndarray, limit: int) -> float:

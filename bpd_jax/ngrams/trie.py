@@ -117,35 +117,23 @@ def find(
         are several times faster.
     """
     if offsets is not None:
-        return _find_among_children(keys, parents, symbols, width, offsets)
+        from bpd_jax.ngrams import trie_kernels
+
+        parents, symbols = (
+            np.ascontiguousarray(array, np.int64)
+            for array in np.broadcast_arrays(parents, symbols)
+        )
+        indices = np.empty(parents.shape, np.int64)
+        trie_kernels.fill_children(
+            keys, offsets, parents.ravel(), symbols.ravel(), width, indices.reshape(-1)
+        )
+        return indices
     target = np.asarray(parents, np.int64) * width + symbols
     if not keys.size:
         return np.full(target.shape, -1, np.int64)
     index = np.minimum(np.searchsorted(keys, target), keys.size - 1)
     exists = (keys[index] == target) & (np.asarray(parents) >= 0)
     return np.where(exists & (np.asarray(symbols) >= 0), index, -1)
-
-
-def _find_among_children(
-    keys: np.ndarray,
-    parents: np.ndarray,
-    symbols: np.ndarray,
-    width: int,
-    offsets: np.ndarray,
-) -> np.ndarray:
-    from bpd_jax.ngrams import trie_kernels
-
-    parents, symbols = np.broadcast_arrays(parents, symbols)
-    indices = np.empty(parents.size, np.int64)
-    trie_kernels.fill_children(
-        keys,
-        offsets,
-        np.ascontiguousarray(parents, np.int64).ravel(),
-        np.ascontiguousarray(symbols, np.int64).ravel(),
-        width,
-        indices,
-    )
-    return indices.reshape(parents.shape)
 
 
 def child_offsets(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:

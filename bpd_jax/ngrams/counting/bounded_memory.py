@@ -14,7 +14,6 @@ from bpd_jax.ngrams.counting import levels, sorted_runs, windows
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
     check_min_counts,
-    check_order,
     from_levels,
     with_min_counts,
 )
@@ -59,14 +58,12 @@ def count(
       UserError: the source or an argument is invalid, the disk is full, or the work
         folder belongs to another count.
     """
-    check_order(order)
     if memory < _LEAST_MEMORY:
         raise UserError(
             f"memory is {memory} bytes: it must be at least {_LEAST_MEMORY:,}, and "
             "should be some billions."
         )
-    if min_counts is not None:
-        check_min_counts(min_counts, order)
+    check_min_counts(min_counts, order)
     packing = windows.Packing(order, source.vocab_size)
     with contextlib.ExitStack() as stack:
         folder = work_folder

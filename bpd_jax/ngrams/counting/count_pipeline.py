@@ -27,7 +27,7 @@ from bpd_jax.data import beam_pipelines
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
-from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts, check_order
+from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
 
 PARTS = 256
@@ -68,9 +68,8 @@ def count_with_beam(
     import apache_beam as beam
     from apache_beam.io.filesystems import FileSystems
 
-    check_order(order)
-    if min_counts is not None:
-        check_min_counts(min_counts, order)
+    check_min_counts(min_counts, order)
+    packing = windows.Packing(order, source.vocab_size)
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)
     folder = shared_folder or f"{on_disk(output)}.work"
@@ -79,7 +78,6 @@ def count_with_beam(
             f"{folder} exists already: remove it, because a killed pipeline cannot be "
             "resumed, or give another shared folder."
         )
-    packing = windows.Packing(order, source.vocab_size)
     shares = source.shares()
     part_of = _part_of(source, shares, packing)
     with beam_pipelines.worker_errors(output), contextlib.ExitStack() as stack:

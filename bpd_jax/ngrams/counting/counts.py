@@ -11,9 +11,6 @@ from bpd_jax.ngrams import storage, trie
 from bpd_jax.ngrams.counting import levels, windows
 from bpd_jax.ngrams.storage import FLOATS, INTEGERS, NGramArrays
 
-# A limit against mistaken orders: memory and time grow with the order.
-MAX_ORDER = 64
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NGramCounts(NGramArrays):
@@ -91,7 +88,6 @@ def count_ngrams(
       UserError: `order` is below 1, the input is empty, or a token is outside the
         vocabulary.
     """
-    check_order(order)
     sequences = list(sequences)
     if not sequences:
         raise UserError("there is no text to count: the input is empty.")
@@ -108,12 +104,6 @@ def count_ngrams(
     return from_levels(result, vocab_size, end_of_text)
 
 
-def check_order(order: int) -> None:
-    """Raises a `UserError` unless `order` is from 1 to 64."""
-    if not 1 <= order <= MAX_ORDER:
-        raise UserError(f"order is {order}: it must be from 1 to {MAX_ORDER}.")
-
-
 def from_levels(
     result: levels.Levels, vocab_size: int, end_of_text: int | None
 ) -> NGramCounts:
@@ -121,8 +111,10 @@ def from_levels(
     return NGramCounts(vocab_size, *result[:3], end_of_text=end_of_text, seen=result[3])
 
 
-def check_min_counts(min_counts: Sequence[int], orders: int) -> None:
-    """Raises a `UserError` unless `min_counts` is valid for this number of orders."""
+def check_min_counts(min_counts: Sequence[int] | None, orders: int) -> None:
+    """Raises a `UserError` if minimum counts, if any, are invalid for N = `orders`."""
+    if min_counts is None:
+        return
     if len(min_counts) < orders:
         raise UserError(
             f"min_counts has {len(min_counts)} numbers for {orders} orders: give one "

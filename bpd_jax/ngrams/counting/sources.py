@@ -122,28 +122,22 @@ def open_source(
         return TokenFiles.open(tokens, vocab_size, end_of_text)
     if generations:
         return GeneratedTexts(generations, split or "train")
+    name = task or "text_files"
     split = split or ("all" if text else "train")
-    return _task_source(task or "text_files", split, vocabulary, text, max_bytes)
+    if name in text_task.CORPORA:
+        return TextSource(TextTask(name, text, vocabulary, max_bytes=max_bytes), split)
+    if max_bytes is not None:
+        raise UserError(
+            f"max_bytes applies to the tasks {' and '.join(text_task.CORPORA)}, not to "
+            f"{name!r}."
+        )
+    return RegisteredTask(name, split, vocabulary)
 
 
 def source_of(settings: object) -> TokenSource:
     """Opens the source described by the attributes of `settings`; see `open_source`."""
     names = inspect.signature(open_source).parameters
     return open_source(**{name: getattr(settings, name) for name in names})
-
-
-def _task_source(
-    name: str, split: str, vocabulary: str, text: str | None, max_bytes: int | None
-) -> TokenSource:
-    if name in text_task.CORPORA:
-        task = text_task.TextTask(name, text, vocabulary, max_bytes=max_bytes)
-        return TextSource(task, split)
-    if text is not None or max_bytes is not None:
-        raise UserError(
-            f"text and max_bytes apply to the tasks {' and '.join(text_task.CORPORA)}, "
-            f"not to {name!r}."
-        )
-    return RegisteredTask(name, split, vocabulary)
 
 
 class TokenFiles(TokenSource):

@@ -70,12 +70,24 @@ class SortedWindows(NamedTuple):
     parts: Iterator[Counted]
 
 
+# A limit against mistaken orders: memory and time grow with the order.
+MAX_ORDER = 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The packing of a window of `order` symbols into a row of words."""
+    """The packing of a window of `order` symbols into a row of words.
+
+    Raises:
+      UserError: the order is out of range.
+    """
 
     order: int
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= MAX_ORDER:
+            raise UserError(f"order is {self.order}: it must be from 1 to {MAX_ORDER}.")
 
     @property
     def base(self) -> int:

@@ -24,10 +24,10 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
+from bpd_jax.ngrams.counting.windows import MAX_ORDER
 from bpd_jax.ngrams.formats.fst_format import Automaton
 from bpd_jax.ngrams.model import NGramModel
 
-_MAX_DEPTH = 64  # A limit against cycles; see `counts.MAX_ORDER`.
 # Costs are rounded to float32, so a probability of 1 may be slightly exceeded.
 _ROUNDING = 1e-3
 
@@ -116,7 +116,7 @@ class FstReader:
         while (moving := above != self._root).any():
             self._depths += moving
             above = self._backoffs[above]
-            if np.max(self._depths) > _MAX_DEPTH:
+            if np.max(self._depths) > MAX_ORDER:
                 self._fail("its back-off arcs form a cycle")
 
     def _collect(self, tokens: np.ndarray, eos: int) -> None:

@@ -1,7 +1,7 @@
 """Exact search for the best paths of a lattice under an n-gram model, on the host."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +15,6 @@ from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 _CAPACITY = 4096
 
 
-class BestPaths(NamedTuple):
-    """The best paths, best first.
-
-    Attributes:
-      choices: `[n, J]` int32, index of the candidate at every position.
-      scores: `[n]` float64, Σ head score + α · log P.
-    """
-
-    choices: np.ndarray
-    scores: np.ndarray
-
-
 class PathSearch:
     """Finds the P best paths of a lattice by dynamic programming over histories.
 
@@ -36,9 +24,6 @@ class PathSearch:
     extensions.
 
     The workspace is reused between calls, so an object must not be shared by threads.
-
-    Attributes:
-      nbytes: bytes of the index.
     """
 
     def __init__(self, model: NGramModel) -> None:
@@ -93,7 +78,6 @@ class PathSearch:
             self._shift,
             model.width,
         )
-        self.nbytes = sum(array.nbytes for array in (*offsets, *tables))
         self._memory: tuple[Any, ...] = ()
         self._shape = (0, 0)
 
@@ -104,7 +88,7 @@ class PathSearch:
         history: np.ndarray,
         num_paths: int,
         alpha: float | np.ndarray = 1.0,
-    ) -> BestPaths:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the P best distinct token sequences of one lattice, or all if fewer.
 
         Args:
@@ -114,6 +98,10 @@ class PathSearch:
           history: `[H]` int, the tokens before the lattice, oldest first.
           num_paths: P.
           alpha: weight of the n-gram's log-probability, of all positions or `[J]`.
+
+        Returns:
+          For the paths, best first, the index of the candidate at every position,
+          `[n, J]` int32, and Σ head score + α · log P, `[n]` float64.
 
         Raises:
           UserError: a token is outside the vocabulary, or alpha is negative.
@@ -151,7 +139,7 @@ class PathSearch:
                 scores,
             )
             if count >= 0:
-                return BestPaths(choices[:count], scores[:count])
+                return choices[:count], scores[:count]
             self._workspace(candidates, grow=True)
 
     def _workspace(self, candidates: int, grow: bool = False) -> tuple[Any, ...]:

@@ -1,7 +1,6 @@
 """Tests of bpd_jax.ngrams.counting.count_pipeline."""
 
 import contextlib
-import filecmp
 import gzip
 import importlib.util
 import json
@@ -21,6 +20,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
+from tests.ngrams.helpers import same_folders
 
 if TYPE_CHECKING:
     import distributed
@@ -50,12 +50,6 @@ def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
     remaining = np.array(" 9 ".join(lines[25:]).split(), np.uint16)
     np.save(folder / "c.npy", remaining)
     return str(folder / "*")
-
-
-def same_folders(first: pathlib.Path, second: pathlib.Path) -> bool:
-    names = sorted(path.name for path in first.iterdir())
-    equal, _, _ = filecmp.cmpfiles(first, second, names, shallow=False)
-    return sorted(equal) == names == sorted(path.name for path in second.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
         ({"tokens": "x", "vocab_size": -5}, "vocab_size is -5: it must be 1 or more"),
         ({"tokens": "x", "vocab_size": 2**24 + 1}, "more than the 16,777,216 that"),
         ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
-        ({"task": "mine", "max_bytes": 5}, "max_bytes apply to the tasks"),
+        ({"task": "mine", "max_bytes": 5}, "max_bytes applies to the tasks"),
     ],
 )
 def test_missing_sources_are_refused(arguments, message: str) -> None:

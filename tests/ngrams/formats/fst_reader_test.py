@@ -131,9 +131,11 @@ def test_every_truncation_is_refused(
         path.write_bytes(data[:length])
         with pytest.raises(UserError, match=r"model\.fst"):
             fst_files.model_from_fst(path)
-    path.write_bytes(data + b"\0\0\0\0")
-    with pytest.raises(UserError, match="truncated or damaged"):
-        fst_files.model_from_fst(path)
+    # Further bytes, and an arc to a state that does not exist.
+    for damaged in (data + bytes(4), data[:-4] + (10**6).to_bytes(4, "little")):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="truncated or damaged"):
+            fst_files.model_from_fst(path)
 
 
 def changed(model: NGramModel, **changes) -> fst_format.Automaton:
