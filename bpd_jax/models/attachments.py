@@ -118,8 +118,8 @@ class AttachmentFiles(Generic[Config]):
       kind: the kind of artifact.
       tensors: name of the safetensors file.
       read_config: creates the configuration from JSON; raises if it is damaged.
-      shapes: returns the shapes of all tensors by path, from the configuration, D and
-        V.
+      shapes: returns the shapes of the stored tensors by path, from the configuration,
+        D and V; raises a `UserError` for a configuration that is never stored.
       inputs: returns the axes of a matrix that products sum over, from its path and its
         number of axes; int8 matrices have a scale for each channel of the other axes.
     """
@@ -133,38 +133,43 @@ class AttachmentFiles(Generic[Config]):
     def save(
         self,
         folder: str | os.PathLike[str],
-        config: Any,
-        params: Mapping[str, Any],
-        dtype: str,
+        config: Config,
+        params: Params,
+        *,
+        dtype: str = "bfloat16",
         **about: Unpack[About],
     ) -> None:
         """Writes an attachment atomically.
 
         Args:
           folder: the folder; an existing one is replaced.
-          config: configuration, a dataclass.
-          params: trained parameters, and `vocabulary` if there is one, by path.
+          config: configuration; that of a block drafter is resolved for the model.
+          params: parameters, of which the trained ones are stored, and `vocabulary` if
+            there is one.
           dtype: stored precision: bfloat16, float32, or int8 with a scale for each
             output channel of a matrix (biases and vectors are bfloat16).
           **about: see `About`.
 
         Raises:
-          UserError: the precision is unknown, or the folder cannot be written.
+          UserError: the precision is unknown, the folder cannot be written, or `shapes`
+            refuses the configuration.
         """
+        stored = self.shapes(config, about["d_model"], about["vocab_size"])
         if dtype not in DTYPES:
             raise UserError(
                 f"{self.kind.title} can be stored as {', '.join(DTYPES)}, not as "
                 f"{dtype!r}."
             )
-        tensors: dict[str, np.ndarray] = {}
-        for name, value in jax.device_get(dict(params)).items():
+        leaves, tensors = by_path(params), {}
+        for name, value in jax.device_get({x: leaves[x] for x in stored}).items():
             if name == VOCABULARY:
                 tensors[name] = np.asarray(value, np.int32)
             else:
                 tensors |= self._packed(name, np.asarray(value, np.float32), dtype)
+        fields: Any = config
         header: dict[str, Any] = {**about}
         facts = dict(header.pop("facts"))
-        header |= {"dtype": dtype, "config": dataclasses.asdict(config), "facts": facts}
+        header |= {"dtype": dtype, "config": dataclasses.asdict(fields), "facts": facts}
         self.kind.write(folder, header, self.tensors, tensors)
 
     def load(self, folder: str | os.PathLike[str]) -> Attachment[Config]:
@@ -179,10 +184,10 @@ class AttachmentFiles(Generic[Config]):
         header = self.kind.read_header(folder, {**sizes, **rest})
         with self.kind.reading(folder / self.kind.marker):
             config = self.read_config(header["config"])
+            shapes = self.shapes(config, header["d_model"], header["vocab_size"])
         path = folder / self.tensors
         with self.kind.reading(path):
             stored, identity = read_tensors(path)
-            shapes = self.shapes(config, header["d_model"], header["vocab_size"])
             tensors = {
                 name: tensor if name == VOCABULARY else self._unpacked(name, stored)
                 for name, tensor in stored.items()

@@ -5,8 +5,7 @@ see `block_drafter`. An imported drafter may have its own `softmax`.
 """
 
 import functools
-import os
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 from bpd_jax.artifacts import Artifact
 from bpd_jax.models.attachments import (
     VOCABULARY,
-    About,
     Attachment,
     AttachmentFiles,
     by_path,
@@ -41,38 +39,6 @@ KIND = Artifact(
     '"base_name"',
     remedy="train it again, or get the folder again",
 )
-
-
-def save_drafter(
-    folder: str | os.PathLike[str],
-    config: BlockDrafterConfig,
-    params: Params,
-    *,
-    dtype: str = "bfloat16",
-    **about: Unpack[About],
-) -> None:
-    """Writes a block drafter; see `AttachmentFiles.save`.
-
-    Args:
-      folder: the folder; an existing one is replaced.
-      config: configuration, resolved for the model.
-      params: trained parameters, and `vocabulary` if there is one.
-      dtype: stored precision.
-      **about: see `About`.
-
-    Raises:
-      UserError: the precision is unknown, or the folder cannot be written.
-    """
-    _FILES.save(folder, config, by_path(params), dtype, **about)
-
-
-def load_drafter(folder: str | os.PathLike[str]) -> LoadedDrafter:
-    """Reads what `save_drafter` wrote.
-
-    Raises:
-      UserError: the folder is missing, damaged, or contains no block drafter.
-    """
-    return _FILES.load(folder)
 
 
 def attach_drafter(
@@ -155,3 +121,4 @@ _FILES = AttachmentFiles(
     _shapes,
     _inputs,
 )
+save_drafter, load_drafter = _FILES.save, _FILES.load

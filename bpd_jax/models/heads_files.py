@@ -1,14 +1,13 @@
 """Trained block heads on disk: a folder with `heads.json` and `heads.safetensors`."""
 
 import dataclasses
-import os
-from typing import Any, TypeAlias, Unpack
+from typing import TypeAlias
 
 import jax.numpy as jnp
 
 from bpd_jax.artifacts import Artifact
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import VOCABULARY, About, Attachment, AttachmentFiles
+from bpd_jax.models.attachments import VOCABULARY, Attachment, AttachmentFiles
 from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.typing import Params
@@ -23,37 +22,6 @@ KIND = Artifact(
     '"base_name"',
     remedy="train them again, or get the folder again",
 )
-
-
-def save_heads(
-    folder: str | os.PathLike[str],
-    config: BlockHeadsConfig,
-    params: Params,
-    *,
-    dtype: str = "bfloat16",
-    **about: Unpack[About],
-) -> None:
-    """Writes heads, `params["heads"]` of a model; see `AttachmentFiles.save`.
-
-    Raises:
-      UserError: the heads would change head 1, or cannot be written.
-    """
-    _check_first(config)
-    stored = {
-        name: value
-        for name, value in params.items()
-        if name == VOCABULARY or is_trained(config, name)
-    }
-    _FILES.save(folder, config, stored, dtype, **about)
-
-
-def load_heads(folder: str | os.PathLike[str]) -> LoadedHeads:
-    """Reads what `save_heads` wrote.
-
-    Raises:
-      UserError: the folder is missing, damaged, or contains no heads.
-    """
-    return _FILES.load(folder)
 
 
 def attach_heads(
@@ -75,9 +43,8 @@ def attach_heads(
         worse, but do not change the decoded texts.
 
     Raises:
-      UserError: the heads belong to another model, or would change head 1.
+      UserError: the heads belong to another model.
     """
-    _check_first(heads.config)
     remedy = (
         f"train heads for {name}, give other heads with --heads, or remove "
         f"{heads.folder}."
@@ -93,23 +60,15 @@ def attach_heads(
     return config, {"trunk": params["trunk"], "heads": attached}
 
 
-def _check_first(config: BlockHeadsConfig) -> None:
+def _shapes(
+    config: BlockHeadsConfig, d_model: int, vocab_size: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that are stored."""
     if config.first_has_ffn:
         raise UserError(
             "heads with first_has_ffn would change head 1, which is the model itself, "
             "and all decoded texts: train heads without it."
         )
-
-
-def _read_config(fields: dict[str, Any]) -> BlockHeadsConfig:
-    config = BlockHeadsConfig(**fields)
-    _check_first(config)
-    return config
-
-
-def _shapes(
-    config: BlockHeadsConfig, d_model: int, vocab_size: int
-) -> dict[str, tuple[int, ...]]:
     shapes = head_shapes(config, d_model, vocab_size)
     return {
         name: shape
@@ -123,4 +82,8 @@ def _inputs(name: str, axes: int) -> tuple[int, ...]:
     return (-1 if name == "softmax" else -2,)
 
 
-_FILES = AttachmentFiles(KIND, TENSORS, _read_config, _shapes, _inputs)
+_FILES = AttachmentFiles(
+    KIND, TENSORS, lambda fields: BlockHeadsConfig(**fields), _shapes, _inputs
+)
+# Parameters are `params["heads"]` of a model.
+save_heads, load_heads = _FILES.save, _FILES.load

@@ -143,9 +143,6 @@ def test_heads_that_change_head_1_are_refused(tmp_path):
         save(tmp_path / "first", with_first, trained(with_first))
     assert not (tmp_path / "first").exists()
     save(tmp_path / "heads", config, trained(config))
-    loaded = load_heads(tmp_path / "heads")
-    with pytest.raises(UserError, match="would change head 1"):
-        attach_heads(MODEL, PARAMS, dataclasses.replace(loaded, config=with_first))
     header = tmp_path / "heads" / "heads.json"
     fields = json.loads(header.read_text())
     fields["config"]["first_has_ffn"] = True
