@@ -261,5 +261,6 @@ def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarr
         yield tokens[first:last]
 
 
-for _task in (TextTask(), *map(ExampleTask, DATASETS)):
+_TASKS: list[DataTask] = [TextTask(), *map(ExampleTask, DATASETS)]
+for _task in _TASKS:
     register(_task)

@@ -1,4 +1,4 @@
-"""Loads the tensors of a checkpoint onto devices, one tensor at a time."""
+"""Loads the tensors of a checkpoint onto a device, one tensor at a time."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -7,9 +7,8 @@ import jax
 import numpy as np
 
 from bpd_jax import progress
-from bpd_jax.models.blockwise import init_boxed
+from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
 from bpd_jax.typing import Array, Params
@@ -30,48 +29,36 @@ class Tensors(Protocol):
 
 
 def load_trunk(
-    config: TransformerConfig,
-    layout: Mapping[Path, Origin],
-    tensors: Tensors,
-    mesh: jax.sharding.Mesh | None = None,
+    config: TransformerConfig, layout: Mapping[Path, Origin], tensors: Tensors
 ) -> Params:
-    """Reads the parameters of a model without block heads.
+    """Reads the parameters of a model without block heads onto the first device.
 
-    At any time, memory contains the parameters, one tensor of the checkpoint and its
-    shard for one device. With several hosts, each host converts only the shards of its
-    own devices.
+    At any time, memory contains the parameters, one tensor of the checkpoint and a copy
+    of it.
 
     Args:
       config: configuration of the trunk; parameters have its `param_dtype`.
       layout: location of each parameter.
       tensors: the checkpoint.
-      mesh: devices over which the parameters are sharded; None is the first device.
 
     Raises:
       UserError: a tensor is missing, damaged or of another shape.
     """
-    model = BlockwiseConfig(config)
-    boxed = jax.eval_shape(lambda: init_boxed(model, jax.random.key(0)))
-    shapes = unbox(boxed)
-    if mesh is None:
-        first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: first, shapes)
-    else:
-        shardings = parameter_shardings(boxed, mesh)
-
+    shapes = parameter_shapes(BlockwiseConfig(config))
+    device = jax.local_devices()[0]
     total = len(jax.tree.leaves(shapes))
     with progress.bar(label="loading", total=total, unit="tensor") as bar:
 
-        def load(path: Any, leaf: Any, sharding: jax.sharding.Sharding) -> Array:
+        def load(path: Any, leaf: Any) -> Array:
             # The first key is `trunk`, which a model with heads has too.
             origin = layout[tuple(entry.key for entry in path[1:])]
             values = origin.convert(read_tensor(tensors, origin))
             assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
-            loaded = _put_shards(values, leaf.dtype, sharding)
+            loaded = jax.device_put(_copied(values, leaf.dtype), device)
             bar.update()
-            return loaded
+            return jax.block_until_ready(loaded)
 
-        return jax.tree_util.tree_map_with_path(load, shapes, shardings)
+        return jax.tree_util.tree_map_with_path(load, shapes)
 
 
 def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
@@ -83,25 +70,6 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
     tensor = tensors.read(origin.name)
     origin.check_shape(tensor.shape)
     return tensor
-
-
-def _put_shards(
-    values: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding
-) -> Array:
-    """Copies the shards one after another to their devices."""
-    indices = sharding.addressable_devices_indices_map(values.shape)
-    owners: dict[tuple[tuple[int | None, int | None], ...], list[jax.Device]] = {}
-    for device, index in indices.items():
-        assert index is not None
-        bounds = tuple((part.start, part.stop) for part in index)
-        owners.setdefault(bounds, []).append(device)
-    shards: list[Array] = []
-    for bounds, devices in owners.items():
-        shard = _copied(values[tuple(slice(*b) for b in bounds)], dtype)
-        shards += (jax.device_put(shard, device) for device in devices)
-        jax.block_until_ready(shards)
-        del shard
-    return jax.make_array_from_single_device_arrays(values.shape, sharding, shards)
 
 
 def _copied(values: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Loading parameters onto devices: sharding and peak memory."""
+"""Loading parameters: types and peak memory."""
 
 import pathlib
 import tracemalloc
@@ -7,9 +7,7 @@ import weakref
 import jax
 import ml_dtypes
 import numpy as np
-import pytest
 
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.huggingface import open_folder
@@ -52,53 +50,14 @@ def llama(**changes):
     )
 
 
-@pytest.mark.parametrize(
-    "name, sizes",
-    [("llama_untied", (2, 2, 2)), ("qwen3", (1, 4, 2)), ("gpt2", (8, 1, 1))],
-)
-def test_sharded_equals_unsharded(name, sizes):
-    mesh = make_mesh(MeshConfig(*sizes))
-    checkpoint = open_folder(GOLDEN / name)
-    parts = checkpoint.config, checkpoint.layout, checkpoint.tensors
-    unsharded, sharded_params = load_trunk(*parts), load_trunk(*parts, mesh)
-    for a, b in zip(
-        jax.tree.leaves(unsharded), jax.tree.leaves(sharded_params), strict=True
-    ):
-        assert a.devices() == {jax.devices()[0]}
-        assert b.sharding.mesh == mesh
-        assert a.dtype == b.dtype == np.float32
-        np.testing.assert_array_equal(a, b)
-    kernel = sharded_params["trunk"]["mlp_0"]["input"]["kernel"]
-    width, inner = kernel.shape
-    shard = kernel.addressable_shards[0].data.shape
-    assert shard == (width // sizes[1], inner // sizes[2])
-
-
-def test_indivisible_parameters_are_replicated():
-    """Four devices share four query heads, and each has both key-value heads."""
-    checkpoint = open_folder(GOLDEN / "llama")
-    mesh = make_mesh(MeshConfig(model=4))
-    arguments = (checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    params = load_trunk(*arguments, mesh)
-    attention = params["trunk"]["attention_0"]
-    query, key = (attention[name]["kernel"] for name in ("query", "key"))
-    assert "model" in query.sharding.spec
-    assert "model" not in key.sharding.spec
-    np.testing.assert_array_equal(
-        key, load_trunk(*arguments)["trunk"]["attention_0"]["key"]["kernel"]
-    )
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_one_tensor_is_loaded_at_a_time(sharded):
+def test_one_tensor_is_loaded_at_a_time():
     config = llama()
     layout = llama_layout(config)
-    mesh = make_mesh(MeshConfig(2, 2, 2)) if sharded else None
-    load_trunk(config, layout, CountingTensors(layout), mesh)  # imports, caches
+    load_trunk(config, layout, CountingTensors(layout))  # imports, caches
     tensors = CountingTensors(layout)
     tracemalloc.start()
     try:
-        params = load_trunk(config, layout, tensors, mesh)
+        params = load_trunk(config, layout, tensors)
         current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
