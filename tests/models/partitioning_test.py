@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import pathlib
@@ -33,6 +34,18 @@ def test_partition_specs_equal_the_golden_file():
             # Arrays that are not stacked have the same spec in both.
             assert specs.setdefault(name, list(leaf.spec)) == list(leaf.spec)
     assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_axes_that_the_mesh_does_not_divide_are_not_sharded():
+    """Four devices share four query heads, and each has both key-value heads."""
+    trunk = dataclasses.replace(CONFIG.trunk, num_kv_heads=2)
+    boxed = jax.eval_shape(
+        functools.partial(init_boxed, BlockwiseConfig(trunk)), jax.random.key(0)
+    )
+    shardings = parameter_shardings(boxed, make_mesh(MeshConfig(model=4)))
+    attention = shardings["trunk"]["attention_0"]
+    assert "model" in attention["query"]["kernel"].spec
+    assert "model" not in attention["key"]["kernel"].spec
 
 
 def test_initial_values_do_not_depend_on_the_mesh():
