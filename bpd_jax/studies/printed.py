@@ -152,32 +152,7 @@ tokens than vanilla ones (ties are printed in thousands or millions), and, of th
 two, the percentages that repair and that introduce repetition.
 
 The refinement is local rescoring with the 61M model (caption and section 7.3). Section
-7.3 attributes NewsRoom's 66.23 % to MultiNews. The number of tokens decoded for an
-example follows from the counts: see `positions_per_example`."""
-
-EXAMPLES = {
-    LAMBADA: 5153,
-    SQUAD: 10570,
-    CNN_DAILYMAIL: 11490,
-    SAMSUM: 819,
-    MULTI_NEWS: 5622,
-    XSUM: 11334,
-    NEWSROOM: 108862,
-}
-"""Number of examples in TensorFlow Datasets of the public split that the paper most
-likely evaluates on: `test`, for SQuAD `validation`. The paper does not print it."""
-
-
-def positions_per_example(task: str) -> float:
-    """Number of positions in Table 5 per example that was not used for tuning.
-
-    >>> round(positions_per_example("lambada"), 2)
-    128.0
-    """
-    cells = TABLE5[task]
-    positions = cells["ties"] + cells["wins"] + cells["losses"]
-    return positions / (EXAMPLES[task] - 100)
-
+7.3 attributes NewsRoom's 66.23 % to MultiNews."""
 
 TABLE7 = _read(
     ("ngram_general", "ngram_in_domain", "neural_general", "neural_in_domain"),

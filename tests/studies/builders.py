@@ -8,7 +8,16 @@ from bpd_jax.studies.study_records import REPORT, DraftRecord
 
 
 def draft(
-    contender, task, accepted, *, example=0, part=REPORT, equal="", nodes=1, entropy=()
+    contender,
+    task,
+    accepted,
+    *,
+    example=0,
+    part=REPORT,
+    equal="",
+    longest="",
+    nodes=1,
+    entropy=(),
 ):
     """A record of drafts of three tokens; `accepted` and `equal` have a digit each."""
     count = len(accepted)
@@ -20,14 +29,28 @@ def draft(
         accepted=accepted,
         length="3" * count,
         equal=equal or "0" * count,
-        longest="1" * count,
+        longest=longest or "1" * count,
         nodes=nodes,
         head_entropy=[*entropy],
     )
 
 
 def exhibit_of(study, records, tasks=(), **facts):
-    """The exhibit of a run. The label of a task is in capitals."""
+    """The exhibit of a run; see `run_of`."""
+    return find_study(study).exhibit(run_of(study, records, tasks, **facts))
+
+
+def run_of(study, records, tasks=(), **facts):
+    """A run; labels of tasks are in capitals."""
     facts = {"tasks": {task: task.upper() for task in tasks}, **facts}
-    run = StudyRun(pathlib.Path(), study, facts, list(records))
-    return find_study(study).exhibit(run)
+    return StudyRun(pathlib.Path(), study, facts, list(records))
+
+
+def rows_of(table):
+    """The cells of a table by the label of their row."""
+    return {row.label: row.cells for row in table.rows}
+
+
+def values_of(table):
+    """The values of a table by the label of their row."""
+    return {label: [c.value for c in cells] for label, cells in rows_of(table).items()}

@@ -1,38 +1,21 @@
 """Tables of block efficiency, from small records with values computed by hand."""
 
 import dataclasses
-import pathlib
 
 import pytest
 
 from bpd_jax.studies.comparisons import never_below, weak_gain_most
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from bpd_jax.studies.study_records import REPORT, TUNE, DraftRecord
+from bpd_jax.studies.study_records import TUNE
+from tests.studies import builders
+from tests.studies.builders import draft, values_of
 
-TASKS = {"squad": "SQuAD", "xsum": "XSum"}
-
-
-def draft(contender, task, example, accepted, *, equal=0, part=REPORT, nodes=10):
-    """A text whose drafts have three tokens, with `equal` equal pairs each."""
-    count = len(accepted)
-    return DraftRecord(
-        task=task,
-        example=example,
-        part=part,
-        contender=contender,
-        accepted=accepted,
-        length="3" * count,
-        equal=str(equal) * count,
-        longest=str(1 + equal) * count,
-        nodes=nodes,
-    )
+TASKS = ("squad", "xsum")
 
 
-def run_of(study, records, **facts):
+def exhibit_of(study, records, tasks=TASKS, **facts):
+    """The exhibit of a run whose labels are in capitals."""
     labels = {record.contender: record.contender.upper() for record in records}
-    all_facts = {"tasks": TASKS, "labels": labels, **facts}
-    return StudyRun(pathlib.Path("run"), study, all_facts, records)
+    return builders.exhibit_of(study, records, tasks, labels=labels, **facts)
 
 
 # SQuAD: BPD needs 4 calls for 6 tokens (2 + 1 + 1 + 2), 4-grams 3, the oracle 2.
@@ -42,40 +25,36 @@ XSUM = {"bpd": "1111", "ngram:16": "2121", "oracle": "2121"}
 
 
 def records():
-    drafts = [draft(name, "squad", 0, accepted) for name, accepted in SQUAD.items()]
-    drafts += [draft(name, "xsum", 0, accepted) for name, accepted in XSUM.items()]
+    drafts = [draft(name, "squad", accepted) for name, accepted in SQUAD.items()]
+    drafts += [draft(name, "xsum", accepted) for name, accepted in XSUM.items()]
     # Tuning examples are not reported.
-    return [*drafts, draft("bpd", "xsum", 1, "4444", part=TUNE)]
-
-
-def values(table):
-    return {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    return [*drafts, draft("bpd", "xsum", "4444", example=1, part=TUNE)]
 
 
 def test_table4_has_efficiency_gain_and_headroom():
     printed = {"bpd": "bpd", "ngram:16": "16x4g", "oracle": "oracle16"}
-    exhibit = find_study("table4").exhibit(run_of("table4", records(), printed=printed))
+    exhibit = exhibit_of("table4", records(), printed=printed)
     efficiency, gain, headroom = exhibit.tables
     assert [column.label for column in efficiency.columns] == [
         "BPD",
         "NGRAM:16",
         "ORACLE",
     ]
-    assert values(efficiency) == {
-        "SQuAD": [6 / 4, 2.0, 3.0],
-        "XSum": [1.0, 2.0, 2.0],
+    assert values_of(efficiency) == {
+        "SQUAD": [6 / 4, 2.0, 3.0],
+        "XSUM": [1.0, 2.0, 2.0],
         "all": [10 / 8, 2.0, 2.5],
     }
     assert [cell.paper for cell in efficiency.rows[0].cells] == [2.08, 2.22, 2.45]
     assert [cell.paper for cell in efficiency.rows[2].cells] == [None] * 3
-    gains = {label: row[0] for label, row in values(gain).items()}
-    assert gains["SQuAD"] == pytest.approx(100 / 3)
+    gains = {label: row[0] for label, row in values_of(gain).items()}
+    assert gains["SQUAD"] == pytest.approx(100 / 3)
     assert gains["all"] == pytest.approx(60)
     paper = gain.rows[0].cells[0].paper
     assert paper == pytest.approx(100 * (2.22 / 2.08 - 1))
-    shares = {label: row[0] for label, row in values(headroom).items()}
-    assert shares["SQuAD"] == pytest.approx(100 / 3)  # of 1.5 … 3.0
-    assert shares["XSum"] == pytest.approx(100)
+    shares = {label: row[0] for label, row in values_of(headroom).items()}
+    assert shares["SQUAD"] == pytest.approx(100 / 3)  # of 1.5 … 3.0
+    assert shares["XSUM"] == pytest.approx(100)
     assert shares["all"] == pytest.approx(100 * 0.75 / 1.25)
 
 
@@ -97,7 +76,7 @@ def test_table4_prefers_contenders_with_printed_values():
     """Of two n-gram models, the one with printed values is compared."""
     accepted = {"bpd": "1111", "ngram:16": "4321"}
     accepted |= {"ngram:1@corpus": "2121", "ngram:16@corpus": "2121"}
-    drafts = [draft(name, "squad", 0, lengths) for name, lengths in accepted.items()]
+    drafts = [draft(name, "squad", lengths) for name, lengths in accepted.items()]
     for printed, holds in (({}, None), ({"ngram:16@corpus": "16x4g"}, False)):
         exhibit = exhibit_of("table4", drafts, printed=printed)
         (best,) = [f for f in exhibit.findings if "single best" in f.statement]
@@ -107,7 +86,7 @@ def test_table4_prefers_contenders_with_printed_values():
 
 def test_drafts_outside_the_lattice_are_not_bounded():
     names = ("hydra:1", "medusa:4:lookup=4")
-    unbounded = [draft(name, "squad", 0, "654321") for name in names]
+    unbounded = [draft(name, "squad", "654321") for name in names]
     findings = {
         f.statement: f for f in exhibit_of("table4", records() + unbounded).findings
     }
@@ -116,28 +95,26 @@ def test_drafts_outside_the_lattice_are_not_bounded():
     ].holds
 
 
-def exhibit_of(study, records, **facts):
-    return find_study(study).exhibit(run_of(study, records, **facts))
-
-
 def test_an_oracle_below_a_method_fails():
     with_low_oracle = [
         r for r in records() if (r.contender, r.task) != ("oracle", "squad")
     ]
-    with_low_oracle.append(draft("oracle", "squad", 0, "111111"))
+    with_low_oracle.append(draft("oracle", "squad", "111111"))
     findings = {f.statement: f for f in exhibit_of("table4", with_low_oracle).findings}
     bound = findings["The oracle is an upper bound for all drafts from its lattice."]
     assert bound.holds is False
-    assert "Not on SQuAD." in bound.evidence
+    assert "Not on SQUAD." in bound.evidence
 
 
 def test_table3_compares_before_and_after():
     """Half of the two pairs equal before, none after; runs of 2 and of 1."""
-    drafts = [draft("bpd", task, 0, "1111", equal=1) for task in TASKS]
-    drafts += [draft("ngram:1", task, 0, "1111", equal=0) for task in TASKS]
+    drafts = [
+        draft("bpd", task, "1111", equal="1111", longest="2222") for task in TASKS
+    ]
+    drafts += [draft("ngram:1", task, "1111") for task in TASKS]
     exhibit = exhibit_of("table3", drafts, printed={"ngram:1": "after"})
     (table,) = exhibit.tables
-    assert values(table)["all"] == [50.0, 0.0, 2.0, 1.0]
+    assert values_of(table)["all"] == [50.0, 0.0, 2.0, 1.0]
     assert [cell.paper for cell in table.rows[0].cells] == [75.5, 67.6, 6.6, 6.1]
     assert [finding.holds for finding in exhibit.findings] == [True]
     (chart,) = exhibit.charts
@@ -145,25 +122,25 @@ def test_table3_compares_before_and_after():
 
 
 def test_the_length_of_drafts_is_a_fact():
-    longer = dataclasses.replace(draft("ngram:4", "squad", 0, "11"), length="44")
-    drafts = [draft("bpd", "squad", 0, "21"), longer]
+    longer = dataclasses.replace(draft("ngram:4", "squad", "11"), length="44")
+    drafts = [draft("bpd", "squad", "21"), longer]
     assert exhibit_of("table4", drafts).facts["block_size"] == 3
     assert exhibit_of("table4", [longer]).facts["block_size"] is None
 
 
 def test_table7_compares_general_and_in_domain_models():
     general, in_domain = "ngram:1@general_2", "ngram:1@in_domain"
-    drafts = [draft(general, "squad", 0, "2121"), draft(in_domain, "squad", 0, "1111")]
-    drafts += [draft(general, "xsum", 0, "1111"), draft(in_domain, "xsum", 0, "2121")]
+    drafts = [draft(general, "squad", "2121"), draft(in_domain, "squad", "1111")]
+    drafts += [draft(general, "xsum", "1111"), draft(in_domain, "xsum", "2121")]
     exhibit = exhibit_of("table7", drafts)
     (finding,) = exhibit.findings
     assert finding.holds is False  # one of two is not most
     assert "Higher on 1 of 2 tasks" in finding.evidence
-    assert "Not on XSum." in finding.evidence
+    assert "Not on XSUM." in finding.evidence
     assert any("n-gram half" in note for note in exhibit.notes)
     # Rescorers are compared with rescorers.
-    drafts += [draft("neural:1@general_neural", task, 0, "2121") for task in TASKS]
-    drafts += [draft("neural:1@in_domain_neural", task, 0, "1111") for task in TASKS]
+    drafts += [draft("neural:1@general_neural", task, "2121") for task in TASKS]
+    drafts += [draft("neural:1@in_domain_neural", task, "1111") for task in TASKS]
     exhibit = exhibit_of("table7", drafts)
     assert [finding.holds for finding in exhibit.findings] == [False, True]
     assert not any("n-gram half" in note for note in exhibit.notes)
@@ -171,10 +148,10 @@ def test_table7_compares_general_and_in_domain_models():
 
 def test_table10_orders_heads():
     drafts = [
-        draft("bpd", "squad", 0, "321321"),
-        draft("bpd:heads=6", "squad", 0, "21"),
+        draft("bpd", "squad", "321321"),
+        draft("bpd:heads=6", "squad", "21"),
     ]
-    drafts.append(draft("bpd:heads=3", "squad", 0, "111111"))
+    drafts.append(draft("bpd:heads=3", "squad", "111111"))
     exhibit = exhibit_of("table10", drafts)
     # From 3 heads to 6, and from 6 to all: 1 → 2 → 3 tokens a call.
     assert [finding.holds for finding in exhibit.findings] == [True, True]
@@ -182,7 +159,7 @@ def test_table10_orders_heads():
 
 
 def test_table10_notes_drafts_that_are_shorter_than_the_papers():
-    shorter = draft("bpd", "squad", 0, "321")
+    shorter = draft("bpd", "squad", "321")
     equal = dataclasses.replace(shorter, length="998")
     notes = [exhibit_of("table10", [each]).notes for each in (shorter, equal)]
     assert len(notes[0]) == len(notes[1]) + 1
@@ -192,7 +169,7 @@ def test_table10_notes_drafts_that_are_shorter_than_the_papers():
 def test_figure7_has_diminishing_returns():
     """1, 2 and 2.5 tokens a call with 1, 2 and 4 drafts: slopes of 1 and of 1/4."""
     drafts = [
-        draft(f"ngram:{p}@own_2", "squad", 0, accepted)
+        draft(f"ngram:{p}@own_2", "squad", accepted)
         for p, accepted in {1: "1" * 10, 2: "21" * 5, 4: "5432132132"[:10]}.items()
     ]
     exhibit = exhibit_of("figure7", drafts)
@@ -206,13 +183,13 @@ def test_figure7_has_diminishing_returns():
 
 
 def test_a_comparison_names_the_tasks_that_contradict_it():
-    run = run_of("table4", [])
+    run = builders.run_of("table4", [], TASKS)
     finding = never_below(
         run, "A.", {"squad": 2.0, "xsum": 1.0}, {"squad": 1, "xsum": 2}
     )
     assert finding.holds is False
     assert finding.evidence == (
-        "Higher on 1 of 2 tasks; mean difference +25.0 %. Not on XSum."
+        "Higher on 1 of 2 tasks; mean difference +25.0 %. Not on XSUM."
     )
     equal = {"squad": 1.0}
     assert never_below(run, "A.", equal, equal).holds
@@ -236,13 +213,13 @@ def test_weak_tasks_gain_most_if_ranks_are_anticorrelated():
 )
 def test_incomplete_runs_are_shown(study):
     """One of two tasks, one contender; then another contender on half of the texts."""
-    drafts = [draft("bpd", "squad", number, "211") for number in range(4)]
+    drafts = [draft("bpd", "squad", "211", example=number) for number in range(4)]
     exhibit = exhibit_of(study, drafts)
     assert exhibit.tables
     assert not any(finding.holds for finding in exhibit.findings)
-    drafts += [draft("ngram:4", "squad", number, "211") for number in (1, 3)]
+    drafts += [draft("ngram:4", "squad", "211", example=number) for number in (1, 3)]
     assert exhibit_of(study, drafts).tables
     # One text of the next contender has no interval; the oracle is incomplete.
-    drafts += [draft("ngram:8", "squad", 0, "211"), draft("ngram:8", "xsum", 0, "31")]
-    drafts += [draft("oracle", task, 0, "321") for task in (*TASKS, "rag")]
-    assert exhibit_of(study, drafts, tasks={**TASKS, "rag": "RAG"}).tables
+    drafts += [draft("ngram:8", "squad", "211"), draft("ngram:8", "xsum", "31")]
+    drafts += [draft("oracle", task, "321") for task in (*TASKS, "rag")]
+    assert exhibit_of(study, drafts, tasks=[*TASKS, "rag"]).tables

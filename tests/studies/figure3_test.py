@@ -1,21 +1,13 @@
 """Figure 3 from explicit records."""
 
-import pathlib
-
 import pytest
 
 from bpd_jax.studies.figure3 import mean_entropy
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
-from tests.studies.builders import draft, exhibit_of
+from tests.studies.builders import draft, exhibit_of, values_of
 
 
 def drafts(task, accepted, entropy=(), contender="bpd", example=0):
     return draft(contender, task, accepted, entropy=entropy, example=example)
-
-
-def build_exhibit(records, tasks):
-    return exhibit_of("figure3", records, tasks)
 
 
 def test_texts_are_weighted_by_their_tokens():
@@ -40,12 +32,12 @@ def full_exhibit():
         drafts("qa", "111", contender="bpd:heads=2"),
         drafts("qa", "333", contender="bpd:lookup=4"),
     ]
-    return build_exhibit(records, ["lambada", "squad", "qa", "rag"])
+    return exhibit_of("figure3", records, ["lambada", "squad", "qa", "rag"])
 
 
 def test_entropy_by_head(full_exhibit):
     table = full_exhibit.tables[0]
-    cells = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    cells = values_of(table)
     assert cells["SQUAD"] == [1.0, 2.0, 1.5, 2.0, 2.0]
     assert cells["QA"] == [3.0, 2.0, 2.5, 1.0, 1.0]
     assert cells["RAG"] == [None] * 5
@@ -98,7 +90,7 @@ MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
 def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
     tasks = ["lambada", "squad", "qa"]
     records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
-    grows, strictly, *_ = build_exhibit(records, tasks).findings
+    grows, strictly, *_ = exhibit_of("figure3", records, tasks).findings
     assert grows.holds is holds
     assert strictly.holds is False
     assert "first decrease is after head 7 of 9" in strictly.evidence
@@ -116,12 +108,11 @@ def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
     ],
 )
 def test_vocabularies_are_described(facts, message):
-    run = StudyRun(pathlib.Path(), "figure3", facts, [])
-    assert message in find_study("figure3").exhibit(run).notes[-1]
+    assert message in exhibit_of("figure3", [], **facts).notes[-1]
 
 
 def test_nothing_measured():
-    empty_exhibit = build_exhibit([], ["lambada"])
+    empty_exhibit = exhibit_of("figure3", [], ["lambada"])
     assert empty_exhibit.charts == []
     assert {finding.holds for finding in empty_exhibit.findings} == {None}
     assert empty_exhibit.tables[0].rows[0].cells[-1].paper == 3.12

@@ -3,15 +3,11 @@
 import pytest
 
 from bpd_jax.studies.study_records import OracleRecord
-from tests.studies.builders import draft, exhibit_of
+from tests.studies.builders import draft, exhibit_of, rows_of, values_of
 
 
 def oracle(task, tokens, calls, example=0):
     return OracleRecord(task, example, "report", tokens, calls)
-
-
-def drafts(task, contender, accepted, example=0):
-    return draft(contender, task, accepted, example=example)
 
 
 def build_exhibit(records, tasks=("squad", "qa", "rag")):
@@ -25,9 +21,9 @@ def records():
         oracle("squad", 12, [[12, 8, 7], [6, 4, 4]]),
         oracle("squad", 12, [[12, 8, 7], [6, 4, 2]], example=1),
         oracle("qa", 12, [[12, 10, 9], [12, 4, 3]]),
-        drafts("squad", "bpd", "222222222222"),
-        drafts("squad", "bpd", "222222222222", example=1),
-        drafts("squad", "zero_gram:16", "222222333333"),
+        draft("bpd", "squad", "222222222222"),
+        draft("bpd", "squad", "222222222222", example=1),
+        draft("zero_gram:16", "squad", "222222333333"),
     ]
 
 
@@ -35,7 +31,7 @@ def test_block_efficiency_over_candidates(records):
     """SQuAD: 24 / 12, 24 / 8, 24 / 6; all: 36 / 24, 36 / 12, 36 / 9."""
     exhibit = build_exhibit(records)
     table, heads = exhibit.tables
-    cells = {row.label: row.cells for row in table.rows}
+    cells = rows_of(table)
     assert [column.label for column in table.columns] == [
         "k = 1",
         "k = 2",
@@ -45,8 +41,7 @@ def test_block_efficiency_over_candidates(records):
     assert [cell.paper for cell in cells["SQUAD"]] == [2.08, 2.16, None]
     assert [cell.value for cell in cells["All"]] == [1.5, 3, 100]
     assert cells["RAG"][0].text == "not measured"
-    by_heads = {row.label: [cell.value for cell in row.cells] for row in heads.rows}
-    assert by_heads["SQUAD"] == [24 / 14, 4]
+    assert values_of(heads)["SQUAD"] == [24 / 14, 4]
     panels = {chart.name: chart.series for chart in exhibit.charts}
     assert list(panels) == ["figure6_squad", "figure6_qa", "figure6_all"]
     two_heads, three_heads = panels["figure6_all"]
@@ -79,12 +74,12 @@ def test_findings(records):
 
 def test_a_violated_bound_is_detected(records):
     """A text of BPD that takes fewer calls than the oracle with one candidate."""
-    records[3] = drafts("squad", "bpd", "444444444444")
+    records[3] = draft("bpd", "squad", "444444444444")
     findings = build_exhibit(records).findings
     assert findings[0].holds is False
     assert findings[-1].holds is True
     # And one of refined drafts that takes 2 calls where the oracle takes 4.
-    records[5] = drafts("squad", "zero_gram:16", "666666666666")
+    records[5] = draft("zero_gram:16", "squad", "666666666666")
     assert build_exhibit(records).findings[-1].holds is False
 
 

@@ -22,27 +22,6 @@ def test_repeated_numbers_of_tables_agree():
     assert printed.TABLE12[1] == printed.TABLE13[8][16]
 
 
-@pytest.mark.parametrize(
-    ("task", "positions", "error"),
-    [
-        ("lambada", 128, 0.02),
-        ("squad", 10.7, 0.1),
-        ("cnn_dailymail", 86.8, 0.1),
-        ("samsum", 21.5, 0.1),
-        ("multi_news", 325, 1),
-        ("xsum", 27.1, 0.1),
-    ],
-)
-def test_positions_per_example(task, positions, error):
-    """Ties are rounded to hundreds, those of MultiNews to ten thousands."""
-    assert printed.positions_per_example(task) == pytest.approx(positions, abs=error)
-
-
-def test_newsroom_was_decoded_partially():
-    """Summaries are longer than three tokens, so fewer examples were decoded."""
-    assert printed.positions_per_example("newsroom") < 4
-
-
 def test_table_e_contradicts_the_gains_stated_in_the_text():
     gains = [
         100 * (table[f"{base}_rescored"][task] / table[base][task] - 1)

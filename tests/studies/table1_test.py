@@ -7,23 +7,11 @@ import pytest
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies import printed
 from bpd_jax.studies.study_records import QualityRecord
-from tests.studies.builders import draft, exhibit_of
+from tests.studies.builders import draft, exhibit_of, rows_of
 
 
 def quality(task, example, part="report", **scores):
     return QualityRecord(task, example, part, "", [], scores)
-
-
-def drafts(task, accepted, contender="bpd", example=0):
-    return draft(contender, task, accepted, example=example)
-
-
-def build_exhibit(records, tasks):
-    return exhibit_of("table1", records, tasks)
-
-
-def rows(table):
-    return {row.label: row.cells for row in table.rows}
 
 
 def test_scores_and_efficiency_of_each_task():
@@ -46,11 +34,11 @@ def test_scores_and_efficiency_of_each_task():
         quality("squad", 0, exact_match=0.0, f1=0.5),
         quality("squad", 1, exact_match=1.0, f1=1.0),
         quality("squad", 2, "tune", exact_match=1.0, f1=1.0),
-        drafts("lambada", "3111"),
-        drafts("lambada", "2111", "bpd:heads=3"),
-        drafts("lambada", "1111", "ngram:16"),
+        draft("bpd", "lambada", "3111"),
+        draft("bpd:heads=3", "lambada", "2111"),
+        draft("ngram:16", "lambada", "1111"),
     ]
-    exhibit = build_exhibit(records, ["lambada", "squad", "qa"])
+    exhibit = exhibit_of("table1", records, ["lambada", "squad", "qa"])
     table, all_scores = exhibit.tables
     assert [column.label for column in table.columns] == [
         "metric",
@@ -59,7 +47,7 @@ def test_scores_and_efficiency_of_each_task():
         "3 heads",
         "BPD",
     ]
-    by_task = rows(table)
+    by_task = rows_of(table)
     metric, score, examples, three, bpd = by_task["LAMBADA"]
     assert metric.text == "Perplexity"
     assert score.value == pytest.approx(2 ** (4 / 3))
@@ -71,7 +59,7 @@ def test_scores_and_efficiency_of_each_task():
     assert (metric.text, score) == ("Exact match, %", Cell(50.0, 57.6, (0.0, 100.0)))
     assert bpd == Cell(paper=2.08, text="not measured")
     assert by_task["QA"][0].text == "none"
-    scores = rows(all_scores)
+    scores = rows_of(all_scores)
     assert scores["SQUAD: F1, %"][0] == Cell(75.0, None, (50.0, 100.0))
     assert scores["LAMBADA: Last words right, %"][0].value == 100
     assert scores["LAMBADA: Perplexity of last words"][0].value == pytest.approx(math.e)
@@ -79,18 +67,18 @@ def test_scores_and_efficiency_of_each_task():
 
 
 def test_without_measurements_findings_are_inconclusive():
-    exhibit = build_exhibit([], ["xsum"])
+    exhibit = exhibit_of("table1", [], ["xsum"])
     [table] = exhibit.tables
-    assert rows(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
+    assert rows_of(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
     assert [finding.holds for finding in exhibit.findings] == [None]
 
 
 @pytest.mark.parametrize("best, holds", [("lambada", True), ("xsum", False)])
 def test_the_order_of_tasks_is_compared_with_the_paper(best, holds):
     yields = {best: "3111", "newsroom": "1111"}
-    records = [drafts(task, yields.get(task, "2111")) for task in printed.TASKS]
-    [finding] = build_exhibit(records, printed.TASKS).findings
+    records = [draft("bpd", task, yields.get(task, "2111")) for task in printed.TASKS]
+    [finding] = exhibit_of("table1", records, printed.TASKS).findings
     assert finding.holds is holds
     assert f"{best.upper()} 2.00" in finding.evidence
     assert "In the paper 3.12 and 1.08" in finding.evidence
-    assert build_exhibit(records[:3], printed.TASKS).findings[0].holds is None
+    assert exhibit_of("table1", records[:3], printed.TASKS).findings[0].holds is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.studies.builders import draft, exhibit_of
+from tests.studies.builders import draft, exhibit_of, rows_of
 
 TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
 """Accepted tokens at each of ten positions, by the resulting number of calls."""
@@ -14,10 +14,6 @@ def drafts(task, contender, calls, part="report", example=0):
 
 def build_exhibit(records, tasks=("squad", "qa"), **facts):
     return exhibit_of("table8", records, tasks, **facts)
-
-
-def rows(table):
-    return {row.label: row.cells for row in table.rows}
 
 
 def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
@@ -37,7 +33,7 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     )
     [table] = exhibit.tables
     assert table.title == "The weight alpha: 1-best (k 4)"
-    squad = rows(table)["SQUAD"]
+    squad = rows_of(table)["SQUAD"]
     assert (squad[0].value, squad[0].paper) == (2.0, 0.75)
     assert squad[1].value == 2.0
     assert squad[2].value == pytest.approx(100)
@@ -46,8 +42,10 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     assert squad[4].value == 25
     assert squad[5].value == 10 / 4
     assert (squad[6].value, squad[7].value) == (1.0, 2.5)
-    assert rows(table)["QA"][0].text == "not measured"
-    assert [c.value for c in rows(table)["All, one alpha"]] == [c.value for c in squad]
+    assert rows_of(table)["QA"][0].text == "not measured"
+    assert [c.value for c in rows_of(table)["All, one alpha"]] == [
+        c.value for c in squad
+    ]
     [chart] = exhibit.charts
     assert [line.label for line in chart.series] == ["SQUAD", "All"]
     assert (chart.series[0].x, chart.series[0].y) == ([1.0, 2.0], [2.5, 2.0])
@@ -101,6 +99,6 @@ def test_only_common_examples_count():
         for part in ("tune", "report")
     ]
     [table] = build_exhibit(records).tables
-    squad = rows(table)["SQUAD"]
+    squad = rows_of(table)["SQUAD"]
     assert (squad[0].value, squad[1].value) == (1.0, 2.5)
     assert squad[2].text == squad[3].text == squad[4].text == "not measured"

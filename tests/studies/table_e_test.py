@@ -138,18 +138,6 @@ def test_refined_methods_follow_the_methods_that_they_refine():
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
 
-def test_gains_of_prompt_lookup_are_not_attributed_to_refinement():
-    names = ("greedy", "medusa:8", "medusa_ngram:8:lookup=8", "medusa:8:lookup=8")
-    records = [record(name, calls=12 - n, seconds=1.0) for n, name in enumerate(names)]
-    exhibit = build_exhibit(*records[:3])
-    (table,), findings = measured(exhibit)  # without a table of refinements
-    assert len(table.rows) == 3
-    assert len(findings) == 1
-    _, refinement = measured(build_exhibit(*records))[0]
-    (row,) = refinement.rows
-    assert row.cells[0].value == pytest.approx(100 * (9 / 10 - 1))
-
-
 def test_speculative_sampling_is_explained_where_it_was_measured():
     lossless = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
     sampled = dataclasses.replace(lossless[0], contender="medusa:8 (speculative)")
