@@ -16,6 +16,7 @@ import json
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -111,18 +112,23 @@ def main() -> None:
     with watch.stage("read"):
         loaded = Loaded(source, MAX_TOKENS.value)
     for _ in range(ROUNDS.value):
-        with watch.stage("count"):
-            counts = bounded_memory.count(
-                loaded, order=ORDER.value, min_counts=minimums, memory=MEMORY.value
-            )
-        seen, counted = counts.seen, counts.sizes
-        with watch.stage("estimate"):
-            model = estimate_katz(counts)
-        del counts
-        with watch.stage("prune"):
-            model = prune(model, MAX_NGRAMS.value)
-        sizes = model.sizes
-        del model
+        with tempfile.TemporaryDirectory() as work:
+            with watch.stage("count"):
+                counts = bounded_memory.count(
+                    loaded,
+                    work,
+                    order=ORDER.value,
+                    min_counts=minimums,
+                    memory=MEMORY.value,
+                )
+            seen, counted = counts.seen, counts.sizes
+            with watch.stage("estimate"):
+                model = estimate_katz(counts)
+            del counts
+            with watch.stage("prune"):
+                model = prune(model, MAX_NGRAMS.value)
+            sizes = model.sizes
+            del model
     medians = {stage: statistics.median(all_) for stage, all_ in watch.seconds.items()}
     build_seconds = sum(medians.values()) - medians["read"]
     result = {

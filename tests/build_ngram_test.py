@@ -34,7 +34,7 @@ def test_token_file_to_model(tmp_path: pathlib.Path) -> None:
     model = NGramModel.load(output)
     assert model.order == 3
     assert model.end_of_text == 4
-    perplexity = model.perplexity(sequences)
+    perplexity = model.evaluate(sequences).perplexity
     assert f"perplexity, training text: {perplexity:.2f}" in result.stdout
 
 

@@ -209,10 +209,10 @@ def _counts(
     if source is not None:
         return bounded_memory.count(
             source,
+            work,
             order=settings.order or DEFAULT_ORDER,
             min_counts=settings.min_counts,
             memory=settings.memory,
-            work_folder=work,
         )
     path = as_path(settings.counts or "")
     if path.is_dir():

@@ -142,14 +142,6 @@ class NGramModel(NGramArrays):
         """
         return evaluate_all([self], sequences)[0]
 
-    def perplexity(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> float:
-        """Returns the perplexity per event, with `</s>` and without unknown tokens.
-
-        Raises:
-          UserError: there is no sequence, or a token is outside the vocabulary.
-        """
-        return self.evaluate(sequences).perplexity
-
     def stream_log_probs(
         self, symbols: np.ndarray, offsets: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:

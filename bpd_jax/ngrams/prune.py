@@ -133,7 +133,17 @@ def prune(
         max_kept = max_ngrams - unigrams
         threshold = max(threshold, _threshold(np.concatenate(costs), max_kept))
     keep = [np.ones(unigrams, bool), *(cost > threshold for cost in costs)]
-    return _selected(model, keep)
+    keys = trie.select(model.keys, keep, model.width)
+    log_probs = tuple(
+        log_prob[mask]
+        for log_prob, mask in zip(model.log_probs, keep, strict=True)
+        if mask.any()
+    )
+    probs = [np.exp(log_prob) for log_prob in log_probs]
+    weights = log_backoffs(keys, probs, model.width)
+    return dataclasses.replace(
+        model, keys=keys, log_probs=log_probs, log_backoffs=weights
+    )
 
 
 def _threshold(costs: np.ndarray, limit: int) -> float:
@@ -158,19 +168,3 @@ def _apply_order_limits(
             cost[dropped[links[index + 1]]] = -math.inf
         if limit is not None:
             cost[cost <= _threshold(cost, limit)] = -math.inf
-
-
-def _selected(model: NGramModel, keep: list[np.ndarray]) -> NGramModel:
-    keys = trie.select(model.keys, keep, model.width)
-    log_probs = tuple(
-        log_prob[mask]
-        for log_prob, mask in zip(model.log_probs, keep, strict=True)
-        if mask.any()
-    )
-    probs = [np.exp(log_prob) for log_prob in log_probs]
-    return dataclasses.replace(
-        model,
-        keys=keys,
-        log_probs=log_probs,
-        log_backoffs=log_backoffs(keys, probs, model.width),
-    )

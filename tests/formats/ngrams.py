@@ -164,7 +164,7 @@ class _Sequences(TokenSource):
 def _count_sequences(folder: pathlib.Path, fail_after: int | None = None) -> list[int]:
     """Counts, or resumes a count; returns checksums of the result."""
     counts = bounded_memory.count(
-        _Sequences(fail_after), order=3, memory=1_000_000, work_folder=folder
+        _Sequences(fail_after), folder, order=3, memory=1_000_000
     )
     arrays = (*counts.keys, *counts.counts, *counts.followed)
     return [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]

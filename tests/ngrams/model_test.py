@@ -88,7 +88,7 @@ def test_perplexity_is_that_of_single_predictions(trigrams: NGramModel) -> None:
         text = [trigrams.bos, *sequence, trigrams.eos]
         scores += [trigrams.log_prob(text[:i], text[i]) for i in range(1, len(text))]
     expected = math.exp(-sum(scores) / len(scores))
-    assert trigrams.perplexity(sequences) == pytest.approx(expected)
+    assert trigrams.evaluate(sequences).perplexity == pytest.approx(expected)
 
 
 def test_perplexity_overflows_to_infinity() -> None:

@@ -1,8 +1,6 @@
 """Resumable counting of any amount of text in bounded memory, on all cores."""
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,11 +23,11 @@ _LEAST_MEMORY = 1_000_000
 
 def count(
     source: TokenSource,
+    work_folder: str | os.PathLike[str],
     *,
     order: int,
     min_counts: Sequence[int] | None = None,
     memory: int = DEFAULT_MEMORY,
-    work_folder: str | os.PathLike[str] | None = None,
 ) -> NGramCounts:
     """Counts the n-grams of orders 1 ... `order` of a source.
 
@@ -38,21 +36,19 @@ def count(
     window, where W is 1, or 2 for long n-grams of large vocabularies. The counts are
     the same.
 
-    With a work folder, counting needs about `memory` and some tens of megabytes,
-    whatever the size of the text and of the result, but a single document must fit.
-    (Pages of mapped files come on top while there is free memory.) A killed count
-    resumes after its last complete run if it is called again with the same work folder,
-    order and source; `min_counts` and `memory` may differ. Without a work folder, the
-    result needs additional memory, 24 bytes per n-gram and 16 for the highest order,
-    and counting cannot be resumed.
+    Counting needs about `memory` and some tens of megabytes, whatever the size of the
+    text and of the result, but a single document must fit. (Pages of mapped files come
+    on top while there is free memory.) A killed count resumes after its last complete
+    run if it is called again with the same work folder, order and source; `min_counts`
+    and `memory` may differ.
 
     Args:
       source: text to count.
+      work_folder: folder for runs and for a result larger than memory, which is mapped
+        from there: it must be kept until the result is saved.
       order: the highest order N.
       min_counts: per order, see `counts.with_min_counts`; None for 1 everywhere.
       memory: bytes.
-      work_folder: folder for runs and for a result larger than memory, which is mapped
-        from there: it must be kept until the result is saved.
 
     Raises:
       UserError: the source or an argument is invalid, the disk is full, or the work
@@ -65,27 +61,22 @@ def count(
         )
     check_min_counts(min_counts, order)
     packing = windows.Packing(order, source.vocab_size)
-    with contextlib.ExitStack() as stack:
-        folder = work_folder
-        if folder is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-        settings = {
-            "order": order,
-            "vocab_size": source.vocab_size,
-            "end_of_text": source.end_of_text,
-            "source": source.fingerprint(),
-        }
-        run_folder = sorted_runs.RunFolder(folder, packing.words, settings)
-        limit = memory if work_folder is not None else None
-        sorted_windows = _sorted_windows(source, packing, memory, limit, run_folder)
-        result_folder = work_folder if len(run_folder) else None
-        try:
-            return assemble(sorted_windows, packing, source, min_counts, result_folder)
-        except OSError as error:
-            raise UserError(
-                f"cannot write the counts to {folder}: {error.strerror or error}; "
-                "the runs counted so far are kept."
-            ) from error
+    settings = {
+        "order": order,
+        "vocab_size": source.vocab_size,
+        "end_of_text": source.end_of_text,
+        "source": source.fingerprint(),
+    }
+    run_folder = sorted_runs.RunFolder(work_folder, packing.words, settings)
+    sorted_windows = _sorted_windows(source, packing, memory, run_folder)
+    result_folder = work_folder if len(run_folder) else None
+    try:
+        return assemble(sorted_windows, packing, source, min_counts, result_folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the counts to {work_folder}: {error.strerror or error}; "
+            "the runs counted so far are kept."
+        ) from error
 
 
 def assemble(
@@ -126,7 +117,6 @@ def _sorted_windows(
     source: TokenSource,
     packing: windows.Packing,
     memory: int,
-    limit: int | None,
     run_folder: sorted_runs.RunFolder,
 ) -> windows.SortedWindows:
     """Returns the sorted windows of the source, in memory or from runs.
@@ -134,8 +124,8 @@ def _sorted_windows(
     Args:
       source: text to count.
       packing: packing of the windows.
-      memory: bytes for the windows of a chunk of the source.
-      limit: bytes for windows and result together; None for no limit.
+      memory: bytes for the windows of a chunk of the source, or for all windows and the
+        result.
       run_folder: folder of the runs, which may contain those of a killed count.
     """
     # At most one n-gram of each order begins at a symbol.
@@ -145,7 +135,7 @@ def _sorted_windows(
             source, packing, memory, skip=run_folder.sequences
         ):
             sorted_chunk = windows.sorted_parts(stream, packing)
-            fits = limit is None or stream.size * result_bytes <= limit
+            fits = stream.size * result_bytes <= memory
             if last and not len(run_folder) and fits:
                 return sorted_chunk
             bar = progress.bar(
@@ -237,9 +227,7 @@ def count_to_folder(
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)
     work = on_disk(output.with_name(f"{output.name}.work"))
-    counts = count(
-        source, order=order, min_counts=min_counts, memory=memory, work_folder=work
-    )
+    counts = count(source, work, order=order, min_counts=min_counts, memory=memory)
     counts.save(output)
     folders.remove_folder(work, sorted_runs.KIND)
     return NGramCounts.load(output, verify=False)

@@ -9,7 +9,7 @@ from bpd_jax import progress
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
+from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 
 # Initial capacity for the nodes of a lattice's graph.
 _CAPACITY = 4096
@@ -97,18 +97,18 @@ class PathSearch:
             occurs twice at a position, the better score is used.
           history: `[H]` int, the tokens before the lattice, oldest first.
           num_paths: P.
-          alpha: weight of the n-gram's log-probability, of all positions or `[J]`.
+          alpha: weight of the n-gram's log-probability, 0 or more, of all positions or
+            `[J]`.
 
         Returns:
           For the paths, best first, the index of the candidate at every position,
           `[n, J]` int32, and Σ head score + α · log P, `[n]` float64.
 
         Raises:
-          UserError: a token is outside the vocabulary, or alpha is negative.
+          UserError: a token is outside the vocabulary.
         """
         model = self._model
         alphas = np.zeros(len(tokens)) + alpha
-        check_alpha(alphas.min(initial=0.0) if np.isfinite(alphas).all() else np.nan)
         predicted = np.ascontiguousarray(tokens, np.int64)
         for ids in (predicted, np.asarray(history)):
             if ids.size and not 0 <= np.min(ids) <= np.max(ids) < model.vocab_size:

@@ -63,24 +63,16 @@ def expected(text: list[np.ndarray]) -> NGramCounts:
 
 
 @pytest.mark.parametrize(
-    "memory, with_folder, with_runs",
-    [
-        (MEMORY, True, True),
-        (3 * MEMORY, True, True),
-        (10**9, True, False),
-        (MEMORY, False, False),
-    ],
+    "memory, with_runs", [(MEMORY, True), (3 * MEMORY, True), (10**9, False)]
 )
 def test_counts_do_not_depend_on_the_memory(
     tmp_path: pathlib.Path,
     text: list[np.ndarray],
     expected: NGramCounts,
     memory: int,
-    with_folder: bool,
     with_runs: bool,
 ) -> None:
-    work = tmp_path / "work" if with_folder else None
-    counts = count(Batches(text), memory=memory, work_folder=work)
+    counts = count(Batches(text), tmp_path / "work", memory=memory)
     assert_same(counts, expected)
     assert counts.seen == expected.seen
     assert (len(list(tmp_path.glob("work/run_*.windows"))) >= 2) == with_runs
@@ -90,7 +82,7 @@ def test_counts_do_not_depend_on_the_memory(
 def test_runs_of_all_orders_are_merged(
     tmp_path: pathlib.Path, text: list[np.ndarray], order: int
 ) -> None:
-    counts = count(Batches(text), order=order, work_folder=tmp_path)
+    counts = count(Batches(text), tmp_path, order=order)
     assert_same(counts, count_ngrams(text, order=order, vocab_size=V))
 
 
@@ -103,7 +95,7 @@ def test_min_counts_match_their_definition(
     expected: NGramCounts,
     minimums: tuple[int, ...],
 ) -> None:
-    counts = count(Batches(text), min_counts=minimums, work_folder=tmp_path)
+    counts = count(Batches(text), tmp_path, min_counts=minimums)
     assert_same(counts, with_min_counts(expected, minimums))
     assert counts.seen == expected.sizes
 
@@ -112,17 +104,17 @@ def test_killed_count_resumes_after_its_last_run(
     tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        count(Batches(text, fail_after=800), work_folder=tmp_path)
+        count(Batches(text, fail_after=800), tmp_path)
     assert list(tmp_path.glob("run_*"))
     # A run that is not in the manifest.
     (tmp_path / "run_00099.windows").write_bytes(b"half")
     resumed = Batches(text)
-    counts = count(resumed, memory=3 * MEMORY, work_folder=tmp_path)
+    counts = count(resumed, tmp_path, memory=3 * MEMORY)
     assert_same(counts, expected)
     assert 0 < resumed.read_from[0] <= 800
     # Other minimum counts of a complete count do not read the source.
     third = Batches(text)
-    counts = count(third, min_counts=(1, 2, 2, 2), work_folder=tmp_path)
+    counts = count(third, tmp_path, min_counts=(1, 2, 2, 2))
     assert_same(counts, with_min_counts(expected, (1, 2, 2, 2)))
     assert third.read_from == []
 
@@ -162,19 +154,19 @@ def test_count_killed_in_its_first_run_starts_again(
 def test_runs_of_another_count_are_refused_and_unchanged(
     tmp_path: pathlib.Path, text: list[np.ndarray]
 ) -> None:
-    count(Batches(text), order=3, work_folder=tmp_path)
+    count(Batches(text), tmp_path, order=3)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     with pytest.raises(UserError, match="another count, with order = 3 and not 4"):
-        count(Batches(text), work_folder=tmp_path)
+        count(Batches(text), tmp_path)
     with pytest.raises(UserError, match="another count, with source = 1200 seq"):
-        count(Batches(text[1:]), order=3, work_folder=tmp_path)
+        count(Batches(text[1:]), tmp_path, order=3)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
 def test_damaged_run_is_detected(
     tmp_path: pathlib.Path, text: list[np.ndarray]
 ) -> None:
-    count(Batches(text), order=2, work_folder=tmp_path)
+    count(Batches(text), tmp_path, order=2)
     for name in ("run_00002.windows", "run_00002.counts"):
         path = tmp_path / name
         data = path.read_bytes()
@@ -183,7 +175,7 @@ def test_damaged_run_is_detected(
             if damaged is not None:
                 path.write_bytes(damaged)
             with pytest.raises(UserError, match=r"cannot read .*run_00002.* remove it"):
-                count(Batches(text), order=2, work_folder=tmp_path)
+                count(Batches(text), tmp_path, order=2)
         path.write_bytes(data)
 
 
@@ -215,7 +207,7 @@ def test_damaged_manifest_is_detected(tmp_path: pathlib.Path) -> None:
     ):
         (tmp_path / MANIFEST).write_text(content)
         with pytest.raises(UserError, match=rf"{MANIFEST} is not that|cannot read"):
-            count(Batches([]), order=2, work_folder=tmp_path)
+            count(Batches([]), tmp_path, order=2)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +217,13 @@ def test_changed_manifest_does_not_change_the_counts(
     tmp_path: pathlib.Path, text: list[np.ndarray], old: str, new: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        count(Batches(text, fail_after=800), order=2, work_folder=tmp_path)
+        count(Batches(text, fail_after=800), tmp_path, order=2)
     path = tmp_path / MANIFEST
     before = path.read_text()
     path.write_text(before.replace(old, new, 1))
     assert path.read_text() != before
     with pytest.raises(UserError, match=f"{MANIFEST} .its checksum is wrong"):
-        count(Batches(text), order=2, work_folder=tmp_path)
+        count(Batches(text), tmp_path, order=2)
 
 
 def test_full_disk_keeps_earlier_runs(
@@ -305,7 +297,7 @@ def test_folders_with_other_contents_are_unchanged(
     thesis.write_text("years of work")
     for function in (
         lambda: count_to_folder(Batches(text), tmp_path),
-        lambda: count(Batches(text), work_folder=tmp_path),
+        lambda: count(Batches(text), tmp_path),
         lambda: count_to_folder(Batches(text), thesis),
     ):
         with pytest.raises(UserError, match=r"new folder|name a folder"):
@@ -324,6 +316,8 @@ def test_folders_with_other_contents_are_unchanged(
         ([[1]] * 57 + [[1, V]], {}, f"text: sequence 58 holds the token {V}"),
     ],
 )
-def test_invalid_arguments_are_refused(text, arguments, message: str) -> None:
+def test_invalid_arguments_are_refused(
+    tmp_path: pathlib.Path, text, arguments, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        count(Batches(text), **arguments)
+        count(Batches(text), tmp_path / "work", **arguments)
