@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers, multihost
 
 from bpd_jax.buckets import BucketPath, as_path
@@ -35,7 +35,7 @@ from bpd_jax.training.checkpoint_files import (
     write_digests,
 )
 from bpd_jax.training.distributed import agree
-from bpd_jax.training.state import TrainState, abstract_parameters
+from bpd_jax.training.state import TrainState
 from bpd_jax.typing import Params, PyTree
 
 FOLDER = "checkpoints"
@@ -228,12 +228,9 @@ def best_step(folder: str | os.PathLike[str]) -> int | None:
 
 
 def load_parameters(
-    folder: str | os.PathLike[str],
-    model: BlockwiseConfig,
-    step: int | None = None,
-    mesh: Mesh | None = None,
+    folder: str | os.PathLike[str], model: BlockwiseConfig, step: int | None = None
 ) -> Params:
-    """Reads the parameters of one checkpoint.
+    """Reads the parameters of one checkpoint onto the first device.
 
     Layers that were saved stacked (`ComputeConfig.scan_layers`) are unstacked.
 
@@ -241,7 +238,6 @@ def load_parameters(
       folder: the folder `checkpoints` of a run.
       model: sizes; see `load_config`.
       step: step of the checkpoint; None for the newest.
-      mesh: devices of the parameters; None for the first device.
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, or it belongs to another
@@ -253,7 +249,7 @@ def load_parameters(
         with contextlib.closing(open_folder(folder, create=False)) as manager:
             steps = list(manager.all_steps())
             if steps and (step is None or step in steps):
-                return _load(manager, folder, step or max(steps), model, mesh)
+                return _load(manager, folder, step or max(steps), model)
     missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     existing = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
     raise UserError(
@@ -266,25 +262,14 @@ def _load(
     folder: pathlib.Path,
     step: int,
     model: BlockwiseConfig,
-    mesh: Mesh | None,
 ) -> Params:
-    def abstract(compute: ComputeConfig) -> Params:
-        if mesh is not None:
-            return abstract_parameters(model, mesh, compute)
-        device = SingleDeviceSharding(jax.local_devices()[0])
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-            parameter_shapes(model, compute),
-        )
-
     stacked = layers_are_stacked(manager, folder, step)
-    saved = abstract(ComputeConfig(scan_layers=stacked))
-    params = read_item(manager, folder, step, "params", saved)
-    if not stacked:
-        return params
-    shardings = jax.tree.map(lambda x: x.sharding, abstract(ComputeConfig()))
-    split = jax.jit(
-        lambda tree: {**tree, "trunk": unstack_layers(tree["trunk"])},
-        out_shardings=shardings,
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        parameter_shapes(model, ComputeConfig(scan_layers=stacked)),
     )
-    return split(params)
+    params = read_item(manager, folder, step, "params", abstract)
+    if stacked:
+        params["trunk"] = jax.jit(unstack_layers)(params["trunk"])
+    return params

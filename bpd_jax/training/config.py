@@ -21,9 +21,16 @@ from bpd_jax.settings import (
 )
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.loss import TARGETS, LossSettings
-from bpd_jax.training.selection import columns
 
-SCHEDULES = ("cosine", "linear", "constant")
+
+def columns(num_heads: int) -> list[str]:
+    """Names of the validation metrics that can select the best checkpoint."""
+    kinds = ("loss", "accuracy", "entropy")
+    return ["validation_loss"] + [
+        f"validation_{kind}_head_{head}"
+        for kind in kinds
+        for head in range(1, num_heads + 1)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ class OptimizerConfig(Validated):
 
     learning_rate: Positive
     warmup_steps: Natural = 0
-    schedule: Annotated[str, choice(*SCHEDULES)] = "cosine"
+    schedule: Annotated[str, choice("cosine", "linear", "constant")] = "cosine"
     final_fraction: NonNegative = 0.1
     weight_decay: NonNegative = 0.0
     beta1: Annotated[float, number(0, 1)] = 0.9

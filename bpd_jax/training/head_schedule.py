@@ -73,11 +73,6 @@ class HeadSchedule(Validated):
                 "such as 0.01: the entropy of an untrained head is not informative."
             )
 
-    @property
-    def needs_entropies(self) -> bool:
-        """Whether `advance` needs the results of evaluations."""
-        return self.order == "entropy"
-
     def start(self) -> ScheduleState:
         """The state before the first step."""
         return {"added": [], "entropies": None}
@@ -95,7 +90,7 @@ class HeadSchedule(Validated):
           step: steps done so far.
           entropies: entropy of each head, if the step was evaluated; else None.
         """
-        if not self.needs_entropies:
+        if self.order != "entropy":
             return state
         assert self.add_every is not None
         measured = state["entropies"] if entropies is None else list(entropies)

@@ -7,8 +7,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.model_flops import train_flops
 from bpd_jax.training.evaluator import per_head
 from bpd_jax.training.step import Metrics
+
+# Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets. Keys are prefixes
+# of `device_kind`; the longest matching prefix counts.
+PEAK_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA L4": 121e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6": 918e12,
+}
 
 _MEANS = ("loss", "loss_heads", "accuracy_heads", "gradient_norm")
 
@@ -32,7 +48,7 @@ class Meter:
         Args:
           per_step: tokens, or other units, of a step over all devices.
           unit: what the throughput counts.
-          peak: tokens per second at the devices' peak; see `throughput`.
+          peak: result of `peak_tokens_per_second`.
           first_head: number of the first head in the metrics.
         """
         self._per_step, self._unit, self._peak = per_step, unit, peak
@@ -104,3 +120,22 @@ def short(row: dict[str, float]) -> str:
         if name.endswith("_per_second")
     ]
     return f"loss {row['loss']:.3f}" + "".join(speeds)
+
+
+def peak_tokens_per_second(
+    model: BlockwiseConfig, length: int, drawn: int | None = None
+) -> float | None:
+    """Tokens per second if all devices ran at their peak; None for unknown devices.
+
+    Args:
+      model: sizes of the model.
+      length: T, tokens of a row.
+      drawn: positions of a row that heads or a block drafter are trained at; None for
+        all.
+    """
+    kind = jax.devices()[0].device_kind
+    matching = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    if not matching:
+        return None
+    peak = PEAK_FLOPS[max(matching, key=len)] * jax.device_count()
+    return peak * length / train_flops(model, 1, length, drawn)

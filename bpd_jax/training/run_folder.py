@@ -1,4 +1,4 @@
-"""The folder of a training run: its files, and checks before a run uses it."""
+"""The folder of a training run: its files, its rows, and checks before its use."""
 
 import dataclasses
 import datetime
@@ -14,13 +14,14 @@ from typing import Any
 import jax
 
 from bpd_jax import files
-from bpd_jax.data import tokenizer
-from bpd_jax.data.rows import open_rows
+from bpd_jax.data import row_preparation, tokenizer
+from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training import checkpoints, metrics, run_lock, watch
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.distributed import say
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
@@ -123,6 +124,79 @@ def _flatten(fields: dict, prefix: str = "") -> dict[str, object]:
     return flat
 
 
+def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
+    """Prepares the rows of both splits unless they exist.
+
+    A run resumes with its own rows, even if the text has changed. Missing or damaged
+    rows are prepared again if the text has not changed.
+
+    Raises:
+      UserError: the rows cannot be prepared, or would differ from those of the run.
+    """
+    initial = initial_rows(folder)
+    for split in SPLITS:
+        target = folder / DATA / split
+        if initial is None:
+            row_preparation.prepare_rows(config.task, split, config.length, target)
+        elif _exist(target, initial[split]):
+            if not _same_source(config, split, initial[split]):
+                say(
+                    f"note: the text of the {split} split of {config.task.name} has "
+                    "changed; the run resumes with the rows that it started with."
+                )
+        elif _same_source(config, split, initial[split]):
+            row_preparation.prepare_rows(config.task, split, config.length, target)
+        else:
+            raise UserError(
+                f"{target} does not hold the rows that the run started with, and they "
+                "cannot be prepared again because the text of "
+                f"{config.task.name} has changed: restore the folder or the text, or "
+                "choose another --workdir."
+            )
+
+
+def open_run_rows(
+    config: TrainConfig, folder: pathlib.Path
+) -> tuple[PackedRows, PackedRows]:
+    """Opens the training and validation rows that `make_run_rows` has prepared.
+
+    Raises:
+      UserError: a split has no rows, or the model's vocabulary size differs.
+    """
+    both = [open_rows(folder / DATA / split) for split in SPLITS]
+    train_rows, validation_rows = both
+    vocab_size = config.model.trunk.vocab_size
+    if train_rows.vocab_size != vocab_size:
+        raise UserError(
+            f"the vocabulary {config.task.vocabulary} has {train_rows.vocab_size} "
+            f"tokens but TransformerConfig.vocab_size is {vocab_size}: set it to "
+            f"{train_rows.vocab_size}, or to @vocabulary_size()."
+        )
+    for rows in both:
+        if not len(rows):
+            raise UserError(
+                f"the {rows.split} split of {config.task.name} has no rows: give more "
+                "text."
+            )
+    return train_rows, validation_rows
+
+
+def _exist(target: pathlib.Path, fingerprint: dict) -> bool:
+    try:
+        return open_rows(target).fingerprint == fingerprint
+    except UserError:
+        return False
+
+
+def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
+    """Whether the text and the settings are those of rows with this fingerprint."""
+    try:
+        current = row_preparation.rows_fingerprint(config.task, split, config.length)
+    except UserError:
+        return False
+    return current.items() <= fingerprint.items()
+
+
 def describe(
     folder: pathlib.Path, config: TrainConfig, text: str, operative: str
 ) -> None:
@@ -135,18 +209,25 @@ def describe(
     if not (started and (folder / tokenizer.FILE_NAME).exists()):
         with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
             shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
-    rows = {split: open_rows(folder / DATA / split).fingerprint for split in SPLITS}
-    for name, content in {
-        **({} if started else {ROWS: _json(rows)}),
-        TASK: _json(dataclasses.asdict(config.task)),
-        CONFIG: text,
-        OPERATIVE: operative,
-        VERSIONS: _json(versions()),
-    }.items():
-        with files.replacing_file(folder / name) as path:
-            path.write_text(content, encoding="utf-8")
+    if not started:
+        rows = {x: open_rows(folder / DATA / x).fingerprint for x in SPLITS}
+        _write(folder / ROWS, _json(rows))
+    _write(folder / TASK, _json(dataclasses.asdict(config.task)))
+    _write(folder / VERSIONS, _json(versions()))
+    write_configuration(folder, text, operative)
     with files.replacing_file(folder / MODEL) as path:
         save_config(config.model, path)
+
+
+def write_configuration(folder: pathlib.Path, text: str, operative: str) -> None:
+    """Writes the gin text of a run and its operative configuration."""
+    for name, content in ((CONFIG, text), (OPERATIVE, operative)):
+        _write(folder / name, content)
+
+
+def _write(path: pathlib.Path, content: str) -> None:
+    with files.replacing_file(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 
 def versions() -> dict[str, str | None]:

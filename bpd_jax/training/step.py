@@ -24,9 +24,6 @@ from bpd_jax.training.state import TrainState
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
 Metrics: TypeAlias = dict[str, Array]
-TrainStep: TypeAlias = Callable[
-    [TrainState, Batch, AnyArray], tuple[TrainState, Metrics]
-]
 
 _DEFAULT, _SETTINGS = ComputeConfig(), LossSettings()
 
@@ -38,7 +35,7 @@ def make_train_step(
     mesh: Mesh,
     compute: ComputeConfig = _DEFAULT,
     settings: LossSettings = _SETTINGS,
-) -> TrainStep:
+) -> Callable[[TrainState, Batch, AnyArray], tuple[TrainState, Metrics]]:
     """Builds the jitted train step `(state, batch, λ) → (state, metrics)`.
 
     The state is donated. λ, `[L]` float32, are the weights of the heads' losses in this

@@ -16,17 +16,16 @@ from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.decisions import Decisions
+from bpd_jax.training.decisions import Decisions, Selection
 from bpd_jax.training.disk_space import check_space
 from bpd_jax.training.distributed import say
 from bpd_jax.training.evaluator import Evaluator
-from bpd_jax.training.meter import Meter
+from bpd_jax.training.meter import Meter, peak_tokens_per_second
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.relayout import restore_state
 from bpd_jax.training.run_description import describe_run
+from bpd_jax.training.run_folder import make_run_rows, open_run_rows
 from bpd_jax.training.run_lock import locked
-from bpd_jax.training.run_rows import make_run_rows, open_run_rows
-from bpd_jax.training.selection import Selection
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.state import (
     TrainState,
@@ -35,7 +34,6 @@ from bpd_jax.training.state import (
     with_parameters,
 )
 from bpd_jax.training.step import Metrics, make_train_step, put_batch
-from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.typing import Params
 
 

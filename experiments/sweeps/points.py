@@ -14,7 +14,7 @@ from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.selection import Selection
+from bpd_jax.training.decisions import Selection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from bpd_jax.errors import UserError
+from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.checkpoint_files import DIGESTS, whole_steps
 from bpd_jax.training.checkpoints import Checkpoints, best_step, load_parameters
 from bpd_jax.training.config import OptimizerConfig
@@ -68,11 +71,23 @@ def test_restores_onto_another_mesh(saved, model):
     assert restored.params["trunk"]["embedding"].sharding.mesh == mesh
 
 
-def test_parameters_are_loaded_without_the_optimizer(saved, states, model, one_device):
+def test_parameters_are_loaded_without_the_optimizer(saved, states, model):
     folder, state = saved
     assert_equal(load_parameters(folder, model), state.params)
-    assert_equal(load_parameters(folder, model, mesh=one_device), state.params)
     assert_equal(load_parameters(folder, model, step=3), states[3].params)
+
+
+def test_stacked_checkpoint_is_loaded_unstacked(model, one_device, tmp_path):
+    mesh, compute = make_mesh(MeshConfig(2, 2, 2)), ComputeConfig(scan_layers=True)
+    abstract = abstract_state(model, OPTIMIZER, mesh, compute)
+    state = init_state(model, OPTIMIZER, abstract, 5, compute)
+    assert is_stacked(state.params["trunk"])
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+    assert_equal(
+        load_parameters(tmp_path, model),
+        init_parameters(model, jax.random.key(5), one_device),
+    )
 
 
 def test_missing_checkpoints_are_reported(saved, model, tmp_path):

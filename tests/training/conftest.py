@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training import evaluator, trainer
+from bpd_jax.training import evaluator, frozen, trainer
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.typing import Params
 
@@ -180,3 +181,30 @@ def train_config(model: BlockwiseConfig, text_task: TextTask) -> TrainConfig:
         evaluate_every=4,
         checkpoint_every=3,
     )
+
+
+@pytest.fixture
+def stopped_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[None]]:
+    """A function that makes the process get SIGTERM in the nth step of training.
+
+    It returns a list that gets an element in every step.
+    """
+
+    def stop(number: int) -> list[None]:
+        make_step, calls = frozen.make_step, []
+
+        def stopping(*arguments: Any) -> Callable[..., Any]:
+            step = make_step(*arguments)
+
+            def counted(*state: Any) -> Any:
+                calls.append(None)
+                if len(calls) == number:
+                    signal.raise_signal(signal.SIGTERM)
+                return step(*state)
+
+            return counted
+
+        monkeypatch.setattr(frozen, "make_step", stopping)
+        return calls
+
+    return stop

@@ -12,9 +12,9 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import best_step, load_parameters
+from bpd_jax.training.config import columns
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.selection import columns
 from bpd_jax.training.trainer import train
 
 

@@ -41,7 +41,6 @@ def plain_loss(model, heads, softmax, hidden, targets, valid, scale):
     "options, chunk",
     [
         ({}, 5),
-        pytest.param({}, 3, marks=pytest.mark.exhaustive),
         ({"first_has_ffn": True}, 5),
         ({"heads": None}, 5),
     ],

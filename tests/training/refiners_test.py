@@ -2,7 +2,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from bpd_jax.models.trained_refiners import (
     recurrent_start,
     recurrent_step,
 )
-from bpd_jax.training import refiner_sources
 from bpd_jax.training.frozen import LevelSums, measure
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.refiner_loss import freeze_rows
@@ -210,26 +208,12 @@ def test_training_lowers_the_loss_and_keeps_the_model(
     jax.tree.map(np.testing.assert_allclose, held_out, report.held_out)
 
 
-def interrupt_at(monkeypatch, call):
-    """Sends the process a SIGTERM before a batch is drawn."""
-    draw, calls = refiner_sources.RowIterator.__next__, []
-
-    def counted(self):
-        calls.append(None)
-        if len(calls) == call:
-            signal.raise_signal(signal.SIGTERM)
-        return draw(self)
-
-    monkeypatch.setattr(refiner_sources.RowIterator, "__next__", counted)
-    return calls
-
-
 def test_resumed_training_equals_an_uninterrupted_one(
-    model, params, data, tmp_path, monkeypatch
+    model, params, data, tmp_path, stopped_at
 ):
     settings = RefinerSettings("markov", steps=25, batch_size=4, rank=8)
     train_refiner(settings, model, params, data, tmp_path / "whole")
-    calls = interrupt_at(monkeypatch, 7)
+    calls = stopped_at(7)
     with pytest.raises(SystemExit):
         train_refiner(settings, model, params, data, tmp_path / "stopped")
     assert not (tmp_path / "stopped").exists()

@@ -27,6 +27,7 @@ from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
     PositionBatch,
+    Ring,
     cached_batches,
     held_out_batches,
     ring_batches,
@@ -34,7 +35,6 @@ from bpd_jax.training.heads.batches import (
 from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.positions import training_sample
-from bpd_jax.training.heads.ring import Ring
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks

@@ -24,11 +24,6 @@ from bpd_jax.settings import (
 )
 from bpd_jax.training.config import OptimizerConfig
 
-MODES = ("cache", "ring")
-STATES_DTYPES = ("float16", "bfloat16")
-PRODUCTS = ("float32", "bfloat16")
-POSITION_WEIGHTS = ("equal", "decay", "dpace")
-
 
 @dataclasses.dataclass(frozen=True)
 class HeadsTrainConfig(Validated):
@@ -90,20 +85,20 @@ class HeadsTrainConfig(Validated):
     epochs: Positive = 4.0
     steps: Count | None = None
     head_weights: tuple[NonNegative, ...] | None = None
-    position_weights: Annotated[str, choice(*POSITION_WEIGHTS)] | None = None
+    position_weights: Annotated[str, choice("equal", "decay", "dpace")] | None = None
     position_decay: Positive = 4.0
     dpace_smoothing: Share = 0.5
     anchors_per_row: Count = 32
     row_tokens: Count = 512
     train_texts: Count | None = None
     soft_targets: Share = 0.0
-    mode: Annotated[str, choice(*MODES)] = "cache"
+    mode: Annotated[str, choice("cache", "ring")] = "cache"
     states: str | None = None
-    states_dtype: Annotated[str, choice(*STATES_DTYPES)] = "float16"
+    states_dtype: Annotated[str, choice("float16", "bfloat16")] = "float16"
     ring_positions: Count = 262_144
     ring_uses: Positive = 4.0
     include_prompts: bool = False
-    products: Annotated[str, choice(*PRODUCTS)] = "float32"
+    products: Annotated[str, choice("float32", "bfloat16")] = "float32"
     forward_tokens: Count = 4096
     mesh: MeshConfig | None = None
     held_out: Annotated[float, number(above=0, below=1)] = 0.02

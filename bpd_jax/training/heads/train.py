@@ -8,7 +8,6 @@ reads, or `drafter/`, which `models.drafter_files` reads.
 
 import dataclasses
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -114,7 +113,7 @@ def train_heads(
         ),
         meter=Meter(config.batch_size, "positions", first_head=2),
         # Written only after the checkpoint in the folder turned out to be this run's.
-        ready=lambda: _write_configuration(folder, text, operative),
+        ready=lambda: run_folder.write_configuration(folder, text, operative),
         mesh=mesh,
     )
     vocabulary = {k: v for k, v in frozen_arrays.items() if k == VOCABULARY}
@@ -210,12 +209,3 @@ def _facts(
         "texts_by": plan.texts.base,
         "versions": run_folder.versions(),
     }
-
-
-def _write_configuration(folder: pathlib.Path, text: str, operative: str) -> None:
-    for name, content in (
-        (run_folder.CONFIG, text),
-        (run_folder.OPERATIVE, operative),
-    ):
-        with files.replacing_file(folder / name) as path:
-            path.write_text(content, encoding="utf-8")

@@ -1,9 +1,6 @@
 """A tiny random model, and texts in which each token has two possible successors."""
 
 import pathlib
-import signal
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +17,6 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training import frozen
 from bpd_jax.typing import Params
 
 VOCAB, WIDTH = 61, 24
@@ -80,30 +76,3 @@ def data(tmp_path_factory: pytest.TempPathFactory, base_key: str) -> pathlib.Pat
 @pytest.fixture(scope="session")
 def texts(data: pathlib.Path) -> Generations:
     return open_generations(data)
-
-
-@pytest.fixture
-def stopped_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[None]]:
-    """A function that makes the process get SIGTERM in the nth step of training.
-
-    It returns a list that gets an element in every step.
-    """
-
-    def stop(number: int) -> list[None]:
-        make_step, calls = frozen.make_step, []
-
-        def stopping(*arguments: Any) -> Callable[..., Any]:
-            step = make_step(*arguments)
-
-            def counted(*state: Any) -> Any:
-                calls.append(None)
-                if len(calls) == number:
-                    signal.raise_signal(signal.SIGTERM)
-                return step(*state)
-
-            return counted
-
-        monkeypatch.setattr(frozen, "make_step", stopping)
-        return calls
-
-    return stop

@@ -215,15 +215,11 @@ def test_targets_outside_the_draft_vocabulary_are_misses():
     assert all_targets.scored.tolist() == all_targets.valid.tolist()
 
 
-@pytest.mark.parametrize("own_softmax", [False, True])
-def test_every_head_keeps_one_product_of_its_layer(own_softmax):
+def test_every_head_keeps_one_product_of_its_layer():
     """Compiled, not run: the temporaries of six more heads."""
 
     def temporaries(num_heads):
-        own = {"kind": "medusa", "own_softmax": True}
-        config = BlockHeadsConfig(
-            num_heads, **(own if own_softmax else {"hidden": 256})
-        )
+        config = BlockHeadsConfig(num_heads, hidden=256)
         settings = {"head_weights": (1.0,) * (num_heads - 1)}
         shapes = head_shapes(config, WIDTH, VOCAB)
         trained = {
@@ -231,7 +227,7 @@ def test_every_head_keeps_one_product_of_its_layer(own_softmax):
             for name, shape in shapes.items()
             if is_trained(config, name)
         }
-        frozen = {} if own_softmax else {"matrix": jnp.zeros((VOCAB, WIDTH))}
+        frozen = {"matrix": jnp.zeros((VOCAB, WIDTH))}
         batch = PositionBatch(
             np.zeros((2048, WIDTH), np.float32),
             np.zeros((2048, num_heads), np.int32),
@@ -241,7 +237,6 @@ def test_every_head_keeps_one_product_of_its_layer(own_softmax):
         program = step.lower(trained, frozen, batch).compile()
         return program.memory_analysis().temp_size_in_bytes
 
-    width = WIDTH if own_softmax else 256
     # The product; the inputs of the softmax, their gradient and two copies.
-    kept = 6 * 2048 * 4 * (width + 4 * WIDTH)
+    kept = 6 * 2048 * 4 * (256 + 4 * WIDTH)
     assert temporaries(9) < temporaries(3) + 1.2 * kept

@@ -5,7 +5,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.run_rows import make_run_rows
+from bpd_jax.training.run_folder import make_run_rows
 from bpd_jax.training.trainer import train
 
 

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.batches import ring_batches
+from bpd_jax.training.heads.batches import Ring, ring_batches
 from bpd_jax.training.heads.positions import positions_of
-from bpd_jax.training.heads.ring import Ring
 
 CAPACITY = 200
 
