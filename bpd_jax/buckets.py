@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fnmatch
 import functools
-import io
 import json
 import os
 import pathlib
@@ -34,6 +33,7 @@ from bpd_jax.errors import UserError
 UPLOAD = ".upload" + temporaries.SUFFIX
 _THREADS = 8
 _PATIENCE = 60.0  # seconds for which a request that fails is repeated
+_NO_PARTS = "a file under gs:// is only replaced as a whole"
 
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -102,8 +102,7 @@ class BucketPath(pathlib.PosixPath):
         blob = self._blob()
         if blob is not None:
             return _copy(self, blob)
-        code = errno.EISDIR if self.is_dir() else errno.ENOENT
-        raise OSError(code, os.strerror(code), str(self))
+        raise _failure(errno.EISDIR if self.is_dir() else errno.ENOENT, self)
 
     def read_generation(self) -> tuple[bytes, int]:
         """Content and generation: b"" and 0 if missing, b"" if larger than 64 KiB."""
@@ -136,12 +135,8 @@ class BucketPath(pathlib.PosixPath):
         """
         with _requests(self):
             blob = _bucket(self.bucket).blob(self.key)
-            blob.upload_from_file(
-                io.BytesIO(content),
-                size=len(content),
-                if_generation_match=generation,
-                retry=_retry(),
-            )
+            options = {"if_generation_match": generation, "retry": _retry()}
+            blob.upload_from_string(content, "application/octet-stream", **options)
             return blob.generation
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -153,7 +148,7 @@ class BucketPath(pathlib.PosixPath):
         with _requests(self):
             for _ in _list(self, recursive=True, max_results=1):
                 return _status(stat.S_IFDIR | 0o755, 0, 0.0)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        raise _failure(errno.ENOENT, self)
 
     def iterdir(self) -> Generator["BucketPath", None, None]:
         """Files and folders directly in a folder, in the order of their names."""
@@ -161,7 +156,7 @@ class BucketPath(pathlib.PosixPath):
             listed = _list(self, recursive=False)
             names = {blob.name for blob in listed} | set(listed.prefixes)
         if not names and not self.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+            raise _failure(errno.ENOENT, self)
         above = _prefix(self)
         for name in sorted(name.removeprefix(above).strip("/") for name in names):
             if name:
@@ -181,10 +176,8 @@ class BucketPath(pathlib.PosixPath):
 
     def rglob(self, pattern: str) -> Generator["BucketPath", None, None]:
         """Files below the folder, at any depth, whose names match a pattern."""
-        with _requests(self):
-            names = [blob.name for blob in _list(self, recursive=True)]
-        for name in names:
-            path = self / name.removeprefix(_prefix(self))
+        for name in generations(self):
+            path = self / name
             if not name.endswith("/") and fnmatch.fnmatchcase(path.name, pattern):
                 yield path
 
@@ -193,7 +186,7 @@ class BucketPath(pathlib.PosixPath):
     ) -> IO[Any]:
         """Opens the local copy for reading."""
         if set(mode) - set("rbt"):
-            raise _unsupported(self)
+            raise _failure(errno.ENOTSUP, self, _NO_PARTS)
         return self.local().open(mode, *args, **options)
 
     def mkdir(self, *args: Any, **options: Any) -> None:
@@ -210,7 +203,7 @@ class BucketPath(pathlib.PosixPath):
 
     def rename(self, target: Any) -> Any:
         """Not possible, as writing a part of an object is not."""
-        raise _unsupported(self)
+        raise _failure(errno.ENOTSUP, self, _NO_PARTS)
 
     def _blob(self) -> Any:
         """The description of the object; None if there is none."""
@@ -304,7 +297,7 @@ def upload_folder(
             raise FileExistsError
     except FileExistsError as error:
         words = "another process uploads to it; run the command again when it has ended"
-        raise OSError(errno.EBUSY, words, str(path)) from error
+        raise _failure(errno.EBUSY, path, words) from error
     _delete(path / UPLOAD, uploaded[UPLOAD])
 
 
@@ -330,11 +323,7 @@ def unfinished_upload(path: pathlib.Path) -> str | None:
 
 def generations(path: BucketPath) -> dict[str, int]:
     """Generations of all objects of a folder, by their names within it."""
-    with _requests(path):
-        return {
-            blob.name.removeprefix(_prefix(path)): blob.generation
-            for blob in _list(path, recursive=True)
-        }
+    return {name: blob.generation for name, blob in _objects(path)}
 
 
 def md5_sums(path: BucketPath) -> list[tuple[BucketPath, str | None]]:
@@ -342,20 +331,16 @@ def md5_sums(path: BucketPath) -> list[tuple[BucketPath, str | None]]:
 
     It is None where the bucket does not keep it: for composite objects.
     """
-    with _requests(path):
-        return [
-            (
-                path / blob.name.removeprefix(_prefix(path)),
-                blob.md5_hash and base64.b64decode(blob.md5_hash).hex(),
-            )
-            for blob in _list(path, recursive=True)
-        ]
+    return [
+        (path / name, blob.md5_hash and base64.b64decode(blob.md5_hash).hex())
+        for name, blob in _objects(path)
+    ]
 
 
 def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
     """Copies one generation of an object into the cache, unless it is there."""
     if ".." in path.parts:
-        raise OSError(errno.EINVAL, "the name goes up with ..", str(path))
+        raise _failure(errno.EINVAL, path, "the name goes up with ..")
     above = _cache("files", path.bucket, *path.parts[2:-1])
     copy = above / f"@{blob.generation}-{blob.size}" / path.name
     if copy.exists():
@@ -385,7 +370,7 @@ def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
 def _check_size(path: BucketPath, size: int, wanted: int) -> None:
     if size != wanted:
         words = f"{size:,} of its {wanted:,} bytes arrived; run the command again"
-        raise OSError(errno.EIO, words, str(path))
+        raise _failure(errno.EIO, path, words)
 
 
 def _delete(path: BucketPath, generation: int) -> None:
@@ -393,6 +378,13 @@ def _delete(path: BucketPath, generation: int) -> None:
     with _requests(path), contextlib.suppress(_api_errors().NotFound):
         blob = _bucket(path.bucket).blob(path.key)
         blob.delete(if_generation_match=generation, retry=_retry())
+
+
+def _objects(path: BucketPath) -> list[tuple[str, Any]]:
+    """Name within a folder and description of all objects there."""
+    with _requests(path):
+        listed = list(_list(path, recursive=True))
+    return [(blob.name.removeprefix(_prefix(path)), blob) for blob in listed]
 
 
 def _prefix(path: BucketPath) -> str:
@@ -410,10 +402,7 @@ def _list(path: BucketPath, *, recursive: bool, max_results: int | None = None) 
 
 def _status(mode: int, size: int, seconds: float) -> os.stat_result:
     fields = (mode, 0, 0, 1, 0, 0, size, *[int(seconds)] * 3)
-    nanoseconds = dict.fromkeys(
-        ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), int(seconds * 1e9)
-    )
-    return os.stat_result(fields, nanoseconds)
+    return os.stat_result(fields, {"st_mtime_ns": int(seconds * 1e9)})
 
 
 def _cache(*parts: str) -> pathlib.Path:
@@ -421,9 +410,9 @@ def _cache(*parts: str) -> pathlib.Path:
     return cache.joinpath("bpd_jax", "buckets", *parts)
 
 
-def _unsupported(path: BucketPath) -> OSError:
-    words = "a file under gs:// is only replaced as a whole"
-    return OSError(errno.ENOTSUP, words, str(path))
+def _failure(code: int, path: BucketPath, words: str | None = None) -> OSError:
+    """The error of a path; the subclass of `OSError` depends on the code."""
+    return OSError(code, words or os.strerror(code), str(path))
 
 
 def _bucket(name: str) -> Any:
@@ -475,12 +464,10 @@ def _requests(path: BucketPath) -> Iterator[None]:
     try:
         yield
     except exceptions.PreconditionFailed as error:
-        raise FileExistsError(errno.EEXIST, "it has changed", str(path)) from error
+        raise _failure(errno.EEXIST, path, "it has changed") from error
     except exceptions.NotFound as error:
         words = f"not found; is there a bucket {path.bucket}?"
-        raise FileNotFoundError(errno.ENOENT, words, str(path)) from error
-    except exceptions.Forbidden as error:
-        raise PermissionError(errno.EACCES, _words(error), str(path)) from error
+        raise _failure(errno.ENOENT, path, words) from error
     except (
         exceptions.GoogleAPIError,
         GoogleAuthError,
@@ -488,7 +475,9 @@ def _requests(path: BucketPath) -> Iterator[None]:
         InvalidResponse,
         RequestException,
     ) as error:
-        raise OSError(errno.EIO, _words(error), str(path)) from error
+        refused = isinstance(error, exceptions.Forbidden)
+        code = errno.EACCES if refused else errno.EIO
+        raise _failure(code, path, _words(error)) from error
 
 
 def _words(error: BaseException) -> str:

@@ -286,10 +286,7 @@ class HarnessModel:
             on_progress=lambda _: bar.update(min(options.batch_size, end - bar.n)),
             lattice_width=self.lattice_width,
             alpha=self.alpha,
-            **{
-                field.name: getattr(options, field.name)
-                for field in dataclasses.fields(options)
-            },
+            **vars(options),
         )
 
     @property

@@ -79,16 +79,21 @@ def test_inputs_are_determined_by_seed_and_number() -> None:
     assert sum(text == data for text in first) < 5
 
 
+# Orbax does not await the other arrays after one could not be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    "name", [name for name in FORMATS if not name.startswith(SLOW + TENSORFLOW)]
+    "name", [name for name in FORMATS if not name.startswith(TENSORFLOW)]
 )
 def test_random_damage_is_read_or_refused(name: str) -> None:
-    row = read_damaged(FORMATS[name], 20, 1)
+    inputs = 10 if name.startswith(SLOW) else 20
+    row = read_damaged(FORMATS[name], inputs, 0)
     assert row["failures"] == []
-    assert row["read"] + row["refused"] == 20
+    assert row["read"] + row["refused"] == inputs
+    gc.collect()  # The warnings about these reads belong to this test.
 
 
 LONG = b"a" * 300
+LARGEST = b"\xff" * 7 + b"\x7f"  # As a count or size, 2^63 - 1.
 # Inputs that ended in a traceback, or did not end.
 DIFFICULT: list[tuple[str, str, Callable[[bytes], bytes]]] = [
     ("records.jsonl", "records.jsonl", lambda d: d.replace(b'ed":"', b'ed":"0')),
@@ -101,6 +106,8 @@ DIFFICULT: list[tuple[str, str, Callable[[bytes], bytes]]] = [
     ("metrics.jsonl", "metrics.jsonl", lambda d: b"[1]\n" + d),
     ("parts", "parts/parts.json", lambda d: d.replace(b'"file"', b'"%s"' % LONG)),
     ("ngram_model", "keys_1.npy", lambda d: d[:8] + b"\xff\xff" + b" " * 70_000),
+    ("gguf", "m.gguf", lambda d: d[:8] + LARGEST + d[16:]),  # tensors
+    ("huggingface_safetensors", "model.safetensors", lambda d: LARGEST + d[8:]),
     ("ngram_counts", "followed_1.npy", lambda d: d[:128] + bytes(len(d) - 128)),
 ]
 
@@ -118,58 +125,6 @@ def test_known_difficult_inputs_are_read_or_refused(
     if example.reseal is not None:
         example.reseal(folder)
     assert not mutations.attempt(lambda: example.read(folder))
-
-
-DEEP = (b"[" * 100_000, b'{"a":' * 50_000)
-
-
-def typical_damage(data: bytes, name: str) -> list[bytes]:
-    """An empty file, half of it, and forged beginnings."""
-    if name.endswith(".json"):
-        return [b"", data[: len(data) // 2], b"\xff" + data, b"null", *DEEP]
-    largest = b"\xff" * 7 + b"\x7f"  # As a count or size, 2^63 - 1.
-    return [
-        b"",
-        data[: len(data) // 2],
-        data[:4] + bytes([data[4] ^ 8]) + data[5:],  # One bit.
-        largest + data[8:],  # The size of the header of safetensors.
-        data[:8] + largest + data[16:],  # The number of tensors of GGUF.
-    ]
-
-
-# Orbax does not await the other arrays after one could not be read.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith(SLOW)])
-def test_typical_damage_of_slow_formats_is_refused(
-    tmp_path: pathlib.Path, name: str
-) -> None:
-    example, folder = FORMATS[name], tmp_path / "folder"
-    folder.mkdir()
-    example.make(folder)
-    # The largest files contain the arrays, or the names and shapes of all.
-    paths = sorted(
-        (path for path in folder.glob(example.files) if path.is_file()),
-        key=lambda path: path.stat().st_size,
-    )
-    intact = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    cases = [
-        (path, damaged, reseal)
-        for path in paths[-2:]
-        for damaged in typical_damage(intact[path], path.name)
-        for reseal in ((None, example.reseal) if example.reseal else (None,))
-    ]
-    refused = 0
-    for path, damaged, reseal in cases:
-        path.write_bytes(damaged)
-        if reseal is not None:
-            reseal(folder)
-        fault = mutations.attempt(lambda: example.read(folder))
-        assert not fault, f"{path.name}, {damaged[:40]!r}: {fault}"
-        refused += fault == ""
-        for changed in [path] if reseal is None else intact:
-            changed.write_bytes(intact[changed])
-    gc.collect()  # The warnings about these reads belong to this test.
-    assert refused > 3
 
 
 def test_table_in_the_docs_matches_the_results() -> None:

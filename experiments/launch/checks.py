@@ -34,26 +34,13 @@ def check_run(
             "--gin_file=gin_configs/runs/pretrain.gin."
         )
     parsed = configuration.parse(gin_files, bindings, TrainConfig)
-    config = parsed.value
-    mesh, parts = config.mesh, config.compute.accumulate
+    config, parts = parsed.value, parsed.value.compute.accumulate
     for count in devices:
-        data = count // (mesh.fsdp * mesh.model) if mesh.data == -1 else mesh.data
-        if not data or data * mesh.fsdp * mesh.model != count:
-            raise UserError(
-                f"MeshConfig asks for data × fsdp × model = {mesh.data} × {mesh.fsdp} "
-                f"× {mesh.model}, but there are {count} devices: make the product "
-                "equal, or give another file of gin_configs/meshes/."
-            )
-        if data % slices:
-            raise UserError(
-                f"MeshConfig.data = {data} is not a multiple of {slices} slices: only "
-                "the data axis may cross from one slice to another; make fsdp × model "
-                f"divide the {count // slices} devices of a slice."
-            )
-        if config.batch_size % (data * mesh.fsdp * parts):
+        data, fsdp, _ = config.mesh.shape(count, slices)
+        if config.batch_size % (data * fsdp * parts):
             raise UserError(
                 f"TrainConfig.batch_size = {config.batch_size} is not a multiple of "
-                f"data × fsdp × accumulate = {data} × {mesh.fsdp} × {parts}: change "
+                f"data × fsdp × accumulate = {data} × {fsdp} × {parts}: change "
                 "MeshConfig or ComputeConfig.accumulate."
             )
     return parsed

@@ -69,12 +69,9 @@ def main(arguments: list[str]) -> int:
         return _supervise(folder, int(rest[0]), rest[1:])
     if action == "follow":
         return follow(folder, rest[0] if rest else None)
-    if action == "running":
-        return running(folder)
-    if action == "stop":
-        return stop(folder)
-    if action == "report":
-        return report(folder)
+    actions = {"running": running, "stop": stop, "report": report}
+    if action in actions:
+        return actions[action](folder)
     print(f"unknown action {action!r}", file=sys.stderr)
     return 2
 

@@ -32,30 +32,25 @@ class Condition(enum.IntEnum):
 
 
 # States of a queued resource and of a TPU VM, from the reference of the Cloud TPU API
-# (QueuedResourceState.State, Node.State).
-_OF_REQUESTS = {
-    "STATE_UNSPECIFIED": Condition.COMING,
-    "CREATING": Condition.COMING,
-    "ACCEPTED": Condition.COMING,
-    "WAITING_FOR_RESOURCES": Condition.COMING,
-    "PROVISIONING": Condition.COMING,
-    "DELETING": Condition.COMING,
-    "SUSPENDING": Condition.COMING,
-    "FAILED": Condition.REFUSED,
-}
+# (QueuedResourceState.State, Node.State); those that are not named are STUCK.
+_OF_REQUESTS = {"FAILED": Condition.REFUSED} | dict.fromkeys(
+    (
+        *("STATE_UNSPECIFIED", "CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"),
+        *("PROVISIONING", "DELETING", "SUSPENDING"),
+    ),
+    Condition.COMING,
+)
 _OF_NODES = {
-    "STATE_UNSPECIFIED": Condition.COMING,
-    "CREATING": Condition.COMING,
-    "STARTING": Condition.COMING,
-    "RESTARTING": Condition.COMING,
-    "REIMAGING": Condition.COMING,
-    "REPAIRING": Condition.COMING,
-    "UNHIDING": Condition.COMING,
-    "DELETING": Condition.COMING,
     "READY": Condition.READY,
     "PREEMPTED": Condition.LOST,
     "TERMINATED": Condition.LOST,
-}
+} | dict.fromkeys(
+    (
+        *("STATE_UNSPECIFIED", "CREATING", "STARTING", "RESTARTING", "REIMAGING"),
+        *("REPAIRING", "UNHIDING", "DELETING"),
+    ),
+    Condition.COMING,
+)
 # Times that a state is asked for before giving up, and the seconds between two of them.
 _QUESTIONS = 5
 PAUSE = 5.0
