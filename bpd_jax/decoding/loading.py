@@ -15,7 +15,7 @@ from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
-from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
+from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 
 # Known names of run folders that `make` creates.
 KNOWN_RUNS = {"demo": "runs/demo"}
@@ -110,8 +110,6 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
-    from bpd_jax.pretrained.load_parameters import load_trunk
-
     checkpoint = open_checkpoint(path)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > checkpoint.config.vocab_size:

@@ -27,7 +27,7 @@ from bpd_jax.pretrained.drafter_layout import (
     drafter_layout,
 )
 from bpd_jax.pretrained.json_files import Fields, naming
-from bpd_jax.pretrained.load_parameters import read_tensor
+from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import (
     CONFIG,
     SafetensorsFiles,

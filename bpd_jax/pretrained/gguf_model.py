@@ -40,7 +40,6 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
     tensors.check(layout)
     text = read_tokenizer(file, config.vocab_size)
     return Checkpoint(
-        name=file.path.stem,
         config=config,
         layout=layout,
         tensors=tensors,

@@ -43,7 +43,6 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
                 f"has only {config.vocab_size} tokens."
             )
     return Checkpoint(
-        name=str(folder),
         config=config,
         layout=_layout(config, fields, tensors),
         tensors=tensors,

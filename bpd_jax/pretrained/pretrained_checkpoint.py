@@ -1,13 +1,33 @@
-"""A pretrained checkpoint that has been opened; its tensors are not read yet."""
+"""Pretrained checkpoints, and their parameters, which are loaded tensor by tensor."""
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, Protocol
 
+import jax
+import numpy as np
 import tokenizers
 
+from bpd_jax import progress
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
-from bpd_jax.pretrained.load_parameters import Tensors
+from bpd_jax.typing import Array, Params
+
+# A cache line has 16 or 32 numbers.
+_ROWS = 32
+
+
+class Tensors(Protocol):
+    """The tensors of a checkpoint on disk, in Hugging Face's names and shapes."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a tensor as float32 or in its own narrower float type.
+
+        Raises:
+          UserError: it is missing or damaged.
+        """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,7 +35,6 @@ class Checkpoint:
     """The contents of a checkpoint; `load_trunk` reads its parameters.
 
     Attributes:
-      name: display name.
       config: configuration of the trunk.
       layout: location of each parameter, by its path in the trunk.
       tensors: the tensors of the checkpoint.
@@ -27,7 +46,6 @@ class Checkpoint:
       end_tokens: ids that end a text; the first one is written.
     """
 
-    name: str
     config: TransformerConfig
     layout: Mapping[Path, Origin]
     tensors: Tensors
@@ -36,3 +54,59 @@ class Checkpoint:
     begin_of_text: int | None
     begin_text: str
     end_tokens: tuple[int, ...]
+
+
+def load_trunk(
+    config: TransformerConfig, layout: Mapping[Path, Origin], tensors: Tensors
+) -> Params:
+    """Reads the parameters of a model without block heads onto the first device.
+
+    At any time, memory contains the parameters, one tensor of the checkpoint and a copy
+    of it.
+
+    Args:
+      config: configuration of the trunk; parameters have its `param_dtype`.
+      layout: location of each parameter.
+      tensors: the checkpoint.
+
+    Raises:
+      UserError: a tensor is missing, damaged or of another shape.
+    """
+    shapes = parameter_shapes(BlockwiseConfig(config))
+    device = jax.local_devices()[0]
+    total = len(jax.tree.leaves(shapes))
+    with progress.bar(label="loading", total=total, unit="tensor") as bar:
+
+        def load(path: Any, leaf: Any) -> Array:
+            # The first key is `trunk`, which a model with heads has too.
+            origin = layout[tuple(entry.key for entry in path[1:])]
+            values = origin.convert(read_tensor(tensors, origin))
+            assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
+            loaded = jax.device_put(_copied(values, leaf.dtype), device)
+            bar.update()
+            return jax.block_until_ready(loaded)
+
+        return jax.tree_util.tree_map_with_path(load, shapes)
+
+
+def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
+    """Returns a tensor as it is stored.
+
+    Raises:
+      UserError: it is missing, damaged or of another shape.
+    """
+    tensor = tensors.read(origin.name)
+    origin.check_shape(tensor.shape)
+    return tensor
+
+
+def _copied(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy in row-major order; always a copy, because a device may keep the array.
+
+    Several rows are copied at a time: the rows of a transposed matrix are columns, so
+    every cache line is read once, not once for each of its numbers.
+    """
+    copy = np.empty(values.shape, dtype)
+    for begin in range(0, len(values), _ROWS):
+        copy[begin : begin + _ROWS] = values[begin : begin + _ROWS]
+    return copy

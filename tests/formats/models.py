@@ -16,8 +16,8 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.huggingface import open_folder
-from bpd_jax.pretrained.load_parameters import load_trunk
 from bpd_jax.pretrained.medusa_import import import_heads
+from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 from tests.formats.registry import add
 from tests.pretrained import drafter_conversion_test, medusa_test
 from tests.pretrained.conftest import TinyModel

@@ -19,8 +19,8 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.load_parameters import load_trunk
 from bpd_jax.pretrained.packaged_models import find_packaged
+from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
 GOLDEN = os.environ.get("SMOLLM2_GOLDEN", "")
 

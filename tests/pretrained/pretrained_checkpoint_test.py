@@ -12,7 +12,7 @@ from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.llama_layout import llama_layout
-from bpd_jax.pretrained.load_parameters import load_trunk
+from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
