@@ -12,7 +12,6 @@ metrics of both must be equal bit for bit. Prints a table and writes one JSON fi
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -57,31 +56,6 @@ REST = 100
 CONFIGURATION = "benchmarks/kill.gin"
 
 
-@dataclasses.dataclass
-class Kill:
-    """One kill.
-
-    Attributes:
-      moment: `start`, `step` or `save`.
-      process: index of the process that was killed.
-      seconds: from the start of the process.
-      step: of the last row of metrics.
-      checkpoint: the newest whole one, or None.
-      torn: whether it left a checkpoint half written, besides those that lay there
-        when the process started.
-      others_ended: seconds after which the other processes had ended too; None if all
-        were killed, or there was one.
-    """
-
-    moment: str
-    process: int
-    seconds: float
-    step: int
-    checkpoint: int | None
-    torn: bool
-    others_ended: float | None
-
-
 def main() -> None:
     """Runs, kills, compares."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -101,7 +75,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
     print(f"never killed: {STEPS.value} steps and their saves in {seconds:.1f} s")
     kills = _kill_again_and_again(gin_file, killed)
     _finish(_launch(gin_file, killed))
-    torn = sum(kill.torn for kill in kills)
+    torn = sum(kill["torn"] for kill in kills)
     found = {
         "parameters and optimizer": _same_state(gin_file, whole, killed),
         "metrics": _rows(whole) == _rows(killed),
@@ -118,7 +92,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
         "torn_saves": torn,
         "equal": all(found.values()),
         "compared": found,
-        "kills": [dataclasses.asdict(kill) for kill in kills],
+        "kills": kills,
     }
 
 
@@ -205,11 +179,20 @@ def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> float 
     return round(time.monotonic() - began, 2)
 
 
-def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[Kill]:
+def _kill_again_and_again(
+    gin_file: pathlib.Path, workdir: pathlib.Path
+) -> list[dict[str, Any]]:
     """Kills a run at `KILLS` moments; prints a row for each.
 
     The run is cut into as many parts, and kill i falls into part i: not before a step
     of it that was drawn beforehand. (A kill at the start draws none.)
+
+    Returns:
+      Of each kill: the moment, `start`, `step` or `save`; the index of the process; the
+      seconds since its start; the step of the last row of metrics; the newest whole
+      checkpoint, or None; whether it left one half written, besides those that lay
+      there when the process started; and the seconds after which the other processes
+      had ended too, or None if all were killed or there was one.
     """
     chance = random.Random(SEED.value)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS.value)]
@@ -219,7 +202,7 @@ def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list
         f"{'kill':>4} {'at':<6} {'process':>7} {'seconds':>7} {'step':>5} "
         f"{'whole':>6}  half written  others ended after"
     )
-    kills: list[Kill] = []
+    kills: list[dict[str, Any]] = []
     for index, moment in enumerate(moments):
         aim = int((index + chance.random()) * part)
         reached = _reaching(workdir, aim)
@@ -238,7 +221,15 @@ def _kill_again_and_again(gin_file: pathlib.Path, workdir: pathlib.Path) -> list
         step, checkpoint = _state_of(workdir)
         torn = bool(_half_written(workdir) - left)
         kills.append(
-            Kill(moment, victim, round(after, 2), step, checkpoint, torn, ended)
+            {
+                "moment": moment,
+                "process": victim,
+                "seconds": round(after, 2),
+                "step": step,
+                "checkpoint": checkpoint,
+                "torn": torn,
+                "others_ended": ended,
+            }
         )
         print(
             f"{len(kills):>4} {moment:<6} {victim:>7} {after:>7.2f} {step:>5} "

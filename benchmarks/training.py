@@ -15,19 +15,17 @@ device's dense bfloat16 peak. Writes one JSON file.
 
 import dataclasses
 import json
-import statistics
 from typing import Any
 
 import jax
 from absl import flags
 
 from benchmarks import records
-from benchmarks.training_step import TimedStep
+from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax import cli, configuration, progress
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.training.trainer import check_batch
 
 STEPS = flags.DEFINE_integer("steps", 10, "steps of a block.")
@@ -70,13 +68,7 @@ def main() -> None:
                 seconds[name].append(model.block(STEPS.value))
             bar.update(1)
     for name, each in configs.items():
-        speed = each.tokens_per_step / statistics.median(seconds[name])
-        peak = peak_tokens_per_second(each.model, each.length, each.drawn_per_row)
-        found[name] |= {
-            "seconds_per_step": seconds[name],
-            "tokens_per_second": speed,
-            "mfu": None if peak is None else speed / peak,
-        }
+        found[name] |= speed_of(each, seconds[name])
     result = {
         **records.about("training"),
         "batch": [config.batch_size, config.length],

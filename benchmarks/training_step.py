@@ -1,5 +1,6 @@
 """A compiled training step on random tokens, for the benchmarks that time it."""
 
+import statistics
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from bpd_jax.data.rows import make_batch
 from bpd_jax.training import distributed
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.meter import peak_tokens_per_second
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state, init_state
 from bpd_jax.training.step import make_train_step, put_batch
@@ -72,3 +74,14 @@ class TimedStep:
             self._state, metrics = self._step(self._state, self._batch, self._lambdas)
         jax.block_until_ready((self._state, metrics))
         return (time.perf_counter() - start) / steps
+
+
+def speed_of(config: TrainConfig, seconds: list[float]) -> dict[str, Any]:
+    """Tokens per second and MFU of a run whose blocks took these seconds per step."""
+    speed = config.tokens_per_step / statistics.median(seconds)
+    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
+    return {
+        "seconds_per_step": seconds,
+        "tokens_per_second": speed,
+        "mfu": None if peak is None else speed / peak,
+    }

@@ -3,19 +3,17 @@
 Both count what the model needs, nothing that is computed twice (`models.model_flops`).
 """
 
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from benchmarks.accelerator_parts.jobs import Job, Row, Setting
-from benchmarks.training_step import TimedStep
+from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax import configuration
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.throughput import peak_tokens_per_second
 from bpd_jax.training.trainer import check_batch
 
 # Rows of 512 tokens that every device processes in a step.
@@ -64,14 +62,10 @@ def _step(setting: Setting, rows: int) -> Row:
     step.block(steps)  # the first steps are slower
     seconds = [step.block(steps) for _ in range(setting.rounds)]
     step.remove()
-    speed = config.tokens_per_step / statistics.median(seconds)
-    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
     return {
         "parameters": count_parameters(config.model)["total"],
         "batch": [config.batch_size, config.length],
         "mesh": dict(mesh.shape),
         "planned_bytes_per_device": step.planned,
-        "seconds_per_step": seconds,
-        "tokens_per_second": speed,
-        "mfu": None if peak is None else speed / peak,
+        **speed_of(config, seconds),
     }

@@ -86,9 +86,7 @@ def test_invalid_flags_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "train.txt").mkdir()
     cases = {
-        ("--topology=v9:2x2",): "--topology=v9:2x2 is not known",
         ("--topology=v5e:2x2", "--program=serve"): "list of train, decode",
-        ("--topology=v5e:2x2", "--slices=0"): "--slices=0 must be 1 or more",
     } | {
         ("--topology=v9:2x2", f"--hlo={folder}"): f"cannot write {folder / 'train.txt'}"
         for folder in (tmp_path / "file", tmp_path)

@@ -26,6 +26,8 @@ from tests.compilation.compilers import NEEDS_LIBTPU
 def test_invalid_slices_are_refused(name, message):
     with pytest.raises(UserError, match=message):
         find_slice(name)
+    with pytest.raises(UserError, match="--slices=0 must be 1 or more"):
+        find_slice("v5e:2x2", 0)
 
 
 def test_missing_libtpu_is_reported_with_the_remedy(monkeypatch):

@@ -133,43 +133,30 @@ def mesh_of(platform, capability=None):
 
 
 @pytest.mark.parametrize(
-    "platform, capability, dtype, length, width, kernel",
+    "platform, capability, dtype, length, width, kernel, obstacle",
     [
-        ("cpu", None, jnp.bfloat16, 512, 128, "xla"),
-        ("tpu", None, jnp.float32, 512, 128, "pallas"),
-        ("gpu", "9.0", jnp.bfloat16, 512, 128, "cudnn"),
-        ("gpu", "8.0", jnp.float16, 512, 64, "cudnn"),
-        ("gpu", "12.0", jnp.bfloat16, 512, 64, "cudnn"),
-        ("gpu", "7.5", jnp.bfloat16, 512, 128, "xla"),
-        ("gpu", "gfx942", jnp.bfloat16, 512, 128, "xla"),
-        ("gpu", "9.0", jnp.float32, 512, 128, "xla"),
-        ("gpu", "9.0", jnp.bfloat16, 511, 128, "xla"),
-        ("gpu", "9.0", jnp.bfloat16, 512, 100, "xla"),
-        ("gpu", "9.0", jnp.bfloat16, 512, 256, "xla"),
+        ("cpu", None, "bfloat16", 512, 128, "xla", "8.0 or higher, not cpu: "),
+        ("tpu", None, "float32", 512, 128, "pallas", "cannot compute in float32"),
+        ("gpu", "9.0", "bfloat16", 512, 128, "cudnn", None),
+        ("gpu", "8.0", "float16", 512, 64, "cudnn", None),
+        ("gpu", "12.0", "bfloat16", 512, 64, "cudnn", None),
+        ("gpu", "7.5", "bfloat16", 512, 128, "xla", "higher, not gpu of 7.5: "),
+        ("gpu", "gfx942", "bfloat16", 512, 128, "xla", "not gpu of gfx942"),
+        ("gpu", "9.0", "float32", 512, 128, "xla", "cannot compute in float32"),
+        ("gpu", "9.0", "bfloat16", 511, 128, "xla", "rows of 511 tokens"),
+        ("gpu", "9.0", "bfloat16", 512, 100, "xla", "with heads of width 100"),
+        ("gpu", "9.0", "bfloat16", 512, 256, "xla", "with heads of width 256"),
     ],
 )
 def test_auto_selects_the_kernel_of_the_devices(
-    platform, capability, dtype, length, width, kernel
+    platform, capability, dtype, length, width, kernel, obstacle
 ):
-    mesh = mesh_of(platform, capability)
-    shape = (2, length, 4, width)
-    assert chosen("auto", jnp.dtype(dtype), shape, mesh) == kernel
-    assert chosen("xla", jnp.dtype(dtype), shape, mesh) == "xla"
-
-
-@pytest.mark.parametrize(
-    "platform, capability, dtype, length, width, message",
-    [
-        ("gpu", "9.0", "float32", 512, 64, "cannot compute in float32"),
-        ("cpu", None, "bfloat16", 512, 64, "capability 8.0 or higher, not cpu: "),
-        ("gpu", "7.5", "bfloat16", 512, 64, "8.0 or higher, not gpu of 7.5: "),
-        ("gpu", "9.0", "bfloat16", 512, 100, "cannot compute with heads of width 100"),
-        ("gpu", "9.0", "bfloat16", 511, 64, "cannot compute rows of 511 tokens"),
-    ],
-)
-def test_cudnn_is_refused_where_it_cannot_compute(
-    platform, capability, dtype, length, width, message
-):
-    mesh, shape = mesh_of(platform, capability), (2, length, 4, width)
-    with pytest.raises(UserError, match=message):
-        chosen("cudnn", jnp.dtype(dtype), shape, mesh)
+    """Where cuDNN cannot compute, asking for it is refused with the obstacle."""
+    arguments = jnp.dtype(dtype), (2, length, 4, width), mesh_of(platform, capability)
+    assert chosen("auto", *arguments) == kernel
+    assert chosen("xla", *arguments) == "xla"
+    if obstacle is None:
+        assert chosen("cudnn", *arguments) == "cudnn"
+    else:
+        with pytest.raises(UserError, match=obstacle):
+            chosen("cudnn", *arguments)
