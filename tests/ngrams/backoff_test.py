@@ -10,7 +10,7 @@ KEYS = (np.arange(5), np.array([1, 2, 5, 6, 7, 8]))
 UNIGRAMS = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
 
 
-def test_weights_distribute_the_remaining_mass() -> None:
+def test_weights_distribute_the_remaining_mass():
     bigrams = np.array([0.6, 0.2, 0.1, 0.2, 0.3, 0.4])
     (weights,) = log_backoffs(KEYS, [UNIGRAMS, bigrams], WIDTH)
     # After 0: (1 - 0.6 - 0.2) / (1 - 0.3 - 0.2). All symbols were seen after 1.

@@ -12,7 +12,6 @@ from bpd_jax.ngrams.build_model import (
     ARPA_FILE,
     FST_FILE,
     SYMBOLS_FILE,
-    BuildReport,
     Settings,
     build,
 )
@@ -31,19 +30,17 @@ ROUNDED = {"rtol": 1e-6, "atol": 1e-6}
 
 
 @pytest.fixture
-def tokens(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
+def tokens(tmp_path, corpus):
     path = tmp_path / "ids.txt"
     path.write_text("\n".join(" ".join(map(str, line)) for line in corpus))
     return str(path)
 
 
-def make(output: pathlib.Path, **settings) -> BuildReport:
+def make(output, **settings):
     return build(Settings(str(output), **settings))
 
 
-def test_all_three_formats_contain_the_same_model(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_all_three_formats_contain_the_same_model(tmp_path, tokens):
     output = tmp_path / "model"
     limits = {"order": 3, "min_counts": (1, 1, 2), "max_ngrams": 60}
     report = make(output, tokens=tokens, **limits, **IDS)
@@ -69,9 +66,7 @@ def test_all_three_formats_contain_the_same_model(
     assert before.perplexity != after.perplexity
 
 
-def test_perplexity_is_measured_on_held_out_tokens(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_perplexity_is_measured_on_held_out_tokens(tmp_path, tokens):
     heldout = tmp_path / "heldout.txt"
     heldout.write_text("0 1 2\n3 9 1\n")
     output = tmp_path / "model"
@@ -85,9 +80,7 @@ def test_perplexity_is_measured_on_held_out_tokens(
     assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
 
 
-def test_model_of_counts_equals_model_of_the_text(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_model_of_counts_equals_model_of_the_text(tmp_path, tokens):
     common = {"order": 3, "min_counts": (1, 1, 2), "theta": 1e-4}
     make(tmp_path / "text", tokens=tokens, **IDS, **common)
     counts = str(tmp_path / "counts")
@@ -100,9 +93,7 @@ def test_model_of_counts_equals_model_of_the_text(
     assert same_folders(tmp_path / "text", tmp_path / "model")
 
 
-def test_text_larger_than_memory_gives_the_same_model(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_text_larger_than_memory_gives_the_same_model(tmp_path, tokens):
     lines = pathlib.Path(tokens).read_text()
     pathlib.Path(tokens).write_text(f"{lines}\n" * 300)
     for name, memory in (("large", 4_000_000_000), ("small", 1_000_000)):
@@ -112,9 +103,7 @@ def test_text_larger_than_memory_gives_the_same_model(
     assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
 
 
-def test_models_are_converted_pruned_and_interpolated(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_models_are_converted_pruned_and_interpolated(tmp_path, tokens):
     first, second = tmp_path / "one", tmp_path / "two"
     make(first, tokens=tokens, order=3, **IDS)
     make(second, tokens=tokens, order=2, max_ngrams=30, **IDS)
@@ -134,7 +123,7 @@ def test_models_are_converted_pruned_and_interpolated(
     assert NGramModel.load(first).sizes[1] <= 20
 
 
-def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> None:
+def test_tokens_are_written_as_strings(tmp_path, tokens):
     names = [*"abcdefgh", "é", "<|endoftext|>"]
     table, output = tmp_path / "names.txt", tmp_path / "model"
     write_symbols(names, table)
@@ -157,10 +146,10 @@ def test_tokens_are_written_as_strings(tmp_path: pathlib.Path, tokens: str) -> N
 
 
 @pytest.fixture
-def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_counting(monkeypatch):
     """Makes counting fail: errors must be raised before counting."""
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise AssertionError("counted first")
 
     monkeypatch.setattr(bounded_memory, "count", fail)
@@ -182,8 +171,8 @@ def no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_invalid_settings_are_refused_before_counting(
-    tmp_path: pathlib.Path, tokens: str, no_counting: None, arguments, message: str
-) -> None:
+    tmp_path, tokens, no_counting, arguments, message
+):
     train_bpe(["some text"], 257).save(tmp_path / "names.json")
     write_symbols(["a"], tmp_path / "table")
     (tmp_path / "b").write_text("0 395\n")
@@ -196,9 +185,7 @@ def test_invalid_settings_are_refused_before_counting(
         make(tmp_path / "x", tokens=tokens, vocab_size=10, **arguments)
 
 
-def test_empty_split_is_refused_before_counting(
-    tmp_path: pathlib.Path, no_counting: None
-) -> None:
+def test_empty_split_is_refused_before_counting(tmp_path, no_counting):
     # None of these documents falls into the validation split of two percent.
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
@@ -215,12 +202,8 @@ def test_empty_split_is_refused_before_counting(
 
 @pytest.mark.parametrize("output", ["/", ".", "ids.txt", "ids.txt/model", "precious"])
 def test_invalid_outputs_are_refused_before_counting(
-    tmp_path: pathlib.Path,
-    tokens: str,
-    no_counting: None,
-    monkeypatch: pytest.MonkeyPatch,
-    output: str,
-) -> None:
+    tmp_path, tokens, no_counting, monkeypatch, output
+):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
     monkeypatch.chdir(tmp_path)
@@ -229,9 +212,7 @@ def test_invalid_outputs_are_refused_before_counting(
     assert (tmp_path / "precious" / "thesis.txt").exists()
 
 
-def test_settings_that_folders_state_are_refused(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     model, counts = str(tmp_path / "model"), str(tmp_path / "counts")
     make(tmp_path / "model", tokens=tokens, order=2)
     bounded_memory.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
@@ -249,7 +230,7 @@ def test_settings_that_folders_state_are_refused(
     assert not output.exists()
 
 
-def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path: pathlib.Path) -> None:
+def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path):
     for number in range(60):
         text = f"{number}: the cat sat on the mat.\n" * 5
         (tmp_path / f"{number}.txt").write_text(text)
@@ -264,9 +245,7 @@ def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path: pathlib.Path) ->
     assert_same(load_model(path, symbols=names, end_of_text=end), model, **ROUNDED)
 
 
-def test_unseen_tokens_are_added_after_pruning(
-    tmp_path: pathlib.Path, tokens: str
-) -> None:
+def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
     added = {"vocab_size": 20, "unseen_log_prob": -1000}
     make(tmp_path / "model", tokens=tokens, max_ngrams=40, **added)
     model = NGramModel.load(tmp_path / "model")
@@ -274,13 +253,11 @@ def test_unseen_tokens_are_added_after_pruning(
     assert read_arpa(tmp_path / "model" / ARPA_FILE).vocab_size == 20
 
 
-def test_failed_build_keeps_the_existing_model(
-    tmp_path: pathlib.Path, tokens: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_build_keeps_the_existing_model(tmp_path, tokens, monkeypatch):
     output = tmp_path / "model"
     make(output, tokens=tokens, order=2)
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._Writer.blocks", fail)
@@ -327,6 +304,6 @@ def test_failed_build_keeps_the_existing_model(
         ),
     ],
 )
-def test_invalid_settings_are_refused(arguments, message: str) -> None:
+def test_invalid_settings_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         Settings(output="unused", **arguments)

@@ -6,11 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.counts_text import read_counts
 from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same, ngram_set
 
@@ -25,44 +24,44 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def counts() -> NGramCounts:
+def counts():
     with gzip.open(FOLDER / "tokens.txt.gz", "rt") as lines:
         sequences = [np.array(line.split(), np.int32) for line in lines]
     return count_ngrams(sequences, order=4, vocab_size=VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
-def katz(counts: NGramCounts) -> NGramModel:
+def katz(counts):
     return estimate_katz(counts)
 
 
-def reference(name: str) -> NGramModel:
+def reference(name):
     return read_arpa(FOLDER / name, vocab_size=VOCAB_SIZE)
 
 
-def assert_agree(model: NGramModel, expected: NGramModel) -> None:
+def assert_agree(model, expected):
     assert_same(model, expected, atol=TOLERANCE * np.log(10))
 
 
-def test_counts_equal_opengrms(counts: NGramCounts) -> None:
+def test_counts_equal_opengrms(counts):
     assert_same(read_counts(FOLDER / "counts4.txt.gz", vocab_size=VOCAB_SIZE), counts)
 
 
-def test_katz_model_equals_opengrms(katz: NGramModel) -> None:
+def test_katz_model_equals_opengrms(katz):
     assert_agree(katz, reference("katz4.arpa.gz"))
 
 
-def test_katz_model_after_min_counts_equals_opengrms(counts: NGramCounts) -> None:
+def test_katz_model_after_min_counts_equals_opengrms(counts):
     model = estimate_katz(with_min_counts(counts, [1, 1, 2, 4]))
     assert_agree(model, reference("katz4_min_counts_1_1_2_4.arpa.gz"))
 
 
-def test_pruned_model_equals_opengrms(katz: NGramModel) -> None:
+def test_pruned_model_equals_opengrms(katz):
     # OpenGrm's target of 10,000 does not count `<s>`.
     assert_agree(prune(katz, 10_001), reference("katz4_pruned_10000.arpa.gz"))
 
 
-def test_pruned_model_from_a_file_equals_opengrms() -> None:
+def test_pruned_model_from_a_file_equals_opengrms():
     pruned = prune(reference("katz4.arpa.gz"), 10_001)
     expected = reference("katz4_pruned_10000.arpa.gz")
     common = ngram_set(pruned) & ngram_set(expected)

@@ -8,7 +8,7 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz, good_turing_discounts
 
 
-def test_discounts_of_a_sample_computed_by_hand() -> None:
+def test_discounts_of_a_sample_computed_by_hand():
     # n_1 ... n_3 = 8, 3, 1 and bins = 2: m = 3 * 1 / 8;
     # d_1 = (2 * 3 / 8 - m) / (1 - m) = 0.6; d_2 = (3 * 1 / 3 / 2 - m) / (1 - m) = 0.2.
     counts = np.repeat([1, 2, 3, 9], [8, 3, 1, 4])
@@ -16,7 +16,7 @@ def test_discounts_of_a_sample_computed_by_hand() -> None:
     np.testing.assert_allclose(discounts[1:], [0.6, 0.2, 0.999])
 
 
-def test_discounts_without_singletons_use_the_lowest_count() -> None:
+def test_discounts_without_singletons_use_the_lowest_count():
     # n_2 ... n_4 = 9, 3, 1 and bins = 3: m = 4 * 1 / (2 * 9) = 2/9;
     # d_2 = (3 * 3 / 9 / 2 - m) / (1 - m) = 5/14; d_3 = (4 / 3 / 3 - m) / (1 - m) = 2/7.
     counts = np.repeat([2, 3, 4], [9, 3, 1])
@@ -25,25 +25,25 @@ def test_discounts_without_singletons_use_the_lowest_count() -> None:
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 1], [7, 9], [5, 5, 6], [1, 2, 2, 2]])
-def test_degenerate_samples_leave_some_mass(counts: list[int]) -> None:
+def test_degenerate_samples_leave_some_mass(counts):
     discounts = good_turing_discounts(np.array(counts))[1:]
     assert ((discounts > 0) & (discounts < 1)).all()
 
 
 @pytest.mark.parametrize("bins", [0, 10**12])
-def test_invalid_bins_are_refused(bins: int) -> None:
+def test_invalid_bins_are_refused(bins):
     with pytest.raises(UserError, match=f"bins is {bins}: it must be from"):
         good_turing_discounts(np.array([1]), bins=bins)
 
 
-def test_unigrams_are_relative_frequencies_without_bos() -> None:
+def test_unigrams_are_relative_frequencies_without_bos():
     model = estimate_katz(count_ngrams([[0, 0, 1], [0]], order=1))
     assert np.exp(model.log_probs[0]).tolist() == pytest.approx(
         [3 / 6, 1 / 6, 2 / 6, 0]
     )
 
 
-def test_remaining_mass_of_a_complete_history_goes_to_eos() -> None:
+def test_remaining_mass_of_a_complete_history_goes_to_eos():
     # After 0 both 0 and </s>, the whole vocabulary, were seen.
     model = estimate_katz(count_ngrams([[0, 0]] * 3, order=2))
     assert model.log_backoffs[0][0] == -99

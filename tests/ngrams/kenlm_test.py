@@ -1,7 +1,5 @@
 """Compares scores with those of KenLM, which reads the written files."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -9,14 +7,13 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 
 kenlm = pytest.importorskip("kenlm")
 TOKENS = 60
 
 
-def sequences(seed: int, number: int) -> list[np.ndarray]:
+def sequences(seed, number):
     """Texts in which a token depends on the two tokens before it."""
     rng = np.random.default_rng(seed)
     texts = []
@@ -30,7 +27,7 @@ def sequences(seed: int, number: int) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module", params=["whole", "pruned", "order 2"])
-def model(request: pytest.FixtureRequest) -> NGramModel:
+def model(request):
     order = 2 if request.param.endswith("2") else 4
     counts = count_ngrams(sequences(1, 800), order=order, vocab_size=TOKENS)
     model = estimate_katz(counts)
@@ -38,7 +35,7 @@ def model(request: pytest.FixtureRequest) -> NGramModel:
 
 
 @pytest.fixture(params=["plain", "gzip", "through OpenFst"])
-def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.Path):
+def scorer(request, model, tmp_path):
     """KenLM's model of a written file."""
     path = tmp_path / "model.arpa"
     if request.param == "gzip":
@@ -50,7 +47,7 @@ def scorer(request: pytest.FixtureRequest, model: NGramModel, tmp_path: pathlib.
     return kenlm.Model(str(path))
 
 
-def test_scores_equal_kenlms(model: NGramModel, scorer) -> None:
+def test_scores_equal_kenlms(model, scorer):
     assert scorer.order == model.order
     longest = 0
     for tokens in sequences(2, 200):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same
 
 
-def slow_log_prob(model: NGramModel, context: list[int], token: int) -> float:
+def slow_log_prob(model, context, token):
     """The back-off rule, computed with dictionaries."""
     scores, weights = {}, {}
     for order in range(1, model.order + 1):
@@ -31,7 +30,7 @@ def slow_log_prob(model: NGramModel, context: list[int], token: int) -> float:
     return total + scores[(*history, token)]
 
 
-def test_probabilities_follow_the_back_off_rule(trigrams: NGramModel) -> None:
+def test_probabilities_follow_the_back_off_rule(trigrams):
     rng = np.random.default_rng(1)
     contexts = rng.integers(0, trigrams.width, (300, 3))
     tokens = rng.integers(0, trigrams.width, 300)
@@ -45,7 +44,7 @@ def test_probabilities_follow_the_back_off_rule(trigrams: NGramModel) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
-def test_contexts_may_have_any_length(trigrams: NGramModel, length: int) -> None:
+def test_contexts_may_have_any_length(trigrams, length):
     context = [trigrams.bos, 0, 1, 0, 0][5 - length :] if length else []
     padded = [-1] * (5 - length) + context
     score = trigrams.log_prob(context, 1)
@@ -54,34 +53,30 @@ def test_contexts_may_have_any_length(trigrams: NGramModel, length: int) -> None
     assert scores.tolist() == [score]
 
 
-def test_unseen_tokens_and_bos_have_probability_zero(
-    trigrams: NGramModel,
-) -> None:
+def test_unseen_tokens_and_bos_have_probability_zero(trigrams):
     assert trigrams.log_prob([0], 9) == -math.inf
     assert trigrams.log_prob([0], trigrams.bos) == -math.inf
 
 
-def test_symbols_outside_the_vocabulary_are_refused(trigrams: NGramModel) -> None:
+def test_symbols_outside_the_vocabulary_are_refused(trigrams):
     with pytest.raises(ValueError, match="symbols must be from"):
         trigrams.log_prob([0], trigrams.width)
 
 
-def test_end_of_text_stands_for_both_boundaries(
-    trigrams: NGramModel, document_model: NGramModel
-) -> None:
+def test_end_of_text_stands_for_both_boundaries(trigrams, document_model):
     assert document_model.log_prob([0, 1], 9) == trigrams.log_prob([0, 1], trigrams.eos)
     assert document_model.log_prob([0, 9], 1) == trigrams.log_prob([trigrams.bos], 1)
     assert document_model.log_prob([9, 0], 1) == trigrams.log_prob([trigrams.bos, 0], 1)
 
 
-def test_end_of_text_must_not_have_a_unigram(trigrams: NGramModel) -> None:
+def test_end_of_text_must_not_have_a_unigram(trigrams):
     with pytest.raises(UserError, match="outside the vocabulary"):
         dataclasses.replace(trigrams, end_of_text=10)
     with pytest.raises(UserError, match="unigram of this token"):
         dataclasses.replace(trigrams, end_of_text=0)
 
 
-def test_perplexity_is_that_of_single_predictions(trigrams: NGramModel) -> None:
+def test_perplexity_is_that_of_single_predictions(trigrams):
     sequences = [[0, 1, 0], [], [2]]
     scores = []
     for sequence in sequences:
@@ -91,20 +86,18 @@ def test_perplexity_is_that_of_single_predictions(trigrams: NGramModel) -> None:
     assert trigrams.evaluate(sequences).perplexity == pytest.approx(expected)
 
 
-def test_perplexity_overflows_to_infinity() -> None:
+def test_perplexity_overflows_to_infinity():
     assert Evaluation(2, 0, -2000.0).perplexity == math.inf
     assert math.isnan(Evaluation(2, 2, 0.0).perplexity)
 
 
 @pytest.mark.parametrize("log_prob", [math.nan, -math.inf, -3.0])
-def test_probability_of_unseen_tokens_must_be_small(
-    trigrams: NGramModel, log_prob: float
-) -> None:
+def test_probability_of_unseen_tokens_must_be_small(trigrams, log_prob):
     with pytest.raises(UserError, match=r"log_prob is .*: it must be -50 or less"):
         trigrams.with_unseen_tokens(log_prob)
 
 
-def test_unknown_tokens_are_counted_and_excluded(trigrams: NGramModel) -> None:
+def test_unknown_tokens_are_counted_and_excluded(trigrams):
     evaluation = trigrams.evaluate([[0, 9]])
     assert (evaluation.events, evaluation.unknown) == (3, 1)
     expected = trigrams.log_prob([trigrams.bos], 0) + trigrams.log_prob([0, 9], 10)
@@ -113,7 +106,7 @@ def test_unknown_tokens_are_counted_and_excluded(trigrams: NGramModel) -> None:
     assert smoothed.evaluate([[0, 9]]).unknown == 0
 
 
-def test_unseen_tokens_change_no_other_probability(document_model: NGramModel) -> None:
+def test_unseen_tokens_change_no_other_probability(document_model):
     smoothed = document_model.with_unseen_tokens(-500)
     assert smoothed.keys[0].tolist() == [*range(9), 10, 11]
     rng = np.random.default_rng(2)
@@ -122,9 +115,7 @@ def test_unseen_tokens_change_no_other_probability(document_model: NGramModel) -
     np.testing.assert_array_equal(smoothed.log_probs_of(contexts, tokens), before)
 
 
-def test_saved_files_load_unchanged(
-    document_model: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_saved_files_load_unchanged(document_model, tmp_path):
     document_model.save(tmp_path / "model")
     loaded = NGramModel.load(tmp_path / "model")
     assert_same(loaded, document_model)
@@ -132,11 +123,7 @@ def test_saved_files_load_unchanged(
     assert isinstance(loaded.keys[0].base, np.memmap)
 
 
-def test_evaluation_does_not_depend_on_the_block_size(
-    trigrams: NGramModel,
-    corpus: list[np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypatch):
     expected = trigrams.evaluate(corpus)
     monkeypatch.setattr("bpd_jax.ngrams.model._BLOCK", 5)
     actual = trigrams.evaluate(iter(corpus))
@@ -148,18 +135,14 @@ def test_evaluation_does_not_depend_on_the_block_size(
         trigrams.evaluate([])
 
 
-def test_several_models_are_scored_in_one_pass(
-    trigrams: NGramModel, corpus: list[np.ndarray]
-) -> None:
+def test_several_models_are_scored_in_one_pass(trigrams, corpus):
     unigrams = prune(trigrams, trigrams.sizes[0])
     evaluations = evaluate_all([trigrams, unigrams], iter(corpus))
     assert evaluations == [trigrams.evaluate(corpus), unigrams.evaluate(corpus)]
     assert evaluations[0].perplexity != evaluations[1].perplexity
 
 
-def test_model_is_saved_to_and_loaded_from_a_bucket(
-    trigrams: NGramModel, storage
-) -> None:
+def test_model_is_saved_to_and_loaded_from_a_bucket(trigrams, storage):
     trigrams.save("gs://bpd-test/ngram")
     assert_same(NGramModel.load("gs://bpd-test/ngram"), trigrams)
     stored = storage.objects["bpd-test"]["ngram/keys_2.npy"]

@@ -15,7 +15,7 @@ from bpd_jax.ngrams.prune import prune
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=30)
 
 
-def sums_by_query(model: NGramModel) -> list[np.ndarray]:
+def sums_by_query(model):
     """Sums the probabilities of all events after each history."""
     return [
         sums_after(model, model.ngrams(length) if length else np.zeros((1, 0), int))
@@ -23,7 +23,7 @@ def sums_by_query(model: NGramModel) -> list[np.ndarray]:
     ]
 
 
-def sums_after(model: NGramModel, contexts: np.ndarray) -> np.ndarray:
+def sums_after(model, contexts):
     """Sums the probabilities of all events after each context, `[Q, C]`."""
     events = np.append(np.arange(model.vocab_size), model.eos)
     if model.end_of_text is not None:
@@ -44,14 +44,8 @@ def sums_after(model: NGramModel, contexts: np.ndarray) -> np.ndarray:
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_probabilities_sum_to_one(
-    sequences: list[list[int]],
-    other_sequences: list[list[int]],
-    order: int,
-    minimums: list[int],
-    limit: int,
-    weight: float,
-    has_end: bool,
-) -> None:
+    sequences, other_sequences, order, minimums, limit, weight, has_end
+):
     end = 4 if has_end else None
     counts = count_ngrams(sequences, order=order, vocab_size=5, end_of_text=end)
     model = estimate_katz(with_min_counts(counts, [1, *minimums[: order - 1]]))
@@ -80,7 +74,7 @@ def test_probabilities_sum_to_one(
             np.testing.assert_allclose(sums, 1, atol=1e-9)
 
 
-def test_model_that_does_not_sum_to_one_is_refused(trigrams: NGramModel) -> None:
+def test_model_that_does_not_sum_to_one_is_refused(trigrams):
     weights = trigrams.log_backoffs[0].copy()
     index = int(np.flatnonzero(weights > -50)[3])
     weights[index] += 0.1

@@ -12,9 +12,7 @@ from tests.ngrams.helpers import ngram_set
 
 
 @pytest.mark.parametrize("extra", [0, 1, 7, 40, 100])
-def test_pruned_model_is_within_the_limit_and_closed(
-    trigrams: NGramModel, extra: int
-) -> None:
+def test_pruned_model_is_within_the_limit_and_closed(trigrams, extra):
     limit = trigrams.sizes[0] + extra
     pruned = prune(trigrams, limit)
     assert sum(pruned.sizes) <= limit
@@ -26,7 +24,7 @@ def test_pruned_model_is_within_the_limit_and_closed(
             assert {gram[1:], gram[:-1]} <= remaining
 
 
-def test_remaining_ngrams_keep_their_probability(trigrams: NGramModel) -> None:
+def test_remaining_ngrams_keep_their_probability(trigrams):
     pruned = prune(trigrams, trigrams.sizes[0] + 40)
     for order in range(1, pruned.order + 1):
         rows = pruned.ngrams(order)
@@ -34,9 +32,7 @@ def test_remaining_ngrams_keep_their_probability(trigrams: NGramModel) -> None:
         assert (pruned.log_probs[order - 1] == before).all()
 
 
-def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
-    trigrams: NGramModel,
-) -> None:
+def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(trigrams):
     # No n-gram depends on a trigram of a trigram model, so its cost is the relative
     # entropy D, summed here over the vocabulary from the two models' probabilities.
     costs = relative_entropies(trigrams)[1]
@@ -66,7 +62,7 @@ def test_cost_of_a_trigram_is_the_relative_entropy_of_its_removal(
         assert costs[index] == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
+def test_theta_is_a_threshold_on_the_costs(trigrams):
     costs = relative_entropies(trigrams)
     theta = float(np.expm1(np.median(np.concatenate(costs))))
     pruned = prune(trigrams, theta=theta)
@@ -81,9 +77,7 @@ def test_theta_is_a_threshold_on_the_costs(trigrams: NGramModel) -> None:
     assert sum(limited.sizes) <= trigrams.sizes[0] + 9
 
 
-def limited_by_definition(
-    model: NGramModel, limits: list[int | None]
-) -> set[tuple[int, ...]]:
+def limited_by_definition(model, limits):
     """The n-grams that remain under limits per order, if there are no ties."""
     remaining = {tuple(row) for row in model.ngrams(1).tolist()}
     for order, cost in enumerate(relative_entropies(model), start=2):
@@ -105,7 +99,7 @@ def limited_by_definition(
     "limits",
     [[10, None], [None, 7], [20, 5], [5, 1000], [0, 3], [10**6, 30], [13, 13]],
 )
-def test_limits_per_order(trigrams: NGramModel, limits: list[int | None]) -> None:
+def test_limits_per_order(trigrams, limits):
     pruned = prune(trigrams, max_per_order=limits)
     assert ngram_set(pruned) == limited_by_definition(trigrams, limits)
     for size, limit in zip(pruned.sizes[1:], limits, strict=False):
@@ -113,7 +107,7 @@ def test_limits_per_order(trigrams: NGramModel, limits: list[int | None]) -> Non
     pruned.validate(1e-9)
 
 
-def test_max_ngrams_applies_after_limits_per_order(trigrams: NGramModel) -> None:
+def test_max_ngrams_applies_after_limits_per_order(trigrams):
     limits = [20, 10]
     total = trigrams.sizes[0] + 15
     pruned = prune(trigrams, total, max_per_order=limits)
@@ -123,7 +117,7 @@ def test_max_ngrams_applies_after_limits_per_order(trigrams: NGramModel) -> None
     assert sum(pruned.sizes) > total - 5
 
 
-def test_limits_that_are_not_exceeded_prune_nothing(trigrams: NGramModel) -> None:
+def test_limits_that_are_not_exceeded_prune_nothing(trigrams):
     assert prune(trigrams) is trigrams
     assert prune(trigrams, sum(trigrams.sizes)) is trigrams
     assert prune(trigrams, max_per_order=[10**6]) is trigrams
@@ -134,7 +128,7 @@ def test_limits_that_are_not_exceeded_prune_nothing(trigrams: NGramModel) -> Non
     "limits",
     [{"theta": 1e-3}, {"max_ngrams": 14}, {"max_ngrams": 9}, {"max_per_order": [5, 3]}],
 )
-def test_pruned_model_with_zero_probabilities_is_closed(limits) -> None:
+def test_pruned_model_with_zero_probabilities_is_closed(limits):
     # Probability 0: a unigram, the suffix of a trigram, a prefix, and a trigram.
     zero = -np.inf
     probs = {
@@ -190,8 +184,6 @@ def test_pruned_model_with_zero_probabilities_is_closed(limits) -> None:
         ({"max_per_order": [5, -1]}, "max_per_order holds a negative"),
     ],
 )
-def test_invalid_limits_are_refused(
-    trigrams: NGramModel, arguments, message: str
-) -> None:
+def test_invalid_limits_are_refused(trigrams, arguments, message):
     with pytest.raises(UserError, match=message):
         prune(trigrams, **arguments)

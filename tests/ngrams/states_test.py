@@ -10,9 +10,9 @@ from bpd_jax.ngrams.prune import prune
 from bpd_jax.ngrams.states import StateTable
 
 
-def histories(model: NGramModel) -> list[tuple[int, ...]]:
+def histories(model):
     """The histories in the order of their states, by the definition."""
-    known: set[tuple[int, ...]] = {()}
+    known = {()}
     for order in range(2, model.order + 1):
         known.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
     if model.order > 1:
@@ -20,7 +20,7 @@ def histories(model: NGramModel) -> list[tuple[int, ...]]:
     return sorted(known, key=lambda history: (len(history), history))
 
 
-def state_by_definition(model: NGramModel, tokens: list[int]) -> int:
+def state_by_definition(model, tokens):
     known = histories(model)
     tokens = [model.bos if token == model.end_of_text else token for token in tokens]
     for start in range(len(tokens) + 1):
@@ -30,7 +30,7 @@ def state_by_definition(model: NGramModel, tokens: list[int]) -> int:
 
 
 @pytest.fixture(params=["trigrams", "document_model", "pruned", "unigrams", "no start"])
-def model(request: pytest.FixtureRequest, trigrams: NGramModel) -> NGramModel:
+def model(request, trigrams):
     if request.param == "pruned":
         return prune(trigrams, trigrams.sizes[0] + 30)
     if request.param == "unigrams":
@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest, trigrams: NGramModel) -> NGramModel:
     return request.getfixturevalue(request.param)
 
 
-def test_states_are_numbered_by_length_and_then_by_symbols(model: NGramModel) -> None:
+def test_states_are_numbered_by_length_and_then_by_symbols(model):
     table = StateTable(model)
     known = histories(model)
     assert table.num_states == len(known)
@@ -65,7 +65,7 @@ def test_states_are_numbered_by_length_and_then_by_symbols(model: NGramModel) ->
     assert table.start == start
 
 
-def test_backing_off_drops_the_first_symbol(model: NGramModel) -> None:
+def test_backing_off_drops_the_first_symbol(model):
     table = StateTable(model)
     for state, history in enumerate(histories(model)):
         expected = state_by_definition(model, list(history[1:]))
@@ -76,7 +76,7 @@ def test_backing_off_drops_the_first_symbol(model: NGramModel) -> None:
             assert table.backoff_weights[state] == weight
 
 
-def test_reached_is_the_longest_history_after_an_ngram(model: NGramModel) -> None:
+def test_reached_is_the_longest_history_after_an_ngram(model):
     table = StateTable(model)
     for order in range(1, model.order + 1):
         for row, state in zip(
@@ -85,7 +85,7 @@ def test_reached_is_the_longest_history_after_an_ngram(model: NGramModel) -> Non
             assert state == state_by_definition(model, row)
 
 
-def test_of_history_is_the_longest_known_suffix(model: NGramModel) -> None:
+def test_of_history_is_the_longest_known_suffix(model):
     table = StateTable(model)
     rng = np.random.default_rng(3)
     for length in range(6):

@@ -4,7 +4,6 @@ import json
 import pathlib
 import resource
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,42 +15,38 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 
 
-def truncate(path: pathlib.Path) -> None:
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def change_a_byte(path: pathlib.Path) -> None:
+def change_a_byte(path):
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
 
 
-def exchange(path: pathlib.Path) -> None:
+def exchange(path):
     path.write_bytes((path.parent / "keys_1.npy").read_bytes())
 
 
 @pytest.mark.parametrize(
     "damage", [truncate, change_a_byte, exchange, pathlib.Path.unlink]
 )
-def test_damaged_array_is_detected(
-    trigrams: NGramModel, tmp_path: pathlib.Path, damage
-) -> None:
+def test_damaged_array_is_detected(trigrams, tmp_path, damage):
     trigrams.save(tmp_path / "model")
     damage(tmp_path / "model" / "log_probs_2.npy")
     with pytest.raises(UserError, match=r"log_probs_2\.npy"):
         NGramModel.load(tmp_path / "model")
 
 
-def test_truncation_is_detected_without_reading_the_arrays(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_truncation_is_detected_without_reading_the_arrays(trigrams, tmp_path):
     trigrams.save(tmp_path / "model")
     truncate(tmp_path / "model" / "keys_3.npy")
     with pytest.raises(UserError, match=r"keys_3\.npy"):
         NGramModel.load(tmp_path / "model", verify=False)
 
 
-def test_incomplete_write_is_reported(tmp_path: pathlib.Path) -> None:
+def test_incomplete_write_is_reported(tmp_path):
     # With a limit on file sizes, numpy's error states no reason.
     model = NGramModel(50_000, (np.arange(50_000),), (np.zeros(50_000),), ())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -73,9 +68,7 @@ def test_incomplete_write_is_reported(tmp_path: pathlib.Path) -> None:
         ({"arrays": {}}, "checksum"),
     ],
 )
-def test_header_of_another_program_is_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path, change, message: str
-) -> None:
+def test_header_of_another_program_is_refused(trigrams, tmp_path, change, message):
     trigrams.save(tmp_path / "model")
     header = tmp_path / "model" / "ngram_model.json"
     if change is None:
@@ -86,7 +79,7 @@ def test_header_of_another_program_is_refused(
         NGramModel.load(tmp_path / "model")
 
 
-def forge(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
+def forge(folder, name, array):
     """Replaces an array and updates the checksums."""
     np.save(folder / f"{name}.npy", array)
     path = next(folder.glob("ngram_*.json"))
@@ -120,9 +113,7 @@ def forge(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
         ("counts", "keys_2", lambda a: a[[0] * a.size]),
     ],
 )
-def test_forged_arrays_are_refused(
-    tmp_path: pathlib.Path, kind: str, name: str, change: Callable
-) -> None:
+def test_forged_arrays_are_refused(tmp_path, kind, name, change):
     """Arrays with valid checksums but invalid contents."""
     counts = count_ngrams([[0, 1, 2], [0, 1]], order=2, vocab_size=3)
     original = counts if kind == "counts" else estimate_katz(counts)

@@ -1,7 +1,6 @@
 """Tests of bpd_jax.ngrams.text_blocks."""
 
 import gzip
-import pathlib
 
 import pytest
 
@@ -14,9 +13,7 @@ TEXT = b"one\n\nthree is a long line\nfour"
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_blocks_contain_complete_lines(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, end: bytes
-) -> None:
+def test_blocks_contain_complete_lines(tmp_path, monkeypatch, block, end):
     monkeypatch.setattr(text_blocks, "_BLOCK", block)
     path = tmp_path / "text"
     for data in (TEXT + end, gzip.compress(TEXT + end)):
@@ -29,9 +26,7 @@ def test_blocks_contain_complete_lines(
         assert lines.number == 4
 
 
-def test_long_lines_are_not_copied_for_every_block(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_lines_are_not_copied_for_every_block(tmp_path, monkeypatch):
     monkeypatch.setattr(text_blocks, "_BLOCK", 64)
     path = tmp_path / "text"
     path.write_bytes(b"x" * 4_000_000)
@@ -40,9 +35,7 @@ def test_long_lines_are_not_copied_for_every_block(
     assert len(line) == 4_000_000
 
 
-def test_small_gzip_file_of_many_equal_lines_is_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_gzip_file_of_many_equal_lines_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(text_blocks, "_FREE_LINES", 0)
     path = tmp_path / "text"
     path.write_bytes(gzip.compress(b"1 2\t3\n" * 100_000))

@@ -13,7 +13,7 @@ WIDTH = 5
 KEYS = (np.array([0, 1, 3, 4]), np.array([1, 3, 8, 15]))
 
 
-def keys_of(grams: set[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+def keys_of(grams):
     """Keys of n-grams with all prefixes, by the definition."""
     keys, index_of = [], {(): 0}
     for order in range(1, max(map(len, grams)) + 1):
@@ -32,12 +32,10 @@ GRAMS = st.lists(
 
 @given(GRAMS)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_suffix_links_and_offsets_match_their_definition(
-    grams: set[tuple[int, ...]],
-) -> None:
+def test_suffix_links_and_offsets_match_their_definition(grams):
     keys = keys_of(grams)
     links = trie.suffix_links(keys, WIDTH)
-    shorter: list[tuple[int, ...]] = [()]
+    shorter = [()]
     for order, level_links in enumerate(links, start=1):
         level = sorted(gram for gram in grams if len(gram) == order)
         index_of = {gram: index for index, gram in enumerate(shorter)}
@@ -55,7 +53,7 @@ def test_suffix_links_and_offsets_match_their_definition(
 
 @given(GRAMS)
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_find_with_offsets_gives_the_same_indices(grams: set[tuple[int, ...]]) -> None:
+def test_find_with_offsets_gives_the_same_indices(grams):
     keys = keys_of(grams)
     for order, level in enumerate(keys):
         offsets = trie.child_offsets(keys, order, WIDTH)
@@ -67,7 +65,7 @@ def test_find_with_offsets_gives_the_same_indices(grams: set[tuple[int, ...]]) -
         assert (indices >= 0).sum() == level.size
 
 
-def test_find_returns_the_index_or_minus_one() -> None:
+def test_find_returns_the_index_or_minus_one():
     parents = np.array([0, 0, 1, 3, -1, 0])
     symbols = np.array([1, 2, 3, 0, 1, -1])
     indices = trie.find(KEYS[1], parents, symbols, WIDTH)
@@ -77,7 +75,7 @@ def test_find_returns_the_index_or_minus_one() -> None:
     assert trie.find(np.zeros(0, int), np.array([0]), np.array([1]), WIDTH) == [-1]
 
 
-def test_galloping_and_binary_search_give_the_same_links() -> None:
+def test_galloping_and_binary_search_give_the_same_links():
     # After 0 every second symbol was seen, and after `0 0` two of these, so that few
     # keys are searched in many; after `1 0` all of these were seen.
     width = 4002
@@ -90,34 +88,34 @@ def test_galloping_and_binary_search_give_the_same_links() -> None:
     assert links.tolist() == [999, 1999, *range(2000)]
 
 
-def test_threads_divide_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_divide_the_parents(monkeypatch):
     monkeypatch.setattr(trie, "_THREAD_SIZE", 10)
     monkeypatch.setattr(parallel, "cores", lambda: 3)
     offsets = np.cumsum([0, 0, 50, 1, 1, 1, 0, 90, 3, 0])
-    ranges: list[tuple[int, int]] = []
+    ranges = []
     trie.in_threads(offsets, lambda *part: ranges.append(part))
     assert len(ranges) > 1
     assert sorted(p for begin, end in ranges for p in range(begin, end)) == [*range(9)]
 
 
-def test_ngrams_of_a_slice() -> None:
+def test_ngrams_of_a_slice():
     assert trie.ngrams(KEYS, 2, WIDTH, slice(1, 3)).tolist() == [[0, 3], [1, 3]]
 
 
-def test_vocabulary_size_is_limited() -> None:
+def test_vocabulary_size_is_limited():
     trie.check_vocab_size(2**24)
     with pytest.raises(UserError, match=r"a\.txt: a vocabulary of 16,777,217 tokens"):
         trie.check_vocab_size(2**24 + 1, "a.txt")
 
 
-def test_select_renumbers_the_parents_and_omits_empty_orders() -> None:
+def test_select_renumbers_the_parents_and_omits_empty_orders():
     keep = [np.array([True, False, True, True]), np.array([False, True, False, True])]
     keys = trie.select(KEYS, keep, WIDTH)
     assert trie.ngrams(keys, 2, WIDTH).tolist() == [[0, 3], [4, 0]]
     assert len(trie.select(KEYS, [np.ones(4, bool), np.zeros(4, bool)], WIDTH)) == 1
 
 
-def test_closure_adds_prefixes_and_suffixes() -> None:
+def test_closure_adds_prefixes_and_suffixes():
     keep = [np.zeros(4, bool), np.array([False, True, False, False])]
     closed = trie.closed_under_affixes(KEYS, keep, WIDTH)
     assert closed[0].tolist() == [True, False, True, False]

@@ -67,13 +67,11 @@ class DeviceTable:
         for order in range(1, model.order):
             # Numpy only, because hosts with accelerators may lack numba.
             parents = model.keys[order] // width
-            children = np.bincount(parents, minlength=model.keys[order - 1].size)
             weights = model.log_backoffs[order - 1]
-            if order == 1:  # Of all symbols.
-                children = np.bincount(unigrams[parents], minlength=width)
-                by_symbol = np.zeros(width)
-                by_symbol[unigrams] = weights
-                weights = by_symbol
+            if order == 1:
+                parents, weights = unigrams[parents], np.zeros(width)
+                weights[unigrams] = model.log_backoffs[0]
+            children = np.bincount(parents, minlength=weights.size)
             first = np.zeros(children.size + 1, np.int32)
             np.cumsum(children, out=first[1:])
             first_child.append(first)

@@ -1,11 +1,9 @@
 """Tests of `bounded_memory` and `sorted_runs` in bpd_jax.ngrams.counting."""
 
-import contextlib
 import functools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory, levels, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
-from bpd_jax.ngrams.counting.windows import TokenBatch, join
+from bpd_jax.ngrams.counting.windows import join
 from tests.ngrams.helpers import assert_same
 
 MANIFEST = sorted_runs.KIND.marker
@@ -30,25 +28,25 @@ count_to_folder = functools.partial(
 class Batches(TokenSource):
     """Sequences in batches of ten; the first iteration fails after `fail_after`."""
 
-    def __init__(self, text: list[np.ndarray], fail_after: int | None = None) -> None:
+    def __init__(self, text, fail_after=None):
         super().__init__("text", V, None)
         self.text = text
         self.fail_after = fail_after
-        self.read_from: list[int] = []
+        self.read_from = []
 
-    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
+    def batches(self, skip=0):
         self.read_from.append(skip)
         for begin in range(skip, len(self.text), 10):
             if self.fail_after is not None and begin >= self.fail_after:
                 raise KeyboardInterrupt
             yield join(self.text[begin : begin + 10])
 
-    def fingerprint(self) -> str:
+    def fingerprint(self):
         return f"{len(self.text)} sequences"
 
 
 @pytest.fixture(scope="module")
-def text() -> list[np.ndarray]:
+def text():
     """1,200 sequences with repeated patterns, 240,000 tokens."""
     rng = np.random.default_rng(3)
     return [
@@ -58,7 +56,7 @@ def text() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def expected(text: list[np.ndarray]) -> NGramCounts:
+def expected(text):
     return count_ngrams(text, order=4, vocab_size=V)
 
 
@@ -66,12 +64,8 @@ def expected(text: list[np.ndarray]) -> NGramCounts:
     "memory, with_runs", [(MEMORY, True), (3 * MEMORY, True), (10**9, False)]
 )
 def test_counts_do_not_depend_on_the_memory(
-    tmp_path: pathlib.Path,
-    text: list[np.ndarray],
-    expected: NGramCounts,
-    memory: int,
-    with_runs: bool,
-) -> None:
+    tmp_path, text, expected, memory, with_runs
+):
     counts = count(Batches(text), tmp_path / "work", memory=memory)
     assert_same(counts, expected)
     assert counts.seen == expected.seen
@@ -79,9 +73,7 @@ def test_counts_do_not_depend_on_the_memory(
 
 
 @pytest.mark.parametrize("order", [1, 9])
-def test_runs_of_all_orders_are_merged(
-    tmp_path: pathlib.Path, text: list[np.ndarray], order: int
-) -> None:
+def test_runs_of_all_orders_are_merged(tmp_path, text, order):
     counts = count(Batches(text), tmp_path, order=order)
     assert_same(counts, count_ngrams(text, order=order, vocab_size=V))
 
@@ -89,20 +81,13 @@ def test_runs_of_all_orders_are_merged(
 @pytest.mark.parametrize(
     "minimums", [(1, 1, 2, 4), (1, 4, 2, 3), (1, 2, 9, 1), (1, 1, 1, 99)]
 )
-def test_min_counts_match_their_definition(
-    tmp_path: pathlib.Path,
-    text: list[np.ndarray],
-    expected: NGramCounts,
-    minimums: tuple[int, ...],
-) -> None:
+def test_min_counts_match_their_definition(tmp_path, text, expected, minimums):
     counts = count(Batches(text), tmp_path, min_counts=minimums)
     assert_same(counts, with_min_counts(expected, minimums))
     assert counts.seen == expected.sizes
 
 
-def test_killed_count_resumes_after_its_last_run(
-    tmp_path: pathlib.Path, text: list[np.ndarray], expected: NGramCounts
-) -> None:
+def test_killed_count_resumes_after_its_last_run(tmp_path, text, expected):
     with pytest.raises(KeyboardInterrupt):
         count(Batches(text, fail_after=800), tmp_path)
     assert list(tmp_path.glob("run_*"))
@@ -121,13 +106,9 @@ def test_killed_count_resumes_after_its_last_run(
 
 @pytest.mark.parametrize("last", [MANIFEST, "run_00000.counts"])
 def test_count_killed_in_its_first_run_starts_again(
-    tmp_path: pathlib.Path,
-    text: list[np.ndarray],
-    expected: NGramCounts,
-    monkeypatch: pytest.MonkeyPatch,
-    last: str,
-) -> None:
-    def kill(path: pathlib.Path) -> contextlib.AbstractContextManager[pathlib.Path]:
+    tmp_path, text, expected, monkeypatch, last
+):
+    def kill(path):
         if path.name == last:
             for name in (path.name, "run_00000.windows", "run_00000.counts"):
                 path.parent.mkdir(exist_ok=True)
@@ -151,9 +132,7 @@ def test_count_killed_in_its_first_run_starts_again(
     assert not work.exists()
 
 
-def test_runs_of_another_count_are_refused_and_unchanged(
-    tmp_path: pathlib.Path, text: list[np.ndarray]
-) -> None:
+def test_runs_of_another_count_are_refused_and_unchanged(tmp_path, text):
     count(Batches(text), tmp_path, order=3)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     with pytest.raises(UserError, match="another count, with order = 3 and not 4"):
@@ -163,9 +142,7 @@ def test_runs_of_another_count_are_refused_and_unchanged(
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
 
-def test_damaged_run_is_detected(
-    tmp_path: pathlib.Path, text: list[np.ndarray]
-) -> None:
+def test_damaged_run_is_detected(tmp_path, text):
     count(Batches(text), tmp_path, order=2)
     for name in ("run_00002.windows", "run_00002.counts"):
         path = tmp_path / name
@@ -179,8 +156,8 @@ def test_damaged_run_is_detected(
         path.write_bytes(data)
 
 
-def test_damaged_manifest_is_detected(tmp_path: pathlib.Path) -> None:
-    def manifest(**changes: object) -> str:
+def test_damaged_manifest_is_detected(tmp_path):
+    def manifest(**changes):
         content = {
             "magic": sorted_runs.KIND.text,
             "version": sorted_runs.KIND.version,
@@ -213,9 +190,7 @@ def test_damaged_manifest_is_detected(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "old, new", [('"complete": false', '"complete": true'), ("00,", "10,")]
 )
-def test_changed_manifest_does_not_change_the_counts(
-    tmp_path: pathlib.Path, text: list[np.ndarray], old: str, new: str
-) -> None:
+def test_changed_manifest_does_not_change_the_counts(tmp_path, text, old, new):
     with pytest.raises(KeyboardInterrupt):
         count(Batches(text, fail_after=800), tmp_path, order=2)
     path = tmp_path / MANIFEST
@@ -226,17 +201,12 @@ def test_changed_manifest_does_not_change_the_counts(
         count(Batches(text), tmp_path, order=2)
 
 
-def test_full_disk_keeps_earlier_runs(
-    tmp_path: pathlib.Path,
-    text: list[np.ndarray],
-    expected: NGramCounts,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     output = tmp_path / "counts"
     original = files.replacing_file
     fails = "run_00000.counts"
 
-    def full(path: pathlib.Path) -> object:
+    def full(path):
         if path.name == fails:
             path = pathlib.Path("/dev/full/x")
         return original(path)
@@ -253,7 +223,7 @@ def test_full_disk_keeps_earlier_runs(
     assert len(list(work.glob("run_*.windows"))) == 3
     monkeypatch.setattr("bpd_jax.files.replacing_file", original)
 
-    def no_room(*_: object) -> None:
+    def no_room(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(levels._Column, "append", no_room)
@@ -268,14 +238,11 @@ def test_full_disk_keeps_earlier_runs(
 
 
 def test_count_after_a_kill_while_runs_were_removed(
-    tmp_path: pathlib.Path,
-    text: list[np.ndarray],
-    expected: NGramCounts,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, text, expected, monkeypatch
+):
     original = shutil.rmtree
 
-    def kill(folder: str, ignore_errors: bool = False) -> None:
+    def kill(folder, ignore_errors=False):
         for manifest in pathlib.Path(folder).rglob(MANIFEST):
             manifest.unlink()
             raise KeyboardInterrupt
@@ -290,9 +257,7 @@ def test_count_after_a_kill_while_runs_were_removed(
     assert_same(count_to_folder(Batches(text), output), expected)
 
 
-def test_folders_with_other_contents_are_unchanged(
-    tmp_path: pathlib.Path, text: list[np.ndarray]
-) -> None:
+def test_folders_with_other_contents_are_unchanged(tmp_path, text):
     thesis = tmp_path / "thesis.txt"
     thesis.write_text("years of work")
     for function in (
@@ -316,8 +281,6 @@ def test_folders_with_other_contents_are_unchanged(
         ([[1]] * 57 + [[1, V]], {}, f"text: sequence 58 holds the token {V}"),
     ],
 )
-def test_invalid_arguments_are_refused(
-    tmp_path: pathlib.Path, text, arguments, message: str
-) -> None:
+def test_invalid_arguments_are_refused(tmp_path, text, arguments, message):
     with pytest.raises(UserError, match=message):
         count(Batches(text), tmp_path / "work", **arguments)

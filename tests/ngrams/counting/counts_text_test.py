@@ -1,19 +1,18 @@
 """Tests of bpd_jax.ngrams.counting.counts_text."""
 
 import gzip
-import pathlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.counts_text import read_counts
 from tests.ngrams.helpers import assert_same
 
 
-def as_text(counts: NGramCounts) -> str:
+def as_text(counts):
     names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
     return "".join(
         f"{' '.join(names[symbol] for symbol in row)}\t{count}\n"
@@ -33,13 +32,7 @@ def as_text(counts: NGramCounts) -> str:
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_written_counts_are_read(
-    tmp_path_factory: pytest.TempPathFactory,
-    sequences: list[list[int]],
-    order: int,
-    minimums: list[int],
-    random,
-) -> None:
+def test_written_counts_are_read(tmp_path_factory, sequences, order, minimums, random):
     path = tmp_path_factory.mktemp("counts") / "counts.txt.gz"
     all_counts = count_ngrams(sequences, order=order, vocab_size=4)
     for counts in (all_counts, with_min_counts(all_counts, [1, *minimums])):
@@ -49,7 +42,7 @@ def test_written_counts_are_read(
         assert_same(read_counts(path, vocab_size=4), counts, rtol=1e-6)
 
 
-def test_equivalent_forms_of_counts_are_read(tmp_path: pathlib.Path) -> None:
+def test_equivalent_forms_of_counts_are_read(tmp_path):
     path = tmp_path / "counts.txt"
     path.write_bytes(b"0 \t2\r\n<s> 1\n\n</s>\t1.0\n<s>  0\t1e0\n0 </s>\t1\n0 0 1")
     counts = read_counts(path, end_of_text=1)
@@ -99,9 +92,7 @@ SMALL = (
         ("1\t2", "1\t2\n2147483647\t1", "line 3: 2147483647 is not a token"),
     ],
 )
-def test_inconsistent_counts_are_refused(
-    tmp_path: pathlib.Path, old: str, new: str, message: str
-) -> None:
+def test_inconsistent_counts_are_refused(tmp_path, old, new, message):
     path = tmp_path / "counts.txt"
     path.write_text(SMALL)
     read_counts(path, vocab_size=2)
@@ -112,9 +103,7 @@ def test_inconsistent_counts_are_refused(
     assert "counts.txt" in str(caught.value)
 
 
-def test_counts_of_longer_ngrams_that_exceed_their_suffix_are_refused(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_counts_of_longer_ngrams_that_exceed_their_suffix_are_refused(tmp_path):
     path = tmp_path / "counts.txt"
     lines = ["<s> 2", "</s> 2", "0 5", "1 5", "2 9", "0 2 5", "1 2 4", "2 </s> 2"]
     path.write_text("\n".join(lines))
@@ -126,14 +115,14 @@ def test_counts_of_longer_ngrams_that_exceed_their_suffix_are_refused(
             read_counts(path)
 
 
-def test_counts_may_have_leading_zeros(tmp_path: pathlib.Path) -> None:
+def test_counts_may_have_leading_zeros(tmp_path):
     path = tmp_path / "counts.txt"
     zeros = "0" * 5000
     path.write_text(f"{zeros} {zeros}12\n</s> {zeros}2.0\n<s> 2\n")
     assert read_counts(path).counts[0].tolist() == [12, 2, 2]
 
 
-def test_vocabulary_that_is_too_large_is_refused(tmp_path: pathlib.Path) -> None:
+def test_vocabulary_that_is_too_large_is_refused(tmp_path):
     path = tmp_path / "counts.txt"
     path.write_text(f"{2**31 - 1} 1\n</s> 1\n<s> 1\n")
     with pytest.raises(UserError, match=r"counts\.txt: a vocabulary of 2,147,483,648"):

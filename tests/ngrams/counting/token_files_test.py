@@ -1,7 +1,6 @@
 """Tests of bpd_jax.ngrams.counting.token_files."""
 
 import gzip
-import pathlib
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from bpd_jax.ngrams.counting.token_files import (
 )
 
 
-def sequences(path: pathlib.Path) -> list[list[int]]:
+def sequences(path):
     return [
         part.tolist()
         for tokens, lengths in read_batches(path, None)
@@ -23,7 +22,7 @@ def sequences(path: pathlib.Path) -> list[list[int]]:
     ]
 
 
-def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
+def test_lines_become_sequences(tmp_path):
     text = b"1 2  3\r\n\n\t4\n 50256 %s7 02147483647" % (b"0" * 5000)
     (tmp_path / "ids.txt").write_bytes(text)
     # The format is recognised by the content.
@@ -47,9 +46,7 @@ def test_lines_become_sequences(tmp_path: pathlib.Path) -> None:
         (b"0" * 5000 + b"7 x", "line 2: 'x' is not a token id"),
     ],
 )
-def test_other_texts_are_refused(
-    tmp_path: pathlib.Path, line: bytes, message: str
-) -> None:
+def test_other_texts_are_refused(tmp_path, line, message):
     path = tmp_path / "ids.txt"
     path.write_bytes(b"1 2\n" + line + b"\n3\n")
     with pytest.raises(UserError, match=message) as caught:
@@ -57,7 +54,7 @@ def test_other_texts_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_unreadable_files_are_refused(tmp_path: pathlib.Path) -> None:
+def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         list(read_batches(tmp_path / "missing.txt", None))
     path = tmp_path / "ids.txt.gz"
@@ -67,9 +64,7 @@ def test_unreadable_files_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])
-def test_lines_longer_than_a_block_are_complete(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_lines_longer_than_a_block_are_complete(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text_blocks, "_BLOCK", block)
     path = tmp_path / "ids.txt"
     path.write_text("10 20 30 40\n\n5\n6 7777 8")
@@ -83,8 +78,8 @@ def test_lines_longer_than_a_block_are_complete(
 @pytest.mark.parametrize("block", [1, 3, 100])
 @pytest.mark.parametrize("dtype", ["u2", "i8", ">i4"])
 def test_end_of_text_separates_the_documents_of_an_array(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: str
-) -> None:
+    tmp_path, monkeypatch, block, dtype
+):
     monkeypatch.setattr(token_files, "_ARRAY_BLOCK", block)
     path = tmp_path / "ids"
     with path.open("wb") as file:
@@ -110,9 +105,7 @@ def test_end_of_text_separates_the_documents_of_an_array(
         (np.array([1, 2, 2**31]), "index 2: 2147483648 is not a token id"),
     ],
 )
-def test_arrays_that_are_not_ids_are_refused(
-    tmp_path: pathlib.Path, array: np.ndarray, message: str
-) -> None:
+def test_arrays_that_are_not_ids_are_refused(tmp_path, array, message):
     path = tmp_path / "ids.npy"
     np.save(path, array)
     with pytest.raises(UserError, match=message) as caught:
@@ -120,9 +113,7 @@ def test_arrays_that_are_not_ids_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_truncated_arrays_and_damaged_headers_are_refused(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_truncated_arrays_and_damaged_headers_are_refused(tmp_path):
     path = tmp_path / "ids.npy"
     np.save(path, np.arange(100))
     data = path.read_bytes()

@@ -9,13 +9,13 @@ from bpd_jax.ngrams.formats import arpa_kernels
 from bpd_jax.ngrams.formats.arpa import format_numbers
 
 
-def formatted(value: float) -> str:
+def formatted(value):
     letters, begins = format_numbers(np.array([value]))
     assert begins.tolist() == [0, letters.size]
     return letters.tobytes().decode()
 
 
-def parsed(text: str) -> float | None:
+def parsed(text):
     data = np.frombuffer(f"x{text}y".encode(), np.uint8)
     good, value = arpa_kernels.parse_number(data, 1, data.size - 1)
     return value if good else None
@@ -23,7 +23,7 @@ def parsed(text: str) -> float | None:
 
 @given(st.floats(-99, 10))
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_numbers_are_written_to_seven_digits(value: float) -> None:
+def test_numbers_are_written_to_seven_digits(value):
     text = formatted(value)
     assert float(text) == pytest.approx(value, rel=5.001e-7, abs=1e-12)
     assert parsed(text) == float(text)
@@ -50,11 +50,11 @@ def test_numbers_are_written_to_seven_digits(value: float) -> None:
         (-1.7976931348623157e308, "-1.797693e+308"),
     ],
 )
-def test_edge_cases_of_numbers_are_formatted(value: float, text: str) -> None:
+def test_edge_cases_of_numbers_are_formatted(value, text):
     assert formatted(value) == text
 
 
-def test_nan_is_formatted_as_empty_text() -> None:
+def test_nan_is_formatted_as_empty_text():
     letters, begins = format_numbers(np.array([np.nan, -1.5, np.nan, 2.0, np.nan]))
     assert letters.tobytes() == b"-1.52"
     assert begins.tolist() == [0, 0, 4, 4, 5, 5]
@@ -65,7 +65,7 @@ def test_nan_is_formatted_as_empty_text() -> None:
 
 @given(st.from_regex(r"\A[+-]?[0-9]{0,9}(\.[0-9]{0,9})?([eE][+-]?[0-9]{1,2})?\Z"))
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_parsed_numbers_equal_pythons(text: str) -> None:
+def test_parsed_numbers_equal_pythons(text):
     value = parsed(text)
     try:
         expected = float(text)
@@ -76,7 +76,7 @@ def test_parsed_numbers_equal_pythons(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-0.5", "+1.5", ".25", "3.", "1e5", "-2.5E-07"])
-def test_common_numbers_are_parsed_by_the_kernel(text: str) -> None:
+def test_common_numbers_are_parsed_by_the_kernel(text):
     assert parsed(text) == float(text)
 
 
@@ -84,5 +84,5 @@ def test_common_numbers_are_parsed_by_the_kernel(text: str) -> None:
     "text",
     ["", "-", ".", "e5", "1e", "1e+", "1x", "inf", "nan", "1.2.3", "--1", "1e999"],
 )
-def test_other_texts_are_left_to_python(text: str) -> None:
+def test_other_texts_are_left_to_python(text):
     assert parsed(text) is None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import pathlib
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes
-from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same
 
@@ -39,12 +37,7 @@ ngram 2=3
 
 
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
-def test_models_round_trip(
-    trigrams: NGramModel,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
+def test_models_round_trip(trigrams, tmp_path, monkeypatch, name):
     for model in (trigrams, prune(trigrams, 40), prune(trigrams, trigrams.sizes[0])):
         write_arpa(model, tmp_path / name)
         read = read_arpa(tmp_path / name, vocab_size=10)
@@ -67,18 +60,14 @@ def test_models_round_trip(
         ([*"abcdefghi", "<s>"], "<s>"),
     ],
 )
-def test_invalid_symbol_tables_are_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path, symbols: list[str], message: str
-) -> None:
+def test_invalid_symbol_tables_are_refused(trigrams, tmp_path, symbols, message):
     with pytest.raises(UserError, match=message):
         write_arpa(trigrams, tmp_path / "model.arpa", symbols)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["log_probs", "log_backoffs"])
-def test_models_with_nan_are_not_written(
-    trigrams: NGramModel, tmp_path: pathlib.Path, name: str
-) -> None:
+def test_models_with_nan_are_not_written(trigrams, tmp_path, name):
     first, *other_orders = getattr(trigrams, name)
     first = np.where(np.arange(first.size) == 1, np.nan, first)
     model = dataclasses.replace(trigrams, **{name: (first, *other_orders)})
@@ -87,7 +76,7 @@ def test_models_with_nan_are_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_programs_are_read(tmp_path):
     path = tmp_path / "small.arpa"
     path.write_text("made by hand\n" + SMALL.replace("\t", " "))
     model = read_arpa(path)
@@ -129,9 +118,7 @@ def test_files_of_other_programs_are_read(tmp_path: pathlib.Path) -> None:
         ("-0.2\t0 1", "-0.2\t0 </s>", r"line 15: this 2-gram is listed twice"),
     ],
 )
-def test_error_names_the_invalid_line(
-    tmp_path: pathlib.Path, old: str, new: str, message: str
-) -> None:
+def test_error_names_the_invalid_line(tmp_path, old, new, message):
     path = tmp_path / "small.arpa"
     assert SMALL.count(old) == 1
     path.write_text(SMALL.replace(old, new))
@@ -140,9 +127,7 @@ def test_error_names_the_invalid_line(
     assert "small.arpa" in str(caught.value)
 
 
-def test_ngram_without_its_prefix_or_suffix_is_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_ngram_without_its_prefix_or_suffix_is_refused(trigrams, tmp_path):
     text = SMALL.replace("-0.6\t1\n", "").replace("1=4", "1=3")
     path = tmp_path / "small.arpa"
     path.write_text(text)
@@ -153,7 +138,7 @@ def test_ngram_without_its_prefix_or_suffix_is_refused(
         read_arpa(path, vocab_size=2)
 
 
-def test_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+def test_token_outside_the_vocabulary_is_refused(tmp_path):
     path = tmp_path / "small.arpa"
     path.write_text(SMALL)
     with pytest.raises(UserError, match="line 10: '1' is not a token"):
@@ -162,9 +147,7 @@ def test_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> None
         read_arpa(path, symbols=["a", "b"])
 
 
-def test_files_that_are_not_arpa_are_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_files_that_are_not_arpa_are_refused(trigrams, tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_arpa(tmp_path / "missing.arpa")
     path = tmp_path / "model.arpa.gz"
@@ -186,15 +169,13 @@ def test_files_that_are_not_arpa_are_refused(
         read_arpa(path)
 
 
-def read_text(tmp_path: pathlib.Path, text: str, **arguments) -> NGramModel:
+def read_text(tmp_path, text, **arguments):
     path = tmp_path / "other.arpa"
     path.write_text(text, encoding="utf-8")
     return read_arpa(path, **arguments)
 
 
-def test_ngrams_of_unknown_words_are_dropped(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_ngrams_of_unknown_words_are_dropped(tmp_path):
     text = (
         SMALL.replace("1=4", "1=5")
         .replace("2=3", "2=5")
@@ -204,18 +185,18 @@ def test_ngrams_of_unknown_words_are_dropped(
     assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
 
 
-def test_symbol_table_may_contain_unk(tmp_path: pathlib.Path) -> None:
+def test_symbol_table_may_contain_unk(tmp_path):
     text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
     model = read_text(tmp_path, text, symbols=["<unk>", "1"])
     assert_same(model, read_text(tmp_path, SMALL))
 
 
-def test_probability_of_bos_is_ignored(tmp_path: pathlib.Path) -> None:
+def test_probability_of_bos_is_ignored(tmp_path):
     model = read_text(tmp_path, SMALL.replace("-99\t<s>", "0\t<s>"))
     assert_same(model, read_text(tmp_path, SMALL))
 
 
-def test_missing_and_infinite_weights_are_read(tmp_path: pathlib.Path) -> None:
+def test_missing_and_infinite_weights_are_read(tmp_path):
     text = SMALL.replace("-0.4\t0\t-0.1", "-0.4\t0").replace("-0.6\t1", "-inf\t1")
     model = read_text(tmp_path, text)
     assert model.log_prob([1], 0) == model.log_prob([], 0)
@@ -224,7 +205,7 @@ def test_missing_and_infinite_weights_are_read(tmp_path: pathlib.Path) -> None:
     assert never.log_backoffs[0][0] == -99
 
 
-def test_numbers_of_many_digits_are_read_exactly(tmp_path: pathlib.Path) -> None:
+def test_numbers_of_many_digits_are_read_exactly(tmp_path):
     # Python parses numbers of seventeen digits or with exponents.
     number = "-0.30102999566398120"
     for text in (number, "-3.010299956639812e-1", "-30102999566398120E-17"):
@@ -258,9 +239,7 @@ ngram 4=1
 """
 
 
-def test_pruned_suffixes_are_added_without_changing_scores(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_pruned_suffixes_are_added_without_changing_scores(tmp_path):
     # `a b c` and then `b c` are missing.
     model = read_text(tmp_path, PRUNED_SUFFIX, symbols=["a", "b", "c"])
     assert model.sizes == (5, 3, 2, 1)
@@ -278,18 +257,14 @@ def test_pruned_suffixes_are_added_without_changing_scores(
         assert log_prob == pytest.approx(score * np.log(10))
 
 
-def test_line_ends_and_blank_lines_do_not_matter(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_line_ends_and_blank_lines_do_not_matter(tmp_path):
     text = SMALL.replace("\n", "\r\n").replace("-0.2\t0 1", "\r\n  -0.2  0\t1  ")
     path = tmp_path / "model.arpa"
     path.write_bytes(text.rstrip().encode())
     assert_same(read_arpa(path), read_text(tmp_path, SMALL))
 
 
-def test_model_does_not_depend_on_the_block_size(
-    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_does_not_depend_on_the_block_size(trigrams, tmp_path, monkeypatch):
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
     expected = read_arpa(path, vocab_size=10)
@@ -304,9 +279,7 @@ def test_model_does_not_depend_on_the_block_size(
         read_arpa(path, vocab_size=10)
 
 
-def test_small_blocks_are_written_in_order(
-    trigrams: NGramModel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_blocks_are_written_in_order(trigrams, tmp_path, monkeypatch):
     write_arpa(trigrams, tmp_path / "whole.arpa")
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._ROWS", 7)
     write_arpa(trigrams, tmp_path / "model.arpa.gz")
@@ -314,9 +287,7 @@ def test_small_blocks_are_written_in_order(
     assert text == (tmp_path / "whole.arpa").read_bytes()
 
 
-def test_lines_of_an_order_may_be_in_any_order(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_lines_of_an_order_may_be_in_any_order(trigrams, tmp_path):
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
     sections = path.read_text().split("\n\n")
@@ -329,7 +300,7 @@ def test_lines_of_an_order_may_be_in_any_order(
     assert_same(model, trigrams, **ROUNDED)
 
 
-def test_missing_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_middle_order_is_refused(tmp_path):
     text = PRUNED_SUFFIX.replace("2=2", "2=0").replace(
         "-0.1\t<s> a\t-0.05\n-0.15\ta b\t-0.06\n", ""
     )
@@ -347,9 +318,7 @@ def test_missing_middle_order_is_refused(tmp_path: pathlib.Path) -> None:
         ("-1", "1e-300"),
     ],
 )
-def test_numbers_of_any_magnitude_are_restored(
-    tmp_path: pathlib.Path, score: str, weight: str
-) -> None:
+def test_numbers_of_any_magnitude_are_restored(tmp_path, score, weight):
     path = tmp_path / "model.arpa"
     path.write_text(
         SMALL.replace("-0.2\n", f"{weight}\n").replace("-0.6\t", f"{score}\t")
@@ -363,9 +332,7 @@ def test_numbers_of_any_magnitude_are_restored(
 
 
 @pytest.mark.parametrize("weight, fails", [("-1e300", False), ("3e38", True)])
-def test_weights_beyond_float32_are_refused_by_fst_files(
-    tmp_path: pathlib.Path, weight: str, fails: bool
-) -> None:
+def test_weights_beyond_float32_are_refused_by_fst_files(tmp_path, weight, fails):
     path = tmp_path / "model.arpa"
     path.write_text(
         SMALL.replace("-0.2\n", f"{weight}\n").replace("-0.6\t", "-1e300\t")

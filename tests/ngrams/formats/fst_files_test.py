@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from bpd_jax.ngrams.formats import fst_files
-from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 
 pynini = pytest.importorskip("pynini")
 
 
-def built(model: NGramModel, *, continuous: bool = False) -> "pynini.Fst":
+def built(model, *, continuous=False):
     """The automaton of a model in pynini."""
     data = fst_files.fst_bytes(model, continuous=continuous)
     return pynini.Fst.read_from_string(data)
 
 
-def arc_by_arc(model: NGramModel) -> "pynini.Fst":
+def arc_by_arc(model):
     """OpenGrm's layout built from dictionaries with one call per arc."""
     grams = {
         tuple(row): (
@@ -31,7 +30,7 @@ def arc_by_arc(model: NGramModel) -> "pynini.Fst":
     known = {gram[:-1] for gram in grams} | {(), (model.bos,)}
     states = sorted(known, key=lambda history: (len(history), history))
 
-    def longest(history: tuple[int, ...]) -> int:
+    def longest(history):
         while history not in known:
             history = history[1:]
         return states.index(history)
@@ -54,7 +53,7 @@ def arc_by_arc(model: NGramModel) -> "pynini.Fst":
     return automaton
 
 
-def forced_cost(automaton: "pynini.Fst", tokens: list[int]) -> float:
+def forced_cost(automaton, tokens):
     """Cost of the path that takes epsilon arcs only if there is no other arc."""
     state, cost = automaton.start(), 0.0
     for token in tokens:
@@ -67,14 +66,12 @@ def forced_cost(automaton: "pynini.Fst", tokens: list[int]) -> float:
     return cost
 
 
-def model_cost(model: NGramModel, text: list[int]) -> float:
+def model_cost(model, text):
     return -sum(model.log_prob(text[:i], text[i]) for i in range(1, len(text)))
 
 
 @pytest.mark.parametrize("extra", [25, 10_000])
-def test_automaton_equals_one_built_arc_by_arc(
-    trigrams: NGramModel, extra: int
-) -> None:
+def test_automaton_equals_one_built_arc_by_arc(trigrams, extra):
     model = prune(trigrams, trigrams.sizes[0] + extra)
     automaton, expected = built(model), arc_by_arc(model)
     assert automaton.start() == expected.start()
@@ -86,14 +83,14 @@ def test_automaton_equals_one_built_arc_by_arc(
     assert automaton.properties(mask, True) == expected.properties(mask, True)
 
 
-def test_automaton_of_unigrams_has_one_state(trigrams: NGramModel) -> None:
+def test_automaton_of_unigrams_has_one_state(trigrams):
     model = prune(trigrams, trigrams.sizes[0])
     automaton = built(model)
     assert automaton.num_states() == 1
     assert automaton.num_arcs(0) == model.sizes[0] - 2  # all but <s> and </s>
 
 
-def test_cheapest_path_never_costs_more_than_the_model(trigrams: NGramModel) -> None:
+def test_cheapest_path_never_costs_more_than_the_model(trigrams):
     automaton = built(trigrams)
     gaps = []
     for tokens in itertools.islice(itertools.product(range(4), repeat=4), 0, None, 5):
@@ -106,9 +103,7 @@ def test_cheapest_path_never_costs_more_than_the_model(trigrams: NGramModel) -> 
     assert min(np.abs(gaps)) < 1e-4  # For some texts the approximation is exact.
 
 
-def test_continuous_automaton_continues_after_end_of_text(
-    document_model: NGramModel,
-) -> None:
+def test_continuous_automaton_continues_after_end_of_text(document_model):
     automaton = built(document_model, continuous=True)
     assert automaton.verify()
     tokens = [0, 1, 9, 0, 9, 2, 0]

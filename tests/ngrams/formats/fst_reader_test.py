@@ -1,8 +1,6 @@
 """Tests of bpd_jax.ngrams.formats.fst_reader."""
 
 import dataclasses
-import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +12,11 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats import fst_files, fst_format
 from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same
 
 
-def assert_same_to_float32(actual: NGramModel, expected: NGramModel) -> None:
+def assert_same_to_float32(actual, expected):
     rounded = {
         name: tuple(array.astype(np.float32) for array in getattr(expected, name))
         for name in expected.values
@@ -33,9 +30,7 @@ def assert_same_to_float32(actual: NGramModel, expected: NGramModel) -> None:
     st.integers(0, 60),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_round_trip_restores_the_model_to_float32(
-    sequences: list[list[int]], order: int, extra: int
-) -> None:
+def test_round_trip_restores_the_model_to_float32(sequences, order, extra):
     complete = estimate_katz(count_ngrams(sequences, order=order, vocab_size=5))
     mixed = interpolate(
         complete, estimate_katz(count_ngrams([[3, 1]], order=2, vocab_size=5)), 0.5
@@ -46,15 +41,13 @@ def test_round_trip_restores_the_model_to_float32(
         assert_same_to_float32(reader.model, model)
 
 
-def built(model: NGramModel) -> Any:
+def built(model):
     """The automaton of a model in pynini."""
     pynini = pytest.importorskip("pynini")
     return pynini.Fst.read_from_string(fst_files.fst_bytes(model))
 
 
-def test_model_is_read_from_a_file(
-    document_model: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_model_is_read_from_a_file(document_model, tmp_path):
     path = tmp_path / "model.fst"
     fst_files.write_fst(document_model, path)
     for name in (path, str(path)):
@@ -64,9 +57,7 @@ def test_model_is_read_from_a_file(
     assert fst_files.model_from_fst(path).vocab_size == 9  # 9 stands for the boundaries
 
 
-def test_numbering_of_states_does_not_matter(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_numbering_of_states_does_not_matter(trigrams, tmp_path):
     pynini = pytest.importorskip("pynini")
     automaton = built(trigrams)
     states = automaton.num_states()
@@ -87,9 +78,7 @@ def test_numbering_of_states_does_not_matter(
     assert_same_to_float32(model, trigrams)
 
 
-def test_symbol_tables_map_labels_to_tokens(
-    trigrams: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_symbol_tables_map_labels_to_tokens(trigrams, tmp_path):
     pynini = pytest.importorskip("pynini")
     names = [*"abcdefgh", "é", "<|endoftext|>"]
     path = tmp_path / "model.fst"
@@ -120,9 +109,7 @@ def test_symbol_tables_map_labels_to_tokens(
 
 
 @pytest.mark.parametrize("symbols", [None, list("abcdefghij")])
-def test_every_truncation_is_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path, symbols: list[str] | None
-) -> None:
+def test_every_truncation_is_refused(trigrams, tmp_path, symbols):
     path = tmp_path / "model.fst"
     small = prune(trigrams, trigrams.sizes[0] + 12)
     fst_files.write_fst(small, path, symbols)
@@ -138,7 +125,7 @@ def test_every_truncation_is_refused(
             fst_files.model_from_fst(path)
 
 
-def changed(model: NGramModel, **changes) -> fst_format.Automaton:
+def changed(model, **changes):
     """The automaton of a model with some of its arrays replaced."""
     automaton = fst_format.decode(fst_files.fst_bytes(model), "the model")
     return automaton._replace(
@@ -146,10 +133,10 @@ def changed(model: NGramModel, **changes) -> fst_format.Automaton:
     )
 
 
-def put(field: str, select, value):
+def put(field, select, value):
     """Replaces the first entry of an array that `select` marks."""
 
-    def change(automaton: fst_format.Automaton) -> np.ndarray:
+    def change(automaton):
         array = getattr(automaton, field).copy()
         array[np.flatnonzero(select(automaton))[0]] = value
         return array
@@ -157,15 +144,15 @@ def put(field: str, select, value):
     return {field: change}
 
 
-def backoff(automaton: fst_format.Automaton) -> np.ndarray:
+def backoff(automaton):
     return (automaton.labels == 0) & (automaton.sources == automaton.start)
 
 
-def ordinary(automaton: fst_format.Automaton) -> np.ndarray:
+def ordinary(automaton):
     return (automaton.labels > 0) & (automaton.sources == automaton.start)
 
 
-def from_root(automaton: fst_format.Automaton) -> np.ndarray:
+def from_root(automaton):
     return (automaton.labels == 2) & (automaton.sources == 0)
 
 
@@ -184,9 +171,7 @@ def from_root(automaton: fst_format.Automaton) -> np.ndarray:
         ({"start": lambda automaton: 0}, "the history of state"),
     ],
 )
-def test_other_automata_are_refused(
-    trigrams: NGramModel, tmp_path: pathlib.Path, changes, message: str
-) -> None:
+def test_other_automata_are_refused(trigrams, tmp_path, changes, message):
     path = tmp_path / "model.fst"
     path.write_bytes(fst_format.encode(changed(trigrams, **changes)))
     with pytest.raises(UserError, match=message) as caught:
@@ -194,13 +179,13 @@ def test_other_automata_are_refused(
     assert str(path) in str(caught.value)
 
 
-def test_vocabulary_that_is_too_large_is_refused(trigrams: NGramModel) -> None:
+def test_vocabulary_that_is_too_large_is_refused(trigrams):
     automaton = fst_format.decode(fst_files.fst_bytes(trigrams), "the model")
     with pytest.raises(UserError, match=r"it: a vocabulary of .* is more than"):
         fst_files.FstReader(automaton, "it", vocab_size=1 << 25)
 
 
-def test_cycle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
+def test_cycle_of_back_off_arcs_is_refused(trigrams):
     automaton = fst_format.decode(fst_files.fst_bytes(trigrams), "the model")
     targets = automaton.targets.copy()
     first, second = np.flatnonzero((automaton.labels == 0) & (automaton.sources > 1))[
@@ -212,16 +197,14 @@ def test_cycle_of_back_off_arcs_is_refused(trigrams: NGramModel) -> None:
         fst_files.FstReader(automaton._replace(targets=targets), "it", 10)
 
 
-def test_automaton_for_incomplete_text_is_refused(
-    document_model: NGramModel, tmp_path: pathlib.Path
-) -> None:
+def test_automaton_for_incomplete_text_is_refused(document_model, tmp_path):
     path = tmp_path / "model.fst"
     path.write_bytes(fst_files.fst_bytes(document_model, continuous=True))
     with pytest.raises(UserError, match="is not an n-gram model"):
         fst_files.model_from_fst(path, vocab_size=10)
 
 
-def test_files_of_other_formats_are_refused(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path):
     pynini = pytest.importorskip("pynini")
     path = tmp_path / "other.fst"
     pynini.cross("a", "b").write(str(path))

@@ -1,21 +1,16 @@
 """Tests of bpd_jax.ngrams.formats.load_model."""
 
-import pathlib
-
 import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.formats.fst_files import write_fst
 from bpd_jax.ngrams.formats.load_model import load_model
-from bpd_jax.ngrams.model import NGramModel
 from tests.ngrams.helpers import assert_same
 
 
 @pytest.mark.parametrize("symbols", [None, [*"abcdefgh", "é", "<|endoftext|>"]])
-def test_every_format_is_loaded(
-    document_model: NGramModel, tmp_path: pathlib.Path, symbols: list[str] | None
-) -> None:
+def test_every_format_is_loaded(document_model, tmp_path, symbols):
     document_model.save(tmp_path / "folder")
     write_fst(document_model, tmp_path / "model.fst", symbols)
     write_arpa(document_model, tmp_path / "model.gz", symbols)
@@ -27,7 +22,7 @@ def test_every_format_is_loaded(
         assert model.end_of_text == 9
 
 
-def test_missing_model_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_model_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"there is no .*missing"):
         load_model(tmp_path / "missing")
     with pytest.raises(UserError, match="an n-gram model"):

@@ -1,7 +1,5 @@
 """Tests of bpd_jax.ngrams.formats.symbols."""
 
-import pathlib
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from bpd_jax.ngrams.formats.symbols import (
 )
 
 
-def test_symbols_are_printable_forms_of_texts() -> None:
+def test_symbols_are_printable_forms_of_texts():
     pieces = ["a", " the", "\n", "\t x", "", "<s>", "</s>", "é", r"\xc3", "a", "a#9"]
     assert printable_symbols(pieces) == [
         "a",
@@ -34,13 +32,13 @@ def test_symbols_are_printable_forms_of_texts() -> None:
 
 @given(st.lists(st.text(st.sampled_from("ab \n#<s>\u2581\u00a0\u3000"), max_size=3)))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_any_texts_give_a_valid_table(pieces: list[str]) -> None:
+def test_any_texts_give_a_valid_table(pieces):
     names = printable_symbols(pieces)
     check_symbols(len(pieces), names)
     assert names == printable_symbols(pieces)
 
 
-def test_written_table_is_read(tmp_path: pathlib.Path) -> None:
+def test_written_table_is_read(tmp_path):
     pynini = pytest.importorskip("pynini")
     names = ["a", "\u2581b", "é"]
     path = tmp_path / "symbols.txt"
@@ -62,15 +60,13 @@ def test_written_table_is_read(tmp_path: pathlib.Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_files_that_are_not_symbol_tables_are_refused(
-    tmp_path: pathlib.Path, content: bytes, message: str
-) -> None:
+def test_files_that_are_not_symbol_tables_are_refused(tmp_path, content, message):
     path = tmp_path / "symbols.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_symbols(path)
 
 
-def test_missing_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_symbols(tmp_path / "missing.txt")
