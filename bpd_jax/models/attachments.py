@@ -285,7 +285,9 @@ def _not_default(config: Any) -> dict[str, Any]:
     }
 
 
-def by_path(params: Params) -> dict[str, Any]:
+def by_path(tree: Params) -> dict[str, Any]:
     """Leaves by path, such as `fusion/kernel`, in tree order."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

@@ -75,14 +75,10 @@ def empty_cache(
 
 def grow(cache: KVCache, slots: int) -> KVCache:
     """Returns the cache with `slots` more slots per row."""
+    none, more = (0, 0), (0, slots)
     return KVCache(
-        keys=tuple(
-            jnp.pad(keys, [(0, 0), (0, 0), (0, 0), (0, slots)]) for keys in cache.keys
-        ),
-        values=tuple(
-            jnp.pad(values, [(0, 0), (0, 0), (0, slots), (0, 0)])
-            for values in cache.values
-        ),
+        keys=tuple(jnp.pad(x, (none, none, none, more)) for x in cache.keys),
+        values=tuple(jnp.pad(x, (none, none, more, none)) for x in cache.values),
         lengths=cache.lengths,
     )
 

@@ -193,17 +193,16 @@ class Attention(nn.Module):
             mixed = segment_attention(
                 queries, keys, values, mask, self.implementation, self.mesh
             )
-        elif cache is None:
-            mixed = attention(queries, all_keys, all_values, mask)
         else:
+            prefix: tuple[Array, ...] = ()
+            if cache is not None:
+                prefix = cache.keys[layer], cache.values[layer], cache.lengths
             mixed = attention(
                 queries,
                 all_keys,
                 all_values,
                 mask,
-                cache.keys[layer],
-                cache.values[layer],
-                cache.lengths,
+                *prefix,
                 for_decoding=self.query.has_variable("params", TRANSPOSED),
             )
         return self.output(mixed), keys, values
@@ -402,14 +401,13 @@ class Transformer(nn.Module):
             assert cache is None
             assert earlier is None
             x, (new, outputs) = self.layers(x, positions, mask)
-            features = [outputs[layer] for layer in layers] or [x[..., :0]]
-            return self.final_norm(x), new, jnp.concatenate(features, axis=-1)
-        by_layer, outputs = [], []
-        for block in self.blocks:
-            x, (new, output) = block(x, positions, mask, cache, earlier)
-            by_layer.append(new)
-            outputs.append(output)
-        new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
+        else:
+            results = []
+            for block in self.blocks:
+                x, result = block(x, positions, mask, cache, earlier)
+                results.append(result)
+            by_layer, outputs = zip(*results, strict=True)
+            new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
         return self.final_norm(x), new, jnp.concatenate(features, axis=-1)
 

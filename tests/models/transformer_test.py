@@ -1,4 +1,7 @@
-"""The trunk as a Llama: rotary positions, RMSNorm, gates, a softmax of its own."""
+"""The trunk as a Llama: caches, trees, segments and outputs of layers.
+
+`tests/pretrained/huggingface_test.py` compares it with transformers.
+"""
 
 import dataclasses
 import functools
@@ -60,52 +63,6 @@ def one_pass(config, tokens, layers=()):
     mask = causal_mask(jnp.ones_like(tokens))
     params = parameters(config)
     return forward(config, params, tokens, positions, mask, layers=layers)
-
-
-def written_out(params, config, tokens):
-    """The same trunk for one text, in NumPy and float64, a loop per head."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["trunk"])
-    rotary, width = config.rotary, config.head_width
-    group = config.num_heads // config.kv_heads
-    angles = np.outer(np.arange(len(tokens)), rotary.frequencies(width))
-
-    def norm(x, name, scale=None):
-        scale = p[name]["scale"] if scale is None else scale
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon) * scale
-
-    def turn(x):
-        a, b = np.split(x, 2, axis=-1)
-        cosine, sine = np.cos(angles), np.sin(angles)
-        return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
-
-    x = p["embedding"][tokens]
-    for layer in range(config.num_layers):
-        w, h = p[f"attention_{layer}"], norm(x, f"attention_norm_{layer}")
-        for head in range(config.num_heads):
-
-            def project(name, head, h=h, w=w):
-                return h @ w[name]["kernel"][:, head] + w[name]["bias"][head]
-
-            q = norm(project("query", head), "", w["query_norm"]["scale"])
-            k = norm(project("key", head // group), "", w["key_norm"]["scale"])
-            scores = turn(q) @ turn(k).T / np.sqrt(width)
-            scores[np.triu_indices(len(tokens), 1)] = -np.inf
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            mixed = weights @ project("value", head // group)
-            x = x + mixed @ w["output"]["kernel"][head]
-        w, h = p[f"mlp_{layer}"], norm(x, f"mlp_norm_{layer}")
-        inner = h @ w["input"]["kernel"]
-        inner = inner / (1 + np.exp(-inner)) * (h @ w["gate"]["kernel"])
-        x = x + inner @ w["output"]["kernel"]
-    return norm(x, "final_norm")
-
-
-def test_trunk_equals_a_numpy_reference():
-    tokens = jax.random.randint(jax.random.key(1), (1, 30), 0, 24)
-    hidden, *_ = one_pass(LLAMA, tokens)
-    want = written_out(parameters(LLAMA), TRUNK, np.asarray(tokens[0]))
-    np.testing.assert_allclose(hidden[0], want, atol=2e-4)
 
 
 def test_chunks_with_a_cache_equal_one_pass():
