@@ -1,11 +1,13 @@
 """Random damage of bpd_jax's own headers, arrays and checkpoints."""
 
+import dataclasses
 import functools
 import json
 import pathlib
 import shutil
 import tempfile
 import zlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,10 +16,28 @@ import optax
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import open_rows
+from bpd_jax.data.text_task import TextTask
+from bpd_jax.decoding.asset_files import load_accuracies
+from bpd_jax.decoding.loading import load_task
+from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.errors import UserError
+from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import (
+    BlockHeadsConfig,
+    BlockwiseConfig,
+    load_config,
+    save_config,
+)
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import load_drafter, save_drafter
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.refiner_files import load_refiner, save_refiner
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
@@ -25,30 +45,56 @@ from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.state import TrainState, abstract_state, init_state
-from tests import damage_test
 from tests.data.rows_test import write_rows
 from tests.formats.registry import add
 
+TRUNK = TransformerConfig(40, 1, 16, 24, 4, max_length=32, rotary=RotaryConfig(10000.0))
+HEADS = BlockHeadsConfig(3, kind="medusa", own_softmax=True)
 # Without heads: trained heads have a softmax of their own, which a run does not have.
-RUN = BlockwiseConfig(damage_test.TRUNK)
+RUN = BlockwiseConfig(TRUNK)
 
-for kind, (header, save, read) in damage_test.READERS.items():
-    if kind != "ngrams":
-        add(f"json_{kind}", save, read, header)
-for kind, pattern in (
-    ("heads", "*.safetensors"),
-    ("drafter", "*.safetensors"),
-    ("refiner", "*.npz"),
-):
-    _, save, read = damage_test.READERS[kind]
-    add(f"arrays_{kind}", save, read, pattern)
+
+def _save_model(folder: pathlib.Path) -> None:
+    save_config(BlockwiseConfig(TRUNK, HEADS), folder / "model.json")
+
+
+_FACTS: dict[str, Any] = {"base": "a", "base_name": "b", "d_model": 16}
+_FACTS |= {"vocab_size": 40, "facts": {"accuracies": [[0.5]]}}
+
+
+def _save_small_heads(folder: pathlib.Path) -> None:
+    base = {"trunk": {"embedding": np.zeros((40, 16), np.float32)}}
+    model = BlockwiseConfig(TRUNK, HEADS)
+    heads = init_heads(model, base, HEADS, jax.random.key(0), None)
+    save_heads(folder, HEADS, heads, **_FACTS)
+
+
+def _save_small_drafter(folder: pathlib.Path) -> None:
+    config = BlockDrafterConfig((0,), block_size=3).resolve(TRUNK)
+    params = DrafterFunctions(config, TRUNK).init(jax.random.key(0))
+    save_drafter(folder, config, params, **{**_FACTS, "facts": {"steps": 3}})
+
+
+def _save_markov(folder: pathlib.Path) -> None:
+    config = MarkovConfig(31, 8, 4, rank=5)
+    save_refiner(folder, config, init_refiner(config, jax.random.key(0)), {"a": 1})
+
+
+def _save_task(folder: pathlib.Path) -> None:
+    fields = dataclasses.asdict(TextTask("text_files", "a/*.txt", "bpe:300"))
+    (folder / "task.json").write_text(json.dumps(fields))
+
+
+def _save_tuning(folder: pathlib.Path) -> None:
+    facts = {"choices": {"1": "bpd"}, "device": "cpu", "accuracies": [[0.5]]}
+    (folder / "drafting.json").write_text(json.dumps(facts))
 
 
 def _write_generations(folder: pathlib.Path) -> None:
-    write_header(folder, base="abc", vocab_size=50, facts={"end": 1})
+    write_header(folder, base="abc", vocab_size=40, facts={"end": 1})
     random = np.random.default_rng(0)
     for index in range(2):
-        texts = [random.integers(0, 50, 9) for _ in range(4)]
+        texts = [random.integers(0, 40, 9) for _ in range(4)]
         write_shard(folder, index, texts, [3] * 4)
 
 
@@ -58,13 +104,29 @@ def _read_generations(folder: pathlib.Path) -> None:
         texts[index]
 
 
-add("generations", _write_generations, _read_generations, "*.npz")
-add(
-    "rows",
-    write_rows,
-    lambda folder: open_rows(folder).batch(np.arange(10)),
-    "*.npy",
-)
+def _read_rows(folder: pathlib.Path) -> None:
+    rows = open_rows(folder)
+    rows.batch(np.arange(len(rows)))
+
+
+for name, write, read, header, arrays in (
+    ("model", _save_model, lambda f: load_config(f / "model.json"), "model.json", ""),
+    ("heads", _save_small_heads, load_heads, "heads.json", "arrays_heads"),
+    ("drafter", _save_small_drafter, load_drafter, "drafter.json", "arrays_drafter"),
+    ("refiner", _save_markov, load_refiner, "refiner.json", "arrays_refiner"),
+    ("texts", _write_generations, _read_generations, "distill.json", "generations"),
+    ("rows", write_rows, _read_rows, "rows.json", "rows"),
+    ("task", _save_task, lambda f: load_task(f / "task.json"), "task.json", ""),
+):
+    add(f"json_{name}", write, read, header)
+    if arrays:
+        add(arrays, write, read, "*.[ns][pa]*")  # .npy, .npz or .safetensors
+for name, read_tuning in (
+    ("choice", lambda path: tuned_choice(path, "cpu", 1)),
+    ("accuracies", load_accuracies),
+):
+    read = lambda folder, read=read_tuning: read(folder / "drafting.json")  # noqa: E731
+    add(f"json_{name}", _save_tuning, read, "drafting.json")
 
 
 def _optimizer() -> optax.GradientTransformation:
@@ -123,7 +185,7 @@ add(
 
 def _write_slim(folder: pathlib.Path) -> None:
     _write_checkpoint(folder / "run", "checkpoints")
-    damage_test.save_config(RUN, folder / "run" / "model.json")
+    save_config(RUN, folder / "run" / "model.json")
     for name in ("task.json", "tokenizer.json"):
         (folder / "run" / name).write_text("{}")
     write_exported(folder / "run", folder / "slim")
@@ -155,11 +217,6 @@ def _write_row_shards(folder: pathlib.Path) -> None:
         write_rows(folder / shard_name(index, 3))
 
 
-def _read_rows(folder: pathlib.Path) -> None:
-    rows = open_rows(folder)
-    rows.batch(np.arange(len(rows)))
-
-
 for name, pattern in (("row_shards", "*/*.npy"), ("json_row_shards", "*/rows.json")):
     add(name, _write_row_shards, _read_rows, pattern)
 
@@ -173,7 +230,7 @@ def _base() -> Base:
 
 
 def _write_states(folder: pathlib.Path) -> None:
-    damage_test.save_texts(folder)
+    _write_generations(folder)
     states = cached_states(
         folder / "states",
         open_generations(folder),

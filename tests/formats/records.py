@@ -38,10 +38,14 @@ def _write_published(folder: pathlib.Path) -> None:
 
 
 def _study(folder: pathlib.Path) -> None:
-    for record in run_files.open_run(folder).records:
+    run = run_files.open_run(folder)
+    assert run.label("bpd")
+    assert run.task_label("squad")
+    for record in run.records:
         _ = getattr(record, "calls", None)
 
 
+add("json_study", _write_study, _study, "study.json")
 add("records.jsonl", _write_study, _study, "*.jsonl")
 add(
     "records.jsonl.gz",
