@@ -64,13 +64,25 @@ def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
     Returns:
       (None, None) if no draft has two tokens.
     """
-    pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
+    pairs = ((drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)).sum(axis=1)
     if not pairs.any():
         return None, None
-    equal = pairs & (drafts[:, 1:] == drafts[:, :-1])
-    run = np.ones(len(drafts), int)
-    longest = run.copy()
+    equal, longest = repeats(drafts)
+    return float(equal.sum() / pairs.sum()), float(longest[pairs > 0].mean())
+
+
+def repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number of equal neighbours and length of the longest run of each draft.
+
+    Args:
+      drafts: `[calls, L]`, -1 past the end of a draft.
+
+    Returns:
+      Two arrays `[calls]`.
+    """
+    equal = (drafts[:, 1:] >= 0) & (drafts[:, 1:] == drafts[:, :-1])
+    run = longest = np.ones(len(drafts), int)
     for column in equal.T:
         run = np.where(column, run + 1, 1)
         longest = np.maximum(longest, run)
-    return float(equal.sum() / pairs.sum()), float(longest[pairs.any(axis=1)].mean())
+    return equal.sum(axis=1), longest

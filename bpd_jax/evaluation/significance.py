@@ -7,7 +7,7 @@ samples them with p = (1 + hits) / (1 + samples), which is never 0 and keeps the
 valid (Phipson and Smyth 2010).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
@@ -29,9 +29,8 @@ def sign_flip_test(differences: np.ndarray) -> float:
     Returns:
       The p-value; 1 for fewer than two examples.
     """
-    signed = np.stack([differences, -np.asarray(differences, float)])
-    rows = np.arange(len(differences))
-    return _swap_test(lambda first, _: np.abs(signed[first, rows].sum(-1)), len(rows))
+    ones = np.ones(len(differences))
+    return efficiency_test(differences, ones, 0 * ones, ones)
 
 
 def efficiency_test(
@@ -49,36 +48,25 @@ def efficiency_test(
     Returns:
       The p-value; 1 for fewer than two examples.
     """
-    rows = np.arange(len(tokens))
+    count = len(tokens)
+    if count < 2:  # A swap changes only the sign.
+        return 1.0
+    rows = np.arange(count)
     both_tokens, both_calls = (
         np.stack(pair) for pair in ((tokens, base_tokens), (calls, base_calls))
     )
 
-    def difference(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    def difference(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
+        """The difference of methods 0 and 1, one of which is first in each example."""
         ratios = [
             both_tokens[method, rows].sum(-1) / both_calls[method, rows].sum(-1)
             for method in (first, second)
         ]
         return np.abs(ratios[0] - ratios[1])
 
-    return _swap_test(difference, len(rows))
-
-
-def _swap_test(
-    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int
-) -> float:
-    """Share of swaps of the methods whose statistic is at least the observed one.
-
-    Args:
-      statistic: function of the indices (0 or 1) of the first and of the second method
-        of each example, `[..., n]` each.
-      count: n, the number of examples.
-    """
-    if count < 2:  # A swap changes only the sign.
-        return 1.0
     result = stats.permutation_test(
         (np.zeros(count, int), np.ones(count, int)),
-        lambda first, second, axis: statistic(first, second),
+        difference,
         permutation_type="samples",
         alternative="greater",
         vectorized=True,

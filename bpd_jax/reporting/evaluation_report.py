@@ -27,6 +27,7 @@ from bpd_jax.reporting.exhibits import (
     Row,
     Series,
     Table,
+    line_of,
 )
 from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
@@ -215,17 +216,8 @@ def _drafts_table(report: EvaluationReport, drafting: Sequence[MethodSummary]) -
 
 
 def _efficiency_chart(report: EvaluationReport) -> Chart:
-    bounds = [
-        method.interval or (method.block_efficiency, method.block_efficiency)
-        for method in report.methods
-    ]
-    series = Series(
-        "tokens per serial call",
-        [float(index) for index in range(len(report.methods))],
-        [method.block_efficiency for method in report.methods],
-        [low for low, _ in bounds],
-        [high for _, high in bounds],
-    )
+    cells = [Cell(m.block_efficiency, interval=m.interval) for m in report.methods]
+    series = line_of("tokens per serial call", dict(enumerate(cells)))
     names = [method.label for method in report.methods]
     title = "Block efficiency"
     return Chart("methods", title, BARS, "", series.label, [series], names)
@@ -233,10 +225,12 @@ def _efficiency_chart(report: EvaluationReport) -> Chart:
 
 def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
     series = [
-        Series(
+        line_of(
             method.label,
-            [float(count) for count in range(1, len(method.accepted) + 1)],
-            [100 * share for share in method.accepted],
+            {
+                count: 100 * share
+                for count, share in enumerate(method.accepted, start=1)
+            },
         )
         for method in drafting
     ]

@@ -5,6 +5,8 @@ LaTeX or CSV.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from bpd_jax.reporting.records import Facts, LatticePicture
 
@@ -111,6 +113,32 @@ class Series:
         for values in (self.y, self.low, self.high, self.names):
             if values and len(values) != len(self.x):
                 raise ValueError(f"{self.label!r} has {len(self.x)} points, not all")
+
+
+def line_of(
+    label: str,
+    points: Mapping[Any, Cell] | Mapping[Any, float],
+    *,
+    dashed: bool = False,
+) -> Series:
+    """A line through points; with a band if the points are cells with intervals."""
+    cells = {
+        float(x): y if isinstance(y, Cell) else Cell(float(y))
+        for x, y in points.items()
+    }
+    values = {x: cell.value for x, cell in cells.items() if cell.value is not None}
+    bounds: list[tuple[float, float]] = []
+    if any(cell.interval for cell in cells.values()):
+        # A single example has no interval.
+        bounds = [cells[x].interval or (y, y) for x, y in values.items()]
+    return Series(
+        label,
+        list(values),
+        list(values.values()),
+        [low for low, _ in bounds],
+        [high for _, high in bounds],
+        dashed=dashed,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from bpd_jax.reporting.exhibits import (
     Finding,
     Series,
     Table,
+    line_of,
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
@@ -30,7 +31,6 @@ from bpd_jax.studies.tables import (
     decimal,
     finding,
     judged,
-    line_of,
     missing_cell,
     table,
 )

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 
 from bpd_jax.evaluation.entropy import fit_line
-from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table
+from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table, line_of
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
@@ -20,7 +20,6 @@ from bpd_jax.studies.tables import (
     correlation,
     counted,
     finding,
-    line_of,
     missing_cell,
     ratio_cell,
     table,

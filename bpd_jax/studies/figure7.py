@@ -2,12 +2,12 @@
 
 import itertools
 
-from bpd_jax.reporting.exhibits import LINES, Chart, Finding
+from bpd_jax.reporting.exhibits import LINES, Chart, Finding, line_of
 from bpd_jax.studies.comparisons import efficiency_table, headroom_table
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.tables import ALL, line_of
+from bpd_jax.studies.tables import ALL
 
 
 def _families(run: StudyRun) -> list[list[str]]:

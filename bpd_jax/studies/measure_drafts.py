@@ -8,6 +8,7 @@ import numpy as np
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
+from bpd_jax.evaluation.draft_statistics import repeats
 from bpd_jax.evaluation.oracle_grid import oracle_calls
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_context import StudyContext
@@ -110,12 +111,7 @@ def _draft_record(
 ) -> DraftRecord:
     """Summarises a generation with drafts at every position."""
     drafts = generation.proposed
-    pairs = (drafts[:, 1:] >= 0) & (drafts[:, :-1] >= 0)
-    equal = pairs & (drafts[:, 1:] == drafts[:, :-1])
-    run = longest = np.ones(len(drafts), int)
-    for column in equal.T:
-        run = np.where(column, run + 1, 1)
-        longest = np.maximum(longest, run)
+    equal, longest = repeats(drafts)
     calls = call_positions(generation.accepted)
     entropies = np.zeros(0)
     if contender == BPD:
@@ -127,7 +123,7 @@ def _draft_record(
         contender=contender,
         accepted=to_digits(generation.accepted),
         length=to_digits((drafts >= 0).sum(1)),
-        equal=to_digits(equal.sum(1)),
+        equal=to_digits(equal),
         longest=to_digits(longest),
         nodes=int(generation.nodes[calls].sum()),
         head_entropy=[round(float(value), 5) for value in entropies],

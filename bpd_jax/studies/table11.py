@@ -20,6 +20,7 @@ from bpd_jax.reporting.exhibits import (
     Row,
     Series,
     Table,
+    line_of,
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.results import StudyRun
@@ -31,7 +32,6 @@ from bpd_jax.studies.tables import (
     decimal,
     finding,
     judged,
-    line_of,
     table,
 )
 

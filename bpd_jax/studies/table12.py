@@ -5,7 +5,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Finding, Table
+from bpd_jax.reporting.exhibits import (
+    LINES,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Table,
+    line_of,
+)
 from bpd_jax.studies import printed
 from bpd_jax.studies.measure_latency import (
     DEVICE,
@@ -17,7 +25,7 @@ from bpd_jax.studies.measure_latency import (
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import LATENCY, Study
 from bpd_jax.studies.study_records import LatencyRecord
-from bpd_jax.studies.tables import by_row, judged, line_of, missing_cell, table
+from bpd_jax.studies.tables import by_row, judged, missing_cell, table
 
 LABELS = {
     FST: "OpenFst (the paper’s engine)",

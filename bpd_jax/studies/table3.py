@@ -2,13 +2,21 @@
 
 from collections.abc import Callable
 
-from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
+from bpd_jax.reporting.exhibits import (
+    BARS,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Table,
+    line_of,
+)
 from bpd_jax.studies.comparisons import task_table
 from bpd_jax.studies.printed import TABLE3
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
-from bpd_jax.studies.tables import cell, line_of
+from bpd_jax.studies.tables import cell
 
 
 def _contenders(run: StudyRun) -> list[str]:

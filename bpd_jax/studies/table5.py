@@ -13,7 +13,15 @@ from bpd_jax.evaluation.significance import (
     holm,
     sign_flip_test,
 )
-from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
+from bpd_jax.reporting.exhibits import (
+    BARS,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Table,
+    line_of,
+)
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import printed_trend
 from bpd_jax.studies.refinements import method_of
@@ -30,7 +38,6 @@ from bpd_jax.studies.tables import (
     counted,
     decimal,
     judged,
-    line_of,
     table,
     verdict,
 )

@@ -6,7 +6,15 @@ from typing import NamedTuple
 from bpd_jax.evaluation.efficiency import best_alpha
 from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.evaluation.significance import efficiency_test, holm
-from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Finding, Table
+from bpd_jax.reporting.exhibits import (
+    LINES,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Table,
+    line_of,
+)
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import headroom_cell, printed_trend
 from bpd_jax.studies.refinements import method_of
@@ -20,7 +28,6 @@ from bpd_jax.studies.tables import (
     counted,
     decimal,
     judged,
-    line_of,
     missing_cell,
     table,
 )

@@ -5,7 +5,15 @@ import functools
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, combined_verdict
-from bpd_jax.reporting.exhibits import BARS, Cell, Chart, Column, Finding, Table
+from bpd_jax.reporting.exhibits import (
+    BARS,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Table,
+    line_of,
+)
 from bpd_jax.studies import printed
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.study import TIMING, Study
@@ -17,7 +25,6 @@ from bpd_jax.studies.tables import (
     decimal,
     finding,
     judged,
-    line_of,
     missing_cell,
     table,
     verdict,

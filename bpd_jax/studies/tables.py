@@ -9,7 +9,7 @@ import numpy as np
 from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
 from bpd_jax.evaluation.entropy import Fit
 from bpd_jax.evaluation.significance import FEWEST, exceeds
-from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Series, Table
+from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Table
 from bpd_jax.reporting.number_format import number
 
 ALL = None
@@ -200,30 +200,4 @@ def table(
         [Row(label, cells[key], strong=key is ALL) for key, label in rows.items()],
         caption,
         **fields,
-    )
-
-
-def line_of(
-    label: str,
-    points: Mapping[Any, Cell] | Mapping[Any, float],
-    *,
-    dashed: bool = False,
-) -> Series:
-    """A line through points; with a band if the points are cells with intervals."""
-    cells = {
-        float(x): y if isinstance(y, Cell) else Cell(float(y))
-        for x, y in points.items()
-    }
-    values = {x: cell.value for x, cell in cells.items() if cell.value is not None}
-    bounds: list[tuple[float, float]] = []
-    if any(cell.interval for cell in cells.values()):
-        # A single example has no interval.
-        bounds = [cells[x].interval or (y, y) for x, y in values.items()]
-    return Series(
-        label,
-        list(values),
-        list(values.values()),
-        [low for low, _ in bounds],
-        [high for _, high in bounds],
-        dashed=dashed,
     )

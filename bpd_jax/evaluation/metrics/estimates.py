@@ -17,35 +17,11 @@ class Estimate(NamedTuple):
     interval: tuple[float, float] | None
 
 
-def mean(values: Sequence[float]) -> Estimate:
-    """The mean over at least one example."""
-    return _ratio(np.asarray(values, float), np.ones(len(values)))
-
-
-def perplexity(log_probs: Sequence[float], tokens: Sequence[float]) -> Estimate:
-    """The exponential of the mean negative log-probability per token.
-
-    Args:
-      log_probs: log-probability of each example, in nats.
-      tokens: number of tokens of each example.
-    """
-    ratio = _ratio(-np.asarray(log_probs, float), np.asarray(tokens, float))
-    interval = ratio.interval
-    if interval is not None:
-        interval = math.exp(interval[0]), math.exp(interval[1])
-    return Estimate(math.exp(ratio.value), interval)
-
-
-def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
-    value = float(numerators.sum()) / float(denominators.sum())
-    several = len(numerators) > 1
-    return Estimate(
-        value, ratio_interval(numerators, denominators) if several else None
-    )
-
-
 def estimate(name: str, scores: Sequence[Mapping[str, float]]) -> Estimate | None:
-    """Aggregates one score over examples; scores other than perplexities in percent.
+    """Aggregates one score over examples.
+
+    A perplexity is the exponential of the mean negative log-probability per token;
+    other scores are means in percent.
 
     Args:
       name: name of the score, a key of `task_metrics.LABELS`.
@@ -55,12 +31,16 @@ def estimate(name: str, scores: Sequence[Mapping[str, float]]) -> Estimate | Non
       None if no example has this score.
     """
     parts = PERPLEXITIES.get(name, (name,))
-    columns = [
-        [row[part] for row in scores if all(part in row for part in parts)]
-        for part in parts
-    ]
-    if not columns[0]:
+    rows = [[row[p] for p in parts] for row in scores if all(p in row for p in parts)]
+    if not rows:
         return None
+    columns = np.array(rows, float).T
     if name in PERPLEXITIES:
-        return perplexity(*columns)
-    return mean([100 * value for value in columns[0]])
+        numerators, denominators, finish = -columns[0], columns[1], math.exp
+    else:
+        numerators, denominators, finish = 100 * columns[0], np.ones(len(rows)), float
+    value = finish(float(numerators.sum()) / float(denominators.sum()))
+    if len(rows) == 1:
+        return Estimate(value, None)
+    low, high = ratio_interval(numerators, denominators)
+    return Estimate(value, (finish(low), finish(high)))
