@@ -94,44 +94,32 @@ def _seqio_rows(
     # Imported late: these modules take seconds to import.
     from bpd_jax.data import seqio_cache, seqio_tasks
 
+    part = None
+    if shard.count > 1:
+        part = seqio_tasks.seqio.ShardInfo(shard.index, shard.count)
+    total = None
     if cache_dir is not None:
-        seqio_cache.use_cache(task, cache_dir)
-    seqio_task = seqio_tasks.get_task(task, label=f"rows {split}")
-    with seqio_cache.reading(task, cache_dir):
-        if cache_dir is not None:
-            seqio_cache.check_files(task, cache_dir, split)
-        dataset = seqio_task.get_dataset(
-            split=split,
-            shuffle=False,
-            use_cached=cache_dir is not None,
-            shard_info=None
-            if shard.count == 1
-            else seqio_tasks.seqio.ShardInfo(shard.index, shard.count),
-        )
+        examples = seqio_cache.read_examples(task, cache_dir, split, part)
+    else:
+        seqio_task = seqio_tasks.get_task(task, label=f"rows {split}")
+        dataset = seqio_task.get_dataset(split=split, shuffle=False, shard_info=part)
+        examples = seqio_tasks.examples(dataset, seqio_task.source)
+        total = seqio_task.source.num_input_examples(split)
+    bar = progress.bar(
+        examples,
+        label=f"rows {split}",
+        total=None if total is None else round(total / shard.count),
+        unit=" examples",
+        # A `TextTask` shows a progress bar over its text.
+        disable=isinstance(task, TextTask) and cache_dir is None,
+    )
     num_read = 0
 
     def read_examples() -> Iterator[Mapping[str, np.ndarray]]:
         nonlocal num_read
-        total = None
-        if isinstance(task, ExampleTask) and cache_dir is None:
-            total = seqio_task.source.num_input_examples(split)
-        bar = progress.bar(
-            seqio_tasks.examples(dataset, seqio_task.source),
-            label=f"rows {split}",
-            total=None if total is None else round(total / shard.count),
-            unit=" examples",
-            # A `TextTask` shows a progress bar over its text.
-            disable=isinstance(task, TextTask) and cache_dir is None,
-        )
-        with seqio_cache.reading(task, cache_dir):
-            for example in bar:
-                num_read += 1
-                yield example
-            if cache_dir is not None and shard.count == 1:
-                # TensorFlow reads a file that was cut to nothing without an error.
-                expected = seqio_task.get_cached_stats(split)["examples"]
-                if num_read != expected:
-                    raise ValueError(f"it has {num_read} of {expected} examples")
+        for example in bar:
+            num_read += 1
+            yield example
 
     rows: Iterator[PackedRow]
     has_inputs = isinstance(task, ExampleTask) and task.has_inputs

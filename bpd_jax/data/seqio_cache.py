@@ -4,14 +4,15 @@ The cache of a task is a folder of TFRecord files in `cache_dir`, in seqio's lay
 that any program that uses seqio can read it with `use_cached=True`.
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from bpd_jax import files
-from bpd_jax.data import example_readers
+from bpd_jax.data import example_readers, seqio_tasks
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.quiet_tensorflow import seqio, tf
@@ -53,40 +54,43 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
     seqio.set_global_cache_dirs([cache_dir])
 
 
-@contextlib.contextmanager
-def reading(task: DataTask, cache_dir: str | None) -> Iterator[None]:
-    """Context that reports damage of the task's cache as a `UserError`.
+def read_examples(
+    task: DataTask, cache_dir: str, split: str, shard: seqio.ShardInfo | None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the cached examples of a split, or of one of its shards.
 
-    Args:
-      task: the task whose tokens are read.
-      cache_dir: folder of the caches; None if the tokens are not cached, so that
-        nothing is reported.
+    Raises:
+      UserError: the task is not cached there, or the cache is damaged or belongs to
+        another task.
     """
+    use_cache(task, cache_dir)
+    folder, seqio_task = cache_folder(task, cache_dir), seqio_tasks.get_task(task)
+    number = 0
     try:
-        yield
+        # seqio reads the files that it finds.
+        path = seqio.get_cached_info_path(folder, split)
+        with tf.io.gfile.GFile(path, "rb") as file:
+            expected = files.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
+        prefix = seqio.get_cached_tfrecord_prefix(folder, split)
+        found = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
+        if found != expected:
+            raise ValueError(f"it has {found} of {expected} files of the split {split}")
+        dataset = seqio_task.get_dataset(
+            split=split, shuffle=False, use_cached=True, shard_info=shard
+        )
+        for example in dataset.as_numpy_iterator():
+            number += 1
+            yield example
+        # TensorFlow reads a file that was cut to nothing without an error.
+        expected = seqio_task.get_cached_stats(split)["examples"]
+        if shard is None and number != expected:
+            raise ValueError(f"it has {number} of {expected} examples")
     except _DAMAGE as error:
-        if cache_dir is None:
-            raise
         line = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise UserError(
-            f"cannot read the cache {cache_folder(task, cache_dir)} "
-            f"({line or type(error).__name__}). If it is damaged, remove it and create "
-            "it again."
+            f"cannot read the cache {folder} ({line or type(error).__name__}). If it "
+            "is damaged, remove it and create it again."
         ) from error
-
-
-def check_files(task: DataTask, cache_dir: str, split: str) -> None:
-    """Raises a `ValueError` if a file of examples is missing.
-
-    seqio reads the files that it finds. It is called in the context `reading`.
-    """
-    folder = cache_folder(task, cache_dir)
-    with tf.io.gfile.GFile(seqio.get_cached_info_path(folder, split), "rb") as file:
-        expected = files.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
-    prefix = seqio.get_cached_tfrecord_prefix(folder, split)
-    found = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
-    if found != expected:
-        raise ValueError(f"it has {found} of {expected} files of the split {split}")
 
 
 def _name(task: DataTask) -> str:
