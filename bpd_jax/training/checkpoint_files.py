@@ -28,6 +28,7 @@ from etils.epath import gpath
 from bpd_jax import buckets, files
 from bpd_jax.buckets import BucketPath
 from bpd_jax.errors import UserError
+from bpd_jax.models.attachments import by_path
 from bpd_jax.models.stacking import is_stacked
 from bpd_jax.training.distributed import first
 from bpd_jax.typing import PyTree
@@ -277,14 +278,11 @@ def _reading(path: pathlib.Path) -> Iterator[None]:
 
 
 def _check_shapes(folder: pathlib.Path, saved: PyTree, abstract: PyTree) -> None:
-    def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-        # The names are equal for a named tuple and the dict that is saved from it.
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    stored, expected = shapes(saved), shapes(abstract)
+    # The names are equal for a named tuple and the dict that is saved from it.
+    stored, expected = (
+        {name: tuple(x.shape) for name, x in by_path(tree).items()}
+        for tree in (saved, abstract)
+    )
     for name in sorted(stored.keys() | expected.keys()):
         if stored.get(name) != expected.get(name):
             raise UserError(

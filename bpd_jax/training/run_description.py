@@ -5,6 +5,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.data.rows import PackedRows, make_batch
+from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
@@ -85,9 +86,8 @@ def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
     )
     size, share = state_bytes(abstract), bytes_per_device(abstract)
     lines = [
-        f"  {jax.tree_util.keystr(path, simple=True, separator='/')}: "
-        f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
-        for path, x in jax.tree_util.tree_leaves_with_path(abstract.params)
+        f"  {name}: {x.dtype}{list(x.shape)} {x.sharding.spec}"
+        for name, x in by_path(abstract.params).items()
     ]
     return "\n".join(
         [

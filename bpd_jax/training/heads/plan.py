@@ -10,7 +10,7 @@ import numpy as np
 
 from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.attachments import by_path, fingerprint
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -148,11 +148,7 @@ def _shapes(
     if isinstance(heads, BlockDrafterConfig):
         functions = DrafterFunctions(heads, model.trunk)
         tree = jax.eval_shape(functions.init, jax.random.key(0))
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        shapes = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): (leaf, True)
-            for path, leaf in leaves
-        }
+        shapes = {name: (x, True) for name, x in by_path(tree).items()}
         layers = ", ".join(map(str, heads.feature_layers))
         title = (
             f"block drafter: {heads.num_layers} layers that read layers {layers}, "

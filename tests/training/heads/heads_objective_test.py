@@ -103,17 +103,14 @@ def assert_close(gradients, wanted, tolerance=2e-6):
         )
 
 
-@pytest.fixture(params=[None, 4], ids=lambda size: f"chunk_{size}")
-def chunk(request, monkeypatch):
-    """Positions of a chunk, with the two levels of each; None for all."""
-    if request.param:
-        monkeypatch.setattr(
-            levels_loss, "chunk_size", lambda count, width: request.param
-        )
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Three chunks of four positions, with the two levels of each."""
+    monkeypatch.setattr(levels_loss, "chunk_size", lambda count, width: 4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
+def test_loss_and_gradients_equal_those_of_the_plain_loss(name):
     config = CONFIGS[name]
     trained, frozen, batch = arrays(config)
     (loss, sums), gradients = jax.jit(gradients_of(objective(config)))(
@@ -130,7 +127,7 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(name, chunk):
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_loss_and_gradients_with_soft_targets(share, chunk):
+def test_loss_and_gradients_with_soft_targets(share):
     config = CONFIGS["feed_forward"]
     trained, frozen, batch = arrays(config)
     later = jax.random.normal(jax.random.key(9), (N, 2, WIDTH))
@@ -145,7 +142,7 @@ def test_loss_and_gradients_with_soft_targets(share, chunk):
     assert_close(gradients, wanted_gradients)
 
 
-def test_gradients_of_conditioned_heads(chunk):
+def test_gradients_of_conditioned_heads():
     trained, frozen, batch = arrays(CONDITIONED)
     batch = batch._replace(states=batch.states * np.float32([1] * 10 + [20] * 20))
     (loss, _), gradients = gradients_of(objective(CONDITIONED))(trained, frozen, batch)

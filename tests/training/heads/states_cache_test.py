@@ -21,17 +21,13 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(states_cache, "_SHARD_BYTES", 300 * 2 * 24)
 
 
-@pytest.fixture(params=["float16", "bfloat16"])
-def dtype(request):
-    return request.param
-
-
 def make(folder, model, params, texts, base_key, dtype="float16", **kwargs):
     base = Base(model, params, 128, dtype)
     options = {"include_prompts": False, **kwargs}
     return cached_states(folder, texts, base, base_key, **options)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_cached_states_equal_those_of_the_model(
     tmp_path, model, params, texts, base_key, dtype
 ):
