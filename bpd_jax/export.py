@@ -26,6 +26,10 @@ from bpd_jax.pretrained.medusa_layout import LAYOUTS, VLLM
 from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
 
 SPECULATORS = "speculators"
+_CHAIN = (
+    "vLLM drafts a single chain of the best token at every position, without trees and "
+    "without n-gram refinement. Its texts are those of the base model."
+)
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -92,10 +96,7 @@ def _export_heads(loaded: LoadedModel, output: str) -> None:
     )
     if _FORMAT.value == VLLM.name:
         print(vllm_command(base, "medusa", output, config.heads.num_heads - 1))
-        print(
-            "vLLM drafts a single chain of the best token of every head, without trees "
-            "and without n-gram refinement. Its texts are those of the base model."
-        )
+        print(_CHAIN)
     elif config.heads.draft_vocabulary is not None:
         print(
             "This layout has no draft vocabulary: the exported heads predict over all "
@@ -141,10 +142,7 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
         f"embedding of token {token} is the mask embedding."
     )
     print(vllm_command(base, method, output, config.block_size - 1))
-    print(
-        "vLLM drafts a single chain of the best token at every position, without trees "
-        "and without n-gram refinement. Its texts are those of the base model."
-    )
+    print(_CHAIN)
 
 
 def _mask_token(loaded: LoadedModel) -> int:

@@ -3,12 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 
-from bpd_jax import files
 from bpd_jax.data import corpora, example_readers
 from bpd_jax.data.corpora import SourceFile
 from bpd_jax.data.example_task import DataTask, ExampleTask
-from bpd_jax.data.tokenizer import tokenizer_file
-from bpd_jax.errors import UserError
+from bpd_jax.data.tokenizer import read_tokenizer_file
 
 
 def source_fingerprint(task: DataTask, split: str) -> str:
@@ -45,10 +43,5 @@ def vocabulary_fingerprint(task: DataTask) -> str:
     """
     if task.vocabulary == "gpt3" or task.trained_size is not None:
         return task.vocabulary
-    path = tokenizer_file(task.vocabulary)
-    try:
-        return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
+    _, data = read_tokenizer_file(task.vocabulary)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

