@@ -1,6 +1,5 @@
 """Models in GGUF files: llama (also Mistral and SmolLM), qwen2, qwen3, gpt2."""
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
+from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -34,7 +34,8 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} contains a model of architecture {architecture!r}; "
             f"{', '.join(ARCHITECTURES)} are supported."
         )
-    config = _read_config(file, architecture)
+    with naming(path):
+        config = _read_config(file, architecture)
     tensors = GGUFTensors(file, architecture, config)
     layout = gpt2_layout(config) if architecture == "gpt2" else llama_layout(config)
     tensors.check(layout)
@@ -126,45 +127,31 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     """Reads the configuration of the trunk."""
 
     def size(key: str) -> int:
-        value = file.get(f"{architecture}.{key}", int)
-        if value < 1:
-            raise UserError(
-                f"{file.path}: {architecture}.{key} cannot be {value}: convert the "
-                "model again."
-            )
-        return value
+        return file.get(f"{architecture}.{key}", int)
 
-    num_layers, d_model = size("block_count"), size("embedding_length")
-    num_heads, max_length = size("attention.head_count"), size("context_length")
-    if num_layers > len(file.tensors):
-        raise UserError(
-            f"{file.path} declares {num_layers:,} layers but has only "
-            f"{len(file.tensors):,} tensors: it is damaged; download it again."
-        )
+    d_model, num_heads = size("embedding_length"), size("attention.head_count")
+    max_length = size("context_length")
     window = file.find(f"{architecture}.attention.sliding_window", int)
     if window:
         # Texts within one window are exact; longer ones would attend beyond it.
         max_length = min(max_length, window)
     learned = architecture == "gpt2"
     norm = "norm_epsilon" if learned else "norm_rms_epsilon"
-    epsilon = file.get(f"{architecture}.attention.layer_{norm}", float)
-    if not 0 < epsilon < math.inf:
-        raise UserError(f"{file.path}: its {norm} cannot be {epsilon}.")
     shared: dict[str, Any] = {
         "vocab_size": file.shape("token_embd.weight")[0],
-        "num_layers": num_layers,
+        "num_layers": size("block_count"),
         "d_model": d_model,
         "d_ff": size("feed_forward_length"),
         "num_heads": num_heads,
         "max_length": max_length,
-        "norm_epsilon": epsilon,
+        "norm_epsilon": file.get(f"{architecture}.attention.layer_{norm}", float),
         "tied_softmax": "output.weight" not in file.tensors,
     }
     if learned:
         return TransformerConfig(**shared)
     kv_heads = file.find(f"{architecture}.attention.head_count_kv", int) or num_heads
     width = file.find(f"{architecture}.attention.key_length", int)
-    head_width = width or d_model // num_heads
+    head_width = width or d_model // max(num_heads, 1)
     if architecture == "llama" and (
         file.find("llama.rope.dimension_count", int) not in (None, head_width)
     ):

@@ -80,7 +80,7 @@ def test_sliding_window_limits_the_length(tiny, tmp_path):
         ({"llama.block_count": None}, {}, "lacks llama.block_count"),
         ({"llama.block_count": 3}, {}, "no tensor blk.2"),
         ({"llama.block_count": 1}, {}, "tensor blk.1.attn_k.weight belongs to"),
-        ({"llama.block_count": 10**9}, {}, "1,000,000,000 layers"),
+        ({"llama.block_count": 10**9}, {}, "num_layers must be"),
         (
             {"llama.attention.head_count": [3, 3]},
             {},
@@ -89,9 +89,9 @@ def test_sliding_window_limits_the_length(tiny, tmp_path):
         ({"llama.attention.head_count": 5}, {}, "num_heads = 5|dimension_count|shape"),
         ({"llama.attention.head_count_kv": 3}, {}, r"has shape \[8, 24\]"),
         ({"llama.embedding_length": 48}, {}, "has shape"),
-        ({"llama.feed_forward_length": 0}, {}, "feed_forward_length cannot be 0"),
+        ({"llama.feed_forward_length": 0}, {}, "d_ff must be"),
         ({"llama.rope.dimension_count": 4}, {}, "not the heads' width, 8"),
-        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, {}, "cannot be -1.0"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, {}, "norm_epsilon must be"),
         ({}, {"token_embd.weight": None}, "no tensor token_embd.weight"),
         ({}, {"blk.0.ffn_gate_inp.weight": np.ones((4, 24), "f4")}, "ffn_gate_inp"),
         ({"split.count": 3}, {}, "one of 3 parts"),
@@ -101,7 +101,7 @@ def test_inconsistent_files_are_refused(tiny, tmp_path, values, tensors, message
     path = tiny.make("llama").write(tmp_path / "m.gguf", values, tensors)
     with pytest.raises(UserError, match=message) as caught:
         open_gguf(path)
-    assert str(path) in str(caught.value) or "TransformerConfig" in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 def test_unknown_architectures_are_named(tiny, tmp_path):
