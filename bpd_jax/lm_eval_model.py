@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,9 @@ _LOG = logging.getLogger("lm_eval.bpd_jax")
 _MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
-class Request(Protocol):
-    """A request to a model; an `Instance` of the harness is one."""
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """A context and its continuation, a text, or a context and settings."""
+# An `Instance` of the harness: its `args` are a context and its continuation, a text,
+# or a context and settings.
+Request = Any
 
 
 class HarnessModel:

@@ -4,9 +4,9 @@ Pages are read as text, so that these tests do not need mkdocs; the last test bu
 site if mkdocs is installed.
 """
 
-import ast
 import functools
 import importlib.util
+import inspect
 import pathlib
 import re
 import shlex
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bpd_jax.configuration import configurable
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.studies.study_catalog import NAMES
 
@@ -137,7 +138,7 @@ def test_commands_exist_with_their_flags(page: pathlib.Path, words: list[str]) -
             continue
         flag, _, value = word[2:].partition("=")
         if flag.startswith("gin."):
-            check_gin_name(flag[4:], page)
+            check_gin_name(flag[4:])
             continue
         known = flags_of(module)
         negated = flag.startswith("no") and known.get(flag[2:], False)
@@ -165,32 +166,14 @@ def macros() -> set[str]:
     return set(re.findall(r"^([A-Z][A-Z_]*) =", text, re.M))
 
 
-@functools.cache
-def parameters() -> dict[str, set[str]]:
-    """Fields of classes, and parameters of functions, by name."""
-    parameter_names: dict[str, set[str]] = {}
-    for path in (ROOT / "bpd_jax").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                fields = {
-                    item.target.id
-                    for item in node.body
-                    if isinstance(item, ast.AnnAssign)
-                    and isinstance(item.target, ast.Name)
-                }
-                parameter_names.setdefault(node.name, set()).update(fields)
-            elif isinstance(node, ast.FunctionDef):
-                names = {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
-                parameter_names.setdefault(node.name, set()).update(names)
-    return parameter_names
-
-
-def check_gin_name(name: str, page: pathlib.Path) -> None:
+def check_gin_name(name: str) -> None:
     owner, dot, parameter = name.partition(".")
     if not dot:
         assert owner in macros() or owner == "NAME", name
     else:
-        assert parameter in parameters().get(owner, set()), name
+        target = configurable(owner)
+        assert target is not None, name
+        assert parameter in inspect.signature(target).parameters, name
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name_of)

@@ -38,10 +38,10 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
     methods = {
         "greedy": ["--method=greedy"],
         "arrays": ["--method=ngram:4"],
-        "arpa": ["--method=ngram:2", "--ngram=run/ngram/model.arpa.gz"],
-        "fst": ["--method=ngram:3", "--ngram=run/ngram/model.fst"],
+        "arpa": ["--method=ngram:4", "--ngram=run/ngram/model.arpa.gz"],
+        "fst": ["--method=ngram:4", "--ngram=run/ngram/model.fst"],
         "sampled": ["--method=greedy", "--temperature=0.9"],
-        "sampled_drafts": ["--method=zero_gram:3", "--temperature=0.9"],
+        "sampled_drafts": ["--method=ngram:4", "--temperature=0.9"],
     }
     base = ["--model=run", "--prompts_file=prompts.jsonl"]
     base += ["--max_new_tokens=16", "--batch_size=2"]
