@@ -164,7 +164,11 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         for task in config.tasks
         if config.in_domain and task != HELD_OUT
     }
-    left_out = _unavailable(context)
+    left_out = context.unavailable(config.contenders)
+    for contender, reason in left_out.items():
+        print(f"left out: {contender}: {reason}")
+    if len(left_out) == len(config.contenders) > 0:
+        raise UserError("no contender is left: the reasons are listed above.")
     kept = [c for c in config.contenders if c not in left_out]
     context = StudyContext(
         dataclasses.replace(config, contenders=kept), _workdir(), shard
@@ -208,26 +212,6 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     run = run_files.open_run(folder)
     for kind in find_study(name).measures:
         MEASUREMENTS[kind](context, run, keep)
-
-
-def _unavailable(context: StudyContext) -> dict[str, str]:
-    """Contenders whose models are missing, with the reason, which is printed."""
-    reasons: dict[str, str] = {}
-    tasks = context.config.tasks
-    for task in tasks:
-        for contender in context.config.parsed:
-            once = not context.depends_on_task(contender.name)
-            if contender.name in reasons or (once and task != tasks[0]):
-                continue
-            try:
-                decoder, method = context.contender(contender.name, task)
-                decoder.drafter(method)
-            except UserError as error:
-                reasons[contender.name] = str(error)
-                print(f"left out: {contender.name}: {error}")
-    if len(reasons) == len(context.config.contenders) > 0:
-        raise UserError("no contender is left: the reasons are listed above.")
-    return reasons
 
 
 def _command() -> str:

@@ -1,8 +1,7 @@
 """A single block in detail: its lattice and the drafts of several methods."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -76,22 +75,6 @@ def view_block(
     return view
 
 
-class Gains(Protocol):
-    """A block that compares a refined draft with a plain one."""
-
-    @property
-    def gain(self) -> tuple[int, int]:
-        """Tokens that the refined draft gains, then its accepted tokens."""
-
-
-AnyBlock = TypeVar("AnyBlock", bound=Gains)
-
-
-def most_improved(blocks: Iterable[AnyBlock]) -> AnyBlock | None:
-    """The first of the blocks with the largest gain; None if there are no blocks."""
-    return max(blocks, key=lambda block: block.gain, default=None)
-
-
 def most_improved_block(
     decoder: Decoder, results: Sequence[MethodResult], max_prompts: int = 8
 ) -> BlockView | None:
@@ -142,7 +125,8 @@ def most_improved_block(
                     {} if drafts is None else {refined.label: drafts[call][row]},
                 )
             )
-    return most_improved(views)
+    # The first of the blocks with the largest gain.
+    return max(views, key=lambda view: view.gain)
 
 
 def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:

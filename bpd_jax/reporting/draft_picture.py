@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax.errors import UserError
-from bpd_jax.evaluation.block_views import most_improved
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible
@@ -86,13 +85,13 @@ def largest_gain(
         for position, plain_call in _calls(text, plain).items()
         if (refined_call := _calls(text, refined).get(position)) is not None
     ]
-    best = most_improved(DraftPicture(*block, len(drafted)) for block in drafted)
-    if best is None:
+    if not drafted:
         raise UserError(
             f"no block was drafted by both {plain} and {refined}: give results with "
             "texts of the explorer, such as those of figure4."
         )
-    return best
+    blocks = [DraftPicture(*block, len(drafted)) for block in drafted]
+    return max(blocks, key=lambda block: block.gain)  # The first of equal ones.
 
 
 def _calls(text: ExplorerText, contender: str) -> dict[int, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.evaluation.block_views import BlockView, most_improved, view_block
+from bpd_jax.evaluation.block_views import BlockView, view_block
 from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
@@ -114,11 +114,15 @@ def _prepare(run: StudyRun) -> _Figure4Data:
         return _Figure4Data(run, records, None, [])
     tasks = [*run.tasks, *sorted({record.task for record in records} - {*run.tasks})]
     blocks = [
-        most_improved(
-            block
-            for record in records
-            if record.task == task
-            for block in blocks_of(record, contender, run.label(contender))
+        max(
+            (
+                block
+                for record in records
+                if record.task == task
+                for block in blocks_of(record, contender, run.label(contender))
+            ),
+            key=lambda block: block.gain,
+            default=None,
         )
         for task in tasks
     ]

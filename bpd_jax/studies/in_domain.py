@@ -58,7 +58,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
             )
         _copy(lines, context.workdir / "in_domain_texts" / f"{task}.jsonl")
         header = output / "in_domain.json"
-        if _contains(header, json.dumps(facts)):
+        if header.is_file() and header.read_bytes() == json.dumps(facts).encode():
             return facts
         build(
             Settings(
@@ -108,14 +108,3 @@ def _copy(source: pathlib.Path, path: pathlib.Path) -> None:
         return
     with files.replacing_file(path) as temporary:
         shutil.copyfile(source, temporary)
-
-
-def _contains(path: pathlib.Path, content: str) -> bool:
-    """Whether a file has this content; a damaged file has not, and is replaced."""
-    wanted = content.encode("utf-8")
-    # The size is compared first, so that no more is read than is in memory already.
-    return (
-        path.is_file()
-        and path.stat().st_size == len(wanted)
-        and path.read_bytes() == wanted
-    )

@@ -143,10 +143,10 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
         return None if value is None else _decode(arguments[0], value, name)
     is_record = dataclasses.is_dataclass(kind)
     plain: Any = dict if is_record else origin or kind
-    fitting = (int, float) if plain is float else plain  # Some writers write 1.0 as 1.
-    if not isinstance(value, fitting) or (
-        plain is not bool and isinstance(value, bool)
-    ):
+    # Some writers write 1.0 as 1, and bool is a subclass of int.
+    fitting: Any = (int, float) if plain is float else plain
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, fitting) or (is_bool and plain is not bool):
         raise TypeError(f"{name} is not of the type {plain.__name__}")
     if origin is list:
         return [_decode(arguments[0], item, name) for item in value]

@@ -195,6 +195,22 @@ class StudyContext:
             method = method.with_setting("alpha", tuned[task])
         return self._decoders[key], method.with_source(self.config.source)
 
+    def unavailable(self, names: Sequence[str]) -> dict[str, str]:
+        """The contenders that cannot draft for every task, each with the reason."""
+        reasons: dict[str, str] = {}
+        # Task by task, because only one model is kept.
+        for task in self.config.tasks:
+            for name in names:
+                first = task == self.config.tasks[0]
+                if name in reasons or not (first or self.depends_on_task(name)):
+                    continue
+                try:
+                    decoder, method = self.contender(name, task)
+                    decoder.drafter(method)
+                except UserError as error:
+                    reasons[name] = str(error)
+        return reasons
+
     def _tuned(self, method: Method) -> dict[str, float]:
         """Tuned weights of a method by task; empty if the method sets α itself."""
         if method.setting("alpha") is not None:

@@ -66,6 +66,7 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
     return np.array(positions, int)
 
 
+@dataclasses.dataclass(frozen=True)
 class Record:
     """A dataclass that is stored as a JSON object."""
 

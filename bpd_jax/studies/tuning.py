@@ -51,9 +51,10 @@ def tune(context: StudyContext) -> None:
     folder = context.workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     alphas: dict[str, dict[str, float]] = {}
+    reasons = unsharded.unavailable([*tuners.values()])
     for kind, tuner in tuners.items():
-        if (reason := _unavailable(unsharded, tuner)) is not None:
-            print(f"α of {kind} rescorers is not tuned and stays 1: {reason}")
+        if tuner in reasons:
+            print(f"α of {kind} rescorers is not tuned and stays 1: {reasons[tuner]}")
             continue
         alphas[kind] = {}
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
@@ -64,19 +65,6 @@ def tune(context: StudyContext) -> None:
                     temporary.write_text(result + "\n", encoding="utf-8")
             alphas[kind][task] = _read(path)
     context.alphas = alphas
-
-
-def _unavailable(context: StudyContext, contender: str) -> str | None:
-    """The reason why a contender cannot draft; None if it can."""
-    for task in context.config.tasks if context.depends_on_task(contender) else [""]:
-        try:
-            decoder, method = context.contender(
-                contender, task or context.config.tasks[0]
-            )
-            decoder.drafter(method)
-        except UserError as error:
-            return str(error)
-    return None
 
 
 def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:

@@ -60,8 +60,6 @@ PROMPTS = flags.DEFINE_integer("prompts", 32, "Held-out examples to decode.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens to decode of each.")
 
 _HERE = "experiments/finetune"
-# Flags that say where things lie, and change no figure.
-_PLACES = (DATA, RUNS, OUTPUT)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from bpd_jax.errors import UserError
 
@@ -80,14 +81,15 @@ def find_points(name: str, size: str) -> dict[str, Arguments]:
     return grids[size].points()
 
 
-def _file(name: str) -> str:
-    return f"--gin_file={name}"
+def _each(values: Iterable[Any], *arguments: str) -> Axis:
+    """An axis whose values replace `{}` in arguments."""
+    return {str(v): tuple(word.format(v) for word in arguments) for v in values}
 
 
 def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
     """The same axis over pretraining and over its tiny likeness."""
     return {
-        PAPER: Grid((_file("gin_configs/runs/pretrain.gin"),), {axis: paper}),
+        PAPER: Grid(("--gin_file=gin_configs/runs/pretrain.gin",), {axis: paper}),
         TINY: Grid((_TINY,), {axis: paper if tiny is None else tiny}),
     }
 
@@ -98,32 +100,26 @@ def _orders(add_every: int) -> Axis:
     The last of the paper's eight begins after a fifth of its run, the last of the tiny
     model's five after a quarter.
     """
-    return {
-        "at_once": (),
-        **{
-            order: (
-                _file(f"gin_configs/heads/{order}.gin"),
-                f"--gin.ADD_EVERY={add_every}",
-            )
-            for order in ("in_order", "by_entropy")
-        },
-    }
+    files = "--gin_file=gin_configs/heads/{}.gin"
+    orders = _each(("in_order", "by_entropy"), files, f"--gin.ADD_EVERY={add_every}")
+    return {"at_once": (), **orders}
 
 
-_TINY = _file("experiments/sweeps/tiny.gin")
-_DECAY = _file("gin_configs/heads/decay.gin")
+_TINY = "--gin_file=experiments/sweeps/tiny.gin"
 _ACCURACIES = tuple(f"validation_accuracy_head_{head}" for head in (1, 2, 3))
 _TASKS = ("squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom")
+_DECAY = ("--gin_file=gin_configs/heads/decay.gin", "--gin.DECAY={}")
+_MODEL = ("--gin_file=gin_configs/heads/model_targets.gin",)
 
 SWEEPS = {
     "heads": Sweep(
         "models of their own with 3, 6 and 9 heads (Table 10)",
-        _both("heads", {str(n): (f"--gin.HEADS={n}",) for n in (3, 6, 9)}),
+        _both("heads", _each((3, 6, 9), "--gin.HEADS={}")),
         _ACCURACIES,
     ),
     "decay": Sweep(
         "λ_h = decay^(h - 1), what far heads cost the near ones",
-        _both("decay", {str(x): (_DECAY, f"--gin.DECAY={x}") for x in (1.0, 0.8, 0.5)}),
+        _both("decay", _each((1.0, 0.8, 0.5), *_DECAY)),
         _ACCURACIES,
     ),
     "schedule": Sweep(
@@ -133,23 +129,15 @@ SWEEPS = {
     ),
     "head_targets": Sweep(
         "heads that learn the text, or the model's own choice",
-        _both(
-            "targets",
-            {"text": (), "model": (_file("gin_configs/heads/model_targets.gin"),)},
-        ),
+        _both("targets", {"text": (), "model": _MODEL}),
         _ACCURACIES,
     ),
     "finetune": Sweep(
         "one finetuned model for each task (Table 1)",
         {
             PAPER: Grid(
-                (_file("gin_configs/runs/finetune.gin"),),
-                {
-                    "task": {
-                        task: (_file(f"gin_configs/tasks/{task}.gin"),)
-                        for task in _TASKS
-                    }
-                },
+                ("--gin_file=gin_configs/runs/finetune.gin",),
+                {"task": _each(_TASKS, "--gin_file=gin_configs/tasks/{}.gin")},
             )
         },
         ("validation_loss", *_ACCURACIES),
@@ -158,21 +146,18 @@ SWEEPS = {
         "rescorers of three sizes (Tables 4 and 9)",
         {
             PAPER: Grid(
-                (_file("gin_configs/runs/pretrain_rescorer.gin"),),
+                ("--gin_file=gin_configs/runs/pretrain_rescorer.gin",),
                 {
-                    "size": {
-                        size: (_file(f"gin_configs/models/rescorer_{size}.gin"),)
-                        for size in ("32m", "61m", "94m")
-                    }
+                    "size": _each(
+                        ("32m", "61m", "94m"),
+                        "--gin_file=gin_configs/models/rescorer_{}.gin",
+                    )
                 },
             ),
             TINY: Grid(
                 (_TINY, "--gin.BlockwiseConfig.heads=None"),
                 {
-                    "layers": {
-                        str(n): (f"--gin.TransformerConfig.num_layers={n}",)
-                        for n in (1, 2)
-                    },
+                    "layers": _each((1, 2), "--gin.TransformerConfig.num_layers={}"),
                     "width": {
                         str(n): (
                             f"--gin.TransformerConfig.d_model={n}",

@@ -27,7 +27,8 @@ def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, 
     """
     heads = [list(second), list(third)]
     drafted = [output[0], B, C]
-    right = sum(1 for _ in _agreeing(drafted, output))
+    equal = [a == b for a, b in zip(drafted, output, strict=False)]
+    right = (*equal, False).index(False)
     return ExplorerRecord(
         task=task,
         example=example,
@@ -48,13 +49,6 @@ def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, 
             trace("oracle", (0, drafted, drafted, right, 0)),
         ],
     )
-
-
-def _agreeing(draft, text):
-    for drafted_token, text_token in zip(draft, text, strict=False):
-        if drafted_token != text_token:
-            return
-        yield drafted_token
 
 
 def build_exhibit(*records, facts=FACTS):

@@ -50,6 +50,13 @@ def write(folder, name, split, records):
         stream.writelines(json.dumps(record) + "\n" for record in records)
 
 
+def draw(folder, task, loaded, **changes):
+    """Examples of a task in a folder, by default any number of any length."""
+    limits = {"examples": 99, "tune": 0, "longest": 99, "longest_whole": 99}
+    sources = [*read_sources(folder, task)]
+    return draw_examples(sources, loaded, **{**limits, **changes})
+
+
 def squad(number):
     return {
         "question": f"who {number}?",
@@ -60,11 +67,7 @@ def squad(number):
 
 def test_squad_prompts_and_references(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(0), {**squad(1), "context": ""}])
-    sources = [*read_sources(tmp_path, "squad")]
-    assert len(sources) == 1  # the other has an empty context
-    (example,) = draw_examples(
-        sources, loaded, examples=5, tune=0, longest=99, longest_whole=99
-    )
+    (example,) = draw(tmp_path, "squad", loaded)  # the other has an empty context
     assert example.prompt == (
         "question: who 0? context: it 0 was a long time ago that {this} happened\n"
     )
@@ -75,27 +78,19 @@ def test_squad_prompts_and_references(tmp_path, loaded):
 def test_documents_are_truncated_but_not_templates(tmp_path, loaded):
     record = {"dialogue": "a b c d e f g h", "summary": "s"}
     write(tmp_path, "samsum", "test", [record])
-    sources = [*read_sources(tmp_path, "samsum")]
-    (example,) = draw_examples(
-        sources, loaded, examples=1, tune=0, longest=12, longest_whole=1
-    )
+    (example,) = draw(tmp_path, "samsum", loaded, longest=12, longest_whole=1)
     assert example.prompt == "Here is a dialogue: a b c d e\nWrite a short summary!\n"
     assert len(example.input_ids) <= 12
-    assert not draw_examples(
-        sources, loaded, examples=1, tune=0, longest=3, longest_whole=99
-    )
+    assert draw(tmp_path, "samsum", loaded, longest=3) == []
 
 
 def test_draw_is_reproducible_and_parts_are_disjoint(tmp_path, loaded):
     write(tmp_path, "squad", "validation", [squad(n) for n in range(20)])
-    sources = [*read_sources(tmp_path, "squad")]
-    draws = [
-        draw_examples(sources, loaded, examples=6, tune=3, longest=99, longest_whole=9)
-        for _ in range(2)
-    ]
+    draws = [draw(tmp_path, "squad", loaded, examples=6, tune=3) for _ in range(2)]
     assert [e.prompt for e in draws[0]] == [e.prompt for e in draws[1]]
     assert [e.part for e in draws[0]] == ["tune"] * 3 + ["report"] * 6
     assert len({e.prompt for e in draws[0]}) == 9
+    sources = [*read_sources(tmp_path, "squad")]
     undrawn = [*undrawn_texts(sources, draws[0], 100)]
     assert len(undrawn) == 11
     assert not any(
@@ -108,12 +103,7 @@ def test_one_document_is_drawn_once(tmp_path, loaded):
     """Two questions on one context are one document."""
     second_question = {**squad(0), "question": "what?"}
     write(tmp_path, "squad", "validation", [squad(0), second_question])
-    sources = [*read_sources(tmp_path, "squad")]
-    assert len(sources) == 2
-    examples = draw_examples(
-        sources, loaded, examples=2, tune=0, longest=99, longest_whole=9
-    )
-    assert len(examples) == 1
+    assert len(draw(tmp_path, "squad", loaded)) == 1
 
 
 def test_spec_bench_has_six_categories(tmp_path, loaded):
@@ -128,16 +118,11 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
     ]
     write(tmp_path, "spec_bench", "test", records)
     (rag,) = [*read_sources(tmp_path, "rag")]
-    assert (rag.document, rag.before, rag.references) == (
-        "",
-        "facts question?",
-        ("r", "s"),
-    )
+    assert (rag.document, rag.before) == ("", "facts question?")
+    assert rag.references == ("r", "s")
     (conversation,) = [*read_sources(tmp_path, "mt_bench")]
-    assert (conversation.before, conversation.follow_ups) == (
-        "be a cat",
-        ("now a dog",),
-    )
+    assert conversation.before == "be a cat"
+    assert conversation.follow_ups == ("now a dog",)
     (roleplay,) = [*read_sources(tmp_path, "roleplay")]
     assert (roleplay.task, roleplay.before) == ("roleplay", "be a cat")
     assert [*read_sources(tmp_path, "writing")] == []
@@ -149,10 +134,7 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
 
 def test_passages_are_prompts_without_a_template(tmp_path, loaded):
     write(tmp_path, "lambada", "test", [{"passage": "once upon a time"}])
-    sources = [*read_sources(tmp_path, "lambada")]
-    (example,) = draw_examples(
-        sources, loaded, examples=1, tune=0, longest=9, longest_whole=9
-    )
+    (example,) = draw(tmp_path, "lambada", loaded)
     assert example.prompt == "once upon a time"
 
 
@@ -174,14 +156,7 @@ def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):
     turns = [["a b", "c"], ["d"], ["e f", "g h"]]
     records = [{"category": "stem", "turns": texts} for texts in turns]
     write(tmp_path, "spec_bench", "test", records)
-    first = draw_examples(
-        [*read_sources(tmp_path, "stem")],
-        loaded,
-        examples=2,
-        tune=1,
-        longest=99,
-        longest_whole=99,
-    )
+    first = draw(tmp_path, "stem", loaded, examples=2, tune=1)
     answered_prompts = []
 
     def encode(messages):
