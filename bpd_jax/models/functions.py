@@ -12,6 +12,9 @@ from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
+# Numbers of a block of `index_of_largest`.
+_BLOCK = 512
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelFunctions:
@@ -79,8 +82,7 @@ class ModelFunctions:
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Int[Array, "..."]:
         """The language model's best next token."""
-        logits = self.next_token_logits(params, hidden)
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return index_of_largest(self.next_token_logits(params, hidden))
 
     def states(
         self, params: Params, hidden: Float[Array, "B D"]
@@ -162,3 +164,20 @@ def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
     # 0 · log 0 is 0.
     terms = jnp.where(jnp.isneginf(log_probs), 0.0, jnp.exp(log_probs) * log_probs)
     return -terms.sum(-1)
+
+
+def index_of_largest(logits: Float[Array, "... V"]) -> Int[Array, "..."]:
+    """`argmax` of numbers without NaN over the last axis: the first one of equal ones.
+
+    On a CPU, XLA finds the largest number some ten times as fast as its index.
+    Therefore only the first block of numbers that contains it is searched.
+    """
+    if jax.default_backend() != "cpu":
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    missing = -logits.shape[-1] % _BLOCK
+    fill = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+    padded = jnp.pad(logits, fill, constant_values=-jnp.inf)
+    blocks = padded.reshape(*logits.shape[:-1], -1, _BLOCK)
+    number = jnp.argmax(blocks.max(-1), axis=-1)
+    block = jnp.take_along_axis(blocks, number[..., None, None], axis=-2)[..., 0, :]
+    return (_BLOCK * number + jnp.argmax(block, axis=-1)).astype(jnp.int32)

@@ -117,9 +117,11 @@ def rotate(
     frequencies = jnp.asarray(config.frequencies(width), jnp.float32)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cosine, sine = (config.amplitude * f(angles) for f in (jnp.cos, jnp.sin))
-    first, second = x[..., :half], x[..., half : 2 * half]
-    parts = [first * cosine - second * sine, second * cosine + first * sine]
-    rotated = jnp.concatenate(parts, -1).astype(x.dtype)
+    halves = x[..., : 2 * half].reshape(*x.shape[:-1], 2, half)
+    # On a CPU, swapping the halves is several times as fast as concatenating results.
+    sines = jnp.stack([-sine, sine], axis=-2)
+    pairs = halves * cosine[..., None, :] + halves[..., ::-1, :] * sines
+    rotated = pairs.reshape(*x.shape[:-1], 2 * half).astype(x.dtype)
     if 2 * half == width:
         return rotated
     return jnp.concatenate([rotated, x[..., 2 * half :]], -1)

@@ -16,7 +16,7 @@ from bpd_jax.models.llvm_code import (
     add_function,
     for_each,
     intrinsic,
-    reduce_vector,
+    sums_of,
 )
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
@@ -108,9 +108,14 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
         sums[place].add_incoming(added[place], loop)
     b.cbranch(b.icmp_signed("<", following, length), loop, done)
     b.position_at_end(done)
-    for m, o in places:
-        place = b.gep(y, [b.add(b.mul(stride, INT(m)), INT(o))])
-        b.store(reduce_vector(b, added[m, o], b.fadd), place).align = 4
+    results = sums_of(b, [added[place] for place in places])
+    for m in range(tile.rows):
+        number, first = divmod(m * tile.outputs, results[0].type.count)
+        lanes = [first + o for o in range(tile.outputs)]
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), tile.outputs), lanes)
+        part = b.shuffle_vector(results[number], results[number], mask)
+        place = b.bitcast(b.gep(y, [b.mul(stride, INT(m))]), part.type.as_pointer())
+        b.store(part, place).align = 4
     b.ret_void()
     return function
 
