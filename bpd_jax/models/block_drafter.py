@@ -61,15 +61,16 @@ class BlockDrafter(nn.Module):
     """The layers of a block drafter.
 
     Attributes:
-      config: configuration, resolved for the target.
-      layers: `config.transformer(target)`.
+      config: configuration, which need not be resolved.
+      target: the trunk whose states it reads.
     """
 
     config: BlockDrafterConfig
-    layers: TransformerConfig
+    target: TransformerConfig
 
     def setup(self) -> None:
-        config, layers = self.config, self.layers
+        config = self.config
+        self.layers = layers = config.transformer(self.target)
         width = layers.d_model
         self.fusion = Projection(
             (len(config.feature_layers) * width, width),
@@ -98,12 +99,9 @@ class BlockDrafter(nn.Module):
         self.blocks = [self._block(layer) for layer in range(config.num_layers)]
         self.final_norm = norm(layers)
         if config.confidence:
+            markov = config.markov_rank if config.confidence_reads_markov else 0
             self.confidence = Projection(
-                (
-                    width
-                    + (config.markov_rank if config.confidence_reads_markov else 0),
-                    1,
-                ),
+                (width + markov, 1),
                 (EMBED, MLP),
                 (MLP,),
                 layers,

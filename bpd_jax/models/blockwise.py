@@ -51,10 +51,8 @@ class BlockwiseLM(nn.Module):
                 trunk.param_dtype,
                 softmax_rows=lambda: self.trunk.softmax_matrix,
             )
-        drafter = self.config.drafter
-        if drafter is not None:
-            layers = drafter.transformer(trunk)
-            self.drafter = BlockDrafter(drafter.resolve(trunk), layers)
+        if self.config.drafter is not None:
+            self.drafter = BlockDrafter(self.config.drafter, trunk)
 
     def __call__(
         self,

@@ -70,14 +70,9 @@ class DrafterFunctions:
     target: TransformerConfig
 
     @property
-    def layers(self) -> TransformerConfig:
-        """The layers of the drafter as a transformer."""
-        return self.config.transformer(self.target)
-
-    @property
     def module(self) -> BlockDrafter:
         """The Linen module."""
-        return BlockDrafter(self.config.resolve(self.target), self.layers)
+        return BlockDrafter(self.config, self.target)
 
     def init(self, rng: Array) -> Params:
         """Initial trained parameters, without those in `FROZEN`."""
