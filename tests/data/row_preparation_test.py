@@ -106,24 +106,26 @@ def test_rows_of_examples_depend_only_on_settings_that_matter(
     assert len(calls) == 1
 
 
-def eight_texts(folder, text_task):
-    """A task of short files, half of which are for validation."""
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name}: one two three")
-    return dataclasses.replace(
+def test_rows_of_changed_text_are_replaced_and_kept_if_that_fails(tmp_path, text_task):
+    task = dataclasses.replace(
         text_task,
-        text_files=str(folder / "*.txt"),
+        text_files=str(tmp_path / "*.txt"),
         vocabulary="gpt3",
         validation_fraction=0.5,
     )
-
-
-def test_rows_of_changed_text_are_replaced(tmp_path, text_task):
-    task = eight_texts(tmp_path, text_task)
-    first = prepare_rows(task, "train", 16, tmp_path / "rows").num_documents
-    for name in "ijklmnop":
-        (tmp_path / f"{name}.txt").write_text(f"{name}: one two three")
-    assert prepare_rows(task, "train", 16, tmp_path / "rows").num_documents > first
+    counts = []
+    for names in ("abcdefgh", "ijklmnop"):
+        for name in names:
+            (tmp_path / f"{name}.txt").write_text(f"{name}: one two three")
+        rows = prepare_rows(task, "train", 16, tmp_path / "rows")
+        counts.append(rows.num_documents)
+    assert counts[0] < counts[1]
+    before = contents(rows.folder)
+    (tmp_path / "z.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"z\.txt is not UTF-8"):
+        prepare_rows(task, "train", 16, tmp_path / "rows")
+    assert contents(rows.folder) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.fixture(scope="module")
@@ -143,17 +145,6 @@ def test_host_without_seqio_uses_prepared_rows(
         assert len(prepare_rows(task, "train", LENGTH, rows.folder)) == len(rows)
         with pytest.raises(UserError, match="seqio is not installed"):
             prepare_rows(task, "train", LENGTH + 1, rows.folder)
-
-
-def test_failure_keeps_the_old_rows(text_task, tmp_path):
-    task = eight_texts(tmp_path, text_task)
-    rows = prepare_rows(task, "train", 16, tmp_path / "rows")
-    before = contents(rows.folder)
-    (tmp_path / "z.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"z\.txt is not UTF-8"):
-        prepare_rows(task, "train", 16, tmp_path / "rows")
-    assert contents(rows.folder) == before
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_other_folders_are_unchanged(text_task, tmp_path):
