@@ -106,17 +106,18 @@ class BucketPath(pathlib.PosixPath):
 
     def read_generation(self) -> tuple[bytes, int]:
         """Content and generation: b"" and 0 if missing, b"" if larger than 64 KiB."""
-        with _requests(self), contextlib.suppress(_api_errors().NotFound):
-            blob = self._blob()
-            if blob is not None:
+        with _requests(self):
+            while (blob := self._blob()) is not None:
                 # A download overwrites the attributes of `blob`.
                 generation = blob.generation
                 if blob.size > 2**16:
                     return b"", generation
-                content = blob.download_as_bytes(
-                    if_generation_match=generation, retry=_retry()
-                )
-                return content, generation
+                # If it is replaced meanwhile, this generation is not found.
+                with contextlib.suppress(_api_errors().NotFound):
+                    content = blob.download_as_bytes(
+                        if_generation_match=generation, retry=_retry()
+                    )
+                    return content, generation
         return b"", 0
 
     def write_generation(self, content: bytes, generation: int | None = None) -> int:

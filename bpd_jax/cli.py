@@ -163,9 +163,9 @@ def _fail(sentence: str) -> None:
 
 
 def _show_in_help() -> None:
-    """Makes `--help` list the flags of all modules of bpd_jax."""
+    """Makes `--help` list the flags of all modules of this repository."""
     for module, found in flags.FLAGS.flags_by_module_dict().items():
-        if module.startswith("bpd_jax."):
+        if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
             for flag in found:
                 flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
