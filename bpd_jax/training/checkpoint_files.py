@@ -233,11 +233,9 @@ def _check_digests(path: pathlib.Path) -> None:
         prefix = f"{path.name}/"
         expected = {name: saved[name] for name in saved if name.startswith(prefix)}
         actual = _digests(path, checkpoint, algorithm)
-        for name in sorted(expected.keys() | actual.keys()):
-            if name not in actual:
-                raise ValueError(f"{name} is missing")
-            if expected.get(name) != actual[name]:
-                raise ValueError(f"{name} has changed since it was saved")
+        changed = sorted(dict(expected.items() ^ actual.items()))
+        if changed:
+            raise ValueError(f"{changed[0]} has changed since it was saved")
 
 
 def _digests(

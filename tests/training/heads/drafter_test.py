@@ -18,7 +18,7 @@ from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train as module
 from bpd_jax.training.heads.blocks import BlockBatch
-from bpd_jax.training.heads.drafter_objective import DrafterObjective, dpace_weights
+from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.train import train_heads
 from bpd_jax.training.metrics import read_rows
@@ -135,22 +135,6 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     ):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=2e-3, atol=2e-5)
     assert sums.valid.tolist() == batch.valid[..., 1:].sum((0, 1)).tolist()
-
-
-def test_dpace_weights_follow_the_definition():
-    rng = np.random.default_rng(0)
-    probabilities, weights = rng.random(12), np.repeat([0.5, 0.0, 0.5, 0.5], 3)
-    level_weights = dpace_weights(
-        3, 0.25, jnp.asarray(probabilities), jnp.asarray(weights)
-    )
-    for block in range(4):
-        smooth = 0.75 * probabilities[3 * block :][:3] + 0.25
-        for level in range(3):
-            expected = sum(smooth[: i + 1].prod() for i in range(level, 3))
-            expected *= weights[3 * block + level]
-            np.testing.assert_allclose(
-                level_weights[3 * block + level], expected, rtol=1e-6
-            )
 
 
 def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_key):

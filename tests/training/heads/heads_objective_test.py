@@ -10,7 +10,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import levels_loss
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.draft_targets import draft_targets, targets_of
+from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.settings import HeadsTrainConfig
@@ -198,18 +198,6 @@ def test_no_array_of_all_positions_and_the_vocabulary_exists(monkeypatch, own_so
     assert f"f32{logits}" in str(jaxpr)
     assert f"[{N},{VOCAB}]" not in str(jaxpr)
     assert f"[{N // 3},{VOCAB},{WIDTH}]" not in str(jaxpr)
-
-
-def test_targets_outside_the_draft_vocabulary_are_misses():
-    # Text "5 7 2 9 4" after the position, heads 2 … 4 and tokens 2, 4, 7 to draft.
-    tokens, valid = jnp.array([[7, 2, 9], [2, 9, 4]]), jnp.array([[1, 1, 1], [1, 1, 0]])
-    targets = draft_targets(tokens, valid > 0, jnp.array([2, 4, 7]), 10)
-    assert (targets.places * targets.scored).tolist() == [[2, 0, 0], [0, 0, 0]]
-    assert targets.scored.astype(int).tolist() == [[1, 1, 0], [1, 0, 0]]
-    assert targets.valid.astype(int).tolist() == [[1, 1, 1], [1, 1, 0]]
-    all_targets = draft_targets(tokens, valid > 0, None, 10)
-    assert all_targets.places.tolist() == tokens.tolist()
-    assert all_targets.scored.tolist() == all_targets.valid.tolist()
 
 
 def test_every_head_keeps_one_product_of_its_layer():

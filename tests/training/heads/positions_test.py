@@ -3,7 +3,6 @@ import pytest
 
 from bpd_jax.data.generations import Generations
 from bpd_jax.training.heads.positions import (
-    draft_vocabulary,
     epoch_order,
     positions_of,
     split_texts,
@@ -69,9 +68,3 @@ def test_order_is_shuffled_within_windows_of_the_file():
     batch, window = order[:2048], order[: 64 * 4096]
     assert len(np.unique(batch // 64)) > 1500
     assert len(np.unique(window // 64)) == 4096
-
-
-def test_draft_vocabulary_holds_the_most_frequent_tokens():
-    counts = np.array([4, 9, 0, 4, 7, 4])
-    assert draft_vocabulary(counts, 3).tolist() == [0, 1, 4]
-    assert draft_vocabulary(counts, 6).tolist() == list(range(6))
