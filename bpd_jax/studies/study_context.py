@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -277,7 +277,9 @@ class StudyContext:
         """
         if task not in self._texts:
             all_texts: list[RecordedText] = []
-            for part, examples in enumerate(self._parts(task)):
+            whole = self.examples(task)
+            for part, start in enumerate(range(0, len(whole), _TEXTS_PER_FILE)):
+                examples = whole[start : start + _TEXTS_PER_FILE]
                 name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}.npz"
                 path = self.workdir / "texts" / name
                 digest = self.digest(task, examples)
@@ -288,12 +290,6 @@ class StudyContext:
                 all_texts += texts
             self._texts[task] = all_texts
         return self._texts[task]
-
-    def _parts(self, task: str) -> list[list[StudyExample]]:
-        """Groups of examples whose texts are in one file."""
-        examples = self.examples(task)
-        starts = range(0, len(examples), _TEXTS_PER_FILE)
-        return [examples[start : start + _TEXTS_PER_FILE] for start in starts]
 
     @property
     def shard_suffix(self) -> str:
@@ -321,30 +317,23 @@ class StudyContext:
     def _decode(
         self, task: str, examples: Sequence[StudyExample]
     ) -> list[RecordedText]:
-        total = 2 * len(examples) * self.config.new_tokens(task)
-        with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
-            bar.set_postfix_str(task, refresh=False)
-            return self._recorded(task, examples, bar.update)
-
-    def _recorded(
-        self,
-        task: str,
-        examples: Sequence[StudyExample],
-        advance: Callable[[int], object],
-    ) -> list[RecordedText]:
-        """Decodes, then records; `advance` is called with the tokens of each pass."""
+        """Decodes examples, then records the model's predictions along the texts."""
         decoder, _ = self.contender(GREEDY.name, task)
-        options = self.options(task)
         # The longest first, so that programs compiled for them are reused.
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i].input_ids))
         prompts = [examples[index].input_ids for index in order]
-        decoded = decoder.decode(GREEDY, prompts, options, on_progress=advance)
-        slots, positions = padded_sizes(decoded)
-        width = min(decoder.width, decoder.model.config.draft_vocab_size)
-        recorded: dict[int, RecordedText] = {}
-        for index, text in zip(order, decoded, strict=True):
-            recorded[index] = record_text(
-                decoder, text, width, slots=slots, positions=positions
+        total = 2 * len(examples) * self.config.new_tokens(task)
+        with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
+            bar.set_postfix_str(task, refresh=False)
+            decoded = decoder.decode(
+                GREEDY, prompts, self.options(task), on_progress=bar.update
             )
-            advance(len(text.output_ids))
+            slots, positions = padded_sizes(decoded)
+            width = min(decoder.width, decoder.model.config.draft_vocab_size)
+            recorded: dict[int, RecordedText] = {}
+            for index, text in zip(order, decoded, strict=True):
+                recorded[index] = record_text(
+                    decoder, text, width, slots=slots, positions=positions
+                )
+                bar.update(len(text.output_ids))
         return [recorded[index] for index in range(len(examples))]

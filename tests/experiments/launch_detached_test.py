@@ -312,24 +312,19 @@ def test_full_disk_does_not_prevent_a_stop(host, work, tmp_path, monkeypatch, ca
     assert detached.stop(tmp_path / "run") == FAILED
 
 
-@pytest.mark.parametrize("pid", ["", "x", "-1", "0", "1", "²", "9" * 5000, "\udcff"])
+@pytest.mark.parametrize(
+    "pid", ["", "x", "-1", "0", "1", "²", "9" * 5000, "\udcff", "PARENT"]
+)
 def test_damaged_process_numbers_are_not_signalled(tmp_path, monkeypatch, pid):
-    monkeypatch.setattr(detached, "_START_UP", 0.5)
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("sent a signal"))
-    ended_run(tmp_path)
-    (tmp_path / "pid").write_bytes(pid.encode("utf-8", "surrogateescape"))
-    with (tmp_path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert detached.stop(tmp_path) == BUSY
-
-
-def test_process_of_another_user_is_not_the_program(tmp_path, monkeypatch):
-    def forbidden(pid, number):
-        raise PermissionError
+    def forbidden(number, _):
+        assert number == os.getppid(), "sent a signal"
+        raise PermissionError  # A process of another user is not the program.
 
     monkeypatch.setattr(detached, "_START_UP", 0.5)
     monkeypatch.setattr(os, "kill", forbidden)
     ended_run(tmp_path)
+    text = pid.replace("PARENT", str(os.getppid()))
+    (tmp_path / "pid").write_bytes(text.encode("utf-8", "surrogateescape"))
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert detached.stop(tmp_path) == BUSY
@@ -351,12 +346,7 @@ def test_damaged_description_counts_as_no_run(host, work, tmp_path, text):
     (tmp_path / "run" / "run.json").write_text(text)
     assert host("follow").returncode == UNKNOWN
     assert host("report").stdout == ""
+    assert host("stop").returncode == 0
     (tmp_path / "go").touch()
     assert host("start", "b", "launch", *work()).returncode == 0
     assert host("follow", "b").returncode == 0
-
-
-def test_commands_without_a_run(host):
-    assert host("follow").returncode == UNKNOWN
-    assert host("report").stdout == ""
-    assert host("stop").returncode == 0
