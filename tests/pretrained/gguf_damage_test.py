@@ -70,7 +70,7 @@ def test_changed_bytes_are_read_or_refused(intact, can_be_opened, draws):
     can_be_opened(bytes(data))
 
 
-@pytest.mark.parametrize("value", [2**31, 2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("value", [2**40, 2**64 - 1])
 def test_huge_counts_allocate_no_memory(intact, can_be_opened, value):
     data, header = intact
     for start in range(8, header - 8, 13):

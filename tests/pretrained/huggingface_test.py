@@ -14,14 +14,11 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
-# Models with scaled rotary positions, and their length before scaling.
-STRETCHED = {"llama_linear": 16, "llama3": 16, "llama_yarn": 16, "qwen3_yarn": 16}
 
 
 def expected(name):
@@ -29,27 +26,22 @@ def expected(name):
         return arrays["tokens"], arrays["logits"]
 
 
-def logits(config, params, tokens):
-    functions = ModelFunctions(BlockwiseConfig(config))
-    tokens = jnp.asarray(tokens)[None]
+def assert_logits_of_transformers(folder, name):
+    checkpoint = open_folder(folder)
+    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    functions = ModelFunctions(BlockwiseConfig(checkpoint.config))
+    tokens, expected_logits = expected(name)
 
     @jax.jit
-    def run(params):
+    def logits(params, tokens):
         positions = jnp.arange(tokens.shape[1])[None]
         mask = causal_mask(jnp.ones_like(tokens))
         hidden, *_ = functions.forward(params, tokens, positions, mask)
         return functions.next_token_logits(params, hidden)[0]
 
-    return run(params)
-
-
-def assert_logits_of_transformers(folder, name):
-    checkpoint = open_folder(folder)
-    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    tokens, expected_logits = expected(name)
-    actual = logits(checkpoint.config, params, tokens)
+    actual = logits(params, tokens[None])
     np.testing.assert_allclose(actual, expected_logits, atol=1e-4)
-    return checkpoint, params
+    return checkpoint
 
 
 @pytest.fixture
@@ -78,17 +70,11 @@ def assert_refused(path, match):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name):
-    checkpoint, params = assert_logits_of_transformers(GOLDEN / name, name)
-    tokens, expected_logits = expected(name)
-    assert len(tokens) <= checkpoint.config.max_length
-    if name in STRETCHED:
-        # The text is longer than the original length, and the scaling changes logits.
-        assert checkpoint.config.rotary.original_length in (None, STRETCHED[name])
-        assert len(tokens) > STRETCHED[name]
-        plain = RotaryConfig(checkpoint.config.rotary.base)
-        config = {**vars(checkpoint.config), "rotary": plain}
-        unscaled = logits(type(checkpoint.config)(**config), params, tokens)
-        assert np.abs(unscaled - expected_logits).max() > 0.05
+    """Texts of models with scaled rotary positions exceed the length before scaling."""
+    checkpoint = assert_logits_of_transformers(GOLDEN / name, name)
+    tokens, _ = expected(name)
+    original = checkpoint.config.rotary and checkpoint.config.rotary.original_length
+    assert (original or 0) < len(tokens) <= checkpoint.config.max_length
 
 
 def test_a_checkpoint_in_several_files(folder):
