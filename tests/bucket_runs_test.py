@@ -15,7 +15,7 @@ from bpd_jax.training import metrics
 from bpd_jax.training.checkpoint_files import _check_digests, whole_steps
 from bpd_jax.training.checkpoints import best_step, load_parameters
 from tests.commands import call, start
-from tests.train_test import MODEL
+from tests.train_test import write_run
 
 PREFIX = "runs/demo"
 RUN = f"gs://bpd-test/{PREFIX}"
@@ -49,11 +49,7 @@ def run(storage, tmp_path_factory):
     """A run killed while it saves step 6 and resumed, and one that never was."""
     pytest.importorskip("seqio", reason="rows are made with seqio")
     folder = tmp_path_factory.mktemp("bucket_runs")
-    (folder / "run.gin").write_text(MODEL)
-    (folder / "texts").mkdir()
-    for number in range(12):
-        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
-        (folder / "texts" / f"{number}.txt").write_text("\n".join(lines))
+    write_run(folder)
     storage.clear()
     kill_at(storage, f"{CHECKPOINTS}/6/commit_success.txt")
     with pytest.raises(AssertionError, match="-9"):

@@ -14,21 +14,26 @@ import pytest
 
 from tests.commands import ROOT, call
 
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
-SCRIPT = """
-import json, os, pathlib, subprocess, sys
-disk, state, commands = pathlib.Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
-(disk / "result").mkdir()
-(disk / "result" / "mine.txt").write_text("years of work")
-(disk / "file").write_text("earlier")
-if state == "full":
+# Defines `fill`, which fills a file system.
+FILL = """
+import json, os, pathlib, subprocess, sys, time
+def fill(disk):
     with open(disk / "filler", "wb", buffering=0) as stream:
         try:
             while stream.write(bytes(4096)):
                 pass
         except OSError:
             pass
+"""
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+SCRIPT = """
+disk, state, commands = pathlib.Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
+(disk / "result").mkdir()
+(disk / "result" / "mine.txt").write_text("years of work")
+(disk / "file").write_text("earlier")
+if state == "full":
+    fill(disk)
 else:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
 before = sorted(map(str, disk.rglob("*")))
@@ -46,7 +51,6 @@ print(json.dumps({"ends": ends, "same": before == sorted(map(str, disk.rglob("*"
 # A run whose disk is filled after its first checkpoint, and which is restarted when
 # there is space.
 TRAINING = """
-import json, os, pathlib, subprocess, sys, time
 disk, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", disk], check=True)
 saved = disk / "run" / "checkpoints"
@@ -54,12 +58,7 @@ pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 with subprocess.Popen(command, **pipe) as run:
     while run.poll() is None and not (saved / "50").exists():
         time.sleep(0.01)
-    with open(disk / "filler", "wb", buffering=0) as stream:
-        try:
-            while stream.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
+    fill(disk)
     _, errors = run.communicate(timeout=200)
 first = run.returncode, errors[-1000:], sorted(os.listdir(saved))
 (disk / "filler").unlink()
@@ -99,7 +98,15 @@ def test_write_errors_are_reported_in_one_sentence(
         ["bpd_jax.decode", *model, f"--output={disk}/file"],
     ]
     result = subprocess.run(
-        [*UNSHARE, sys.executable, "-c", SCRIPT, disk, state, json.dumps(commands)],
+        [
+            *UNSHARE,
+            sys.executable,
+            "-c",
+            FILL + SCRIPT,
+            disk,
+            state,
+            json.dumps(commands),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -131,7 +138,13 @@ def test_training_resumes_after_the_disk_was_full(tmp_path: pathlib.Path) -> Non
         f"--gin.TEXT_FILES='{tmp_path}/*.txt'",
         f"--workdir={tmp_path}/disk/run",
     ]
-    program = [sys.executable, "-c", TRAINING, tmp_path / "disk", json.dumps(command)]
+    program = [
+        sys.executable,
+        "-c",
+        FILL + TRAINING,
+        tmp_path / "disk",
+        json.dumps(command),
+    ]
     result = subprocess.run(
         [*UNSHARE, *program],
         cwd=ROOT,
