@@ -12,6 +12,7 @@ Parameters under `params["heads"]`:
 - `vocabulary`: `[V']` int32, token ids of the draft vocabulary; not trained.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
 from bpd_jax.models.products import product
 from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.typing import AnyArray, Array, Float, Params
 
 _AXES: dict[str, tuple[str | None, ...]] = {
@@ -90,25 +92,25 @@ class BlockHeads(nn.Module):
     """The block heads as a Linen module.
 
     Attributes:
+      config: configuration of the heads.
+      trunk: configuration of the trunk, whose precisions are used.
       softmax_rows: returns the model's softmax `[V, D]`, with which a separate softmax
         of the heads is initialized.
     """
 
     config: BlockHeadsConfig
-    d_model: int
-    vocab_size: int
-    dtype: str
-    param_dtype: str
+    trunk: TransformerConfig
     softmax_rows: Callable[[], Array]
 
     def setup(self) -> None:
-        shapes = head_shapes(self.config, self.d_model, self.vocab_size)
+        trunk = self.trunk
+        shapes = head_shapes(self.config, trunk.d_model, trunk.vocab_size)
         weights: Any = {
-            name: self.param(name, self._init(name, shape), shape, self.param_dtype)
+            name: self.param(name, self._init(name, shape), shape, trunk.param_dtype)
             for name, shape in shapes.items()
         }
         self.layers = {
-            name: weights[name] for name in layer_shapes(self.config, self.d_model)
+            name: weights[name] for name in layer_shapes(self.config, trunk.d_model)
         }
         self.kernel_condition = weights.get("kernel_condition")
         self.softmax = weights.get("softmax")
@@ -147,9 +149,9 @@ class BlockHeads(nn.Module):
         """
         side = None
         if self.config.is_conditioned:
-            kernel = self.kernel_condition.astype(self.dtype)
+            kernel = self.kernel_condition.astype(self.trunk.dtype)
             side = condition(self.config, kernel, embedded, features)
-        apply = functools.partial(apply_head, self.config, dtype=self.dtype)
+        apply = functools.partial(apply_head, self.config, dtype=self.trunk.dtype)
         states = jax.vmap(apply, in_axes=(0, None, None), out_axes=-2)(
             self.layers, hidden, side
         )
@@ -266,16 +268,9 @@ def init_heads(
       vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
     """
     assert (vocabulary is None) == (config.draft_vocabulary is None)
-    trunk = model.trunk
+    trunk = dataclasses.replace(model.trunk, dtype="float32", param_dtype="float32")
     rows = softmax_rows(model, params, vocabulary).astype(jnp.float32)
-    module = BlockHeads(
-        config,
-        trunk.d_model,
-        trunk.vocab_size,
-        "float32",
-        "float32",
-        softmax_rows=lambda: rows,
-    )
+    module = BlockHeads(config, trunk, softmax_rows=lambda: rows)
     state = jnp.zeros((1, trunk.d_model))
     features = jnp.zeros((1, len(config.feature_layers) * trunk.d_model))
     heads = unbox(module.init(rng, state, state, features)["params"])

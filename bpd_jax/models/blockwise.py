@@ -43,14 +43,7 @@ class BlockwiseLM(nn.Module):
         trunk, heads = self.config.trunk, self.config.heads
         self.trunk = Transformer(trunk, self.compute, self.mesh)
         if heads is not None and heads.num_ffns:
-            self.heads = BlockHeads(
-                heads,
-                trunk.d_model,
-                trunk.vocab_size,
-                trunk.dtype,
-                trunk.param_dtype,
-                softmax_rows=lambda: self.trunk.softmax_matrix,
-            )
+            self.heads = BlockHeads(heads, trunk, lambda: self.trunk.softmax_matrix)
         if self.config.drafter is not None:
             self.drafter = BlockDrafter(self.config.drafter, trunk)
 

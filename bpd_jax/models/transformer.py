@@ -310,26 +310,19 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding = self.param(
-            "embedding",
-            named_normal((VOCAB, EMBED), config.d_model**-0.5),
-            (config.vocab_size, config.d_model),
-            config.param_dtype,
-        )
+
+        def table(name: str, axis: str, rows: int, stddev: float) -> Array:
+            init = named_normal((axis, EMBED), stddev)
+            return self.param(name, init, (rows, config.d_model), config.param_dtype)
+
+        tokens = VOCAB, config.vocab_size, config.d_model**-0.5
+        self.embedding = table("embedding", *tokens)
         if config.rotary is None:
-            self.position_embedding = self.param(
-                "position_embedding",
-                named_normal((POSITION, EMBED), _POSITION_STDDEV),
-                (config.max_length, config.d_model),
-                config.param_dtype,
+            self.position_embedding = table(
+                "position_embedding", POSITION, config.max_length, _POSITION_STDDEV
             )
         if not config.tied_softmax:
-            self.softmax = self.param(
-                "softmax",
-                named_normal((VOCAB, EMBED), config.d_model**-0.5),
-                (config.vocab_size, config.d_model),
-                config.param_dtype,
-            )
+            self.softmax = table("softmax", *tokens)
         if self.compute.scan_layers:
             self.layers = self._scanned()
         else:
