@@ -9,7 +9,13 @@ from bpd_jax import files
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.drafting.assets import KINDS, Assets, AttachedDrafter, SmallModel
+from bpd_jax.drafting.assets import (
+    HOW_TO_MAKE,
+    REFINERS,
+    Assets,
+    AttachedDrafter,
+    SmallModel,
+)
 from bpd_jax.errors import UserError
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
@@ -28,7 +34,9 @@ from bpd_jax.pretrained.safetensors_files import CONFIG
 TUNING = "drafting.json"
 
 # Folders of assets in a model's folder, by the name of the asset.
-ASSET_FOLDERS = {name: kind.folder for name, kind in KINDS.items()}
+ASSET_FOLDERS = {
+    name: f"refiners/{name}" if name in REFINERS else name for name in HOW_TO_MAKE
+}
 
 
 def load_assets(
@@ -126,7 +134,7 @@ def _load_asset(
             config, loaded.params, drafter, name=loaded.name
         )
         return AttachedDrafter.of(functions, decoding_layout(params))
-    if name in ("markov", "recurrent", "hydra"):
+    if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)
     if small.tokenizer.to_json() != loaded.tokenizer.to_json():

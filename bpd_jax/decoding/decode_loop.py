@@ -51,7 +51,7 @@ def prefill(
     lengths: Int[Array, " B"],
     limits: Int[Array, " B"],
     keys: Array,
-    reference: PyTree = None,
+    reference: Int[Array, "B S"] | None = None,
     *,
     options: StepOptions,
     max_calls: int,
@@ -76,19 +76,9 @@ def prefill(
     outputs = _run_prompts(
         model, weights.model, drafter.feature_layers, prompts, lengths
     )
+    rows = (prompts, lengths, limits, keys, reference)
     return _first_state(
-        model,
-        weights,
-        drafter,
-        prompts,
-        lengths,
-        limits,
-        keys,
-        reference,
-        outputs,
-        options=options,
-        max_calls=max_calls,
-        record=record,
+        model, weights, drafter, rows, outputs, options, max_calls, record
     )
 
 
@@ -115,18 +105,14 @@ def _first_state(
     model: ModelFunctions,
     weights: Weights,
     drafter: Drafter,
-    prompts: Int[Array, "B T"],
-    lengths: Int[Array, " B"],
-    limits: Int[Array, " B"],
-    keys: Array,
-    reference: PyTree,
+    rows: tuple[Array, Array, Array, Array, Array | None],
     outputs: tuple[Array, KeyValues, Array],
-    *,
     options: StepOptions,
     max_calls: int,
     record: bool,
 ) -> DecodeState:
-    """The state after the outputs of `_run_prompts`."""
+    """The state after the outputs of `_run_prompts`; for `rows` see `prefill`."""
+    prompts, lengths, limits, keys, reference = rows
     hidden, new, features = outputs
     batch, padded = prompts.shape
     # `commit` always writes a complete block, so a full row needs one more block.

@@ -164,7 +164,7 @@ class Decoder:
             )
         self.task(method, options)
         for name in sorted(method.needs):
-            small = self.assets.get(name)
+            small = getattr(self.assets, name)
             if isinstance(small, SmallModel):
                 check_prompts(small.functions, prompts, options, "small model")
 

@@ -20,7 +20,7 @@ from bpd_jax.drafting.interface import Drafter
 from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
-from bpd_jax.typing import Array, Params, PyTree
+from bpd_jax.typing import Array, Params
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
@@ -99,7 +99,7 @@ class Task:
     drafter: Drafter
     options: DecodeOptions
     stops: StopTable | None = None
-    make_reference: Callable[[Sequence[int], int, int], PyTree] | None = None
+    make_reference: Callable[[Sequence[int], int, int], Array] | None = None
     mesh: Mesh | None = None
 
     @functools.cached_property

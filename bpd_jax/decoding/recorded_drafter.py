@@ -8,6 +8,7 @@ takes the drafter's place.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -46,7 +47,9 @@ class RecordedDrafts:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedDrafter:
-    """`DraftingFunctions` with recorded candidates; the cache is the rows' lengths.
+    """The methods of `DrafterFunctions` that drafting calls, with recorded candidates.
+
+    The cache is the lengths of the rows.
 
     Attributes:
       config: sizes of the drafter.
@@ -100,7 +103,6 @@ def record_drafter(
     """
     drafter = decoder.assets.drafter
     assert drafter is not None
-    assert isinstance(drafter.functions, DrafterFunctions)
     vocab_size = decoder.model.config.trunk.vocab_size
     choices = drafter.functions.config.draft_vocabulary or vocab_size
     drafts = _record(
@@ -179,5 +181,5 @@ def recorded_drafter(
     """
     columns = (stack_padded(arrays, positions) for arrays in zip(*drafts, strict=True))
     arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *columns)
-    functions = RecordedDrafter(drafter.functions.config)
+    functions: Any = RecordedDrafter(drafter.functions.config)
     return AttachedDrafter(functions, arrays, (), drafter.markov)

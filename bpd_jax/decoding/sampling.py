@@ -77,15 +77,12 @@ def choose(
       logits: logits of the language model.
       positions: index of the chosen token in the text.
       keys: one random key per row.
-      options: with temperature 0, the most probable token is chosen; otherwise tokens
-        are sampled from the softmax of `filtered` logits with the Gumbel-max trick.
+      options: options with a temperature above 0: tokens are sampled from the softmax
+        of `filtered` logits with the Gumbel-max trick.
         With top-k, the random number of a token depends on the key of the row, the
         position and the token, but not on its rank, so that rounding differences that
         swap two tokens do not swap their random numbers.
     """
-    if options.temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
     top_k = options.top_k
     if top_k is None or top_k >= logits.shape[-1]:
 

@@ -1,17 +1,18 @@
 """Assets of drafting methods: n-grams, small models, refiners and drafters."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.settings import Validated
-from bpd_jax.typing import Array, Int, Params
+from bpd_jax.typing import Params
+
+REFINERS = ("markov", "recurrent", "hydra")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,49 +23,19 @@ class SmallModel:
     params: Params
 
 
-class DraftingFunctions(Protocol):
-    """The methods of `DrafterFunctions` that drafting calls.
-
-    `decoding.recorded_drafter` implements them with recorded candidates. The structure
-    of `params` and `cache` depends on the implementation.
-    """
-
-    @property
-    def config(self) -> BlockDrafterConfig:
-        """Sizes of the drafter."""
-        ...
-
-    def prefill(
-        self, params: Any, features: Any, lengths: Int[Array, " B"], length: int
-    ) -> Any:
-        """The cache after the prompts."""
-        ...
-
-    def append(
-        self, params: Any, cache: Any, features: Any, counts: Int[Array, " B"]
-    ) -> Any:
-        """The cache after `counts` more accepted tokens."""
-        ...
-
-    def candidates(
-        self, params: Any, cache: Any, anchors: Array, width: int
-    ) -> tuple[Array, Array, Array]:
-        """Candidates, their log-probabilities, and the entropies of the positions."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttachedDrafter:
     """A block drafter, ready to draft for the model that it was trained on.
 
     Attributes:
-      functions: functions of the drafter.
+      functions: functions of the drafter; in a replay `decoding.recorded_drafter`
+        implements those that drafting calls.
       params: parameters for `functions`.
       feature_layers: layers of the model whose outputs it reads.
       markov: its Markov head as a refiner of lattices; None without one.
     """
 
-    functions: DraftingFunctions
+    functions: DrafterFunctions
     params: Params
     feature_layers: tuple[int, ...]
     markov: Params | None = None
@@ -104,23 +75,21 @@ class Assets:
     def check(self, model: BlockwiseConfig) -> None:
         """Raises a `UserError` if the sizes of an asset differ from the model's."""
         vocab_size = model.trunk.vocab_size
-        if self.ngram is not None and self.ngram.vocab_size != vocab_size:
-            raise UserError(
-                f"the n-gram model has {self.ngram.vocab_size} tokens and the language "
-                f"model {vocab_size}: build the n-gram model with the language model's "
-                "tokenizer (build_ngram --vocabulary=RUN_FOLDER)."
-            )
-        for name in ("rescorer", "draft_model"):
-            small: SmallModel | None = getattr(self, name)
-            if small is None:
-                continue
-            small_size = small.functions.config.trunk.vocab_size
-            if small_size != vocab_size:
+        sizes = {}
+        if self.ngram is not None:
+            sizes["n-gram model"] = self.ngram.vocab_size
+        small_models = {"rescorer": self.rescorer, "draft model": self.draft_model}
+        for name, small in small_models.items():
+            if small is not None:
+                sizes[name] = small.functions.config.trunk.vocab_size
+        for name, size in sizes.items():
+            if size != vocab_size:
                 raise UserError(
-                    f"the {name.replace('_', ' ')} has {small_size} tokens and the "
-                    f"language model {vocab_size}: train it with the same tokenizer."
+                    f"the {name} has {size} tokens and the language model "
+                    f"{vocab_size}: make it with the language model's tokenizer "
+                    "(build_ngram --vocabulary=RUN_FOLDER, or train on the same task)."
                 )
-        for kind in ("markov", "recurrent", "hydra"):
+        for kind in REFINERS:
             refiner: LoadedRefiner | None = getattr(self, kind)
             if refiner is None:
                 continue
@@ -136,10 +105,6 @@ class Assets:
                 block_size=model.block_size,
             )
 
-    def get(self, name: str) -> Any:
-        """The asset of this name, or None."""
-        return getattr(self, name)
-
     def need(self, name: str, method: str) -> Any:
         """Returns an asset that a method requires.
 
@@ -148,62 +113,31 @@ class Assets:
         """
         asset = getattr(self, name)
         if asset is None:
-            raise UserError(f"method {method} needs {KINDS[name].how_to_make}")
+            raise UserError(f"method {method} needs {HOW_TO_MAKE[name]}")
         return asset
 
 
-@dataclasses.dataclass(frozen=True)
-class AssetKind:
-    """A kind of asset.
-
-    Attributes:
-      folder: folder of the asset in a model's folder.
-      how_to_make: completes the sentence "method … needs".
-    """
-
-    folder: str
-    how_to_make: str
-
-
-def _refiner(kind: str) -> AssetKind:
-    return AssetKind(
-        f"refiners/{kind}",
-        f"a trained {kind} refiner: train one with python -m bpd_jax.train_refiner "
-        f"--kind={kind} and pass its folder as --{kind}.",
-    )
-
-
-KINDS = {
-    "ngram": AssetKind(
-        "ngram",
-        "an n-gram model: build one with python -m bpd_jax.build_ngram and pass its "
-        "folder as --ngram.",
-    ),
-    "rescorer": AssetKind(
-        "rescorer",
-        "a small language model: train one on the same tokens with python -m "
-        "bpd_jax.train and pass its run folder as --rescorer.",
-    ),
-    "draft_model": AssetKind(
-        "draft_model",
-        "a smaller language model: train one on the same tokens with python -m "
-        "bpd_jax.train and pass its run folder as --draft_model.",
-    ),
-    "markov": _refiner("markov"),
-    "recurrent": _refiner("recurrent"),
-    "hydra": _refiner("hydra"),
-    "drafter": AssetKind(
-        "drafter",
-        "a block drafter: train one with python -m bpd_jax.train and a drafter's gin "
-        "file (docs/pretrained.md), and pass its folder as --drafter.",
-    ),
+# The assets by name, with the end of the sentence "method … needs".
+HOW_TO_MAKE = {
+    "ngram": "an n-gram model: build one with python -m bpd_jax.build_ngram and pass "
+    "its folder as --ngram.",
+    "rescorer": "a small language model: train one on the same tokens with python -m "
+    "bpd_jax.train and pass its run folder as --rescorer.",
+    "draft_model": "a smaller language model: train one on the same tokens with python "
+    "-m bpd_jax.train and pass its run folder as --draft_model.",
+    **{
+        kind: f"a trained {kind} refiner: train one with python -m "
+        f"bpd_jax.train_refiner --kind={kind} and pass its folder as --{kind}."
+        for kind in REFINERS
+    },
+    "drafter": "a block drafter: train one with python -m bpd_jax.train and a "
+    "drafter's gin file (docs/pretrained.md), and pass its folder as --drafter.",
 }
-"""The assets by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AssetPaths(Validated):
-    """Paths of assets, by the names of `KINDS`; None for those in the model's folder.
+    """Paths of assets by their names; None for those in the model's folder.
 
     Attributes:
       ngram: folder of an n-gram model, or a file of one: ARPA with token ids, or
@@ -229,4 +163,4 @@ class AssetPaths(Validated):
     drafter: str | None = None
 
 
-assert [field.name for field in dataclasses.fields(AssetPaths)] == list(KINDS)
+assert [field.name for field in dataclasses.fields(AssetPaths)] == list(HOW_TO_MAKE)

@@ -146,14 +146,15 @@ class Best(GrowingPart):
         Raises:
           UserError: the engine does not support the refiners or settings.
         """
-        host = self._host_engine(context, source, refiners)
+        host = self._host_engine(context, refiners)
         if host is None:
             return super().drafter(context, source, refiners)
         return HostDrafter(source, self.paths, host.context_length, host)
 
     def _host_engine(
-        self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
+        self, context: BuildContext, refiners: tuple[RefinerPart, ...]
     ) -> HostEngine | None:
+        """The engine on the host, if there is one; all methods share its tables."""
         ngram = refiners[0] if len(refiners) == 1 else None
         alone = isinstance(ngram, NGram) and not ngram.adaptive and not self.normalise
         engine = self.engine
@@ -166,7 +167,19 @@ class Best(GrowingPart):
                 f"{context.method}: engine={engine} supports a single n-gram model, "
                 "not adaptive; use engine=device, or omit it."
             )
-        return host_engine(engine, ngram, context)
+        model = context.need("ngram")
+
+        def create() -> HostEngine:
+            if engine == VITERBI:
+                from bpd_jax.drafting.engines.viterbi import ViterbiEngine
+
+                return ViterbiEngine(model)
+            from bpd_jax.drafting.engines.fst import FstEngine
+
+            return FstEngine(model)
+
+        host: HostEngine = context.share(engine, create)
+        return host.with_weight(ngram.weight(context), ngram.slope)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Builds the search."""
@@ -181,21 +194,3 @@ def default_engine() -> str:
     """The fastest engine of the exact n-gram search on this device."""
     on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
     return VITERBI if on_host else DEVICE
-
-
-def host_engine(engine: str, ngram: NGram, context: BuildContext) -> HostEngine:
-    """Builds an engine; engines of the same model share its tables.
-
-    Raises:
-      UserError: a package is missing, or the engine does not support the weight.
-    """
-    model, alpha = context.need("ngram"), ngram.weight(context)
-    if engine == VITERBI:
-        from bpd_jax.drafting.engines.viterbi import ViterbiEngine
-
-        host: HostEngine = context.share(VITERBI, lambda: ViterbiEngine(model))
-    else:
-        from bpd_jax.drafting.engines.fst import FstEngine
-
-        host = context.share(FST, lambda: FstEngine(model))
-    return host.with_weight(alpha, ngram.slope)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from bpd_jax.drafting.assets import AttachedDrafter, DraftingFunctions
+from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.lattice import Lattice, build_lattice
 from bpd_jax.drafting.parts import (
@@ -15,6 +15,7 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
 from bpd_jax.errors import UserError
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.settings import setting
 from bpd_jax.typing import Params, PyTree
 
@@ -35,7 +36,7 @@ class BlockSource(LatticeSource):
 
     block_size: int
     width: int
-    functions: DraftingFunctions
+    functions: DrafterFunctions
     feature_layers: tuple[int, ...] = dataclasses.field()
     arrays: Params = dataclasses.field(compare=False)
 

@@ -182,17 +182,12 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
     Raises:
       UserError: there are fewer tokens than W.
     """
-    if k is not None and k > choices:
-        raise UserError(
-            f"{context.method} asks for {k} candidates, but there are only {choices} "
-            "tokens to choose from."
-        )
     width = k or context.width
     if width > choices:
+        asks = f"asks for {k}" if k else f"would keep lattice_width = {width}"
         raise UserError(
-            f"{context.method} would keep lattice_width = {width} candidates, but "
-            f"there are only {choices} tokens to choose from: lower it, or give the "
-            f"method k={choices} or less."
+            f"{context.method} {asks} candidates, but there are only {choices} tokens "
+            f"to choose from: give the method k={choices} or less."
         )
     return width
 
