@@ -18,13 +18,20 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.functions import ModelFunctions
+from tests.decoding.random_models import (
+    assert_same,
+    make_drafter,
+    make_model,
+    make_prompts,
+    random_params,
+)
 
 LAYERS = (0, 1)
 LONGEST = 40  # tokens of a text
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model, make_drafter):
+def decoder():
     model = make_model(0, block_size=1)
     drafter = make_drafter(model, feature_layers=LAYERS)
     return Decoder(*model, width=3, assets=Assets(drafter=drafter))
@@ -63,9 +70,7 @@ def drafted_from(decoder, text, certain):
         pytest.param("block/tree:4", BATCHED, marks=pytest.mark.exhaustive),
     ],
 )
-def test_drafts_equal_those_from_whole_texts(
-    decoder, make_prompts, method, verification
-):
+def test_drafts_equal_those_from_whole_texts(decoder, method, verification):
     """Rows of different lengths, some longer than the drafter's window of 8 tokens."""
     options = DecodeOptions(max_new_tokens=14, batch_size=3, verification=verification)
     prompts = make_prompts([3, 1, 19])
@@ -83,7 +88,7 @@ def test_drafts_equal_those_from_whole_texts(
         assert end == len(tokens)
 
 
-def test_sizes_that_do_not_fit_are_refused(decoder, make_model):
+def test_sizes_that_do_not_fit_are_refused(decoder):
     for method, message in (
         ("block:9/greedy", "2 to 5"),
         ("block:k=10/best:2", "only 9 tokens"),
@@ -96,18 +101,7 @@ def test_sizes_that_do_not_fit_are_refused(decoder, make_model):
         plain_decoder.drafter(parse_method("block/greedy"))
 
 
-def test_the_loop_stays_on_the_device(decoder, make_prompts):
-    options = DecodeOptions(max_new_tokens=8, batch_size=2)
-    prompts = make_prompts([4, 7])
-    task = decoder.task(parse_method("block/tree:6"), options)
-    jax.block_until_ready(task.run(task.prefill(prompts, range(2), 2, 8)))
-    state = task.prefill(prompts, range(2), 2, 8)
-    with jax.transfer_guard("disallow"):
-        state = jax.block_until_ready(task.run(state))
-    assert state.done.all()
-
-
-def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts):
+def test_conditioned_heads_read_the_last_accepted_token():
     """Heads that read the certain token and a layer, against a pass over the text."""
     plain, params = make_model(1, block_size=1)
     config = dataclasses.replace(
@@ -115,12 +109,10 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
         heads=BlockHeadsConfig(3, hidden=8, reads_anchor=True, feature_layers=(0,)),
     )
     functions = ModelFunctions(config)
-    rng = np.random.default_rng(0)
-    heads = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
-        parameter_shapes(config)["heads"],
-    )
-    params = {**params, "heads": heads}
+    params = {
+        **params,
+        "heads": random_params(parameter_shapes(config)["heads"], 0.5, 0),
+    }
     decoder = Decoder(functions, params, width=3)
     options = DecodeOptions(max_new_tokens=10, batch_size=2)
     prompts = make_prompts([4, 9])
@@ -139,8 +131,8 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
         )
         return best_tokens[0][0, :, 0]
 
-    for want, text in zip(greedy, by_heads, strict=True):
-        assert text.output_ids.tolist() == want.output_ids.tolist()
+    assert_same(by_heads, greedy, "output_ids")
+    for text in by_heads:
         all_tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
         end = len(text.input_ids)
         for draft, accepted in zip(text.proposed, text.accepted, strict=True):
@@ -150,14 +142,10 @@ def test_conditioned_heads_read_the_last_accepted_token(make_model, make_prompts
             assert draft[1:].tolist() == best_tokens.tolist()
             end += int(accepted)
     replayed = record(decoder, greedy, options).decode(parse_method("bpd"))
-    for decoded_text, replayed_text in zip(by_heads, replayed, strict=True):
-        assert decoded_text.accepted.tolist() == replayed_text.accepted.tolist()
-        assert decoded_text.proposed.tolist() == replayed_text.proposed.tolist()
+    assert_same(by_heads, replayed, "accepted", "proposed")
 
 
-def test_markov_head_of_the_drafter_refines_the_lattice(
-    make_model, make_drafter, make_prompts
-):
+def test_markov_head_of_the_drafter_refines_the_lattice():
     model = make_model(0, block_size=1)
     drafter = make_drafter(model, feature_layers=LAYERS, markov_rank=3)
     decoder = Decoder(*model, width=3, assets=Assets(drafter=drafter))
@@ -167,7 +155,6 @@ def test_markov_head_of_the_drafter_refines_the_lattice(
         decoder.decode(parse_method(name), prompts, options)
         for name in ("greedy", "block/best:2", "block+markov:alpha=9/best:2")
     )
-    for want, text in zip(greedy, refined, strict=True):
-        assert text.output_ids.tolist() == want.output_ids.tolist()
+    assert_same(refined, greedy, "output_ids")
     drafts = [[text.proposed.tolist() for text in texts] for texts in (plain, refined)]
     assert drafts[0] != drafts[1]

@@ -18,12 +18,19 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, init_refiner
+from tests.decoding.random_models import (
+    assert_same,
+    make_model,
+    make_ngram,
+    make_prompts,
+    random_params,
+)
 
 VOCABULARY = np.array([0, 2, 3, 5, 7, 8, 11], np.int32)
 
 
 @pytest.fixture(scope="module")
-def model(make_model):
+def model():
     """A random model of 13 tokens with a draft vocabulary of 7."""
     plain = make_model()
     heads = BlockHeadsConfig(4, 8, draft_vocabulary=len(VOCABULARY))
@@ -42,14 +49,10 @@ def model(make_model):
 
 
 @pytest.fixture(scope="module")
-def assets(make_ngram):
+def assets():
     def refiner(config):
-        params = init_refiner(config, jax.random.key(1))
-        rng = np.random.default_rng(1)
-        params = jax.tree.map(
-            lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype), params
-        )
-        return LoadedRefiner(config, params, {})
+        shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(1)))
+        return LoadedRefiner(config, random_params(shapes, 0.5, 1), {})
 
     return Assets(
         ngram=make_ngram(),
@@ -68,14 +71,14 @@ def assets(make_ngram):
         ),
     ],
 )
-def test_text_equals_that_of_plain_decoding(name, model, assets, make_prompts):
+def test_text_equals_that_of_plain_decoding(name, model, assets):
     decoder = Decoder(model.functions, model.params, width=4, assets=assets)
     prompts = make_prompts([5, 1, 9])
     options = DecodeOptions(max_new_tokens=30)
     want = decoder.decode(parse_method("greedy"), prompts, options)
     outputs = decoder.decode(parse_method(name), prompts, options)
-    for text, expected in zip(outputs, want, strict=True):
-        assert text.output_ids.tolist() == expected.output_ids.tolist()
+    assert_same(outputs, want, "output_ids")
+    for text in outputs:
         drafted = {token for draft in text.drafts for token in draft[1:]}
         # -1 pads shorter drafts.
         assert drafted - {-1} <= set(VOCABULARY.tolist())
@@ -98,7 +101,7 @@ def test_the_lattice_is_no_wider_than_the_draft_vocabulary(model, assets):
         decoder.drafter(parse_method(name))
 
 
-def test_a_replay_records_no_more_than_the_draft_vocabulary(model, make_prompts):
+def test_a_replay_records_no_more_than_the_draft_vocabulary(model):
     decoder = Decoder(model.functions, model.params, width=4)
     options = DecodeOptions(max_new_tokens=4)
     texts = decoder.decode(parse_method("greedy"), make_prompts([5]), options)

@@ -9,30 +9,22 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
-
-METHODS = ["bpd", "zero_gram:5", "oracle"]
-EXACT = ["ngram_viterbi:4", "ngram_device:4"]
-
-
-def decode_all(functions, params, ngram, prompts, options, methods=METHODS):
-    decoder = Decoder(functions, params, width=4, assets=Assets(ngram=ngram))
-    reference = decoder.decode(parse_method("greedy"), prompts, options)
-    outputs = {
-        name: decoder.decode(parse_method(name), prompts, options, reference=reference)
-        for name in methods
-    }
-    return reference, outputs
+from tests.decoding.random_models import (
+    ScriptedModel,
+    assert_same,
+    make_model,
+    make_prompts,
+)
 
 
-def test_acceptance_on_a_script_is_exact(scripted_model):
+def test_acceptance_on_a_script_is_exact():
     """Heads 2, 3, 4 are right at positions that 1, 2 and 3 divide."""
     script = tuple(int(t) for t in np.random.default_rng(0).integers(0, 50, 60))
-    model = scripted_model(script, right=(1, 2, 3))
+    model = ScriptedModel(script, right=(1, 2, 3))
     drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
     options = DecodeOptions(max_new_tokens=24)
     [generation] = generate(Task(model, {}, drafter, options), [np.array([9, 9, 9])])
@@ -54,9 +46,9 @@ def test_acceptance_on_a_script_is_exact(scripted_model):
     assert generation.block_efficiency == 24 / len(accepted)
 
 
-def test_script_ends_at_its_first_end_of_text(scripted_model):
+def test_script_ends_at_its_first_end_of_text():
     script = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    model = scripted_model(script, right=(1, 1, 1))
+    model = ScriptedModel(script, right=(1, 1, 1))
     drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
     prompts = [np.array([0]), np.array([0] * 5), np.array([0] * 9)]
     options = DecodeOptions(max_new_tokens=7, end_of_text=7, batch_size=3)
@@ -71,11 +63,15 @@ def test_script_ends_at_its_first_end_of_text(scripted_model):
     assert outputs[2].accepted.sum() == 7
 
 
-def test_more_drafts_never_need_more_calls(make_model, make_prompts, make_ngram):
-    functions, params = make_model(0)
+def test_more_drafts_never_need_more_calls():
+    decoder = Decoder(*make_model(0), width=4)
     prompts = make_prompts([1, 5, 17, 33, 8])
     options = DecodeOptions(max_new_tokens=40, end_of_text=0, batch_size=2)
-    reference, outputs = decode_all(functions, params, make_ngram(), prompts, options)
+    reference = decoder.decode(parse_method("greedy"), prompts, options)
+    outputs = {
+        name: decoder.decode(parse_method(name), prompts, options, reference=reference)
+        for name in ("bpd", "zero_gram:5", "oracle")
+    }
     assert all(g.block_efficiency == 1 for g in reference)
     assert sum(len(g.output_ids) for g in reference) > 20
     calls = {}
@@ -88,7 +84,7 @@ def test_more_drafts_never_need_more_calls(make_model, make_prompts, make_ngram)
     assert calls["oracle"] < sum(g.serial_calls for g in reference)
 
 
-def test_a_prompts_text_does_not_depend_on_its_batch(make_model, make_prompts):
+def test_a_prompts_text_does_not_depend_on_its_batch():
     functions, params = make_model(2)
     prompts = make_prompts([3, 30, 12, 7, 21])
     decoder = Decoder(functions, params, width=4)
@@ -98,12 +94,10 @@ def test_a_prompts_text_does_not_depend_on_its_batch(make_model, make_prompts):
     unbatched = decoder.decode(
         method, prompts, dataclasses.replace(options, batch_size=1)
     )
-    for a, b in zip(batched, unbatched, strict=True):
-        assert a.output_ids.tolist() == b.output_ids.tolist()
-        assert a.accepted.tolist() == b.accepted.tolist()
+    assert_same(batched, unbatched, "output_ids", "accepted")
 
 
-def test_sampling_differs_by_seed_and_repeats_by_seed(make_model, make_prompts):
+def test_sampling_differs_by_seed_and_repeats_by_seed():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     prompts = make_prompts([4, 4])
@@ -115,7 +109,7 @@ def test_sampling_differs_by_seed_and_repeats_by_seed(make_model, make_prompts):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_prompts_that_do_not_fit_are_refused(make_model):
+def test_prompts_that_do_not_fit_are_refused():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     options = DecodeOptions(max_new_tokens=100)
@@ -138,7 +132,7 @@ def test_prompts_that_do_not_fit_are_refused(make_model):
 
 
 @pytest.mark.parametrize("acceptance", ["speculative", "typical"])
-def test_oracle_needs_exact_acceptance(make_model, acceptance):
+def test_oracle_needs_exact_acceptance(acceptance):
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
@@ -146,7 +140,7 @@ def test_oracle_needs_exact_acceptance(make_model, acceptance):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
 
 
-def test_prompts_may_be_lists(make_model):
+def test_prompts_may_be_lists():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     options = DecodeOptions(max_new_tokens=5)
@@ -158,26 +152,7 @@ def test_prompts_may_be_lists(make_model):
     assert a.output_ids.tolist() == b.output_ids.tolist()
 
 
-def test_no_prompts_give_no_texts(make_model):
+def test_no_prompts_give_no_texts():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
-
-
-def test_the_exact_engines_take_the_same_steps(make_model, make_prompts, make_ngram):
-    pytest.importorskip("numba")
-    pytest.importorskip("pynini")
-    functions, params = make_model(2)
-    prompts = make_prompts([3, 20, 11])
-    options = DecodeOptions(max_new_tokens=30, end_of_text=0, batch_size=2)
-    reference, outputs = decode_all(
-        functions, params, make_ngram(), prompts, options, EXACT
-    )
-    for generations in outputs.values():
-        for got, want, first in zip(
-            generations, reference, outputs[EXACT[0]], strict=True
-        ):
-            assert got.output_ids.tolist() == want.output_ids.tolist()
-            assert got.drafts.tolist() == first.drafts.tolist()
-            assert got.accepted.tolist() == first.accepted.tolist()
-            assert got.ranks.tolist() == first.ranks.tolist()

@@ -8,6 +8,7 @@ from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
 from bpd_jax.errors import UserError
 from bpd_jax.settings import fields_of
+from tests.decoding.random_models import make_model, make_ngram
 
 
 @pytest.mark.parametrize(
@@ -184,14 +185,14 @@ def test_help_names_every_part_setting_and_alias():
         ("heads+ngram/oracle", "refiners change nothing"),
     ],
 )
-def test_methods_without_their_assets_are_refused(make_model, name, message):
+def test_methods_without_their_assets_are_refused(name, message):
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     with pytest.raises(UserError, match=message):
         decoder.drafter(parse_method(name))
 
 
-def test_a_tree_counts_nodes_where_there_are_few_paths(make_model):
+def test_a_tree_counts_nodes_where_there_are_few_paths():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     assert decoder.drafter(parse_method("zero_gram:2:k=1:search=best")).max_nodes == 2
@@ -199,7 +200,7 @@ def test_a_tree_counts_nodes_where_there_are_few_paths(make_model):
         decoder.drafter(parse_method("zero_gram:2:k=1"))
 
 
-def test_assets_must_fit_the_model(make_model, make_ngram):
+def test_assets_must_fit_the_model():
     functions, params = make_model(0)
     with pytest.raises(UserError, match="lattice_width must be"):
         Decoder(functions, params, width=14)
@@ -221,15 +222,9 @@ def test_assets_must_fit_the_model(make_model, make_ngram):
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"temperature": -1.0}, "temperature must be"),
-        ({"temperature": float("nan")}, "temperature must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"batch_size": True}, "batch_size must be"),
-        ({"max_new_tokens": "8"}, "max_new_tokens must be"),
-        ({"top_k": 2.0}, "top_k must be"),
         ({"seed": 2**32}, "seed must be"),
         ({"end_of_text": "</s>"}, "end_of_text must be"),
-        ({"temperature": "hot"}, "temperature must be"),
-        ({"stop": (1,)}, r"stop must be"),
         ({"top_k": 0}, "top_k must be"),
         ({"top_p": 0.0}, "top_p must be"),
         ({"acceptance": "lossy"}, "acceptance must be"),
@@ -237,6 +232,8 @@ def test_assets_must_fit_the_model(make_model, make_ngram):
         ({"verification": "none"}, "verification must be"),
         ({"stop": ("",)}, "stop must be"),
         ({"stop": "end"}, "stop must be"),
+        ({"stop": (1,)}, "stop must be"),
+        ({"temperature": "hot"}, "temperature must be"),
         ({"temperature": float("inf")}, "temperature must be"),
         ({"temperature": 1e-300}, "temperature must be 0"),
         ({"stop": ("a", "\udcff")}, "stop must be UTF-8"),

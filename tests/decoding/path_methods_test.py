@@ -7,12 +7,18 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
+from tests.decoding.random_models import (
+    make_model,
+    make_ngram,
+    make_prompts,
+    make_refiner,
+)
 
 VOCAB, LENGTH, WIDTH = 13, 3, 3
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model, make_ngram):
+def decoder():
     small = SmallModel(*make_model(5, block_size=1, num_layers=1))
     assets = Assets(ngram=make_ngram(), rescorer=small, draft_model=small)
     model = make_model(0, block_size=LENGTH, num_layers=1)
@@ -20,7 +26,7 @@ def decoder(make_model, make_ngram):
 
 
 @pytest.fixture(scope="module")
-def prompts(make_prompts):
+def prompts():
     return make_prompts([5, 1, 30])
 
 
@@ -36,9 +42,7 @@ def test_reach_of_the_small_model_includes_lookup(decoder):
 
 
 @pytest.mark.parametrize("acceptance", ["exact", SPECULATIVE])
-def test_draft_model_equal_to_the_model_is_always_accepted(
-    make_model, prompts, acceptance
-):
+def test_draft_model_equal_to_the_model_is_always_accepted(prompts, acceptance):
     model = make_model(0, block_size=1, num_layers=1)
     assets = Assets(draft_model=SmallModel(*model))
     decoder = Decoder(*model, width=WIDTH, assets=assets)
@@ -76,9 +80,7 @@ def test_settings_that_do_not_fit_are_refused(decoder, name, message):
         ("recurrent", None, LENGTH, "train one with"),
     ],
 )
-def test_refiners_that_do_not_fit_are_refused(
-    make_model, make_refiner, kind, refiner_kind, heads, message
-):
+def test_refiners_that_do_not_fit_are_refused(kind, refiner_kind, heads, message):
     model = make_model(0, block_size=LENGTH, num_layers=1)
     refiner = refiner_kind and make_refiner(refiner_kind, heads=heads)
 
@@ -91,7 +93,7 @@ def test_refiners_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["neural", "draft_model"])
-def test_texts_longer_than_the_small_model_reads_are_refused(make_model, prompts, name):
+def test_texts_longer_than_the_small_model_reads_are_refused(prompts, name):
     small = SmallModel(*make_model(5, block_size=1, num_layers=1, max_length=40))
     assets = Assets(rescorer=small, draft_model=small)
     model = make_model(0, block_size=LENGTH, num_layers=1)

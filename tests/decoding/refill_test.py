@@ -11,13 +11,14 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled, rounds_of
 from bpd_jax.errors import UserError
+from tests.decoding.random_models import make_model
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
 LENGTHS = [5, 2, 9, 2, 7, 14, 3, 13, 4]
 
 
 @pytest.fixture(scope="module")
-def model(make_model):
+def model():
     return make_model()
 
 

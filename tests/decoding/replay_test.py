@@ -12,6 +12,13 @@ from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.decoding.replay import record, replay_of
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
+from tests.decoding.random_models import (
+    assert_same,
+    make_drafter,
+    make_model,
+    make_ngram,
+    make_prompts,
+)
 
 EXHAUSTIVE = pytest.mark.exhaustive
 METHODS = [
@@ -39,7 +46,7 @@ OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model, make_ngram, make_drafter):
+def decoder():
     model = make_model(3)
     small = SmallModel(*make_model(4, 1, num_layers=1))
     assets = Assets(
@@ -53,7 +60,7 @@ def decoder(make_model, make_ngram, make_drafter):
 
 
 @pytest.fixture(scope="module")
-def greedy(decoder, make_prompts):
+def greedy(decoder):
     return decoder.decode(GREEDY, make_prompts([3, 17, 8]), OPTIONS)
 
 
@@ -68,14 +75,11 @@ def test_replay_takes_the_steps_of_the_loop(name, decoder, greedy, replay):
     prompts = [text.input_ids for text in greedy]
     real = decoder.decode(method, prompts, OPTIONS, reference=greedy)
     replayed = replay.decode(method)
+    assert_same(real, replayed, "output_ids", "accepted", "proposed", "nodes")
     for a, b in zip(real, replayed, strict=True):
-        assert a.output_ids.tolist() == b.output_ids.tolist()
-        assert a.accepted.tolist() == b.accepted.tolist()
-        assert a.proposed.tolist() == b.proposed.tolist()
         # Which draft would have won past the end of the text is not recorded.
         assert a.drafts[:-1].tolist() == b.drafts[:-1].tolist()
         assert a.ranks[:-1].tolist() == b.ranks[:-1].tolist()
-        assert a.nodes.tolist() == b.nodes.tolist()
         np.testing.assert_allclose(a.entropies, b.entropies, atol=1e-4)
         assert a.block_efficiency == b.block_efficiency
 
@@ -107,20 +111,16 @@ def test_padding_does_not_change_a_replay(decoder, greedy, replay):
     sizes = (slots + 64, positions + 32)
     larger = replay_of(decoder, texts, OPTIONS, sizes=sizes, padded=64)
     method = parse_method("ngram:4")
-    for a, b in zip(replay.decode(method), larger.decode(method), strict=True):
-        assert a.proposed.tolist() == b.proposed.tolist()
-        assert a.accepted.tolist() == b.accepted.tolist()
+    assert_same(replay.decode(method), larger.decode(method), "proposed", "accepted")
 
 
-def test_a_model_without_heads_is_replayed(make_model, make_prompts):
+def test_a_model_without_heads_is_replayed():
     decoder = Decoder(*make_model(4, 1), width=5)
     texts = decoder.decode(GREEDY, make_prompts([3, 17]), OPTIONS)
     method = parse_method("prompt_lookup:4")
     real = decoder.decode(method, [text.input_ids for text in texts], OPTIONS)
     replayed = record(decoder, texts, OPTIONS).decode(method)
-    for a, b in zip(real, replayed, strict=True):
-        assert a.accepted.tolist() == b.accepted.tolist()
-        assert a.proposed.tolist() == b.proposed.tolist()
+    assert_same(real, replayed, "accepted", "proposed")
 
 
 def test_accuracies_of_the_heads(decoder, greedy, replay):
@@ -154,12 +154,10 @@ def test_stop_texts_end_a_replayed_text(decoder, greedy):
     method = parse_method("zero_gram:5")
     real = decoder.decode(method, prompts, options)
     replayed = record(decoder, texts, options).decode(method)
-    for a, b in zip(real, replayed, strict=True):
-        assert a.output_ids.tolist() == b.output_ids.tolist()
-        assert a.accepted.tolist() == b.accepted.tolist()
+    assert_same(real, replayed, "output_ids", "accepted")
 
 
-def test_accuracies_need_text(decoder, make_prompts):
+def test_accuracies_need_text(decoder):
     """Of two new tokens, head 2 predicts the second, and head 3 none."""
     options = DecodeOptions(max_new_tokens=2)
     texts = decoder.decode(GREEDY, make_prompts([3, 5]), options)
@@ -168,10 +166,6 @@ def test_accuracies_need_text(decoder, make_prompts):
         replay.accuracies(least=3)
     with pytest.raises(UserError, match="head 3 predicts only 0 tokens"):
         replay.accuracies()
-
-
-def test_recorded_width_is_at_most_the_vocabulary(decoder, greedy):
-    assert record(decoder, greedy, OPTIONS, width=99).model.width == 13
 
 
 def test_unsupported_replays_are_refused(decoder, greedy, replay):

@@ -18,12 +18,6 @@ SAMPLING = StepOptions(temperature=1.0)
 filter_once = jax.jit(filtered, static_argnums=1)
 
 
-def test_greedy_takes_the_best():
-    logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]]])
-    keys = row_keys(0, jnp.array([0]))
-    assert choose(logits, jnp.array([[4, 5]]), keys, StepOptions()).tolist() == [[1, 0]]
-
-
 def test_samples_follow_the_softmax():
     logits = np.log([0.5, 0.3, 0.2])
     count = 20_000
@@ -84,24 +78,6 @@ def test_filters_follow_their_definitions(scores, top_k, top_p, temperature):
         reached += mass[value]
     want = np.where(in_top_k & np.isin(logits, final), logits / temperature, -np.inf)
     np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
-def test_filters_work_row_by_row():
-    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]))
-    options = StepOptions(temperature=1.0, top_p=0.7)
-    kept = jnp.isfinite(filter_once(logits, options))
-    assert kept.astype(int).tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
-
-
-def test_filtered_tokens_are_never_chosen():
-    logits = jnp.broadcast_to(jnp.log(jnp.array([0.4, 0.35, 0.25])), (1, 3000, 3))
-    options = StepOptions(temperature=2.0, top_k=2)
-    keys = row_keys(0, jnp.array([0]))
-    drawn = choose(logits, jnp.arange(3000)[None], keys, options)
-    share = np.bincount(np.asarray(drawn)[0], minlength=3) / 3000
-    want = np.sqrt([0.4, 0.35, 0]) / np.sqrt([0.4, 0.35]).sum()
-    np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(3000))
-    assert share[2] == 0
 
 
 def test_choices_follow_the_filtered_logits_with_ties():

@@ -26,18 +26,24 @@ from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+from tests.decoding.random_models import (
+    make_drafter,
+    make_model,
+    make_ngram,
+    make_prompts,
+)
 
 OPTIONS = DecodeOptions(max_new_tokens=20, batch_size=2)
 BPD, SEVERAL = parse_method("bpd"), parse_method("zero_gram:9")
 
 
 @pytest.fixture(scope="module")
-def decoder(make_model):
+def decoder():
     return Decoder(*make_model(3, num_layers=1), width=4)
 
 
 @pytest.fixture(scope="module")
-def prompts(make_prompts):
+def prompts():
     return make_prompts([3, 17])
 
 
@@ -107,15 +113,6 @@ def test_speedup_follows_the_formula(decoder, replay, costs):
     assert predictions[GREEDY].speedup == 1.0
 
 
-def test_free_passes_rank_methods_by_block_efficiency(decoder, replay, costs):
-    costs(lambda size: 0.010)
-    predictions = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
-    assert [p.method for p in predictions] == [SEVERAL, BPD, GREEDY]
-    efficiencies = [p.block_efficiency for p in predictions]
-    assert efficiencies == sorted(efficiencies, reverse=True)
-    assert [p.speedup for p in predictions] == pytest.approx(efficiencies)
-
-
 def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):
     costs(lambda size: 0.001 * size, lambda method: pytest.fail("timed"))
     lookup = parse_method("prompt_lookup:4")
@@ -131,7 +128,7 @@ def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):
     assert [p.replayed for p in predictions] == [True, True, False]
 
 
-def test_one_replay_serves_all_batch_sizes(decoder, make_prompts, costs, monkeypatch):
+def test_one_replay_serves_all_batch_sizes(decoder, costs, monkeypatch):
     """Three texts: batches of one are three, of two are two, of four is one."""
     costs(lambda size: 0.010)
     options = DecodeOptions(max_new_tokens=20, batch_size=3)
@@ -180,7 +177,7 @@ def test_batched_verification_counts_the_nodes_of_every_chain(decoder, prompts, 
     }
 
 
-def test_batches_are_padded_to_the_mesh(make_model, prompts, costs, monkeypatch):
+def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     """Two rows become four; the real measurements run on a mesh too."""
     functions, params = make_model(3, num_layers=1, vocab_size=16)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
@@ -194,9 +191,7 @@ def test_batches_are_padded_to_the_mesh(make_model, prompts, costs, monkeypatch)
     assert measure_drafting(decoder, BPD, prompts[0], 2) > 0
 
 
-def test_predictions_use_the_width_of_the_decoder(
-    make_model, make_ngram, prompts, costs
-):
+def test_predictions_use_the_width_of_the_decoder(prompts, costs):
     """k and alpha default to those of the decoder, even if more was recorded."""
     model = make_model(3, num_layers=1)
     assets = Assets(ngram=make_ngram())
@@ -240,21 +235,6 @@ def prediction(name, speedup, drafting):
     return Prediction(parse_method(name), 2.0, 8, 0.012, drafting, speedup)
 
 
-def test_choice_as_text():
-    plain = prediction("greedy", 1.0, 0.0)
-    choice = Choice.among([prediction("bpd", 1.5, 0.0005), plain])
-    assert str(choice) == (
-        "bpd, predicted 1.50 times plain decoding (block efficiency 2.00, a call over "
-        "8 tokens 12.00 ms, drafting 0.50 ms)."
-    )
-    choice = Choice.among([plain, prediction("bpd", 0.8, None)])
-    assert str(choice) == (
-        "greedy: no method is predicted to be faster; bpd, predicted at most "
-        "0.80 times plain decoding (block efficiency 2.00, a call over 8 tokens 12.00 "
-        "ms, drafting free)."
-    )
-
-
 def test_choice_from_plain_decoding_alone():
     choice = Choice.among([prediction("greedy", 1.0, 0.0)])
     assert choice.method == GREEDY
@@ -285,7 +265,7 @@ def test_unpredictable_methods_are_refused(decoder, prompts):
             choose_method(decoder, prompts, OPTIONS, methods=[parse_method(name)])
 
 
-def test_small_models_must_hold_the_texts(make_model, make_prompts):
+def test_small_models_must_hold_the_texts():
     small = SmallModel(*make_model(0, 1, num_layers=1, max_length=40))
     assets = Assets(rescorer=small, draft_model=small)
     decoder = Decoder(*make_model(3, num_layers=1), width=4, assets=assets)
@@ -310,7 +290,7 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
             tuned_choice(path, "cpu", 1)
 
 
-def test_default_method_is_a_candidate(make_model, make_drafter, make_ngram):
+def test_default_method_is_a_candidate():
     model = make_model(0, num_layers=2)
     drafter = make_drafter(model, feature_layers=(0, 1))
     assets = Assets(ngram=make_ngram(), drafter=drafter)
@@ -319,7 +299,7 @@ def test_default_method_is_a_candidate(make_model, make_drafter, make_ngram):
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])
-def test_every_candidate_can_be_made(make_model, make_ngram, block_size, width):
+def test_every_candidate_can_be_made(block_size, width):
     """Also where a lattice has fewer paths than the larger sizes ask for."""
     functions, params = make_model(0, block_size, num_layers=1)
     decoder = Decoder(functions, params, width=width, assets=Assets(ngram=make_ngram()))

@@ -17,6 +17,7 @@ from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
+from tests.decoding.random_models import ScriptedModel, make_model, make_prompts
 
 # Few different bytes, so that stop texts overlap, repeat and contain each other.
 pieces = st.binary(min_size=0, max_size=3).map(lambda b: bytes(97 + x % 3 for x in b))
@@ -78,7 +79,7 @@ BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
 
 
 @pytest.mark.parametrize("name", ["greedy", "zero_gram:5", "medusa:8"])
-def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
+def test_rows_end_at_their_own_stop_texts(name):
     """Each row ends with the token that completes a stop text, whatever its drafts."""
     functions, params = make_model(3)
     prompts = make_prompts([4, 9, 2, 6, 12], seed=4)
@@ -108,9 +109,9 @@ def test_rows_end_at_their_own_stop_texts(make_model, make_prompts, name):
     assert len(set(ends)) > 2
 
 
-def test_a_stop_text_must_not_begin_in_the_prompt(scripted_model):
+def test_a_stop_text_must_not_begin_in_the_prompt():
     # The text is `b c a b c`, after a prompt that ends in `a`.
-    model = scripted_model((1, 2, 0, 1, 2, 0, 1, 2), right=(1, 1), vocab_size=3)
+    model = ScriptedModel((1, 2, 0, 1, 2, 0, 1, 2), right=(1, 1), vocab_size=3)
     drafter = PathDrafter(Paths(HeadsSource(3, 1)), ExactBest(1))
     stops = StopTable.of([b"abc"], [b"a", b"b", b"c"])
     options = DecodeOptions(max_new_tokens=8, stop=("abc",))
@@ -120,7 +121,7 @@ def test_a_stop_text_must_not_begin_in_the_prompt(scripted_model):
     assert generation.accepted.tolist() == [3, 2]
 
 
-def test_stop_texts_need_a_tokenizer(make_model):
+def test_stop_texts_need_a_tokenizer():
     functions, params = make_model(0)
     decoder = Decoder(functions, params, width=4)
     options = DecodeOptions(max_new_tokens=4, stop=("x",))

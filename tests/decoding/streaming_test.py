@@ -9,8 +9,8 @@ from bpd_jax.decoding.generate import stream
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from tests.decoding.random_models import make_model, make_ngram
 
 PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
 
@@ -24,7 +24,7 @@ PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
         pytest.param("oracle", marks=pytest.mark.exhaustive),
     ],
 )
-def test_pieces_are_those_of_the_serial_calls(make_model, make_ngram, name):
+def test_pieces_are_those_of_the_serial_calls(name):
     if "viterbi" in name:
         pytest.importorskip("numba")
     functions, params = make_model(1, num_layers=1)
@@ -41,7 +41,7 @@ def test_pieces_are_those_of_the_serial_calls(make_model, make_ngram, name):
         np.testing.assert_array_equal(got, want, field)
 
 
-def test_several_calls_make_one_piece(make_model):
+def test_several_calls_make_one_piece():
     functions, params = make_model(1, num_layers=1)
     decoder = Decoder(functions, params, width=3)
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=20)
@@ -57,7 +57,7 @@ def test_several_calls_make_one_piece(make_model):
     assert [token for piece in pieces for token in piece] == decoded.output_ids.tolist()
 
 
-def test_a_table_of_stop_texts_is_made_once(make_model):
+def test_a_table_of_stop_texts_is_made_once():
     functions, params = make_model(1, num_layers=1)
     tokens = [bytes([65 + token]) for token in range(13)]
     decoder = Decoder(functions, params, width=3, token_bytes=lambda: tokens)
@@ -68,7 +68,7 @@ def test_a_table_of_stop_texts_is_made_once(make_model):
     assert decoder.task(parse_method("bpd"), other_options).stops is not first.stops
 
 
-def test_one_prompt_streams_from_eight_devices(make_model):
+def test_one_prompt_streams_from_eight_devices():
     functions, params = make_model(1, num_layers=1)
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)
     texts = []
@@ -78,10 +78,3 @@ def test_one_prompt_streams_from_eight_devices(make_model):
         texts.append(np.concatenate(pieces).tolist())
     assert jax.device_count() == 8
     assert texts[0] == texts[1]
-
-
-def test_a_bad_prompt_is_refused_at_once(make_model):
-    functions, params = make_model(1, num_layers=1)
-    decoder = Decoder(functions, params, width=3)
-    with pytest.raises(UserError, match="prompt 1 is empty"):
-        decoder.stream(parse_method("bpd"), np.zeros(0, np.int32), DecodeOptions())

@@ -10,6 +10,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.sources.lookahead import LookaheadDrafter
 from bpd_jax.drafting.sources.lookup import PromptLookup
 from bpd_jax.errors import UserError
+from tests.decoding.random_models import ScriptedModel, make_model, make_prompts
 
 
 def decode(model, name, prompts, options):
@@ -25,13 +26,10 @@ def texts(generations):
     "name, temperature",
     [
         ("prompt_lookup:6", 0),
-        ("lookahead:3:order=2:guesses=2", 0),
         ("lookahead:4", 0.5),
     ],
 )
-def test_text_of_a_model_without_heads_equals_plain_decoding(
-    name, temperature, make_model, make_prompts
-):
+def test_text_of_a_model_without_heads_equals_plain_decoding(name, temperature):
     model = make_model(1, block_size=1)
     prompts = make_prompts([1, 5, 17])
     options = DecodeOptions(
@@ -43,20 +41,8 @@ def test_text_of_a_model_without_heads_equals_plain_decoding(
     assert sum(g.serial_calls for g in got) < sum(g.serial_calls for g in want)
 
 
-def test_a_shared_tree_never_needs_more_calls(make_model, make_prompts):
-    model = make_model(1)
-    prompts = make_prompts([4, 4, 9])
-    options = DecodeOptions(max_new_tokens=30, batch_size=3)
-    calls = {
-        name: [g.serial_calls for g in decode(model, name, prompts, options)]
-        for name in ("bpd", "prompt_lookup:6", "bpd:lookup=6")
-    }
-    assert sum(calls["bpd:lookup=6"]) < sum(calls["bpd"])
-    assert sum(calls["bpd:lookup=6"]) < sum(calls["prompt_lookup:6"])
-
-
-def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
-    model = scripted_model((4, 5, 6) * 12, right=())
+def test_prompt_lookup_on_texts_that_repeat_themselves():
+    model = ScriptedModel((4, 5, 6) * 12, right=())
     drafter = PromptLookup(5)
     options = DecodeOptions(max_new_tokens=17, batch_size=2)
     prompts = [np.array([6, 4, 5, 6, 4]), np.array([9])]
@@ -80,27 +66,11 @@ def test_prompt_lookup_on_texts_that_repeat_themselves(scripted_model):
     assert short.nodes.tolist() == [1, 1, 1, 6, 6, 6]
 
 
-def test_prompt_lookup_is_rejected_where_the_text_changes(scripted_model):
-    script = (1, 2, 3, 1, 2, 4, 4, 4, 4, 4, 4, 4)
-    model = scripted_model(script, right=())
-    options = DecodeOptions(max_new_tokens=10)
-    task = Task(model, {}, PromptLookup(3), options)
-    [generation] = generate(task, [np.array([9])])
-    assert generation.output_ids.tolist() == list(script[:10])
-    # `1 2 3 1` is drafted and `1 2` accepted; then `4` is new.
-    assert generation.accepted.tolist() == [1, 1, 1, 2, 1, 4]
-    assert generation.proposed.tolist()[3:] == [
-        [1, 2, 3, 1],
-        [4, -1, -1, -1],
-        [4, 4, 4, 4],
-    ]
-
-
-def test_lookahead_on_a_script(scripted_model):
+def test_lookahead_on_a_script():
     """The scripted model predicts the next token at every position."""
     cycle = np.random.default_rng(0).permutation(40)
     script = tuple(int(token) for token in np.tile(cycle, 5))
-    model = scripted_model(script, right=())
+    model = ScriptedModel(script, right=())
     window, order = 5, 3
     options = DecodeOptions(max_new_tokens=60)
     task = Task(model, {}, LookaheadDrafter(window, order, 2), options)
@@ -113,7 +83,7 @@ def test_lookahead_on_a_script(scripted_model):
     assert generation.block_efficiency > 2
 
 
-def test_unsupported_methods_are_refused(make_model):
+def test_unsupported_methods_are_refused():
     decoder = Decoder(*make_model(0), width=4)
     with pytest.raises(UserError, match="verifies 1200 tokens in every serial call"):
         decoder.drafter(parse_method("lookahead:200"))

@@ -17,6 +17,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.drafting.searches.static import expected_tree, typical_accuracies
+from tests.decoding.random_models import make_model, make_prompts
 
 BLOCK, WIDTH, NEW_TOKENS, END = 4, 3, 20, 0
 
@@ -132,7 +133,7 @@ PROPOSALS = {
 
 
 @pytest.fixture(scope="module")
-def reader(make_model):
+def reader():
     return Reader(make_model(4, BLOCK))
 
 
@@ -140,9 +141,7 @@ def reader(make_model):
     "verification", [TREE, pytest.param(BATCHED, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("name", PROPOSALS)
-def test_loop_equals_the_python_twin(
-    make_model, make_prompts, reader, name, verification
-):
+def test_loop_equals_the_python_twin(reader, name, verification):
     functions, params = make_model(4, BLOCK)
     prompts = make_prompts([5, 1, 12, 7], seed=1)
     options = DecodeOptions(

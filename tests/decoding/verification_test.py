@@ -11,7 +11,6 @@ from bpd_jax.decoding import verification
 from bpd_jax.decoding.decode_loop import (
     Weights,
     decode_on_device,
-    decode_with_host,
     prefill,
 )
 from bpd_jax.decoding.decoder import Decoder
@@ -21,11 +20,15 @@ from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.draft_tree import from_drafts
-from bpd_jax.drafting.engines.host import HostDrafter
-from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes
-from bpd_jax.drafting.sources.heads import HeadsSource
+from tests.decoding.random_models import (
+    STEPS,
+    assert_same,
+    make_model,
+    make_ngram,
+    make_prompts,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +37,7 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 @pytest.mark.parametrize(
     "temperature", [0.0, pytest.param(0.9, marks=pytest.mark.exhaustive)]
 )
-def test_both_layouts_take_the_same_steps(
-    make_model, make_prompts, make_ngram, name, temperature
-):
+def test_both_layouts_take_the_same_steps(name, temperature):
     functions, params = make_model(6, num_layers=1)
     decoder = Decoder(functions, params, width=3, assets=Assets(ngram=make_ngram()))
     options = DecodeOptions(
@@ -50,9 +51,7 @@ def test_both_layouts_take_the_same_steps(
         )
         for verification in (TREE, BATCHED)
     )
-    for a, b in zip(tree, chains, strict=True):
-        for field in ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes"):
-            np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
+    assert_same(tree, chains, *STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Sizes:
     feature_layers: tuple[int, ...] = ()
 
 
-def test_hidden_states_of_nodes_follow_their_prefixes(make_model):
+def test_hidden_states_of_nodes_follow_their_prefixes():
     """In both layouts they equal those of a pass over the text and the node's path."""
     functions, params = make_model(7)
     rng = np.random.default_rng(0)
@@ -135,9 +134,7 @@ def test_hidden_states_of_nodes_follow_their_prefixes(make_model):
         ("lookup:5", 1),
     ],
 )
-def test_passes_over_fewer_nodes_change_nothing(
-    make_model, make_prompts, monkeypatch, name, size
-):
+def test_passes_over_fewer_nodes_change_nothing(monkeypatch, name, size):
     """Passes of several sizes against passes over all nodes."""
     decoder = Decoder(*make_model(3), width=3)
     options = DecodeOptions(max_new_tokens=24)
@@ -158,49 +155,4 @@ def test_passes_over_fewer_nodes_change_nothing(
     assert sizes
     nodes = np.concatenate([text.nodes for text in fewer])
     assert nodes.min() <= size < nodes.max()
-    for a, b in zip(fewer, all_nodes, strict=True):
-        for field in ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes"):
-            np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
-
-
-@dataclasses.dataclass(frozen=True)
-class Watched(HostDrafter):
-    """Keeps the prefixes of what it proposed, for every row of every call."""
-
-    proposed: list = dataclasses.field(default_factory=list, compare=False)
-
-    def propose(self, seen, arrays):
-        tree = super().propose(seen, arrays)
-        rows = []
-        for row in range(tree.tokens.shape[0]):
-            paths = {-1: ()}
-            for node in range(tree.size):
-                prefix = paths[int(tree.parents[row, node])]
-                paths[node] = (*prefix, int(tree.tokens[row, node]))
-            rows.append({paths[n] for n in np.flatnonzero(tree.valid[row])})
-        self.proposed.append(rows)
-        return tree
-
-
-def test_nodes_are_the_different_prefixes(make_model, make_ngram):
-    pytest.importorskip("numba")
-    functions, params = make_model(8, num_layers=1)
-    drafter = Watched(HeadsSource(4, 3), 5, 1, ViterbiEngine(make_ngram()))
-    lengths = jnp.array([3, 6, 1])
-    state = prefill(
-        functions,
-        Weights(params),
-        drafter,
-        jnp.asarray(np.random.default_rng(1).integers(1, 13, (3, 6)), jnp.int32),
-        lengths,
-        lengths + jnp.array([10, 6, 0]),
-        row_keys(0, jnp.arange(3)),
-        options=StepOptions(),
-        max_calls=10,
-    )
-    end = decode_with_host(functions, Weights(params), drafter, state, StepOptions())
-    calls, nodes = np.asarray(end.calls), np.asarray(end.history.nodes)
-    assert calls.tolist()[2] == 0
-    for call, rows in enumerate(drafter.proposed):
-        for row in range(3):
-            assert nodes[call, row] == (len(rows[row]) if call < calls[row] else 0)
+    assert_same(fewer, all_nodes, *STEPS)

@@ -77,7 +77,7 @@ def random_view(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
 
 
 def naive_steps(
-    view: View,
+    text: list[int],
     lattice: Lattice,
     row: int,
     model: NGramModel | None = None,
@@ -86,10 +86,11 @@ def naive_steps(
     *,
     adaptive: bool = False,
 ) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """The definition: scores of the candidates after a path, n-gram model included."""
+    """The definition: scores of the candidates after a path, n-gram model included.
+
+    The text ends with the certain token.
+    """
     tokens = np.asarray(lattice.tokens[row])
-    text = np.asarray(view.tokens)[row, : int(view.lengths[row])].tolist()
-    text.append(int(tokens[0, 0]))
     known = with_finite_scores(model) if model else None
 
     def log_prob(history: list[int], token: int) -> float:
@@ -102,6 +103,7 @@ def naive_steps(
         seen = np.log(pairs) if pairs else -np.inf
         return float(np.logaddexp(value, seen) - np.log(total + 1))
 
+    @functools.cache
     def steps(picks: tuple[int, ...]) -> np.ndarray:
         """Scores of the candidates that may follow `picks`."""
         position = len(picks) + 1
@@ -115,6 +117,32 @@ def naive_steps(
         )
 
     return steps
+
+
+def path_tokens(lattice: Lattice, row: int, picks: tuple[int, ...]) -> tuple[int, ...]:
+    """The certain token and the picked candidates."""
+    tokens = lattice.tokens[row]
+    return int(tokens[0, 0]), *(int(tokens[j + 1, w]) for j, w in enumerate(picks))
+
+
+def all_paths(steps, lattice: Lattice, row: int) -> dict[tuple[int, ...], float]:
+    """The score of every possible path; of equal paths the better one."""
+    length, width = lattice.tokens.shape[1:]
+    scores: dict[tuple[int, ...], float] = {}
+    for picks in itertools.product(range(width), repeat=length - 1):
+        score = sum(float(steps(picks[:j])[pick]) for j, pick in enumerate(picks))
+        path = path_tokens(lattice, row, picks)
+        scores[path] = max(score, scores.get(path, -np.inf))
+    return {path: score for path, score in scores.items() if score > -np.inf}
+
+
+def assert_best(drafts: np.ndarray, paths: dict[tuple[int, ...], float], count: int):
+    """Checks that drafts are the `count` best paths, in order; ties in any order."""
+    drafted = [tuple(draft) for draft in drafts.tolist()]
+    assert len(set(drafted)) == len(drafted)
+    best = sorted(paths.values(), reverse=True)[:count]
+    draft_scores = [paths[draft] for draft in drafted]
+    np.testing.assert_allclose(draft_scores, best, rtol=1e-5, atol=1e-4)
 
 
 TOKENS, LENGTH, WIDTH = 13, 4, 3

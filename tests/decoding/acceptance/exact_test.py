@@ -8,15 +8,6 @@ from bpd_jax.drafting.lattice import Drafts
 A, B, C, D, X = range(5)
 
 
-def test_worked_example_one_draft():
-    """Draft `a b x d`, greedy text `a b c`: two tokens are accepted."""
-    tree = from_drafts(Drafts(jnp.array([[[A, B, X, D]]]), jnp.zeros((1, 1))))
-    choices = jnp.array([[B, C, 9, 9]])
-    accepted = longest_match(tree, choices, jnp.array([A]), 4)
-    assert accepted.count.tolist() == [2]
-    assert accepted.path.tolist() == [[0, 1, 2, 3]]
-
-
 def test_longest_draft_wins_and_ties_go_to_the_first():
     drafts = Drafts(jnp.array([[[A, B, X], [A, B, C]], [[A, B, X], [A, B, D]]]), None)
     tree = from_drafts(drafts.replace(scores=jnp.zeros((2, 2))))
@@ -25,15 +16,6 @@ def test_longest_draft_wins_and_ties_go_to_the_first():
     assert accepted.count.tolist() == [3, 2]
     assert accepted.rank.tolist() == [1, 0]
     assert accepted.path.tolist() == [[3, 4, 5], [0, 1, 2]]
-
-
-def test_invalid_nodes_never_win():
-    drafts = Drafts(jnp.array([[[A, X], [A, B]]]), jnp.array([[0.0, -jnp.inf]]))
-    accepted = longest_match(
-        from_drafts(drafts), jnp.array([[B, 9, B, 9]]), jnp.array([A]), 2
-    )
-    assert accepted.count.tolist() == [1]
-    assert accepted.rank.tolist() == [0]
 
 
 def test_random_trees_equal_a_python_loop():

@@ -135,15 +135,3 @@ def test_tokens_of_probability_0_are_never_accepted(sources):
     assert not is_accepted.any()
     # The residual distribution: only token 0 exceeds the 0.25 of the source.
     assert set(tokens) == ({0, 1, 3} if sources is None else {0})
-
-
-def test_token_of_probability_1_is_always_accepted():
-    is_accepted, tokens = outcomes(two_nodes(1), [0.0, 1.0, 0.0, 0.0])
-    assert is_accepted.all()
-    assert (tokens == 1).all()
-
-
-def test_rejected_token_is_not_drawn_again():
-    is_accepted, tokens = outcomes(two_nodes(0), [0.6, 0.4, 0.0, 0.0])
-    assert 0.5 < is_accepted.mean() < 0.7
-    assert (tokens[~is_accepted] == 1).all()

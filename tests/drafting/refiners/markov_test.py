@@ -1,7 +1,7 @@
 """The Markov head's exact p-best against all paths, one by one."""
 
 import dataclasses
-import itertools
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import pytest
 from bpd_jax.drafting.refiners.markov import MarkovRefiner
 from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.searches.finite import best_paths
-from tests.drafting.naive import random_lattice
+from tests.drafting.naive import all_paths, assert_best, path_tokens, random_lattice
 
 VOCAB, LENGTH, WIDTH, RANK = 8, 5, 3, 4
 
@@ -29,17 +29,14 @@ def test_p_best_are_the_best_of_all_paths(seed, slope):
         "output": rng.normal(size=(VOCAB, RANK)),
     }
 
-    def score(row, picks):
-        total, previous = 0.0, lattice.tokens[row, 0, 0]
-        for j, pick in enumerate(picks, start=1):
-            token = lattice.tokens[row, j, pick]
-            bigram = params["output"][token] @ (
-                params["scale"][j - 1] * params["embedding"][previous]
-            )
-            alpha = 0.8 + slope * lattice.entropies[row, j]
-            total += lattice.log_probs[row, j, pick] + alpha * bigram
-            previous = token
-        return total
+    def steps(row, picks):
+        level = len(picks) + 1
+        previous = path_tokens(lattice, row, picks)[-1]
+        bigrams = params["output"][lattice.tokens[row, level]] @ (
+            params["scale"][level - 1] * params["embedding"][previous]
+        )
+        alpha = 0.8 + slope * lattice.entropies[row, level]
+        return lattice.log_probs[row, level] + alpha * bigrams
 
     arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
     refiner = MarkovRefiner(WeightedParams(Weight.of(0.8, slope), arrays))
@@ -47,15 +44,8 @@ def test_p_best_are_the_best_of_all_paths(seed, slope):
     transitions = refiner.transitions(refiner.arrays, on_device, None)
     drafts = best_paths(on_device, transitions, 7)
     for row in range(2):
-        all_picks = list(itertools.product(range(WIDTH), repeat=LENGTH - 1))
-        best = sorted(all_picks, key=lambda picks: -score(row, picks))[:7]
-        want = [
-            [
-                lattice.tokens[row, 0, 0],
-                *(lattice.tokens[row, j, pick] for j, pick in enumerate(picks, 1)),
-            ]
-            for picks in best
-        ]
-        assert drafts.tokens[row].tolist() == want
-        scores = [score(row, picks) for picks in best]
+        paths = all_paths(functools.partial(steps, row), lattice, row)
+        tokens = np.asarray(drafts.tokens[row])
+        assert_best(tokens, paths, 7)
+        scores = [paths[tuple(draft)] for draft in tokens.tolist()]
         np.testing.assert_allclose(drafts.scores[row], scores, rtol=1e-4, atol=1e-4)

@@ -17,39 +17,23 @@ from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
 from tests.drafting.naive import (
+    all_paths,
+    assert_best,
     grow_tree,
     naive_steps,
     ngram_model,
+    path_tokens,
     random_lattice,
     random_view,
+    whole_text,
 )
 
 LENGTH, WIDTH, DRAFTS = 4, 3, 6
 
 
 def grow(search, refiner, lattice, view):
-    paths = Paths(HeadsSource(LENGTH, WIDTH), (refiner,))
-
-    tree = grow_tree(paths, view, search)
+    tree = grow_tree(Paths(HeadsSource(LENGTH, WIDTH), (refiner,)), view, search)
     return tree.tokens.reshape(len(lattice.tokens), -1, LENGTH)
-
-
-def all_paths(steps, lattice, row):
-    """The score of every path."""
-    scored = {}
-    for picks in itertools.product(range(WIDTH), repeat=LENGTH - 1):
-        score = sum(steps(picks[:j])[pick] for j, pick in enumerate(picks))
-        path = [int(lattice.tokens[row, j + 1, w]) for j, w in enumerate(picks)]
-        scored[int(lattice.tokens[row, 0, 0]), *path] = score
-    return scored
-
-
-def assert_best(drafts, scores):
-    """Checks that drafts are the best of all paths, in order; ties in any order."""
-    draft_scores = [scores[tuple(draft)] for draft in drafts.tolist()]
-    assert len(set(map(tuple, drafts.tolist()))) == len(draft_scores) == DRAFTS
-    want = sorted(scores.values(), reverse=True)[:DRAFTS]
-    np.testing.assert_allclose(draft_scores, want, rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -64,13 +48,13 @@ def test_walks_and_exact_search_follow_the_definition(order, end_of_text, adapti
     walks = grow(BeamSearch(1), refiner, lattice, view)
     best = grow(ExactBest(DRAFTS), refiner, lattice, view)
     for row in range(3):
-        steps = naive_steps(view, lattice, row, model, 0.6, adaptive=adaptive)
+        text = whole_text(view, row)
+        steps = naive_steps(text, lattice, row, model, 0.6, adaptive=adaptive)
         picks = ()
         for _ in range(LENGTH - 1):
             picks = (*picks, int(np.argmax(steps(picks))))
-        tokens = [int(lattice.tokens[row, j + 1, w]) for j, w in enumerate(picks)]
-        assert walks[row, 0, 1:].tolist() == tokens
-        assert_best(best[row], all_paths(steps, lattice, row))
+        assert tuple(walks[row, 0].tolist()) == path_tokens(lattice, row, picks)
+        assert_best(best[row], all_paths(steps, lattice, row), DRAFTS)
 
 
 @pytest.mark.parametrize("engine", ["viterbi", "device"])
@@ -91,12 +75,12 @@ def test_the_weight_follows_each_heads_entropy(engine, alpha, slope):
         best = engine.refine(lattice, context, DRAFTS).tokens
     differs = False
     for row in range(3):
-        steps = naive_steps(view, lattice, row, model, alpha, slope)
-        scores = all_paths(steps, lattice, row)
-        assert_best(best[row], scores)
-        constant = all_paths(
-            naive_steps(view, lattice, row, model, alpha), lattice, row
+        text = whole_text(view, row)
+        scores, constant = (
+            all_paths(naive_steps(text, lattice, row, model, *weight), lattice, row)
+            for weight in ((alpha, slope), (alpha,))
         )
+        assert_best(best[row], scores, DRAFTS)
         differs |= max(constant, key=constant.get) != max(scores, key=scores.get)
     assert differs
 

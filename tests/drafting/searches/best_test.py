@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import subprocess
 import sys
 
@@ -23,8 +22,13 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes, model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.search.finite_scores import with_finite_scores
-from tests.drafting.naive import ngram_model, random_lattice
+from tests.drafting.naive import (
+    all_paths,
+    assert_best,
+    naive_steps,
+    ngram_model,
+    random_lattice,
+)
 
 VOCAB = 8
 
@@ -32,11 +36,11 @@ VOCAB = 8
 def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
     if engine == "viterbi":
         pytest.importorskip("numba")
-        searcher = ViterbiEngine(model, alpha)
+        drafts = ViterbiEngine(model, alpha).refine(lattice, context, num_drafts)
     else:
-        drafts = on_device(NGramRefiner.from_model(model, alpha), num_drafts)
-        return jax.device_get(drafts(lattice, context))
-    return jax.device_get(searcher.refine(lattice, context, num_drafts))
+        search = on_device(NGramRefiner.from_model(model, alpha), num_drafts)
+        drafts = search(lattice, context)
+    return jax.device_get(drafts)
 
 
 def on_device(refiner, num_drafts):
@@ -45,40 +49,21 @@ def on_device(refiner, num_drafts):
     return functools.partial(jax.jit(search), arrays=refiner.arrays)
 
 
-def every_path(model, alpha, lattice: Lattice, context: np.ndarray, row: int):
-    """All paths of a row with the score of the definition, best first."""
-    tokens, log_probs = lattice.tokens[row], lattice.log_probs[row]
-    length, width = tokens.shape
-    known = with_finite_scores(model)
-    history = [int(token) for token in context[row] if token >= 0]
-    scores: dict[tuple[int, ...], float] = {}
-    for choice in itertools.product(range(width), repeat=length - 1):
-        path = [int(tokens[j + 1, w]) for j, w in enumerate(choice)]
-        score = sum(float(log_probs[j + 1, w]) for j, w in enumerate(choice))
-        text = [*history, int(tokens[0, 0])]
-        for token in path:
-            score += alpha * known.log_prob(text, token)
-            text.append(token)
-        scores[tuple(path)] = max(score, scores.get(tuple(path), -np.inf))
-    scored_paths = [(score, path) for path, score in scores.items() if score > -np.inf]
-    return sorted(scored_paths, reverse=True)
-
-
-def assert_best(drafts: Drafts, model, alpha, lattice, context) -> None:
+def assert_all_best(drafts: Drafts, model, alpha, lattice, context) -> None:
+    """Checks drafts and their scores against the definition."""
     count = drafts.scores.shape[1]
-    for row in range(len(lattice.tokens)):
-        want = every_path(model, alpha, lattice, context, row)
-        scores = {path: score for score, path in want}
-        want = [score for score, _ in want[:count]]
-        used = np.isfinite(drafts.scores[row])
-        assert used.tolist() == [True] * len(want) + [False] * (count - len(want))
-        np.testing.assert_allclose(drafts.scores[row][used], want, rtol=1e-5, atol=1e-4)
-        paths = [tuple(draft) for draft in drafts.tokens[row][used].tolist()]
-        assert len(set(paths)) == len(paths)
-        assert all(draft[0] == lattice.tokens[row, 0, 0] for draft in paths)
-        # Ties may come in any order, but every draft has the score it claims.
-        for draft, score in zip(paths, drafts.scores[row][used], strict=True):
-            assert scores[draft[1:]] == pytest.approx(score, rel=1e-5, abs=1e-4)
+    for row, tokens in enumerate(drafts.tokens):
+        scores = drafts.scores[row]
+        text = [int(t) for t in context[row] if t >= 0] + [
+            int(lattice.tokens[row, 0, 0])
+        ]
+        steps = naive_steps(text, lattice, row, model, alpha)
+        paths = all_paths(steps, lattice, row)
+        used = np.isfinite(scores)
+        assert used.tolist() == (np.arange(count) < len(paths)).tolist()
+        assert_best(tokens[used], paths, count)
+        claimed = [paths[tuple(draft)] for draft in tokens[used].tolist()]
+        np.testing.assert_allclose(scores[used], claimed, rtol=1e-5, atol=1e-4)
 
 
 def context_of(rng, order, batch):
@@ -102,7 +87,7 @@ def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     lattice = random_lattice(order, length=5)
     context = context_of(np.random.default_rng(order), order, 2)
     drafts = refine(engine, model, 7, 0.4, lattice, context)
-    assert_best(drafts, model, 0.4, lattice, context)
+    assert_all_best(drafts, model, 0.4, lattice, context)
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -122,7 +107,7 @@ def test_the_exact_engines_agree(seed, order, length, width, alpha):
         for engine in ("viterbi", "device")
     ]
     for drafts in results:
-        assert_best(drafts, model, alpha, lattice, context)
+        assert_all_best(drafts, model, alpha, lattice, context)
     for result in results[1:]:
         np.testing.assert_allclose(
             results[0].scores, result.scores, rtol=1e-5, atol=1e-4
@@ -142,7 +127,7 @@ def test_repeated_and_impossible_candidates(engine):
     lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
     context = context_of(np.random.default_rng(5), 3, 2)
     drafts = refine(engine, model, 30, 1.0, lattice, context)
-    assert_best(drafts, model, 1.0, lattice, context)
+    assert_all_best(drafts, model, 1.0, lattice, context)
     assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
 
 
@@ -157,7 +142,7 @@ def test_overflowing_slots_do_not_change_the_drafts():
     transitions = jax.jit(refiner.transitions)(refiner.arrays, lattice, inputs)
     assert transitions.overflow.any()
     drafts = jax.device_get(on_device(refiner, 5)(lattice, context))
-    assert_best(drafts, model, 1.0, lattice, context)
+    assert_all_best(drafts, model, 1.0, lattice, context)
 
 
 def test_search_grows_its_buffers(monkeypatch):
@@ -251,7 +236,7 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
     for context in ([-1], [4], [0]):
         context = np.array([context], np.int32)
         drafts = refine(engine, model, 30, alpha, lattice, context)
-        assert_best(drafts, model, alpha, lattice, context)
+        assert_all_best(drafts, model, alpha, lattice, context)
 
 
 def test_automaton_keeps_backoff_weights_without_extensions(tmp_path):
@@ -281,7 +266,7 @@ def test_histories_with_many_extensions(engine):
         np.array([[7]], np.int32),
     )
     drafts = refine(engine, model, 20, 1.0, lattice, context)
-    assert_best(drafts, model, 1.0, lattice, context)
+    assert_all_best(drafts, model, 1.0, lattice, context)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -292,7 +277,7 @@ def test_the_smallest_lattices(engine, length, width):
     context = context_of(np.random.default_rng(3), 4, 2)
     drafts = refine(engine, model, 3, 1.0, lattice, context)
     assert np.isfinite(drafts.scores).tolist() == [[True, False, False]] * 2
-    assert_best(drafts, model, 1.0, lattice, context)
+    assert_all_best(drafts, model, 1.0, lattice, context)
 
 
 def test_invalid_lattices_and_weights_are_refused():

@@ -33,6 +33,7 @@ from tests.drafting.naive import (
     make_view,
     naive_steps,
     ngram_model,
+    path_tokens,
     random_lattice,
     random_view,
     slow_read,
@@ -69,14 +70,14 @@ def test_a_static_tree_follows_the_ranks(order, length, width):
     leaves = sum(node not in parents for node in range(tree.size))
     assert leaves == search.max_drafts(length, width)
     for row in range(2):
-        steps = naive_steps(view, lattice, row, model, 0.7)
-        tokens = [int(lattice.tokens[row, 0, 0])]
-        for node in topology.choices:
+        steps = naive_steps(whole_text(view, row), lattice, row, model, 0.7)
+        tokens = []
+        for node in [(), *topology.choices]:
             picks = ()
             for rank in node:
                 ranked = np.argsort(-steps(picks), kind="stable")
                 picks = (*picks, int(ranked[rank]))
-            tokens.append(int(lattice.tokens[row, len(node), picks[-1]]))
+            tokens.append(path_tokens(lattice, row, picks)[-1])
         assert tree.tokens[row].tolist() == tokens
         assert tree.parents[row].tolist() == parents
         assert tree.depths[row].tolist() == [0, *map(len, topology.choices)]

@@ -7,7 +7,6 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.blockwise import parameter_shapes
@@ -86,7 +85,7 @@ class RandomModel(typing.NamedTuple):
     params: dict
 
 
-def random_model(seed=0, block_size=4, vocab_size=13, **trunk):
+def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
     """A small transformer with random parameters, and logits well apart."""
     fields = {"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2}
     config = BlockwiseConfig(
@@ -107,7 +106,15 @@ def random_model(seed=0, block_size=4, vocab_size=13, **trunk):
     return RandomModel(ModelFunctions(config), params)
 
 
-def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
+def random_params(shapes, deviation, seed):
+    """Random arrays of the given shapes."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, deviation, x.shape), jnp.float32), shapes
+    )
+
+
+def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     """A block drafter with random parameters that knows 9 of the model's tokens."""
     functions, params = model
     trunk = functions.config.trunk
@@ -120,72 +127,37 @@ def random_drafter(model, *, feature_layers=(0,), seed=3, **config):
         BlockDrafterConfig(feature_layers, **{**sizes, **config}), trunk
     )
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
-    rng = np.random.default_rng(seed)
-    trained = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
-    )
+    trained = random_params(shapes, 0.5, seed)
     softmax = np.asarray(params["trunk"]["embedding"])
     params = with_softmax(trained, softmax, vocabulary)
     return AttachedDrafter.of(drafter, params)
 
 
-def random_refiner(kind, vocab_size=13, heads=4):
+def make_refiner(kind, vocab_size=13, heads=4):
     """A refiner of a model of width 16 with random parameters."""
     config = KINDS[kind](vocab_size, 16, heads)
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
-    rng = np.random.default_rng(2)
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes
-    )
-    return LoadedRefiner(config, params, {})
+    return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
 
 
-def random_prompts(lengths, vocab_size=13, seed=0):
+def make_prompts(lengths, vocab_size=13, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab_size, n).astype(np.int32) for n in lengths]
 
 
-@pytest.fixture(scope="session")
-def scripted_model():
-    """The class `ScriptedModel`."""
-    return ScriptedModel
+def make_ngram(vocab_size=13):
+    """A trigram model of random texts."""
+    texts = make_prompts([60] * 10, vocab_size, seed=5)
+    counts = count_ngrams(texts, order=3, vocab_size=vocab_size, end_of_text=0)
+    return estimate_katz(counts)
 
 
-@pytest.fixture(scope="session")
-def make_model():
-    """The function `random_model`."""
-    return random_model
+# The fields of a generation that do not depend on time.
+STEPS = ("output_ids", "drafts", "accepted", "ranks", "proposed", "nodes")
 
 
-@pytest.fixture(scope="session")
-def make_drafter():
-    """The function `random_drafter`."""
-    return random_drafter
-
-
-@pytest.fixture(scope="session")
-def make_refiner():
-    """The function `random_refiner`."""
-    return random_refiner
-
-
-@pytest.fixture(scope="session")
-def make_prompts():
-    """The function `random_prompts`."""
-    return random_prompts
-
-
-@pytest.fixture(scope="session")
-def make_ngram():
-    """A function that gives a trigram model of random texts over 13 tokens."""
-
-    def make(vocab_size=13):
-        counts = count_ngrams(
-            random_prompts([60] * 10, vocab_size, seed=5),
-            order=3,
-            vocab_size=vocab_size,
-            end_of_text=0,
-        )
-        return estimate_katz(counts)
-
-    return make
+def assert_same(generations, others, *fields):
+    """Checks that two decodings of the same prompts agree in some fields."""
+    for a, b in zip(generations, others, strict=True):
+        for name in fields:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name), name)
