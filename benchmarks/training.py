@@ -26,7 +26,6 @@ from bpd_jax import cli, configuration, progress
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.trainer import check_batch
 
 STEPS = flags.DEFINE_integer("steps", 10, "steps of a block.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "blocks of each model.")
@@ -38,7 +37,7 @@ def main() -> None:
     parsed: configuration.Parsed[Any] = configuration.parse_flags(TrainConfig)
     config: TrainConfig = parsed.value
     mesh = make_mesh(config.mesh)
-    check_batch(config, mesh)
+    config.check_mesh(mesh)
     configs = {"one head": _one_head(config)}
     heads = f"{config.model.block_size} heads"
     configs[heads] = config

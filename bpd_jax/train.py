@@ -71,7 +71,7 @@ def _train() -> None:
     config = parsed.value
     if _DRY_RUN.value:
         mesh = make_mesh(config.mesh)
-        trainer.check_batch(config, mesh)
+        config.check_mesh(mesh)
         print(
             parsed.describe(),
             config,

@@ -14,7 +14,6 @@ from bpd_jax import configuration
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.trainer import check_batch
 
 # Rows of 512 tokens that every device processes in a step.
 ROWS = (8, 16, 32)
@@ -55,7 +54,7 @@ def _step(setting: Setting, rows: int) -> Row:
     )
     config: TrainConfig = parsed.value
     mesh = make_mesh(config.mesh)
-    check_batch(config, mesh)
+    config.check_mesh(mesh)
     step = TimedStep(config, mesh)
     step.place()
     steps = 1 if setting.tiny else 5

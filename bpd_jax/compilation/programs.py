@@ -87,7 +87,7 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
     Raises:
       UserError: the rows of a batch cannot be divided evenly over the mesh.
     """
-    check_rows("TrainConfig.batch_size", config.batch_size, mesh)
+    config.check_mesh(mesh)
 
     def lower() -> jax.stages.Lowered:
         compute = config.compute

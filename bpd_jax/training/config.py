@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Annotated
 
+from jax.sharding import Mesh
+
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.partitioning import MeshConfig, row_parts
 from bpd_jax.settings import (
     Count,
     Natural,
@@ -154,6 +156,16 @@ class TrainConfig(Validated):
             self.select_by,
             choice(*columns(self.model.num_losses)),
         )
+
+    def check_mesh(self, mesh: Mesh) -> None:
+        """Raises a `UserError` if the batch cannot be divided over the devices."""
+        parts = row_parts(mesh) * self.compute.accumulate
+        if self.batch_size % parts:
+            raise UserError(
+                f"TrainConfig.batch_size = {self.batch_size} is not a multiple of "
+                f"data × fsdp × ComputeConfig.accumulate = {parts}, the number of "
+                "parts that it is split into."
+            )
 
     @property
     def lambdas(self) -> tuple[float, ...]:

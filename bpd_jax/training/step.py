@@ -9,7 +9,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.data.rows import Batch
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
@@ -55,8 +54,7 @@ def make_train_step(
       settings: of the loss.
 
     Raises:
-      UserError: at the first step, the batch cannot be divided by `compute.accumulate`,
-        or a row is too short for its blocks of a drafter.
+      UserError: at the first step, a row is too short for its blocks of a drafter.
     """
 
     def step(
@@ -142,18 +140,10 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     """Splits a batch into `[parts, B/parts, T]`; every row stays on its device.
 
     Every part takes an equal share of each device's own rows: of rows 0 1 2 3 on one
-    device and 4 5 6 7 on another, the first of two parts gets 0 1 4 5.
-
-    Raises:
-      UserError: the rows of a device cannot be divided evenly.
+    device and 4 5 6 7 on another, the first of two parts gets 0 1 4 5. The rows of a
+    device must be a multiple of `parts`; see `TrainConfig.check_mesh`.
     """
     groups = row_parts(mesh)
-    rows = len(batch.tokens)
-    if rows % (groups * parts):
-        raise UserError(
-            f"TrainConfig.batch_size = {rows} is not a multiple of data × fsdp × "
-            f"ComputeConfig.accumulate = {groups} × {parts}: change one of them."
-        )
     sharding = NamedSharding(mesh, PartitionSpec(None, *BATCH_SPEC))
 
     def split(array: Array) -> Array:

@@ -5,12 +5,8 @@ import os
 import pathlib
 from collections.abc import Callable
 
-from jax.sharding import Mesh
-
 from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator
-from bpd_jax.errors import UserError
-from bpd_jax.models.partitioning import row_parts
 from bpd_jax.training import distributed, loop, peers, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
@@ -71,7 +67,7 @@ def train(
     folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
     distributed.check_joined()
-    check_batch(config, mesh)
+    config.check_mesh(mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     part, parts = distributed.batch_part(mesh)
@@ -150,17 +146,6 @@ def train(
         )
     say(_summary(decisions, folder, step))
     return decisions.validation
-
-
-def check_batch(config: TrainConfig, mesh: Mesh) -> None:
-    """Raises a `UserError` if the batch cannot be divided evenly over the devices."""
-    parts = row_parts(mesh) * config.compute.accumulate
-    if config.batch_size % parts:
-        raise UserError(
-            f"TrainConfig.batch_size = {config.batch_size} is not a multiple of "
-            f"data × fsdp × ComputeConfig.accumulate = {parts}, the number of parts "
-            "that it is split into."
-        )
 
 
 def _already_finished(

@@ -91,7 +91,7 @@ def test_decode_step_has_the_ngrams_as_arguments():
         (
             {"data": 8},
             lambda mesh: train_program(config(batch_size=12), mesh),
-            r"TrainConfig.batch_size = 12 is not a multiple .* data × fsdp = 8",
+            r"TrainConfig.batch_size = 12 is not a multiple .* data × fsdp .* = 8",
         ),
         (
             {"data": 8},
