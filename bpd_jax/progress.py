@@ -11,7 +11,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from bpd_jax.startup import discard
+from bpd_jax.startup import descriptor_of, discard
 
 _T = TypeVar("_T")
 
@@ -84,9 +84,8 @@ class _NonBlocking:
 
 def is_writable(stream: TextIO) -> bool:
     """Whether a write would not block; False for a pipe that is full."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):  # Not a file, such as a StringIO.
+    descriptor = descriptor_of(stream)
+    if descriptor is None:
         return True
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

@@ -137,11 +137,18 @@ def print_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def descriptor_of(stream: TextIO) -> int | None:
+    """The file descriptor of a stream; None if it is not a file, as a StringIO."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
 def is_unread(stream: TextIO) -> bool:
     """Whether a stream is a pipe whose reader is gone."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):  # Not a file, such as a StringIO.
+    descriptor = descriptor_of(stream)
+    if descriptor is None:
         return False
     poll = select.poll()
     poll.register(descriptor, 0)
@@ -154,10 +161,8 @@ def discard(stream: TextIO) -> None:
     Otherwise flushing its buffer would fail when the process exits, and change its exit
     status.
     """
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    descriptor = descriptor_of(stream)
+    if descriptor is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
