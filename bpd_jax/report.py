@@ -29,7 +29,7 @@ from bpd_jax.reporting.page import Page, PagePart, write_page
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run
-from bpd_jax.studies.study_catalog import NAMES, find_study
+from bpd_jax.studies.study import NAMES, find_study
 from bpd_jax.studies.study_records import ExplorerRecord
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "file of the page.")

@@ -41,8 +41,7 @@ from bpd_jax.studies.run_header import (
     facts_of,
     merge_facts,
 )
-from bpd_jax.studies.study import DRAFTING
-from bpd_jax.studies.study_catalog import NAMES, find_study
+from bpd_jax.studies.study import DRAFTING, NAMES, find_study
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import Record

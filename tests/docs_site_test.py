@@ -20,7 +20,7 @@ import yaml
 
 from bpd_jax.configuration import configurable
 from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.studies.study_catalog import NAMES
+from bpd_jax.studies.study import NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -108,7 +108,7 @@ class StudyConfig(Validated):
     """The settings of one study at one size.
 
     Attributes:
-      study: name of the study; see `bpd_jax.studies.study_catalog`.
+      study: name of the study; see `bpd_jax.studies.study`.
       size: name of the size, from the gin file.
       model: run folder, checkpoint or known name. If every task has a finetuned model,
         `{task}` stands for the name of the task.

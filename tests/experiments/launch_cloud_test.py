@@ -165,6 +165,19 @@ def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     assert steps(cloud) == 1
 
 
+def test_long_outage_ends_neither_run_nor_launcher(cloud):
+    (cloud / "home" / "wait").touch()
+    (cloud / "follow").write_text("255")
+    (cloud / "log").touch()
+    states = ["ACTIVE", "READY"] * 2 + ["UNREACHABLE"] * 40
+    (cloud / "states").write_text("\n".join(states))
+    finisher = finish_after(cloud, 2)
+    keep(cloud, requests=10)
+    finisher.join()
+    assert requests_of(cloud) == [*ROUND, "follow"]
+    assert steps(cloud) == 1
+
+
 def test_second_launcher_waits_for_the_run_of_a_killed_one(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255")

@@ -25,7 +25,7 @@ from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measurements import MEASUREMENTS
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
-from bpd_jax.studies.study_catalog import NAMES
+from bpd_jax.studies.study import NAMES
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (

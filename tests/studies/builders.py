@@ -3,7 +3,7 @@
 import pathlib
 
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study import find_study
 from bpd_jax.studies.study_records import REPORT, DraftRecord
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from bpd_jax.studies.figure4 import blocks_of, refined_contender
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study import find_study
 from bpd_jax.studies.study_records import Call, ExplorerRecord, Trace
 
 STUDY = find_study("figure4")

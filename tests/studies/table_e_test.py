@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_catalog import find_study
+from bpd_jax.studies.study import find_study
 from bpd_jax.studies.study_records import TimingRecord
 
 STUDY = find_study("table_e")
