@@ -35,39 +35,31 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             f"of width {head_width}: convert the model again."
         )
     plain = RotaryConfig(base, fraction=rotated / head_width)
+
+    def scaling(name: str) -> float | None:
+        return file.find(f"{prefix}.scaling.{name}", float)
+
     kind = file.find(f"{prefix}.scaling.type", str)
     # Older files have the factor under another name, and without a type.
-    factor = (
-        file.find(f"{prefix}.scaling.factor", float)
-        or file.find(f"{prefix}.scale_linear", float)
-        or 1.0
-    )
+    factor = scaling("factor") or file.find(f"{prefix}.scale_linear", float) or 1.0
     if kind == "yarn":
-        if file.find(f"{prefix}.scaling.yarn_log_multiplier", float):
+        if scaling("yarn_log_multiplier"):
             raise UserError(
                 f"{file.path}: {prefix}.scaling.yarn_log_multiplier is not supported."
             )
-        attention_scale = (
-            file.find(f"{prefix}.scaling.yarn_attn_factor", float)
-            or file.find(f"{prefix}.scaling.attn_factor", float)
-            or 1.0
-        )
-        defaults = RotaryConfig()
-        return RotaryConfig(
-            base,
-            plain.fraction,
-            "yarn",
-            factor,
-            file.find(f"{prefix}.scaling.original_context_length", int)
+        attention = scaling("yarn_attn_factor") or scaling("attn_factor") or 1.0
+        return dataclasses.replace(
+            plain,
+            scaling="yarn",
+            factor=factor,
+            original_length=file.find(f"{prefix}.scaling.original_context_length", int)
             or file.get(f"{architecture}.context_length", int),
-            beta_fast=file.find(f"{prefix}.scaling.yarn_beta_fast", float)
-            or defaults.beta_fast,
-            beta_slow=file.find(f"{prefix}.scaling.yarn_beta_slow", float)
-            or defaults.beta_slow,
+            beta_fast=scaling("yarn_beta_fast") or plain.beta_fast,
+            beta_slow=scaling("yarn_beta_slow") or plain.beta_slow,
             # The factor in the file is relative to the default factor.
             attention_factor=None
-            if attention_scale == 1
-            else attention_scale * (0.1 * math.log(max(factor, 1.0)) + 1),
+            if attention == 1
+            else attention * (0.1 * math.log(max(factor, 1.0)) + 1),
         )
     if kind not in (None, "none", "linear"):
         raise UserError(
@@ -75,7 +67,7 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             "linear and yarn are."
         )
     if kind != "none" and factor != 1:
-        return RotaryConfig(base, plain.fraction, "linear", factor)
+        return dataclasses.replace(plain, scaling="linear", factor=factor)
     if FACTORS not in file.tensors:
         return plain
     if file.shape(FACTORS) != (rotated // 2,):
@@ -83,13 +75,13 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             f"{file.path}: {FACTORS} has shape {list(file.shape(FACTORS))}, not "
             f"[{rotated // 2}]: convert the model again."
         )
-    scaling = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
-    if scaling is None:
+    llama3 = _llama3(plain, head_width, file.read(FACTORS).astype(np.float64))
+    if llama3 is None:
         raise UserError(
             f"{file.path}: the factors of {FACTORS} are not those of Llama 3's "
             "scaling, the only one that is supported."
         )
-    return scaling
+    return llama3
 
 
 def _llama3(
