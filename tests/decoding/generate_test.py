@@ -85,9 +85,8 @@ def test_more_drafts_never_need_more_calls():
 
 
 def test_a_prompts_text_does_not_depend_on_its_batch():
-    functions, params = make_model(2)
     prompts = make_prompts([3, 30, 12, 7, 21])
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(2), width=4)
     method = parse_method("zero_gram:3")
     options = DecodeOptions(max_new_tokens=20, temperature=1.0)
     batched = decoder.decode(method, prompts, options)
@@ -98,8 +97,7 @@ def test_a_prompts_text_does_not_depend_on_its_batch():
 
 
 def test_sampling_differs_by_seed_and_repeats_by_seed():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     prompts = make_prompts([4, 4])
     texts = []
     for seed in (1, 1, 2):
@@ -110,8 +108,7 @@ def test_sampling_differs_by_seed_and_repeats_by_seed():
 
 
 def test_prompts_that_do_not_fit_are_refused():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
     bpd = parse_method("bpd")
     fitting = np.ones(60, np.int32)
@@ -133,16 +130,14 @@ def test_prompts_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("acceptance", ["speculative", "typical"])
 def test_oracle_needs_exact_acceptance(acceptance):
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
     with pytest.raises(UserError, match=f"text that {acceptance} acceptance would not"):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
 
 
 def test_prompts_may_be_lists():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=5)
     a, b = (
         decoder.decode(parse_method("bpd"), [prompt], options)[0]
@@ -153,6 +148,5 @@ def test_prompts_may_be_lists():
 
 
 def test_no_prompts_give_no_texts():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []

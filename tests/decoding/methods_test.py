@@ -186,15 +186,13 @@ def test_help_names_every_part_setting_and_alias():
     ],
 )
 def test_methods_without_their_assets_are_refused(name, message):
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     with pytest.raises(UserError, match=message):
         decoder.drafter(parse_method(name))
 
 
 def test_a_tree_counts_nodes_where_there_are_few_paths():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     assert decoder.drafter(parse_method("zero_gram:2:k=1:search=best")).max_nodes == 2
     with pytest.raises(UserError, match="asks for 2 drafts, but the lattice"):
         decoder.drafter(parse_method("zero_gram:2:k=1"))

@@ -301,8 +301,11 @@ def test_default_method_is_a_candidate():
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])
 def test_every_candidate_can_be_made(block_size, width):
     """Also where a lattice has fewer paths than the larger sizes ask for."""
-    functions, params = make_model(0, block_size, num_layers=1)
-    decoder = Decoder(functions, params, width=width, assets=Assets(ngram=make_ngram()))
+    decoder = Decoder(
+        *make_model(0, block_size, num_layers=1),
+        width=width,
+        assets=Assets(ngram=make_ngram()),
+    )
     methods = candidate_methods(decoder)
     for method in methods:
         decoder.drafter(method)

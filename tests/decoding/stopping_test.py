@@ -81,9 +81,8 @@ BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
 @pytest.mark.parametrize("name", ["greedy", "zero_gram:5", "medusa:8"])
 def test_rows_end_at_their_own_stop_texts(name):
     """Each row ends with the token that completes a stop text, whatever its drafts."""
-    functions, params = make_model(3)
     prompts = make_prompts([4, 9, 2, 6, 12], seed=4)
-    decoder = Decoder(functions, params, width=4, token_bytes=lambda: BYTES)
+    decoder = Decoder(*make_model(3), width=4, token_bytes=lambda: BYTES)
     # Sampled, because greedy texts of random models repeat themselves.
     options = DecodeOptions(max_new_tokens=24, batch_size=5, temperature=1.5)
     unstopped = decoder.decode(parse_method("greedy"), prompts, options)
@@ -122,8 +121,7 @@ def test_a_stop_text_must_not_begin_in_the_prompt():
 
 
 def test_stop_texts_need_a_tokenizer():
-    functions, params = make_model(0)
-    decoder = Decoder(functions, params, width=4)
+    decoder = Decoder(*make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=4, stop=("x",))
     with pytest.raises(UserError, match="stop texts need the model's tokenizer"):
         decoder.decode(parse_method("bpd"), [np.array([1])], options)

@@ -142,7 +142,6 @@ def reader():
 )
 @pytest.mark.parametrize("name", PROPOSALS)
 def test_loop_equals_the_python_twin(reader, name, verification):
-    functions, params = make_model(4, BLOCK)
     prompts = make_prompts([5, 1, 12, 7], seed=1)
     options = DecodeOptions(
         max_new_tokens=NEW_TOKENS,
@@ -150,7 +149,7 @@ def test_loop_equals_the_python_twin(reader, name, verification):
         batch_size=4,
         verification=verification,
     )
-    decoder = Decoder(functions, params, width=WIDTH)
+    decoder = Decoder(*make_model(4, BLOCK), width=WIDTH)
     outputs = decoder.decode(parse_method(name), prompts, options)
     ranks = []
     for prompt, got in zip(prompts, outputs, strict=True):

@@ -38,8 +38,9 @@ from tests.decoding.random_models import (
     "temperature", [0.0, pytest.param(0.9, marks=pytest.mark.exhaustive)]
 )
 def test_both_layouts_take_the_same_steps(name, temperature):
-    functions, params = make_model(6, num_layers=1)
-    decoder = Decoder(functions, params, width=3, assets=Assets(ngram=make_ngram()))
+    decoder = Decoder(
+        *make_model(6, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
+    )
     options = DecodeOptions(
         max_new_tokens=20, end_of_text=0, batch_size=4, temperature=temperature
     )

@@ -96,9 +96,8 @@ class DraftModel(SourcePart):
         Raises:
           UserError: there is no draft model, or drafts would be too many.
         """
-        width = min(_WIDTH, context.vocab_size)
-        narrow = dataclasses.replace(context, width=width)
-        width = lattice_width(narrow, self.k, context.vocab_size)
+        choices = context.vocab_size
+        width = lattice_width(context, self.k or min(_WIDTH, choices), choices)
         if search.drafts > width:
             raise UserError(
                 f"{context.method} asks for {search.drafts} drafts with different "
