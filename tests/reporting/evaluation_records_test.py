@@ -98,25 +98,15 @@ def test_records_contain_every_step_without_end_tokens():
     assert json.loads(json.dumps(fields)) == fields
 
 
-def test_records_contain_the_prompt_as_typed():
-    typed = ["as it was typed"]
-    [record] = evaluation_records.decode_records(
-        result(parse_method("ngram:4"), [[2, 3]]),
-        decode,
-        PIECES.__getitem__,
-        DecodeOptions(),
-        typed,
-    )
-    assert record.prompt == "as it was typed"
-
-
-def test_the_text_of_a_record_ends_before_a_stop_text():
+def test_records_contain_the_prompt_as_typed_and_the_text_before_a_stop_text():
     [record] = evaluation_records.decode_records(
         result(parse_method("ngram:4"), [[2, 3]]),
         decode,
         PIECES.__getitem__,
         DecodeOptions(end_of_text=(0, 9), stop=("ca",)),
+        ["as it was typed"],
     )
+    assert record.prompt == "as it was typed"
     assert record.text == "ab"
     assert record.output_ids == [1, 2, 3, 1, 0]
 
