@@ -62,19 +62,8 @@ def render_chat(
                 "range": _limited_range(),
             }
         )
-    # Expressions in a template raise the exceptions of Python's; loops that are nested
-    # too deeply raise SyntaxError.
-    except (
-        jinja2.TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ) as error:
+    # A template is code: besides Jinja's errors it raises any exception of Python's.
+    except Exception as error:
         reason = str(error) or type(error).__name__
         raise UserError(f"the chat template cannot be rendered: {reason}.") from error
 
