@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import types
-import typing
 from collections.abc import Callable
 
 import jax
@@ -17,14 +16,12 @@ from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.searches.tree import BestFirst
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import with_finite_scores
+from tests.decoding import random_models
+from tests.decoding.random_models import RandomModel
 
 VOCAB, END = 8, 0
 
@@ -150,35 +147,10 @@ TOPOLOGY = Topology.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)
 NODES = 9
 
 
-class RandomModel(typing.NamedTuple):
-    functions: ModelFunctions
-    params: dict
-
-
 @functools.cache
 def make_model(seed: int, block_size: int = 1, num_layers: int = 1) -> RandomModel:
-    config = BlockwiseConfig(
-        TransformerConfig(
-            TOKENS,
-            num_layers=num_layers,
-            d_model=16,
-            d_ff=32,
-            num_heads=2,
-            max_length=64,
-        ),
-        BlockHeadsConfig(block_size, hidden=8) if block_size > 1 else None,
-    )
-    rng = np.random.default_rng(seed)
-
-    def fill(shapes):
-        return {
-            name: fill(leaf)
-            if isinstance(leaf, dict)
-            else jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
-            for name, leaf in sorted(shapes.items())
-        }
-
-    return RandomModel(ModelFunctions(config), fill(parameter_shapes(config)))
+    """A small transformer of 13 tokens."""
+    return random_models.make_model(seed, block_size, TOKENS, num_layers=num_layers)
 
 
 @functools.partial(jax.jit, static_argnames="functions")
