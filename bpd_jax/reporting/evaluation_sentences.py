@@ -13,13 +13,9 @@ def drafting_methods(report: EvaluationReport) -> list[MethodSummary]:
 
 def divergence_sentences(report: EvaluationReport) -> list[str]:
     """One sentence per method with texts that differ from greedy decoding."""
-    texts = {
-        method.name: round(method.differing / method.divergence["rate"])
-        for method in report.methods
-        if method.divergence
-    }
     return [
-        f"{method.label}: {method.differing} of {texts[method.name]} texts differ from "
+        f"{method.label}: {method.differing} of "
+        f"{round(method.differing / method.divergence['rate'])} texts differ from "
         f"greedy decoding, the earliest at token {method.divergence['first']:g}; at "
         "the first difference, the lower of the two tokens' logits is "
         f"{method.divergence['gap']:.2g} below the model's largest logit (median)."

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.reporting.records import Facts
@@ -73,23 +72,15 @@ def _group(exhibit: Exhibit) -> _Group:
     facts = exhibit.facts
     size, model = (str(facts.get(name) or "") for name in ("size", "model"))
     name = " · ".join(dict.fromkeys(filter(None, (size, model)))) or exhibit.title
-    settings = _mapping(facts.get("settings"))
+    settings = facts.get("settings") or {}
     common = {name: facts[name] for name in _MODEL if name in facts}
     common |= {name: settings[name] for name in _SETTINGS if name in settings}
-    counts = {
-        task: dict(parts)
-        for task, parts in _mapping(facts.get("examples")).items()
-        if isinstance(parts, Mapping)
-    }
+    counts = {task: dict(n) for task, n in (facts.get("examples") or {}).items()}
     block_size = 0
     if settings.get("source") == "block":  # In place of the model's heads.
         common["source"] = "block"
         block_size = int(facts.get("block_size") or 0)
     return _Group(name, common, block_size, counts, [exhibit.title])
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _sentence(group: _Group) -> str:
