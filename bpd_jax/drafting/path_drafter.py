@@ -5,6 +5,7 @@ from it. `PathDrafter` joins it and a search to a `Drafter`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -98,16 +99,15 @@ class Paths:
 
     def remember(self, arrays: PathArrays, prompts: Prompts) -> PathArrays:
         """The memories of all parts, with the structure of `arrays`."""
+
+        def each(refiners: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+            pairs = zip(refiners, arrays, strict=True)
+            return tuple(refiner.remember(array, prompts) for refiner, array in pairs)
+
         return PathArrays(
             self.source.remember(arrays.source, prompts),
-            tuple(
-                refiner.remember(array, prompts)
-                for refiner, array in zip(self.finite, arrays.finite, strict=True)
-            ),
-            tuple(
-                refiner.remember(array, prompts)
-                for refiner, array in zip(self.others, arrays.others, strict=True)
-            ),
+            each(self.finite, arrays.finite),
+            each(self.others, arrays.others),
         )
 
     def learn(
@@ -123,32 +123,22 @@ class Paths:
         """The state of the one path that is the certain token; and the memory."""
         source, source_memory = self.source.start(view, arrays.source, memory.source)
         lattice = self.source.lattice(source)
-        inputs, finite_memory = [], []
-        for refiner, array, old_memory in zip(
-            self.finite, arrays.finite, memory.finite, strict=True
-        ):
+        inputs, finite_memory, finite = (), (), None
+        if self.finite:
             assert lattice is not None
-            refiner_inputs, new_memory = refiner.inputs(
-                view, lattice, array, old_memory
-            )
-            inputs.append(refiner_inputs)
-            finite_memory.append(new_memory)
-        finite = None
-        if lattice is not None and self.finite:
-            transitions = all_transitions(
-                self.finite, arrays.finite, lattice, tuple(inputs)
-            )
+            triples = zip(self.finite, arrays.finite, memory.finite, strict=True)
+            started = [r.inputs(view, lattice, array, old) for r, array, old in triples]
+            inputs, finite_memory = zip(*started, strict=True)
+            transitions = all_transitions(self.finite, arrays.finite, lattice, inputs)
             finite = FiniteState(transitions, transitions.start[:, None])
-        others, others_memory = [], []
-        for path_refiner, array, old_memory in zip(
-            self.others, arrays.others, memory.others, strict=True
-        ):
-            state, new_memory = path_refiner.start(view, lattice, array, old_memory)
-            others.append(state)
-            others_memory.append(new_memory)
+        others, others_memory = (), ()
+        if self.others:
+            each = zip(self.others, arrays.others, memory.others, strict=True)
+            states = [r.start(view, lattice, array, old) for r, array, old in each]
+            others, others_memory = zip(*states, strict=True)
         return (
-            PathState(source, lattice, tuple(inputs), finite, tuple(others)),
-            PathArrays(source_memory, tuple(finite_memory), tuple(others_memory)),
+            PathState(source, lattice, inputs, finite, others),
+            PathArrays(source_memory, finite_memory, others_memory),
         )
 
     def candidates(
