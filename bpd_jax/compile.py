@@ -36,7 +36,7 @@ from bpd_jax.files import check_writable, replacing_file
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
 
 _PROGRAMS = ("train", "decode", "frozen")

@@ -57,7 +57,7 @@ CONFIGURABLES = {
     "DecodeOptions": "decoding.options",
     "ExampleTask": "data.example_task",
     "HeadSchedule": "training.head_schedule",
-    "HeadsTrainConfig": "training.heads.settings",
+    "HeadsTrainConfig": "training.heads.heads_config",
     "MeshConfig": "models.partitioning",
     "OptimizerConfig": "training.config",
     "RotaryConfig": "models.rotary",

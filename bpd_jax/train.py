@@ -32,8 +32,8 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed, peers, run_description, trainer
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.heads import train as heads
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads import train_heads as heads
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.typing import Params
 

@@ -16,7 +16,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
 PATHS = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]

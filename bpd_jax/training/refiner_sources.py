@@ -24,8 +24,8 @@ from bpd_jax.training.heads.batches import (
     cached_batches,
     held_out_batches,
 )
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import split_texts
-from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.states_cache import STATES, open_states
 from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states

@@ -23,7 +23,7 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import levels_loss
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.state import abstract_parameters
 
 MODEL = BlockwiseConfig(

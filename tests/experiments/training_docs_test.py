@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.configuration import parse
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.sweeps.catalog import SWEEPS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / "experiments" / "vicuna"

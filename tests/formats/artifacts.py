@@ -42,7 +42,7 @@ from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
-from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.frozen_states import Base
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests.data.rows_test import write_rows

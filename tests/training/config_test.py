@@ -10,7 +10,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.refiner_settings import RefinerSettings
 
 HEADS = HeadsTrainConfig("model", "texts", BlockHeadsConfig(4, 32), OptimizerConfig(1))

@@ -16,7 +16,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
-from bpd_jax.training.heads.base import Base
+from bpd_jax.training.heads.frozen_states import Base
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.refiner_loss import freeze_rows, freeze_states

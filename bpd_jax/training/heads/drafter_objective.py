@@ -21,12 +21,12 @@ from bpd_jax.models.products import float32_sums
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.heads.base import Base
-from bpd_jax.training.heads.blocks import BlockBatch, BlockBatcher
+from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
+from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.positions import training_sample
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.run_plan import Plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import levels_loss, levels_ranks
 from bpd_jax.typing import Array, Float, Int, Params

@@ -24,7 +24,6 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import (
     PositionBatch,
     Ring,
@@ -32,10 +31,11 @@ from bpd_jax.training.heads.batches import (
     held_out_batches,
     ring_batches,
 )
+from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.plan import Plan
 from bpd_jax.training.heads.positions import training_sample
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.run_plan import Plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.typing import AnyArray, Array, Float, Params

@@ -20,7 +20,7 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.base import Base, states_dtype
+from bpd_jax.training.heads.frozen_states import Base, states_dtype
 from bpd_jax.training.heads.positions import (
     Positions,
     position_counts,

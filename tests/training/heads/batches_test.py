@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.batches import Ring, ring_batches
+from bpd_jax.training.heads.frozen_states import Base
 from bpd_jax.training.heads.positions import positions_of
 
 CAPACITY = 200

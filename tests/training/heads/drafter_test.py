@@ -16,11 +16,11 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import load_heads
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.heads import train as module
-from bpd_jax.training.heads.blocks import BlockBatch
+from bpd_jax.training.heads import train_heads as module
+from bpd_jax.training.heads.drafter_batches import BlockBatch
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
-from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.training.heads.train import train_heads
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.heads.train_heads import train_heads
 from bpd_jax.training.metrics import read_rows
 
 DRAFTER = BlockDrafterConfig(

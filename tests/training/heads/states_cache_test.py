@@ -11,8 +11,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.training.heads import states_cache
-from bpd_jax.training.heads.base import Base, _padded
 from bpd_jax.training.heads.batches import cached_batches
+from bpd_jax.training.heads.frozen_states import Base, _padded
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 

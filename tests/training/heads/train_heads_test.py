@@ -10,9 +10,9 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
 from bpd_jax.training import distributed, frozen
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.heads import train as module
-from bpd_jax.training.heads.settings import HeadsTrainConfig
-from bpd_jax.training.heads.train import train_heads
+from bpd_jax.training.heads import train_heads as module
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.heads.train_heads import train_heads
 
 HEADS = BlockHeadsConfig(4, 32, draft_vocabulary=20)
 

@@ -25,12 +25,12 @@ from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.training import distributed, frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
-from bpd_jax.training.heads.base import Base
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
+from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.plan import Plan, describe, identity, make_plan
-from bpd_jax.training.heads.settings import HeadsTrainConfig
+from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.slices import make_mesh

@@ -49,7 +49,8 @@ class HeadsTrainConfig(Validated):
       position_decay: see `position_weights`.
       dpace_smoothing: α of D-PACE.
       anchors_per_row: A, anchors of a block drafter that share the states of a row.
-      row_tokens: highest number of tokens of a row of a block drafter; see `blocks`.
+      row_tokens: highest number of tokens of a row of a block drafter, see
+        `drafter_batches`.
       train_texts: highest number of training texts; the held-out texts do not depend on
         it. None for all.
       soft_targets: weight, 0 to 1, of the model's own distribution in the targets

@@ -15,13 +15,13 @@ from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import (
     Positions,
     draft_vocabulary,
     positions_of,
     split_texts,
 )
-from bpd_jax.training.heads.settings import HeadsTrainConfig
 from bpd_jax.training.heads.states_cache import cache_bytes
 from bpd_jax.typing import Params
 
