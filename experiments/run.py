@@ -34,7 +34,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
-from bpd_jax.studies.measurements import MEASUREMENTS
+from bpd_jax.studies.missing_records import MEASUREMENTS
 from bpd_jax.studies.run_header import (
     check_header,
     check_settings,

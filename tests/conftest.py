@@ -77,7 +77,7 @@ _LONGEST = (
     "drafting/searches/best_test.py",
     "shipped_test.py",
     "mutations_test.py",
-    "training/going_on_test.py",
+    "training/resume_test.py",
     "training/step_test.py",
     "decoding/verification_test.py",
     "experiments/launch_detached_test.py",

@@ -29,10 +29,10 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
+from bpd_jax.reporting.glossary import DEFINITIONS
 from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
 from bpd_jax.reporting.terminal import print_exhibit, standard_output
-from bpd_jax.reporting.terms import DEFINITIONS
 from bpd_jax.reporting.wording import fact, percent
 
 # Maximum number of points of a line, each the mean of neighbouring points.

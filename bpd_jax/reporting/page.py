@@ -28,8 +28,8 @@ from bpd_jax.reporting import (
 )
 from bpd_jax.reporting.exhibits import Chart, Exhibit
 from bpd_jax.reporting.explorer import ExplorerText
+from bpd_jax.reporting.glossary import TERMS
 from bpd_jax.reporting.templates import environment, resource
-from bpd_jax.reporting.terms import TERMS
 from bpd_jax.reporting.wording import fact
 
 SUMMARY, EXPLORER = "summary", "explorer-title"

@@ -20,12 +20,12 @@ from bpd_jax import progress
 from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.distributed import say
+from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.meter import Meter, short
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.signals import deferred_signals
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
-from bpd_jax.training.watch import FiniteWatch
 from bpd_jax.typing import Params
 
 # Key of the meter's state in the data item of a checkpoint.

@@ -22,7 +22,7 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.measurements import MEASUREMENTS
+from bpd_jax.studies.missing_records import MEASUREMENTS
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
 from bpd_jax.studies.study import NAMES

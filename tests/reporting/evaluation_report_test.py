@@ -22,9 +22,9 @@ from bpd_jax.reporting.evaluation_sentences import (
     summary_sentence,
     verdict,
 )
+from bpd_jax.reporting.glossary import DEFINITIONS
 from bpd_jax.reporting.page import render
 from bpd_jax.reporting.records import EvaluationReport, Step, save_report
-from bpd_jax.reporting.terms import DEFINITIONS
 from tests.reporting.page_test import Parsed
 
 

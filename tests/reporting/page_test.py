@@ -11,8 +11,8 @@ import pytest
 
 from bpd_jax.reporting import number_format
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
+from bpd_jax.reporting.glossary import TERMS
 from bpd_jax.reporting.page import Page, PagePart, render, summary_sentence
-from bpd_jax.reporting.terms import TERMS
 
 VOID = {"meta", "input"}
 NASTY = '</script><img src=x onerror=alert(1)><!-- " & \u202e'

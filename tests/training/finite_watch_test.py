@@ -9,9 +9,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.distributed import LAG
+from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-from bpd_jax.training.watch import FiniteWatch
 
 
 def test_steps_are_checked_after_a_lag(tmp_path, batch):
