@@ -15,7 +15,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
 from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.levels import round_counts, rounded_counts_table
+from bpd_jax.ngrams.counting.order_counts import round_counts, rounded_counts_table
 from bpd_jax.ngrams.model import NGramModel
 
 DEFAULT_BINS = 5

@@ -37,8 +37,8 @@ def fill_probs(
       offsets: `[histories + 1]`, start of each history's n-grams.
       followed: `[histories]`, number of times that any symbol followed.
       factors: discount factor of each count; the last one is that of higher counts.
-      table: rounded values of small counts (`levels.round_counts`); those of larger
-        counts are in `probs`.
+      table: rounded values of small counts (`order_counts.round_counts`); those of
+        larger counts are in `probs`.
       probs: `[n]`, the result.
       begin: the first history.
       end: the history after the last one.

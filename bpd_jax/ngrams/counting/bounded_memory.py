@@ -8,7 +8,7 @@ import numpy as np
 from bpd_jax import folders, progress
 from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting import levels, sorted_runs, windows
+from bpd_jax.ngrams.counting import order_counts, sorted_runs, windows
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
     check_min_counts,
@@ -96,7 +96,7 @@ def assemble(
       packing: packing of the windows.
       source: the source.
       min_counts: per order; None for 1 everywhere.
-      folder: see `levels.assemble`.
+      folder: see `order_counts.assemble`.
 
     Raises:
       OSError: the folder cannot be written.
@@ -106,7 +106,7 @@ def assemble(
         # An n-gram below this minimum is too rare in its own order, and so is every
         # longer n-gram that contains it. These numbers do not decrease.
         least = [min(min_counts[n : packing.order]) for n in range(packing.order)]
-    result = levels.assemble(sorted_windows, packing, least, folder)
+    result = order_counts.assemble(sorted_windows, packing, least, folder)
     counts = from_levels(result, source.vocab_size, source.end_of_text)
     if min_counts is not None and least != list(min_counts[: packing.order]):
         counts = with_min_counts(counts, min_counts)

@@ -1,4 +1,4 @@
-"""Compiled inner loops of counting; see `windows` and `levels`."""
+"""Compiled inner loops of counting; see `windows` and `order_counts`."""
 
 import math
 from typing import Any
@@ -155,7 +155,7 @@ def merge(
 
 @numba.njit(cache=True, nogil=True)
 def _rounded(count: int, table: np.ndarray) -> float:
-    """`levels.round_counts` of one count; `table` has the results of small counts."""
+    """`order_counts.round_counts` of one count; `table` has those of small counts."""
     if count < table.size:
         return table[count]
     return math.exp(np.float64(np.float32(math.log(count))))
@@ -165,7 +165,7 @@ def _rounded(count: int, table: np.ndarray) -> float:
 def sum_rounded(
     parents: np.ndarray, counts: np.ndarray, table: np.ndarray, sums: np.ndarray
 ) -> None:
-    """Adds the rounded counts (`levels.round_counts`) to the sums of their parents."""
+    """Adds counts, rounded by `order_counts.round_counts`, to their parents' sums."""
     for index in range(parents.size):
         sums[parents[index]] += _rounded(counts[index], table)
 

@@ -4,7 +4,7 @@
       -> sorted distinct windows, part by part      windows.sorted_parts
       -> GroupByKey                                 the key is the part
       -> one sorted file per part                   windows.merged
-    parts, in order -> counts of every order        levels.assemble, on this machine
+    parts, in order -> counts of every order        order_counts.assemble, locally
 
 The counts are those of `bounded_memory.count`. The parts are ranges of windows of about
 equal size, which are estimated from a sample of the text. The last step is one pass

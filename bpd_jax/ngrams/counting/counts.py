@@ -8,7 +8,7 @@ import numpy as np
 
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import storage, trie
-from bpd_jax.ngrams.counting import levels, windows
+from bpd_jax.ngrams.counting import order_counts, windows
 from bpd_jax.ngrams.storage import FLOATS, INTEGERS, NGramArrays
 
 
@@ -21,7 +21,7 @@ class NGramCounts(NGramArrays):
       keys: per order, `[n]` int64.
       counts: per order, `[n]` int64.
       followed: per order except the highest, `[n]` float64: number of times that any
-        symbol followed the n-gram, rounded by `levels.round_counts`. It includes
+        symbol followed the n-gram, rounded by `order_counts.round_counts`. It includes
         n-grams that minimum counts dropped.
       end_of_text: the token that separates documents, or None; see `NGramModel`.
       seen: per order, number of different n-grams before minimum counts; by default
@@ -100,14 +100,14 @@ def count_ngrams(
         batch, vocab_size=vocab_size, end_of_text=end_of_text
     )
     packing = windows.Packing(order, vocab_size)
-    result = levels.assemble(windows.sorted_parts(stream, packing), packing)
+    result = order_counts.assemble(windows.sorted_parts(stream, packing), packing)
     return from_levels(result, vocab_size, end_of_text)
 
 
 def from_levels(
-    result: levels.Levels, vocab_size: int, end_of_text: int | None
+    result: order_counts.OrderCounts, vocab_size: int, end_of_text: int | None
 ) -> NGramCounts:
-    """Converts the result of `levels.assemble`."""
+    """Converts the result of `order_counts.assemble`."""
     return NGramCounts(vocab_size, *result[:3], end_of_text=end_of_text, seen=result[3])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
-from bpd_jax.ngrams.counting import levels
+from bpd_jax.ngrams.counting import order_counts
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.token_files import HIGHEST_ID, parse_id
 from bpd_jax.ngrams.text_blocks import line_blocks
@@ -149,7 +149,9 @@ class _CountsReader:
 
     def finish(self, end_of_text: int | None) -> NGramCounts:
         """Checks the sums and returns the counts."""
-        followed = list(levels.sum_followed(self._keys, self._counts, self._width))
+        followed = list(
+            order_counts.sum_followed(self._keys, self._counts, self._width)
+        )
         links = trie.suffix_links(self._keys, self._width)
         for order in range(1, len(self._keys)):
             keys, counts = self._keys[order - 1], self._counts[order - 1]
@@ -165,7 +167,7 @@ class _CountsReader:
             self._refuse(preceded > counts, reason, lines)
             ends = keys % self._width == trie.eos_symbol(self._vocab_size)
             dropped = (sums < counts) & ~ends
-            followed[order - 1][dropped] = levels.round_counts(counts[dropped])
+            followed[order - 1][dropped] = order_counts.round_counts(counts[dropped])
         return NGramCounts(
             self._vocab_size,
             tuple(self._keys),

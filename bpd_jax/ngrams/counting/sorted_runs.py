@@ -34,7 +34,7 @@ from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 KIND = Artifact(
     "runs of a count",
     "manifest.json",
-    # The columns are those of `levels.assemble`.
+    # The columns are those of `order_counts.assemble`.
     ("run_*.windows", "run_*.counts", "keys_*.bin", "counts_*.bin", "followed_*.bin"),
     "bpd_jax n-gram runs",
     remedy="if the folder contains nothing else, remove it to count from the beginning",

@@ -10,7 +10,7 @@ import pytest
 
 from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting import bounded_memory, levels, sorted_runs
+from bpd_jax.ngrams.counting import bounded_memory, order_counts, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.ngrams.counting.windows import join
@@ -226,7 +226,7 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     def no_room(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(levels._Column, "append", no_room)
+    monkeypatch.setattr(order_counts._Column, "append", no_room)
     with pytest.raises(UserError, match="No space left on device; the runs counted"):
         count_to_folder(Batches(text), output)
     assert not output.exists()

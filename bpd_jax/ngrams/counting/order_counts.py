@@ -23,7 +23,7 @@ _STEP = 1 << 18
 _TABLE_SIZE = 1 << 16
 
 
-class Levels(NamedTuple):
+class OrderCounts(NamedTuple):
     """The n-grams of orders 1 ... K, as `counts.NGramCounts` has them.
 
     Attributes:
@@ -77,7 +77,7 @@ def assemble(
     packing: Packing,
     min_counts: Sequence[int] | None = None,
     folder: str | os.PathLike[str] | None = None,
-) -> Levels:
+) -> OrderCounts:
     """Computes the n-grams of all orders from sorted distinct windows.
 
     Args:
@@ -135,7 +135,7 @@ def assemble(
             for begin in range(0, len(part.rows), _STEP):
                 split(*(array[begin : begin + _STEP] for array in part))
         split(np.empty((0, packing.words), np.uint64), np.empty(0, np.int64))
-        return store.levels(state[2])
+        return store.order_counts(state[2])
     finally:
         store.close()
 
@@ -181,12 +181,12 @@ class _Store:
         self.counts = columns("counts", order, np.int64)
         self.followed = columns("followed", order - 1, np.float64)
 
-    def levels(self, seen: np.ndarray) -> Levels:
+    def order_counts(self, seen: np.ndarray) -> OrderCounts:
         """Returns the arrays; orders without n-grams, the highest, are left out."""
         present = sum(1 for column in self.keys if column.size)
         if not present:
             raise UserError("there is no text to count: the input is empty.")
-        return Levels(
+        return OrderCounts(
             keys=tuple(column.array() for column in self.keys[:present]),
             counts=tuple(column.array() for column in self.counts[:present]),
             followed=tuple(column.array() for column in self.followed[: present - 1]),
