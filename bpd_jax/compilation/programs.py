@@ -15,7 +15,7 @@ from bpd_jax.decoding.decode_loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import DecodeConfig, StepOptions
 from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
-from bpd_jax.drafting.refiners.ngram import NGramArrays, NGramRefiner
+from bpd_jax.drafting.refiners.ngram import NGramRefiner, NGramRefinerArrays
 from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -207,7 +207,7 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
 
 def ngram_shapes(
     model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh
-) -> NGramArrays:
+) -> NGramRefinerArrays:
     """The arrays of an n-gram model of a given size, replicated on every device.
 
     The n-grams are divided evenly among the orders from the second on. The search among
@@ -246,7 +246,7 @@ def ngram_shapes(
         end_of_text=0,
     )
     number = spread(np.float32(0), mesh, PartitionSpec())
-    return NGramArrays(table, Weight(number, number))
+    return NGramRefinerArrays(table, Weight(number, number))
 
 
 def spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:

@@ -24,7 +24,7 @@ STRENGTH = 1.0
 
 
 @flax.struct.dataclass
-class NGramArrays:
+class NGramRefinerArrays:
     """The n-gram table and the weight, arguments of the jitted loop."""
 
     table: DeviceTable
@@ -65,7 +65,7 @@ class NGramRefiner:
       room: slots for longer n-grams; None for `Room.for_width`.
     """
 
-    arrays: NGramArrays = dataclasses.field(compare=False)
+    arrays: NGramRefinerArrays = dataclasses.field(compare=False)
     context_length: int
     adaptive: bool = False
     room: Room | None = None
@@ -92,15 +92,15 @@ class NGramRefiner:
           UserError: the model is too large, or alpha is negative.
         """
         check_alpha(alpha)
-        arrays = NGramArrays(device_table(model), Weight.of(alpha, slope))
+        arrays = NGramRefinerArrays(device_table(model), Weight.of(alpha, slope))
         return cls(arrays, max(model.order - 2, 0), adaptive)
 
-    def remember(self, arrays: NGramArrays, prompts: Prompts) -> None:
+    def remember(self, arrays: NGramRefinerArrays, prompts: Prompts) -> None:
         """No memory: `inputs` reads the text."""
         del arrays, prompts
 
     def inputs(
-        self, view: View, lattice: Lattice, arrays: NGramArrays, memory: None
+        self, view: View, lattice: Lattice, arrays: NGramRefinerArrays, memory: None
     ) -> tuple[NGramInputs, None]:
         """The end of the text, and its bigram counts."""
         del arrays
@@ -111,7 +111,7 @@ class NGramRefiner:
 
     def transitions(
         self,
-        arrays: NGramArrays,
+        arrays: NGramRefinerArrays,
         lattice: Lattice,
         inputs: NGramInputs,
         *,
@@ -165,7 +165,7 @@ class NGram(RefinerPart):
         model: NGramModel = context.need("ngram")
         alpha = self.weight(context)
         table = context.share("ngram table", lambda: device_table(model))
-        arrays = NGramArrays(table, Weight.of(alpha, self.slope))
+        arrays = NGramRefinerArrays(table, Weight.of(alpha, self.slope))
         return NGramRefiner(arrays, max(model.order - 2, 0), bool(self.adaptive))
 
     def weight(self, context: BuildContext) -> float:

@@ -22,9 +22,9 @@ from bpd_jax.drafting.parts import (
 from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
 from bpd_jax.drafting.refiners.ngram import (
     NGram,
-    NGramArrays,
     NGramInputs,
     NGramRefiner,
+    NGramRefinerArrays,
 )
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
@@ -92,7 +92,7 @@ def best_under_ngram(
     context: Int[AnyArray, "B C"],
     num_drafts: int,
     *,
-    arrays: NGramArrays | None = None,
+    arrays: NGramRefinerArrays | None = None,
 ) -> Drafts:
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
