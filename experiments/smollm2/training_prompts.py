@@ -128,7 +128,7 @@ REQUESTS = {
 }
 
 
-class Candidate(NamedTuple):
+class PromptCandidate(NamedTuple):
     """A prompt.
 
     Attributes:
@@ -146,7 +146,7 @@ def main() -> None:
     draw = random.Random(SEED.value)
     if not 0 <= SAMPLED.value <= 1:
         raise UserError(f"--sampled is {SAMPLED.value}: it must be in 0 … 1.")
-    measured = Measured(measured_texts())
+    measured = MeasuredTexts(measured_texts())
     seen: set[str] = set()
     kept, refused = [], 0
     for candidate in candidates(draw):
@@ -165,19 +165,19 @@ def main() -> None:
     write(output / "greedy.jsonl", kept[count:])
 
 
-def candidates(draw: random.Random) -> Iterator[Candidate]:
+def candidates(draw: random.Random) -> Iterator[PromptCandidate]:
     """Prompts of every kind."""
 
     def some(records: list, most: int) -> list:
         count = round(most * SCALE.value)
         return draw.sample(records, min(count, len(records)))
 
-    def asked(kind: str, text: str) -> Candidate:
-        return Candidate(draw.choice(REQUESTS[kind]).replace("{}", text), (text,))
+    def asked(kind: str, text: str) -> PromptCandidate:
+        return PromptCandidate(draw.choice(REQUESTS[kind]).replace("{}", text), (text,))
 
     instructions = read("instructions", "train")
     for record in some(instructions, len(instructions)):
-        yield Candidate(record["prompt"], (record["prompt"],))
+        yield PromptCandidate(record["prompt"], (record["prompt"],))
     for record in some(read("gsm8k", "train"), _GSM8K):
         yield asked("gsm8k", record["question"])
     squad = some(read("squad", "train"), _SQUAD + _SQUAD_QUESTIONS)
@@ -189,7 +189,7 @@ def candidates(draw: random.Random) -> Iterator[Candidate]:
         else:
             request = draw.choice(REQUESTS["squad"])
             text = request.replace("{question}", question).replace("{context}", context)
-            yield Candidate(text, (question, record["context"]))
+            yield PromptCandidate(text, (question, record["context"]))
     for record in some(read("samsum", "train"), _SAMSUM):
         dialogue = record["dialogue"].replace("\r\n", "\n")
         yield asked("dialogue", cut(dialogue, draw, "\n"))
@@ -236,7 +236,7 @@ def runs(text: str) -> Iterator[int]:
         yield hash(" ".join(words[begin : begin + RUN]))
 
 
-class Measured:
+class MeasuredTexts:
     """Texts that prompts must not share."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -244,7 +244,7 @@ class Measured:
         self.whole.discard("")
         self.runs = {run for text in self.whole for run in runs(text)}
 
-    def shares(self, candidate: Candidate) -> bool:
+    def shares(self, candidate: PromptCandidate) -> bool:
         """Whether a prompt or a part of it is among them, or shares a run of words."""
         words = [normalised(text) for text in (candidate.text, *candidate.parts)]
         return any(
