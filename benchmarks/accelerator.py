@@ -33,7 +33,7 @@ from absl import flags
 
 from benchmarks import records
 from benchmarks.accelerator_parts import results
-from benchmarks.accelerator_parts.jobs import Part, Row, Setting
+from benchmarks.accelerator_parts.jobs import JobSettings, Part, Row
 from bpd_jax import cli, decode_flags, progress
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import split_file
@@ -72,7 +72,7 @@ def main() -> None:
         results.update_page(results.PAGE, folder)
         print(f"{results.PAGE}: tables of {folder}")
         return
-    setting = _setting()
+    settings = _settings()
     deadline = time.monotonic() + 60 * MINUTES.value
     if not decode_flags.PROMPTS_FILE.value:
         flags.FLAGS["prompts_file"].value = [str(_PROMPTS)]
@@ -81,7 +81,7 @@ def main() -> None:
         if time.monotonic() > deadline:
             left.append(part)
             continue
-        failed, waiting = _run(part, setting, folder, deadline)
+        failed, waiting = _run(part, settings, folder, deadline)
         wrong += failed
         left += waiting
     if left:
@@ -93,7 +93,7 @@ def main() -> None:
         raise UserError(f"wrong results: {', '.join(wrong)}; the files have the rest.")
 
 
-def _setting() -> Setting:
+def _settings() -> JobSettings:
     """What the flags say, checked."""
     unknown = [part for part in PART.value if part not in results.PARTS]
     if unknown or not PART.value:
@@ -112,11 +112,11 @@ def _setting() -> Setting:
             f"jax has no {PLATFORM.value} here, only {found}: install jax for it, as "
             "in pip install -e '.[cuda13]' or '.[tpu]'."
         )
-    return Setting(TINY.value, ROUNDS.value, tuple(sizes))
+    return JobSettings(TINY.value, ROUNDS.value, tuple(sizes))
 
 
 def _run(
-    part: str, setting: Setting, folder: pathlib.Path, deadline: float
+    part: str, settings: JobSettings, folder: pathlib.Path, deadline: float
 ) -> tuple[list[str], list[str]]:
     """Runs the jobs of a part; returns those that are wrong and those that are left."""
     run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
@@ -127,7 +127,7 @@ def _run(
     rows = found.setdefault("rows", {})
     wrong, left = [], []
     with progress.bar(label=part, unit=" jobs") as bar:
-        for name, job in run(setting):
+        for name, job in run(settings):
             if ONLY.value not in name or (MISSING.value and name in rows):
                 continue
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ def _run(
                 **row,
                 "seconds_of_the_job": time.perf_counter() - start,
                 **records.about("accelerator"),
-                "tiny": setting.tiny,
+                "tiny": settings.tiny,
             }
             records.write(path, found, indent=1)
             if not row.get("passed", True):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.accelerator_parts.jobs import Job, Row, Setting, seconds_of
+from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row, seconds_of
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.segment_attention import fused, segment_attention
 from bpd_jax.typing import Array
@@ -50,16 +50,16 @@ _KERNELS = {
 }
 
 
-def jobs(setting: Setting) -> Iterator[Job]:
+def jobs(settings: JobSettings) -> Iterator[Job]:
     """Training kernels at each shape, then attention over a cache."""
-    for name, shape in (_TINY if setting.tiny else SHAPES).items():
+    for name, shape in (_TINY if settings.tiny else SHAPES).items():
         for kernel in _KERNELS[jax.default_backend()]:
-            run = functools.partial(_training, setting, shape, kernel)
+            run = functools.partial(_training, settings, shape, kernel)
             yield f"{name}, {kernel}", run
-        yield f"{name}, cache", functools.partial(_decoding, setting, shape)
+        yield f"{name}, cache", functools.partial(_decoding, settings, shape)
 
 
-def _training(setting: Setting, shape: Shape, kernel: str) -> Row:
+def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
     """Forward and backward of packed rows."""
     arrays, ids = _inputs(shape)
 
@@ -71,7 +71,7 @@ def _training(setting: Setting, shape: Shape, kernel: str) -> Row:
     def reference(queries: Array, keys: Array, values: Array) -> Array:
         return attention(queries, keys, values, causal_mask(ids))
 
-    rounded = tuple(jnp.asarray(x, setting.dtype) for x in arrays)
+    rounded = tuple(jnp.asarray(x, settings.dtype) for x in arrays)
     run = _with_gradients(candidate)
     found = jax.device_get(run(rounded))
     with jax.default_matmul_precision("highest"):
@@ -86,10 +86,10 @@ def _training(setting: Setting, shape: Shape, kernel: str) -> Row:
     }
     return {
         "shape": dataclasses.asdict(shape),
-        "dtype": setting.dtype,
+        "dtype": settings.dtype,
         "errors": errors,
         "passed": max(errors.values()) < TOLERANCE,
-        "ms_forward_backward": _milliseconds(lambda: run(rounded), setting.rounds),
+        "ms_forward_backward": _milliseconds(lambda: run(rounded), settings.rounds),
     }
 
 
@@ -135,12 +135,12 @@ def _milliseconds(run: Callable[[], object], rounds: int) -> float:
     return 1e3 * statistics.median(seconds_of(run, rounds))
 
 
-def _decoding(setting: Setting, shape: Shape) -> Row:
+def _decoding(settings: JobSettings, shape: Shape) -> Row:
     """32 draft tokens, or fewer, over a cache that is filled to a different length."""
     arrays, _ = _inputs(shape)
     nodes = min(32, shape.length // 4)
     lengths = jnp.arange(1, shape.rows + 1) * (shape.length // (shape.rows + 1))
-    rounded = [jnp.asarray(x, setting.dtype) for x in arrays]
+    rounded = [jnp.asarray(x, settings.dtype) for x in arrays]
     new = [x[:, :nodes] for x in rounded]
     mask = causal_mask(jnp.ones((shape.rows, nodes), jnp.int32))
     # The layout of the cache: see `KVCache`.
@@ -158,10 +158,10 @@ def _decoding(setting: Setting, shape: Shape) -> Row:
     return {
         "shape": dataclasses.asdict(shape),
         "nodes": nodes,
-        "dtype": setting.dtype,
+        "dtype": settings.dtype,
         "errors": {"output": error},
         "passed": error < TOLERANCE,
         "ms_forward": _milliseconds(
-            lambda: run(*new, mask, *prefix, lengths), setting.rounds
+            lambda: run(*new, mask, *prefix, lengths), settings.rounds
         ),
     }

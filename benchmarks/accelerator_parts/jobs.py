@@ -41,7 +41,7 @@ _TINY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class JobSettings:
     """How large the measurements are.
 
     Attributes:
@@ -77,7 +77,7 @@ class Setting:
         return config if heads else dataclasses.replace(config, heads=None)
 
 
-Part = Callable[[Setting], Iterator[Job]]
+Part = Callable[[JobSettings], Iterator[Job]]
 """Yields jobs; what it loads between them is freed when it goes on."""
 
 

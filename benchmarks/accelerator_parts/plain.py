@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator_parts.jobs import (
     Job,
+    JobSettings,
     Row,
-    Setting,
     random_decoder,
     random_prompts,
     seconds_of,
@@ -26,21 +26,21 @@ from bpd_jax.evaluation.token_cost import model_size
 MODELS = ("smollm2_135m", "blockwise_1b5", "llama_7b")
 
 
-def jobs(setting: Setting) -> Iterator[Job]:
+def jobs(settings: JobSettings) -> Iterator[Job]:
     """The bandwidth, then each model at each batch size."""
-    size = 1 << (20 if setting.tiny else 30)
+    size = 1 << (20 if settings.tiny else 30)
     # Measured once, and kept with every row that it explains.
     bandwidth = functools.cache(lambda: _copy_bandwidth(size))
     yield "copy", lambda: {"bytes": size, "bytes_per_second": bandwidth()}
-    for name in MODELS[:1] if setting.tiny else MODELS:
+    for name in MODELS[:1] if settings.tiny else MODELS:
         decoder = functools.cache(
-            lambda name=name: random_decoder(setting.model(name, heads=False))
+            lambda name=name: random_decoder(settings.model(name, heads=False))
         )
-        for batch in setting.batch_sizes:
+        for batch in settings.batch_sizes:
             yield (
                 f"{name}, batch {batch}",
                 lambda batch=batch, decoder=decoder: _plain(
-                    setting, decoder(), batch, bandwidth()
+                    settings, decoder(), batch, bandwidth()
                 ),
             )
 
@@ -57,26 +57,28 @@ def _copy_bandwidth(size: int) -> float:
     return 2 * array.nbytes / min(seconds_of(lambda: copy(array), 10))
 
 
-def _plain(setting: Setting, decoder: Decoder, batch: int, bandwidth: float) -> Row:
+def _plain(
+    settings: JobSettings, decoder: Decoder, batch: int, bandwidth: float
+) -> Row:
     """Milliseconds per turn of a batch, prompts not counted."""
     config = decoder.model.config
-    length, new_tokens = (8, 8) if setting.tiny else (128, 128)
+    length, new_tokens = (8, 8) if settings.tiny else (128, 128)
     prompts = random_prompts(batch, length, config.trunk.vocab_size)
     options = DecodeOptions(max_new_tokens=new_tokens, batch_size=batch)
     task = decoder.task(GREEDY, options)
     times = []
-    for number in range(setting.rounds + 1):
+    for number in range(settings.rounds + 1):
         state = task.prefill(prompts, range(batch), batch, new_tokens)
         jax.block_until_ready(state)
         start = time.perf_counter()
         jax.block_until_ready(task.run(state))
         if number:  # the first one compiles
             times.append(time.perf_counter() - start)
-    bytes_per_value = 4 if setting.dtype == "float32" else 2
+    bytes_per_value = 4 if settings.dtype == "float32" else 2
     read = model_size(config).trunk_parameters * bytes_per_value
     turn, floor = statistics.median(times) / new_tokens, read / bandwidth
     return {
-        "dtype": setting.dtype,
+        "dtype": settings.dtype,
         "prompt_tokens": length,
         "new_tokens": new_tokens,
         "weights_bytes": read,

@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.accelerator_parts.jobs import (
     Job,
+    JobSettings,
     Row,
-    Setting,
     random_decoder,
     random_prompts,
 )
@@ -34,17 +34,19 @@ METHODS = (
 _NGRAMS = 5_000_000
 
 
-def jobs(setting: Setting) -> Iterator[Job]:
+def jobs(settings: JobSettings) -> Iterator[Job]:
     """Passes, then each method, of each model and at the first two batch sizes."""
-    for name in MODELS[:1] if setting.tiny else MODELS:
-        decoder = functools.cache(lambda name=name: _decoder(setting, name))
-        for batch in setting.batch_sizes[:2]:
+    for name in MODELS[:1] if settings.tiny else MODELS:
+        decoder = functools.cache(lambda name=name: _decoder(settings, name))
+        for batch in settings.batch_sizes[:2]:
             where = f"{name}, batch {batch}"
             yield (
                 f"{where}, passes",
-                lambda batch=batch, decoder=decoder: _passes(setting, decoder(), batch),
+                lambda batch=batch, decoder=decoder: _passes(
+                    settings, decoder(), batch
+                ),
             )
-            for method in METHODS[::3] if setting.tiny else METHODS:
+            for method in METHODS[::3] if settings.tiny else METHODS:
                 yield (
                     f"{where}, {method}",
                     lambda batch=batch, decoder=decoder, method=method: _drafting(
@@ -58,17 +60,17 @@ def _ngrams(size: int, vocab_size: int) -> NGramModel:
     return synthetic_model(size, vocab_size)
 
 
-def _decoder(setting: Setting, name: str) -> Decoder:
-    config = setting.model(name)
-    size = 2000 if setting.tiny else _NGRAMS
+def _decoder(settings: JobSettings, name: str) -> Decoder:
+    config = settings.model(name)
+    size = 2000 if settings.tiny else _NGRAMS
     return random_decoder(config, _ngrams(size, config.trunk.vocab_size))
 
 
-def _passes(setting: Setting, decoder: Decoder, batch: int) -> Row:
-    sizes, text = ((1, 4), 16) if setting.tiny else (PASSES, 512)
+def _passes(settings: JobSettings, decoder: Decoder, batch: int) -> Row:
+    sizes, text = ((1, 4), 16) if settings.tiny else (PASSES, 512)
     costs = measure_passes(decoder, batch, text, sizes)
     return {
-        "dtype": setting.dtype,
+        "dtype": settings.dtype,
         "text_tokens": text,
         "ms_by_tokens": {str(m): 1e3 * s for m, s in costs.seconds.items()},
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import flags
 
-from benchmarks.accelerator_parts.jobs import Job, Row, Setting
+from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from bpd_jax import decode_flags
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
@@ -31,19 +31,19 @@ METHODS = (
 )
 
 
-def jobs(setting: Setting) -> Iterator[Job]:
+def jobs(settings: JobSettings) -> Iterator[Job]:
     """One job for each batch size."""
     if flags.FLAGS["model"].value is None:
         flags.FLAGS["model"].value = "smollm2"
     if flags.FLAGS["precision"].value is None:
-        flags.FLAGS["precision"].value = setting.dtype
+        flags.FLAGS["precision"].value = settings.dtype
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     texts = decode_flags.prompt_texts()
     if not texts:
         raise UserError("--prompts_file is missing: name a file of prompts.")
-    new_tokens = 6 if setting.tiny else 64
-    for batch in setting.batch_sizes:
+    new_tokens = 6 if settings.tiny else 64
+    for batch in settings.batch_sizes:
         options = dataclasses.replace(
             config.options, batch_size=batch, max_new_tokens=new_tokens
         )
@@ -55,13 +55,13 @@ def jobs(setting: Setting) -> Iterator[Job]:
         yield (
             f"{loaded.name}, batch {batch}",
             lambda prompts=prompts, options=options: _methods(
-                setting, loaded, decoder, prompts, options
+                settings, loaded, decoder, prompts, options
             ),
         )
 
 
 def _methods(
-    setting: Setting,
+    settings: JobSettings,
     loaded: LoadedModel,
     decoder: Decoder,
     prompts: Sequence[np.ndarray],
@@ -69,7 +69,7 @@ def _methods(
 ) -> Row:
     methods = [m for m in map(parse_method, METHODS) if _possible(decoder, m)]
     compile_methods(decoder, methods, prompts, options)
-    results = compare(decoder, methods, prompts, options, rounds=setting.rounds)
+    results = compare(decoder, methods, prompts, options, rounds=settings.rounds)
     rows = {}
     for result in results:
         tokens = sum(len(text.output_ids) for text in result.generations)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.accelerator_parts.jobs import Job, Row, Setting
+from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax import configuration
 from bpd_jax.models.blockwise import count_parameters
@@ -29,23 +29,23 @@ _TINY = (
 )
 
 
-def jobs(setting: Setting) -> Iterator[Job]:
+def jobs(settings: JobSettings) -> Iterator[Job]:
     """One job for each number of rows."""
-    for rows in (1,) if setting.tiny else ROWS:
+    for rows in (1,) if settings.tiny else ROWS:
         yield (
             f"blockwise_1b5, {rows} rows per device",
-            lambda rows=rows: _step(setting, rows),
+            lambda rows=rows: _step(settings, rows),
         )
 
 
-def _step(setting: Setting, rows: int) -> Row:
+def _step(settings: JobSettings, rows: int) -> Row:
     """Whole steps, the state spread over all devices."""
     devices = jax.device_count()
     bindings = [
         f"BATCH_SIZE = {rows * devices}",
         f"MeshConfig.fsdp = {devices}",
         "ComputeConfig.accumulate = 1",
-        *(_TINY if setting.tiny else ()),
+        *(_TINY if settings.tiny else ()),
     ]
     parsed: Any = configuration.parse(
         ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/one_device.gin"],
@@ -57,9 +57,9 @@ def _step(setting: Setting, rows: int) -> Row:
     config.check_mesh(mesh)
     step = TimedStep(config, mesh)
     step.place()
-    steps = 1 if setting.tiny else 5
+    steps = 1 if settings.tiny else 5
     step.block(steps)  # the first steps are slower
-    seconds = [step.block(steps) for _ in range(setting.rounds)]
+    seconds = [step.block(steps) for _ in range(settings.rounds)]
     step.remove()
     return {
         "parameters": count_parameters(config.model)["total"],

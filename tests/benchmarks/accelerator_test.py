@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks.accelerator_parts import results, shapes
-from benchmarks.accelerator_parts.jobs import Setting, random_decoder
+from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
@@ -125,9 +125,9 @@ def test_methods_are_compared_with_plain_decoding(measured):
 
 def test_every_method_of_the_shapes_can_be_built():
     """The tests above measure only a few of them."""
-    setting = Setting(tiny=True, rounds=1, batch_sizes=(1,))
+    settings = JobSettings(tiny=True, rounds=1, batch_sizes=(1,))
     for name in shapes.MODELS:
-        config = setting.model(name)
+        config = settings.model(name)
         ngram = synthetic_model(500, config.trunk.vocab_size)
         decoder = random_decoder(config, ngram)
         for method in map(parse_method, shapes.METHODS):
