@@ -25,7 +25,13 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
-from bpd_jax.training import checkpoints, frozen, metrics, run_folder, run_lock, watch
+from bpd_jax.training import (
+    checkpoints,
+    frozen,
+    metrics,
+    run_folder,
+    run_lock,
+)
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.draft_targets import Targets, draft_targets
 from bpd_jax.training.evaluator import per_head

@@ -19,7 +19,7 @@ from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config, save_config
-from bpd_jax.training import checkpoints, metrics, run_lock, watch
+from bpd_jax.training import checkpoints, finite_watch, metrics, run_lock
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.distributed import say
 
@@ -42,7 +42,7 @@ _KNOWN = {
     metrics.DAMAGED,
     metrics.TENSORBOARD,
     checkpoints.FOLDER,
-    watch.FOLDER,
+    finite_watch.FOLDER,
 }
 
 
