@@ -27,6 +27,7 @@ from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
 from bpd_jax.training import (
     checkpoints,
+    finite_watch,
     frozen,
     metrics,
     run_folder,
@@ -55,7 +56,7 @@ _RUN = folders.FolderKind(
         metrics.FILE_NAME,
         metrics.DAMAGED,
         metrics.TENSORBOARD,
-        watch.FOLDER,
+        finite_watch.FOLDER,
     ),
 )
 
