@@ -25,7 +25,7 @@ def main() -> None:
         sys.argv[1:] = arguments
         runpy.run_module(f"bpd_jax.{name}", run_name="__main__", alter_sys=True)
         return
-    with cli.telling_errors():
+    with cli.exit_on_errors():
         if name in ("help", "-h", "--help"):
             print(_usage())
         elif name in ("--version", "version"):

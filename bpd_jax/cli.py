@@ -71,13 +71,13 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
             main()
 
     _show_in_help()
-    with telling_errors():
+    with exit_on_errors():
         arguments = rewrite_gin_arguments(sys.argv)
         app.run(guarded, argv=arguments, flags_parser=_parse)
 
 
 @contextlib.contextmanager
-def telling_errors() -> Iterator[None]:
+def exit_on_errors() -> Iterator[None]:
     """Ends the program with one sentence on bad input or an interrupt; see `run`."""
     startup.print_any_text()
     try:

@@ -42,12 +42,12 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
     if not folder and is_stream(path):
         return
     target = resolved(path)
-    with telling(path), contextlib.suppress(FileNotFoundError):
+    with os_errors_as_user_errors(path), contextlib.suppress(FileNotFoundError):
         # A single call, because another process may be replacing the folder.
         if stat.S_ISDIR(target.stat().st_mode) != folder:
             found, wanted = ("file", "folder") if folder else ("folder", "file")
             raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
-    with telling(path):
+    with os_errors_as_user_errors(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(target, BucketPath):
             probe = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
@@ -72,11 +72,11 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
       UserError: the folder cannot be written, or the disk is full.
     """
     if is_stream(path):
-        with telling(path):
+        with os_errors_as_user_errors(path):
             yield pathlib.Path(path)
         return
     target = resolved(path)
-    with telling(path):
+    with os_errors_as_user_errors(path):
         place = buckets.on_disk(target)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporaries.remove_remainders(place.parent, place.name)
@@ -116,7 +116,7 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
     """
     target = as_path(path)
     if not isinstance(target, BucketPath):
-        with telling(path):
+        with os_errors_as_user_errors(path):
             target = pathlib.Path(os.path.realpath(path))
             if target.is_symlink():
                 raise UserError(f"cannot write {path}: its links form a circle.")
@@ -126,7 +126,7 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def telling(path: str | os.PathLike[str]) -> Iterator[None]:
+def os_errors_as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turns errors of the system about writing `path` into a `UserError`."""
     try:
         yield

@@ -81,7 +81,7 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
     """
     files.check_writable(path, folder=True)
     target = files.resolved(path)
-    with files.telling(path), contextlib.ExitStack() as stack:
+    with files.os_errors_as_user_errors(path), contextlib.ExitStack() as stack:
         if not isinstance(target, BucketPath):
             # Another process may be between the two renames that replace the folder.
             stack.enter_context(temporaries.exclusive(target.parent))
@@ -129,7 +129,7 @@ def replacing_folder(
     """
     check_folder(path, kind)
     target = files.resolved(path)
-    with files.telling(path):
+    with files.os_errors_as_user_errors(path):
         place = buckets.on_disk(target)
         place.parent.mkdir(parents=True, exist_ok=True)
         temporaries.remove_remainders(place.parent, place.name)
@@ -160,10 +160,13 @@ def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
         return
     check_folder(path, kind)
     if isinstance(target, BucketPath):
-        with files.telling(path):
+        with files.os_errors_as_user_errors(path):
             buckets.remove_folder(target, kind.marker)
         return
-    with files.telling(path), temporaries.part(target, folder=True) as temporary:
+    with (
+        files.os_errors_as_user_errors(path),
+        temporaries.part(target, folder=True) as temporary,
+    ):
         os.rename(target, temporary / target.name)
 
 

@@ -72,7 +72,7 @@ def main() -> None:
     """Runs the harness's own command."""
     # Its statistics would fork a process with jax's threads, which may deadlock.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    with cli.telling_errors():
+    with cli.exit_on_errors():
         register()
         from lm_eval.__main__ import cli_evaluate
 

@@ -113,12 +113,14 @@ def _start(config: TrainConfig, start: str) -> Params:
             continue
         if trained == existing:
             parts.append(part)
-            distributed.say(f"start: trunk and {title} of {start}")
+            distributed.print_once(f"start: trunk and {title} of {start}")
         else:
             reason = "it has none" if existing is None else "the sizes differ"
-            distributed.say(f"start: trunk of {start}, with new {title} ({reason})")
+            distributed.print_once(
+                f"start: trunk of {start}, with new {title} ({reason})"
+            )
     if config.model.heads is None and config.model.drafter is None:
-        distributed.say(f"start: trunk of {start}")
+        distributed.print_once(f"start: trunk of {start}")
     return {part: loaded.params[part] for part in parts}
 
 

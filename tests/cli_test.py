@@ -38,7 +38,7 @@ def status_of(main, *arguments, **options):
 
 def error_of(fail, capsys):
     """The sentence that a command prints which ends with an error."""
-    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
+    with pytest.raises(SystemExit) as exit_info, cli.exit_on_errors():
         fail()
     assert exit_info.value.code == 1
     error = capsys.readouterr().err
@@ -110,7 +110,7 @@ def test_unavailable_platform_is_reported_in_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(jax, "devices", _no_devices, raising=False)
     assert "JAX_PLATFORMS=cuda" in error_of(_fail_assertion, capsys)
     monkeypatch.delenv("JAX_PLATFORMS")
-    with pytest.raises(AssertionError), cli.telling_errors():
+    with pytest.raises(AssertionError), cli.exit_on_errors():
         _fail_assertion()
 
 
@@ -126,7 +126,7 @@ def test_invalid_path_is_reported_in_one_sentence(capsys):
     error = error_of(lambda: pathlib.Path("x" * 5000).stat(), capsys)
     assert error.startswith("error: cannot use xxx")
     assert len(error) < 1000
-    with pytest.raises(FileNotFoundError), cli.telling_errors():
+    with pytest.raises(FileNotFoundError), cli.exit_on_errors():
         pathlib.Path("x").stat()
 
 

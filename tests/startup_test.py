@@ -63,7 +63,7 @@ def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
         "        interrupt()\n"
         "        sum(range(1000))\n"
         "from bpd_jax import cli\n"
-        "with cli.telling_errors():\n"
+        "with cli.exit_on_errors():\n"
         "    Array()\n"
         "    print('continued')\n"
     )
@@ -81,7 +81,7 @@ def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
         except BaseException:
             cleaned.append(True)
 
-    with pytest.raises(SystemExit) as exit_info, cli.telling_errors():
+    with pytest.raises(SystemExit) as exit_info, cli.exit_on_errors():
         swallow()
     assert exit_info.value.code == 130
     assert cleaned
@@ -125,7 +125,7 @@ def _status_of_printing(
     """The exit status of a command that prints to a stream."""
     monkeypatch.setattr(sys, "stdout", stream)
     try:
-        with cli.telling_errors():
+        with cli.exit_on_errors():
             print(text)
     except SystemExit as exit_error:
         return exit_error.code
@@ -155,7 +155,7 @@ def test_full_device_is_reported(text, monkeypatch, capsys):
 
 
 def test_other_broken_pipes_are_not_hidden():
-    with pytest.raises(BrokenPipeError), cli.telling_errors():
+    with pytest.raises(BrokenPipeError), cli.exit_on_errors():
         raise BrokenPipeError
 
 

@@ -209,7 +209,7 @@ def first(work: Callable[[], T]) -> T | None:
     return result
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """Prints a text in the first process only."""
     if is_first():
         progress.say(text)

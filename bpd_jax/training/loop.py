@@ -19,7 +19,7 @@ import optax
 from bpd_jax import progress
 from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import Checkpoints
-from bpd_jax.training.distributed import say
+from bpd_jax.training.distributed import print_once
 from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.meter import Meter, short
 from bpd_jax.training.metrics import MetricsWriter
@@ -143,7 +143,7 @@ def run(
         # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
     if stopping and step < pace.steps and not stop_early:
-        say(
+        print_once(
             f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the "
             "same command again to resume."
         )

@@ -21,7 +21,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training import checkpoints, finite_watch, metrics, run_lock
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.distributed import say
+from bpd_jax.training.distributed import print_once
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
@@ -140,7 +140,7 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
             row_preparation.prepare_rows(config.task, split, config.length, target)
         elif _exist(target, initial[split]):
             if not _same_source(config, split, initial[split]):
-                say(
+                print_once(
                     f"note: the text of the {split} split of {config.task.name} has "
                     "changed; the run resumes with the rows that it started with."
                 )

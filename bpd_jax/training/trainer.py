@@ -14,7 +14,7 @@ from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.decisions import Decisions, Selection
 from bpd_jax.training.disk_space import check_space
-from bpd_jax.training.distributed import say
+from bpd_jax.training.distributed import print_once
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.meter import Meter, peak_tokens_per_second
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -97,7 +97,7 @@ def train(
         saved = distributed.agree(checkpoints.restore_data() if start else {})
         decisions = Decisions.restore(config, saved, checkpoints.steps())
         if start >= config.steps or decisions.is_over:
-            say(_already_finished(folder, start, config, decisions.selection))
+            print_once(_already_finished(folder, start, config, decisions.selection))
             return {}
         if start:
             batches.restore(saved)
@@ -109,7 +109,9 @@ def train(
             if load_start is not None:
                 state = with_parameters(state, load_start())
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
-        say(describe_run(config, abstract, mesh, train_rows, validation_rows, start))
+        print_once(
+            describe_run(config, abstract, mesh, train_rows, validation_rows, start)
+        )
 
         step_fn = make_train_step(
             config.model, optimizer, abstract, mesh, config.compute, config.loss
@@ -144,7 +146,7 @@ def train(
             after=decisions.after,
             vote=distributed.StopVote(mesh),
         )
-    say(_summary(decisions, folder, step))
+    print_once(_summary(decisions, folder, step))
     return decisions.validation
 
 

@@ -70,7 +70,7 @@ def main():
                     raise ZeroDivisionError
                 raise UserError(f"the disk of host {index} is full.")
 
-with cli.telling_errors():
+with cli.exit_on_errors():
     main()
 """
 ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1, "early": 1}
@@ -204,7 +204,7 @@ def main():
             distributed.agree(step)
         saved.wait()
 
-with cli.telling_errors():
+with cli.exit_on_errors():
     main()
 """
 

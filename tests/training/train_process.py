@@ -85,5 +85,5 @@ def _forbid_folder_access() -> None:
 
 
 if __name__ == "__main__":
-    with cli.telling_errors():
+    with cli.exit_on_errors():
         main()
