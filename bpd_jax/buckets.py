@@ -50,10 +50,10 @@ def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
         if re.match(r"[a-z][a-z0-9+.-]*://", text):
             raise UserError(f"{path} is not supported: give a local or a gs:// path.")
         return pathlib.Path(path)
-    found = BucketPath(text)
-    if len(found.parts) < 2 or ".." in found.parts:
+    bucket_path = BucketPath(text)
+    if len(bucket_path.parts) < 2 or ".." in bucket_path.parts:
         raise UserError(f"{path} is not a path such as gs://bucket/folder.")
-    return found
+    return bucket_path
 
 
 class BucketPath(pathlib.PosixPath):
@@ -225,9 +225,9 @@ def staging(path: BucketPath) -> pathlib.Path:
     Raises:
       OSError: the local disk cannot be written.
     """
-    place = _cache("uploads", path.bucket, *path.parts[2:])
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return place
+    local = _cache("uploads", path.bucket, *path.parts[2:])
+    local.parent.mkdir(parents=True, exist_ok=True)
+    return local
 
 
 def upload(

@@ -164,9 +164,9 @@ def _fail(sentence: str) -> None:
 
 def _show_in_help() -> None:
     """Makes `--help` list the flags of all modules of this repository."""
-    for module, found in flags.FLAGS.flags_by_module_dict().items():
+    for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
-            for flag in found:
+            for flag in module_flags:
                 flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 

@@ -363,11 +363,11 @@ def _statements(text: str, source: str) -> Iterator[Any]:
         while (statement := parser.parse_statement()) is not None:
             yield statement
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
-        place = "--gin." + "=".join(map(str.strip, text.split("=", 1)))
+        location = "--gin." + "=".join(map(str.strip, text.split("=", 1)))
         if source != _COMMAND_LINE:
             token_line = parser.current_token.start[0] if parser else 1
-            place = f"{source}:{getattr(error, 'lineno', None) or token_line}"
-        raise UserError(f"{place}: {_fault(error)}.") from error
+            location = f"{source}:{getattr(error, 'lineno', None) or token_line}"
+        raise UserError(f"{location}: {_fault(error)}.") from error
 
 
 def _fault(error: Exception) -> str:

@@ -45,8 +45,8 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
     with os_errors_as_user_errors(path), contextlib.suppress(FileNotFoundError):
         # A single call, because another process may be replacing the folder.
         if stat.S_ISDIR(target.stat().st_mode) != folder:
-            found, wanted = ("file", "folder") if folder else ("folder", "file")
-            raise UserError(f"cannot write {path}: it is a {found}; name a {wanted}.")
+            actual, wanted = ("file", "folder") if folder else ("folder", "file")
+            raise UserError(f"cannot write {path}: it is a {actual}; name a {wanted}.")
     with os_errors_as_user_errors(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(target, BucketPath):
@@ -77,10 +77,10 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         return
     target = resolved(path)
     with os_errors_as_user_errors(path):
-        place = buckets.on_disk(target)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporaries.remove_remainders(place.parent, place.name)
-        with temporaries.part(place) as temporary:
+        local = buckets.on_disk(target)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        temporaries.remove_remainders(local.parent, local.name)
+        with temporaries.part(local) as temporary:
             yield temporary
             if isinstance(target, BucketPath):
                 buckets.upload(temporary, target)

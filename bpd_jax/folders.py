@@ -130,10 +130,10 @@ def replacing_folder(
     check_folder(path, kind)
     target = files.resolved(path)
     with files.os_errors_as_user_errors(path):
-        place = buckets.on_disk(target)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporaries.remove_remainders(place.parent, place.name)
-        with temporaries.part(place, folder=True) as temporary:
+        local = buckets.on_disk(target)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        temporaries.remove_remainders(local.parent, local.name)
+        with temporaries.part(local, folder=True) as temporary:
             yield temporary
             if isinstance(target, BucketPath):
                 _check_kind(target, path, kind)

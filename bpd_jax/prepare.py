@@ -90,10 +90,10 @@ def main() -> None:
 def _task() -> DataTask:
     """The task that the gin files or the flags name."""
     if configuration.has_files():
-        given = [name for name in ("task", *_FIELDS) if flags.FLAGS[name].present]
-        if given:
+        task_flags = [n for n in ("task", *_FIELDS) if flags.FLAGS[n].present]
+        if task_flags:
             raise UserError(
-                f"--{given[0]} cannot be combined with --gin_file: set it with "
+                f"--{task_flags[0]} cannot be combined with --gin_file: set it with "
                 "gin, as in --gin.ExampleTask.max_examples=100."
             )
         parsed: Parsed[Any] = configuration.parse_flags(ExampleTask, TextTask)

@@ -74,8 +74,8 @@ def _meetings(
 
 def _numbers(name: str, attributes: str) -> list[int]:
     """The numbers of the first list `"NAME": ["1", …]` of a backend's configuration."""
-    found = re.search(rf'"{name}":\s*\[(.*?)\]', attributes)
-    return [int(x) for x in re.findall(r"\d+", found[1])] if found else []
+    match = re.search(rf'"{name}":\s*\[(.*?)\]', attributes)
+    return [int(x) for x in re.findall(r"\d+", match[1])] if match else []
 
 
 def matmul_flops(

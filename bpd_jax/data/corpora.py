@@ -262,9 +262,9 @@ def split_documents(
         for document in all_documents(task, among):
             if selected is not None and document.id not in selected:
                 continue
-            found = split_of(document.id, task.validation_fraction)
-            counts[found] += 1
-            if split in (ALL, found):
+            document_split = split_of(document.id, task.validation_fraction)
+            counts[document_split] += 1
+            if split in (ALL, document_split):
                 yield document
             bar.update(len(document.text.encode("utf-8")))
     empty = [name for name in SPLITS if not counts[name]]

@@ -72,9 +72,11 @@ def read_examples(
         with tf.io.gfile.GFile(path, "rb") as file:
             expected = files.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
         prefix = seqio.get_cached_tfrecord_prefix(folder, split)
-        found = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
-        if found != expected:
-            raise ValueError(f"it has {found} of {expected} files of the split {split}")
+        num_files = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
+        if num_files != expected:
+            raise ValueError(
+                f"it has {num_files} of {expected} files of the split {split}"
+            )
         dataset = seqio_task.get_dataset(
             split=split, shuffle=False, use_cached=True, shard_info=shard
         )

@@ -145,8 +145,8 @@ def by_level(
         return function(inputs, matrices[0], *rest)
 
     def call(level: tuple[Array, tuple[Array | None, ...]]) -> Any:
-        matrix, own = level
-        first, *others = jax.tree.map(lambda x: x[:, None], own)
+        matrix, level_arrays = level
+        first, *others = jax.tree.map(lambda x: x[:, None], level_arrays)
         return function(first, matrix, *others)
 
     # A loop, so that the gradients of all matrices are stacked rather than added.

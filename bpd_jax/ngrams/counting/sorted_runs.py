@@ -216,11 +216,11 @@ class RunFolder:
                 raise ValueError("its checksum is wrong")
             runs = [_run(**run) for run in manifest["runs"]]
         for name, value in self._settings.items():
-            found = manifest["settings"].get(name)
-            if found != value:
+            stored = manifest["settings"].get(name)
+            if stored != value:
                 raise UserError(
                     f"{self.folder} holds the runs of another count, with {name} = "
-                    f"{found} and not {value}: use the same settings and text to "
+                    f"{stored} and not {value}: use the same settings and text to "
                     "resume it, or remove the folder."
                 )
         for run in runs:
