@@ -138,10 +138,7 @@ class HeadsObjective:
 
         names = layer_shapes(config, states.shape[-1])
         inputs = jax.lax.map(apply, {name: trained[name] for name in names})
-        if config.own_softmax:
-            matrices = trained["softmax"]
-        else:
-            matrices = frozen["matrix"][None]
+        matrices = trained["softmax"] if config.own_softmax else frozen["matrix"][None]
         return jnp.moveaxis(inputs, 0, 1), matrices.astype(products)
 
     def _hidden(self, states: AnyArray) -> Float[Array, "... D"]:
