@@ -106,11 +106,11 @@ def _settings() -> JobSettings:
         raise UserError("--batch_sizes and --rounds must be 1 or more.")
     if TINY.value and flags.FLAGS["output"].using_default_value:
         raise UserError("--tiny measures nothing: give another folder as --output.")
-    found = jax.default_backend()
-    if PLATFORM.value not in (None, found):
+    platform = jax.default_backend()
+    if PLATFORM.value not in (None, platform):
         raise UserError(
-            f"jax has no {PLATFORM.value} here, only {found}: install jax for it, as "
-            "in pip install -e '.[cuda13]' or '.[tpu]'."
+            f"jax has no {PLATFORM.value} here, only {platform}: install jax for it, "
+            "as in pip install -e '.[cuda13]' or '.[tpu]'."
         )
     return JobSettings(TINY.value, ROUNDS.value, tuple(sizes))
 
@@ -122,9 +122,9 @@ def _run(
     run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
     device = jax.devices()[0].device_kind
     path = results.path_of(folder, device, part)
-    found = results.read(path) or {"part": part}
-    found |= {"device": device, "platform": jax.default_backend()}
-    rows = found.setdefault("rows", {})
+    part_results = results.read(path) or {"part": part}
+    part_results |= {"device": device, "platform": jax.default_backend()}
+    rows = part_results.setdefault("rows", {})
     wrong, left = [], []
     with progress.bar(label=part, unit=" jobs") as bar:
         for name, job in run(settings):
@@ -142,7 +142,7 @@ def _run(
                 **records.about("accelerator"),
                 "tiny": settings.tiny,
             }
-            records.write(path, found, indent=1)
+            records.write(path, part_results, indent=1)
             if not row.get("passed", True):
                 wrong.append(f"{part}: {name}")
             bar.update(1)

@@ -156,7 +156,7 @@ def main() -> None:
         )
     bpd = parse_method("bpd")
     base = next((result for result in results if result.method == bpd), results[0])
-    found = {
+    figures_by_method = {
         result.method.name: figures(decoder, result, results[0], base, prompts, options)
         for result in results
     }
@@ -173,14 +173,14 @@ def main() -> None:
             "batch_size": options.batch_size,
             "verification": options.verification,
             "ms_of_a_pass": {size: 1e3 * s for size, s in passes.seconds.items()},
-            "methods": found,
+            "methods": figures_by_method,
         },
     )
     print(
         f"{'method':<30} tokens/call  gain over {base.method.name:<16} ms/call  "
         "drafting  tokens/s  speed-up  text"
     )
-    for result, row in zip(results, found.values(), strict=True):
+    for result, row in zip(results, figures_by_method.values(), strict=True):
         low, high = row["paired_interval"]
         gain = f"{100 * row['gain']:+.1f} % ({100 * low:+.1f} … {100 * high:+.1f})"
         print(

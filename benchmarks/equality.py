@@ -155,8 +155,8 @@ def totals(rows: dict[str, Any]) -> dict[str, Any]:
     names = (*names, "of_them_near_ties")
     sums: dict[str, Any] = {}
     for way in ("loop", "replay"):
-        found = [row[way] for row in rows.values() if row[way] is not None]
-        sums[way] = {name: sum(counts[name] for counts in found) for name in names}
+        compared = [row[way] for row in rows.values() if row[way] is not None]
+        sums[way] = {name: sum(counts[name] for counts in compared) for name in names}
     others = sum(row.get("texts_with_other_calls", 0) for row in rows.values())
     return {**sums, "texts_with_other_calls": others}
 
@@ -213,8 +213,8 @@ def main() -> None:
         for method in methods:
             bar.set_postfix_str(method.name, refresh=False)
             if method.name not in rows:
-                found = compare(decoder, method, plain, options, replay, replayer)
-                rows[method.name] = found
+                row = compare(decoder, method, plain, options, replay, replayer)
+                rows[method.name] = row
                 records.write(output, {**facts, **totals(rows), "methods": rows})
             bar.update(1)
     _report(rows, output)

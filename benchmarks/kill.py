@@ -76,13 +76,15 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
     kills = _kill_again_and_again(gin_file, killed)
     _finish(_launch(gin_file, killed))
     torn = sum(kill["torn"] for kill in kills)
-    found = {
+    equalities = {
         "parameters and optimizer": _same_state(gin_file, whole, killed),
         "metrics": _rows(whole) == _rows(killed),
     }
     print(
         f"{len(kills)} kills, {torn} of them in the middle of a save; "
-        + ", ".join(f"{name} {'equal' if x else 'DIFFER'}" for name, x in found.items())
+        + ", ".join(
+            f"{name} {'equal' if x else 'DIFFER'}" for name, x in equalities.items()
+        )
     )
     return {
         **records.about("kill"),
@@ -90,8 +92,8 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
         "processes": PROCESSES.value,
         "seed": SEED.value,
         "torn_saves": torn,
-        "equal": all(found.values()),
-        "compared": found,
+        "equal": all(equalities.values()),
+        "compared": equalities,
         "kills": kills,
     }
 
@@ -252,12 +254,12 @@ def _half_written(workdir: pathlib.Path) -> set[tuple[str, int]]:
 
     The name alone does not tell a leftover from the next save of the same step.
     """
-    found = set()
+    half_written = set()
     for name in _listed(workdir):
         if "orbax-checkpoint-tmp" in name:
             with contextlib.suppress(FileNotFoundError):
-                found.add((name, (workdir / "checkpoints" / name).stat().st_ino))
-    return found
+                half_written.add((name, (workdir / "checkpoints" / name).stat().st_ino))
+    return half_written
 
 
 def _listed(workdir: pathlib.Path) -> list[str]:

@@ -99,9 +99,9 @@ def main() -> None:
     with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
         for method in methods:
             bar.set_postfix_str(method.name, refresh=False)
-            found = replay.decode(method, replayer)
-            base = base or found
-            rows[method.name] = _row(found, base, groups)
+            generations = replay.decode(method, replayer)
+            base = base or generations
+            rows[method.name] = _row(generations, base, groups)
             # After every method, so that a run that is stopped leaves something.
             records.write(OUTPUT.value, {**result, "methods": rows})
             bar.update(1)
@@ -131,21 +131,21 @@ def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
 
 
 def _row(
-    found: list[Generation],
+    generations: list[Generation],
     base: list[Generation],
     groups: dict[str, list[np.ndarray]],
 ) -> dict[str, Any]:
     """What is reported of one method."""
-    rest = iter(found)
+    rest = iter(generations)
     apart = {
         name: list(itertools.islice(rest, len(group))) for name, group in groups.items()
     }
-    efficiency = block_efficiency(found)
-    drafts = draft_statistics(found)
+    efficiency = block_efficiency(generations)
+    drafts = draft_statistics(generations)
     return {
         "block_efficiency": efficiency,
         "gain": efficiency / block_efficiency(base) - 1,
-        "paired_interval": list(paired_interval(found, base)),
+        "paired_interval": list(paired_interval(generations, base)),
         "nodes_per_call": drafts.nodes,
         "equal_neighbours": drafts.repeated,
         "by_prompts_file": {

@@ -47,13 +47,17 @@ def synthetic_model(num_ngrams: int, vocab_size: int, seed: int = 0) -> NGramMod
             fits = begin < end
             parents, children = parents[fits], children[fits]
             last_symbols = keys[-1][children] % width
-        found, places = np.unique(parents * width + last_symbols, return_index=True)
-        if found.size > wanted:
-            kept = np.sort(rng.permutation(found.size)[:wanted])
-            found, places = found[kept], places[kept]
+        ngram_keys, places = np.unique(
+            parents * width + last_symbols, return_index=True
+        )
+        if ngram_keys.size > wanted:
+            kept = np.sort(rng.permutation(ngram_keys.size)[:wanted])
+            ngram_keys, places = ngram_keys[kept], places[kept]
         first = np.zeros(keys[-1].size + 1, np.int64)
-        np.cumsum(np.bincount(found // width, minlength=keys[-1].size), out=first[1:])
-        keys.append(found)
+        np.cumsum(
+            np.bincount(ngram_keys // width, minlength=keys[-1].size), out=first[1:]
+        )
+        keys.append(ngram_keys)
         suffixes = children[places]
     log_probs = [np.log(np.append(frequency, [1e-3, 1.0]))]
     log_probs[0][-1] = -np.inf

@@ -44,7 +44,7 @@ def main() -> None:
     if config.positions_per_row is not None:
         everywhere = dataclasses.replace(config, positions_per_row=None)
         configs[f"{heads} at all positions"] = everywhere
-    models, found = {}, {}
+    models, model_results = {}, {}
     for name, each in configs.items():
         models[name] = model = TimedStep(each, mesh)
         model.place()
@@ -52,7 +52,7 @@ def main() -> None:
         # Of the process so far: the smaller model came first.
         stats = jax.local_devices()[0].memory_stats() or {}
         model.remove()
-        found[name] = {
+        model_results[name] = {
             "parameters": count_parameters(each.model)["total"],
             "planned_bytes_per_device": model.planned,
             "peak_bytes_in_use": stats.get("peak_bytes_in_use"),
@@ -67,7 +67,7 @@ def main() -> None:
                 seconds[name].append(model.block(STEPS.value))
             bar.update(1)
     for name, each in configs.items():
-        found[name] |= speed_of(each, seconds[name])
+        model_results[name] |= speed_of(each, seconds[name])
     result = {
         **records.about("training"),
         "batch": [config.batch_size, config.length],
@@ -76,7 +76,7 @@ def main() -> None:
         "head_targets": config.head_targets,
         "head_weights": config.lambdas,
         "positions_per_row": config.positions_per_row,
-        "models": found,
+        "models": model_results,
     }
     records.write(OUTPUT.value, result)
     print(json.dumps(result, indent=2))

@@ -73,7 +73,7 @@ def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
 
     rounded = tuple(jnp.asarray(x, settings.dtype) for x in arrays)
     run = _with_gradients(candidate)
-    found = jax.device_get(run(rounded))
+    outputs = jax.device_get(run(rounded))
     with jax.default_matmul_precision("highest"):
         exact = _with_gradients(reference)(
             tuple(x.astype(jnp.float32) for x in rounded)
@@ -82,7 +82,7 @@ def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
     names = ("output", "queries", "keys", "values")
     errors = {
         name: _error(got, want)
-        for name, got, want in zip(names, found, wanted, strict=True)
+        for name, got, want in zip(names, outputs, wanted, strict=True)
     }
     return {
         "shape": dataclasses.asdict(shape),
@@ -123,12 +123,12 @@ def _with_gradients(run: Callable[..., Array]) -> Callable[[Any], tuple[Array, .
     return jax.jit(both)
 
 
-def _error(found: Array, wanted: Array) -> float:
+def _error(actual: Array, wanted: Array) -> float:
     """The largest difference relative to the largest value; infinite if one is NaN."""
-    found, wanted = np.asarray(found, np.float32), np.asarray(wanted, np.float32)
-    if not np.isfinite(found).all():
+    actual, wanted = np.asarray(actual, np.float32), np.asarray(wanted, np.float32)
+    if not np.isfinite(actual).all():
         return float("inf")
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return float(np.abs(actual - wanted).max() / np.abs(wanted).max())
 
 
 def _milliseconds(run: Callable[[], object], rounds: int) -> float:
@@ -146,7 +146,7 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
     # The layout of the cache: see `KVCache`.
     prefix = rounded[1].transpose(0, 2, 3, 1), rounded[2].transpose(0, 2, 1, 3)
     run = jax.jit(attention)
-    found = run(*new, mask, *prefix, lengths)
+    output = run(*new, mask, *prefix, lengths)
     # The same with the cache in front of the new keys, and one softmax over all.
     old = jnp.arange(shape.length) < lengths[:, None, None]
     old = jnp.broadcast_to(old, (*mask.shape[:2], shape.length))
@@ -154,7 +154,7 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
     whole = [new[0], *(jnp.concatenate([rounded[i], new[i]], axis=1) for i in (1, 2))]
     with jax.default_matmul_precision("highest"):
         wanted = attention(*(x.astype(jnp.float32) for x in whole), seen)
-    error = _error(jax.device_get(found), jax.device_get(wanted))
+    error = _error(jax.device_get(output), jax.device_get(wanted))
     return {
         "shape": dataclasses.asdict(shape),
         "nodes": nodes,

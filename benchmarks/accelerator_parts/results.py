@@ -31,10 +31,10 @@ def read(path: pathlib.Path) -> Results | None:
       UserError: the file is damaged.
     """
     try:
-        found = files.read_json(path)
-        if not isinstance(found["rows"], dict) or found["part"] not in PARTS:
+        stored = files.read_json(path)
+        if not isinstance(stored["rows"], dict) or stored["part"] not in PARTS:
             raise ValueError("it has no rows of a part")
-        return found
+        return stored
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -45,9 +45,9 @@ def read(path: pathlib.Path) -> Results | None:
 
 def tables(folder: pathlib.Path) -> str:
     """Markdown: a section for each device, a table for each part that it has."""
-    found = [read(path) for path in sorted(folder.glob("accelerator_*.json"))]
+    measured = [read(path) for path in sorted(folder.glob("accelerator_*.json"))]
     # What a CPU yields says whether the command works, nothing more.
-    real = [each for each in found if each and each["platform"] != "cpu"]
+    real = [each for each in measured if each and each["platform"] != "cpu"]
     lines = []
     for device in sorted({each["device"] for each in real}):
         lines += [f"### {device}", ""]
