@@ -5,6 +5,9 @@ import os
 import pathlib
 from collections.abc import Callable
 
+import optax
+from jax.sharding import Mesh
+
 from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator
 from bpd_jax.training import distributed, loop, peers, run_folder
@@ -113,18 +116,10 @@ def train(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )
 
-        step_fn = make_train_step(
-            config.model, optimizer, abstract, mesh, config.compute, config.loss
-        )
         peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
         meter = Meter(config.tokens_per_step, peak=peak)
         if loop.METER in saved:
             meter.restore(saved[loop.METER])
-
-        def update(
-            state: TrainState, batch: Batch, step: int
-        ) -> tuple[TrainState, Metrics]:
-            return step_fn(state, put_batch(batch, mesh), decisions.lambdas(step))
 
         _, step = loop.run(
             loop.Pace(
@@ -138,7 +133,7 @@ def train(
             state,
             start,
             batches=batches,
-            update=update,
+            update=_make_update(config, optimizer, abstract, mesh, decisions),
             evaluate=Evaluator(config, validation_rows, abstract, mesh),
             data=lambda: batches.state() | decisions.to_json(),
             rate=learning_rate_schedule(config.optimizer, config.steps),
@@ -148,6 +143,26 @@ def train(
         )
     print_once(_summary(decisions, folder, step))
     return decisions.validation
+
+
+def _make_update(
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    mesh: Mesh,
+    decisions: Decisions,
+) -> Callable[[TrainState, Batch, int], tuple[TrainState, Metrics]]:
+    """The update of one step, for a batch of this process; see `loop.run`."""
+    step_fn = make_train_step(
+        config.model, optimizer, abstract, mesh, config.compute, config.loss
+    )
+
+    def update(
+        state: TrainState, batch: Batch, step: int
+    ) -> tuple[TrainState, Metrics]:
+        return step_fn(state, put_batch(batch, mesh), decisions.lambdas(step))
+
+    return update
 
 
 def _already_finished(
