@@ -1,14 +1,14 @@
-"""Writes the prompts that SmolLM2 answers at scale, none of which is measured on.
+"""Writes the training prompts of SmolLM2, excluding all evaluation data.
 
     python experiments/smollm2/training_prompts.py --data=FOLDER \\
         --output=runs/smollm2/prompts/scale
 
-FOLDER holds JSON Lines of public data sets with the field names of TensorFlow
+FOLDER contains JSON Lines of public data sets with the field names of TensorFlow
 Datasets, `instructions/train.jsonl.gz` (field `prompt`), and a corpus in
-`corpus/train-*.jsonl.gz` (field `text`). Prompts are instructions as they are, records
+`corpus/train-*.jsonl.gz` (field `text`). Prompts are unmodified instructions, records
 of training splits with a request, and passages of the corpus with a request. A prompt
-is dropped if it, or a text in it, equals a text of any file that is measured on, or if
-it shares a run of 13 words with one (case and punctuation aside).
+is dropped if it, or a text in it, equals a text of an evaluation file, or shares a
+13-gram of words with one (ignoring case and punctuation).
 
 Writes `greedy.jsonl` and, for every fourth prompt, `sampled.jsonl`.
 """
@@ -27,9 +27,9 @@ from bpd_jax import cli
 from bpd_jax.errors import UserError
 
 SAMPLED = flags.DEFINE_float("sampled", 0.25, "Share of the prompts to sample from.")
-SCALE = flags.DEFINE_float("scale", 1.0, "Prompts of each kind, times this.")
+SCALE = flags.DEFINE_float("scale", 1.0, "Factor of the number of prompts of a kind.")
 
-# The files that are measured on, and the fields of their texts.
+# The evaluation files, and the fields of their texts.
 MEASURED = {
     "spec_bench/test": ("turns", "reference"),
     "mt_bench/test": ("turns", "reference"),
@@ -49,7 +49,7 @@ MEASURED = {
 }
 
 RUN = 13
-# At most so many prompts of each kind.
+# Maximum number of prompts of each kind.
 _GSM8K, _SQUAD, _SQUAD_QUESTIONS, _SAMSUM, _CNN, _PASSAGES = (
     4500,
     2500,
@@ -58,7 +58,7 @@ _GSM8K, _SQUAD, _SQUAD_QUESTIONS, _SAMSUM, _CNN, _PASSAGES = (
     200,
     10000,
 )
-# Characters of a passage: drawn between these, with more short than long ones.
+# Bounds of the length of a passage in characters, which is log-uniform.
 _SHORTEST_TEXT, _LONGEST_TEXT = 200, 1700
 
 # `{}` stands for the text.
@@ -133,7 +133,7 @@ class PromptCandidate(NamedTuple):
 
     Attributes:
       text: all of it.
-      parts: the texts of a data set that it holds.
+      parts: the texts of a data set that it contains.
     """
 
     text: str
@@ -141,7 +141,7 @@ class PromptCandidate(NamedTuple):
 
 
 def main() -> None:
-    """Reads, draws, filters, writes."""
+    """Draws prompts from the data sets, filters them and writes them."""
     output = pathlib.Path(cli.required("output"))
     draw = random.Random(SEED.value)
     if not 0 <= SAMPLED.value <= 1:
@@ -159,7 +159,7 @@ def main() -> None:
         else:
             kept.append(candidate.text)
     draw.shuffle(kept)
-    print(f"{refused} prompts share text with what is measured on and are left out.")
+    print(f"{refused} prompts share text with evaluation data and are left out.")
     count = round(len(kept) * SAMPLED.value)
     write(output / "sampled.jsonl", kept[:count])
     write(output / "greedy.jsonl", kept[count:])
@@ -200,11 +200,11 @@ def candidates(draw: random.Random) -> Iterator[PromptCandidate]:
 
 
 def passages(draw: random.Random) -> Iterator[str]:
-    """A passage of every document of the corpus: whole sentences from anywhere."""
+    """A passage of every document of the corpus, starting at a random sentence."""
     folder = pathlib.Path(cli.required("data")) / "corpus"
     paths = sorted(glob.glob(str(folder / "train-*.jsonl.gz")))
     if not paths:
-        raise UserError(f"{folder} holds no corpus: train-*.jsonl.gz are missing.")
+        raise UserError(f"{folder} has no corpus: train-*.jsonl.gz are missing.")
     for path in paths:
         for record in read("corpus", pathlib.Path(path).name.removesuffix(".jsonl.gz")):
             begins = [m.end() for m in re.finditer(r"[.!?]\s+|\n+", record["text"])]
@@ -215,7 +215,7 @@ def passages(draw: random.Random) -> Iterator[str]:
 
 
 def cut(text: str, draw: random.Random, end: str = r"[.!?]\s+|\n") -> str:
-    """The beginning of a text, of a drawn length, up to where a sentence ends."""
+    """A prefix of a text, of random length, that ends with a sentence."""
     text = text.strip()
     most = round(_SHORTEST_TEXT * (_LONGEST_TEXT / _SHORTEST_TEXT) ** draw.random())
     if len(text) <= most:
@@ -230,7 +230,7 @@ def normalised(text: str) -> str:
 
 
 def runs(text: str) -> Iterator[int]:
-    """Hashes of all runs of 13 words of a normalised text."""
+    """Hashes of all 13-grams of words of a normalised text."""
     words = text.split(" ")
     for begin in range(len(words) - RUN + 1):
         yield hash(" ".join(words[begin : begin + RUN]))
@@ -259,8 +259,8 @@ def measured_texts(
     for path, fields in MEASURED.items():
         for record in read(*path.split("/")):
             for field in fields:
-                found = record.get(field) or ""
-                for text in found if isinstance(found, list) else [found]:
+                texts = record.get(field) or ""
+                for text in texts if isinstance(texts, list) else [texts]:
                     yield str(text)
 
 
