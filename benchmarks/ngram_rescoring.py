@@ -12,8 +12,6 @@ import time
 
 import numpy as np
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import records
 from benchmarks.synthetic_ngrams import synthetic_model
@@ -24,6 +22,7 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.studies import printed
 from bpd_jax.studies.measure_latency import (
     DEVICE,
@@ -36,14 +35,14 @@ from bpd_jax.studies.measure_latency import (
 
 NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .fst.")
 SYNTHETIC = flags.DEFINE_integer(
-    "synthetic", None, "instead: make up a 4-gram model of this many n-grams."
+    "synthetic", None, "size of a synthetic 4-gram model to use instead."
 )
 ENGINE_NAMES = flags.DEFINE_list("engines", list(ENGINES), "engines to time.")
 LATTICES = flags.DEFINE_integer("lattices", 100, "lattices per cell.")
-BATCH = flags.DEFINE_integer("batch", 32, "lattices in one call of the engine device.")
-OUTPUT = flags.DEFINE_string("output", None, "JSON file; default: printed only.")
+BATCH = flags.DEFINE_integer("batch", 32, "lattices per call of the engine device.")
+OUTPUT = flags.DEFINE_string("output", None, "JSON file; default: print only.")
 
-# The certain token counts as one of the steps here, as positions of a lattice do.
+# Steps include the certain token, as positions of a lattice do.
 PAPER_PATHS = {(8, 16, paths): ms for paths, ms in printed.TABLE12.items()}
 PAPER_SHAPES = {
     (steps, k, 1): ms for steps, row in printed.TABLE13.items() for k, ms in row.items()
@@ -81,24 +80,23 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     return {**result, "milliseconds": times}
 
 
-def print_tables(results: dict[str, dict], console: Console) -> None:
-    """Prints what was measured beside what the paper prints."""
+def print_tables(results: dict[str, dict]) -> None:
+    """Prints the measured times and those of the paper."""
     for title, cells in (
         ("8 steps of 16 arcs (Table 12)", PAPER_PATHS),
         ("best path (Table 13)", PAPER_SHAPES),
     ):
-        table = Table("steps x arcs, paths", *results, "paper", title=f"ms, {title}")
-        for column in table.columns[1:]:
-            column.justify = "right"
+        rows = []
         for (length, width, paths), paper in cells.items():
             name = f"{length}x{width}, {paths} paths"
-            found = [f"{r['milliseconds'][name]:.3f}" for r in results.values()]
-            table.add_row(name, *found, f"{paper:.3f}")
-        console.print(table)
+            milliseconds = [f"{r['milliseconds'][name]:.3f}" for r in results.values()]
+            rows.append([name, *milliseconds, f"{paper:.3f}"])
+        headings = ["steps x arcs, paths", *results, "paper"]
+        print_rows(headings, rows, title=f"ms, {title}")
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Times the engines; prints and writes the results."""
     if (NGRAM.value is None) == (SYNTHETIC.value is None):
         raise UserError("give one of --ngram and --synthetic.")
     for engine in ENGINE_NAMES.value:
@@ -119,7 +117,7 @@ def main() -> None:
         "device_batch": BATCH.value,
         "engines": results,
     }
-    print_tables(results, Console())
+    print_tables(results)
     if OUTPUT.value:
         records.write(OUTPUT.value, record)
         print(OUTPUT.value)

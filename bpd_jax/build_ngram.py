@@ -15,13 +15,11 @@ From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or inte
     python -m bpd_jax.build_ngram --model=in_domain,general --weight=0.7 --output=mixed
 """
 
-from rich.console import Console
-from rich.table import Table
-
 from bpd_jax import cli
 from bpd_jax.ngrams.build_model import BuildReport, Measure, build
 from bpd_jax.ngrams.build_settings import Settings
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.reporting.terminal import print_rows
 
 cli.define_flags(Settings)
 
@@ -30,36 +28,33 @@ def main() -> None:
     """Builds the model and prints a summary."""
     cli.required("output")
     report = build(Settings(**cli.flag_values(Settings)))
-    print_report(report, Console())
+    print_report(report)
 
 
-def print_report(report: BuildReport, console: Console) -> None:
+def print_report(report: BuildReport) -> None:
     """Prints a summary of the build as tables."""
     titles = ["order", "counted", "after min counts", "in the model"]
     columns = [report.counted, report.kept, report.pruned]
     if not report.tokens:
         titles, columns = ["order", "read", "in the model"], columns[1:]
-    sizes = Table(*titles)
-    for column in sizes.columns:
-        column.justify = "right"
+    rows: list[list[str] | None] = []
     for index in range(len(columns[0])):
         numbers = [column[index : index + 1] for column in columns]
-        sizes.add_row(str(index + 1), *(f"{sum(number):,}" for number in numbers))
-    sizes.add_section()
-    sizes.add_row("all", *(f"{sum(numbers):,}" for numbers in columns))
-    console.print(sizes)
+        rows.append([str(index + 1), *(f"{sum(number):,}" for number in numbers)])
+    total = ["all", *(f"{sum(numbers):,}" for numbers in columns)]
+    print_rows(titles, [*rows, None, total], left=0)
 
     if report.tokens:
-        console.print(f"{report.tokens:,} tokens in {report.sequences:,} sequences")
-    console.print(_perplexity(report.measure), soft_wrap=True)
+        print(f"{report.tokens:,} tokens in {report.sequences:,} sequences")
+    print(_perplexity(report.measure))
     stages = ", ".join(f"{name} {time:.1f}" for name, time in report.seconds.items())
-    console.print(f"seconds: {stages}")
+    print(f"seconds: {stages}")
     arrays = [size for path, size in report.written.items() if path.suffix == ".npy"]
     for path, size in report.written.items():
         if path.name == NGramModel.kind.marker:
             path, size = path.parent, sum(arrays) + size
         if path.suffix != ".npy":
-            console.print(f"{path}  {size:,} bytes", soft_wrap=True)
+            print(f"{path}  {size:,} bytes")
 
 
 def _perplexity(measure: Measure | None) -> str:

@@ -17,7 +17,6 @@ import json
 import sys
 
 from absl import flags
-from rich.console import Console
 
 from bpd_jax import cli, configuration
 from bpd_jax.buckets import as_path
@@ -90,19 +89,18 @@ def main() -> None:
             programs.append(train_program(config, mesh))
         else:
             programs.append(decode_program(config.model, shapes, mesh))
-    console = Console()
     measured: list[Measured] = []
     for program in programs:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)
         measured.append(compile_for(program, mesh, accelerators, _HLO.value))
-    console.print(compile_report.table(accelerators, dict(mesh.shape), measured))
+    compile_report.print_figures(accelerators, dict(mesh.shape), measured)
     for one in measured:
-        console.print(compile_report.collectives(one))
+        compile_report.print_collectives(one)
     if _OUTPUT.value:
         figures = compile_report.as_json(accelerators, dict(mesh.shape), measured)
         with replacing_file(_OUTPUT.value) as path:
             path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        console.print(f"written to {_OUTPUT.value}")
+        print(f"written to {_OUTPUT.value}")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ The same command resumes an interrupted count. A Beam pipeline is not resumed: r
 the folder OUTPUT.work of an interrupted pipeline before starting again.
 """
 
+import itertools
 import time
 from typing import Any
 
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.errors import UserError
@@ -23,6 +22,7 @@ from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import source_of
+from bpd_jax.reporting.terminal import print_rows
 
 cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(
@@ -70,22 +70,21 @@ def main() -> None:
         if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
             raise UserError("--beam_options and --beam_folder require --beam_runner.")
         counts = bounded_memory.count_to_folder(source, output, **sizes)
-    print_summary(counts, Console())
+    print_summary(counts)
     print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
 
 
-def print_summary(counts: NGramCounts, console: Console) -> None:
+def print_summary(counts: NGramCounts) -> None:
     """Prints the counts as a table."""
-    sizes = Table("order", "in the text", "after min counts")
-    for column in sizes.columns:
-        column.justify = "right"
-    for index, counted in enumerate(counts.seen):
-        retained = counts.sizes[index] if index < len(counts.sizes) else 0
-        sizes.add_row(str(index + 1), f"{counted:,}", f"{retained:,}")
-    sizes.add_section()
-    sizes.add_row("all", f"{sum(counts.seen):,}", f"{sum(counts.sizes):,}")
-    console.print(sizes)
-    console.print(f"{counts.tokens:,} tokens in {counts.sequences:,} sequences")
+    sizes = itertools.zip_longest(counts.seen, counts.sizes, fillvalue=0)
+    rows = [
+        [str(order), f"{counted:,}", f"{retained:,}"]
+        for order, (counted, retained) in enumerate(sizes, start=1)
+    ]
+    total = ["all", f"{sum(counts.seen):,}", f"{sum(counts.sizes):,}"]
+    headings = ["order", "in the text", "after min counts"]
+    print_rows(headings, [*rows, None, total], left=0)
+    print(f"{counts.tokens:,} tokens in {counts.sequences:,} sequences")
 
 
 if __name__ == "__main__":

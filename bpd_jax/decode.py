@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 from rich.text import Text
 
 from bpd_jax import api, cli, decode_flags, files
@@ -158,14 +157,15 @@ def _between(lm: api.LanguageModel) -> str:
 
 def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None:
     """Prints texts, if there is a separator, and drafts, if requested."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = standard_output()
     for record in records:
         if between is not None:
-            console.print(Text(record.prompt + between, style="dim"), end="")
-            console.print(Text(record.text))
+            prompted = Text(record.prompt + between, style="dim")
+            console.print(prompted, end="", soft_wrap=True)
+            console.print(Text(record.text), soft_wrap=True)
             console.print()
         if SHOW_STEPS.value:
-            print_steps(record, limit=len(record.steps))
+            print_steps(record, console, limit=len(record.steps))
 
 
 def write_records(

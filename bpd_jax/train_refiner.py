@@ -14,12 +14,11 @@ import shlex
 import sys
 
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from bpd_jax import cli
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import default_data
 from bpd_jax.training.refiners import RefinerHeldOut, train_refiner
@@ -65,34 +64,28 @@ def main() -> None:
         output,
         command=shlex.join(["python", "-m", "bpd_jax.train_refiner", *sys.argv[1:]]),
     )
-    console = Console()
-    print_held_out(report.held_out, console)
-    console.print(
+    print_held_out(report.held_out)
+    print(
         f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
-        f"in {output}",
-        soft_wrap=True,
+        f"in {output}"
     )
 
 
-def print_held_out(held_out: RefinerHeldOut, console: Console) -> None:
+def print_held_out(held_out: RefinerHeldOut) -> None:
     """Prints the accuracy of every head on the text and on the model's predictions."""
-    rows = Table(
-        "head",
-        "text: plain",
-        "refined",
-        "model: plain",
-        "refined",
-        title="top-1 accuracy on held-out text, given the true preceding tokens",
-    )
-    for column in rows.columns:
-        column.justify = "right"
     columns = held_out.table()
     accuracies = zip(
         *(columns[f"{name}_accuracy"] for name in held_out._fields), strict=True
     )
-    for head, values in enumerate(accuracies, start=2):
-        rows.add_row(str(head), *(f"{value:.1%}" for value in values))
-    console.print(rows)
+    print_rows(
+        ["head", "text: plain", "refined", "model: plain", "refined"],
+        (
+            [str(head), *(f"{value:.1%}" for value in values)]
+            for head, values in enumerate(accuracies, start=2)
+        ),
+        title="top-1 accuracy on held-out text, given the true preceding tokens",
+        left=0,
+    )
 
 
 if __name__ == "__main__":

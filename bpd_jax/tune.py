@@ -14,9 +14,6 @@ import json
 import pathlib
 
 from absl import flags
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.asset_files import TUNING
@@ -31,6 +28,7 @@ from bpd_jax.decoding.speedup import (
     predict,
 )
 from bpd_jax.errors import UserError
+from bpd_jax.reporting.terminal import print_rows
 
 BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes", ["1"], "numbers of prompts decoded together."
@@ -95,29 +93,27 @@ def main() -> None:
 
 
 def _print(batch_size: int, choice: Choice) -> None:
-    title = f"batch size {batch_size}"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("Method")
-    headings = "Tokens\nper call", "Tokens\nverified", "Pass\n(ms)", "Drafting\n(ms)"
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    table.add_column("Predicted\nspeed-up", justify="right")
-    for p in choice.predictions:
+    def row(p: Prediction) -> list[str]:
         timed = p.draft_seconds is not None
         drafting = f"{1e3 * (p.draft_seconds or 0.0):.2f}" if timed else "not timed"
-        table.add_row(
+        return [
             p.method.name,
             f"{'' if p.replayed else '≤ '}{p.block_efficiency:.2f}",
             str(p.nodes),
             f"{1e3 * p.pass_seconds:.2f}",
             drafting if p.replayed else "not tried",
             f"{'' if timed else '≤ '}{p.speedup:.2f}",
-            style="bold" if p.method == choice.method else "",
-        )
-    console = Console() if Console().is_terminal else Console(width=100)
-    console.print(table)
-    console.print(f"Choice: {choice}", highlight=False, soft_wrap=True)
-    console.print()
+        ]
+
+    headings = ["Method", "Tokens\nper call", "Tokens\nverified", "Pass\n(ms)"]
+    print_rows(
+        [*headings, "Drafting\n(ms)", "Predicted\nspeed-up"],
+        map(row, choice.predictions),
+        title=f"batch size {batch_size}",
+        strong=[choice.method.name],
+        frame=False,
+    )
+    print(f"Choice: {choice}\n")
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""Reports compiled programs as a table and as JSON."""
+"""Reports compiled programs as tables and as JSON."""
 
 import dataclasses
 import importlib.metadata
@@ -7,35 +7,23 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.measured_program import Measured
 from bpd_jax.compilation.topology import Slice
+from bpd_jax.reporting.terminal import print_rows
 
 _GIB = 2**30
 _PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")
 
 
-def table(
+def print_figures(
     accelerators: Slice, mesh: dict[str, int], programs: Sequence[Measured]
-) -> Table:
-    """A table of all figures, with one column per program."""
+) -> None:
+    """Prints a table of all figures, with one column per program."""
     chip = accelerators.chip
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.items())
     unit, count = "GPU" if chip.gpu else "core", len(accelerators.devices)
-    result = Table(
-        title=f"{accelerators.name}: {count} {unit}{'s' * (count > 1)}, {sizes}",
-        caption=(
-            f"Per {unit}. The roofline is the minimum time that the chip's peak "
-            "figures allow; it is not a measurement."
-        ),
-        title_justify="left",
-        caption_justify="left",
-    )
-    result.add_column("")
-    for one in programs:
-        result.add_column(one.program.name, justify="right")
+    total = f"HBM: total, of {_gib(chip.usable)}"
     several = accelerators.slices > 1
 
     def network_time(one: Measured) -> str:
@@ -50,7 +38,7 @@ def table(
         ("HBM: donated", lambda x: f"-{_gib(x.memory.donated)}"),
         ("HBM: temporaries", lambda x: _gib(x.memory.temporaries)),
         ("HBM: code", lambda x: _gib(x.memory.code)),
-        (f"HBM: total, of {_gib(chip.usable)}", lambda x: _gib(x.memory.needed)),
+        (total, lambda x: _gib(x.memory.needed)),
         None,
         ("FLOPs, the compiler's count", lambda x: _tera(x.xla_flops)),
         ("FLOPs, loops counted as they run", lambda x: _tera(x.costs.flops)),
@@ -68,30 +56,35 @@ def table(
         ("tokens per second, at the roofline", _rate),
         ("MFU, at the roofline", lambda x: f"{x.mfu:.1%}"),
     ]
-    for row in rows:
-        if row is None:
-            result.add_section()
-            continue
-        label, cell = row
-        bold = label.startswith(("HBM: total", "roofline"))
-        result.add_row(label, *map(cell, programs), style="bold" if bold else None)
-    return result
+    print_rows(
+        ["", *(one.program.name for one in programs)],
+        (row and [row[0], *map(row[1], programs)] for row in rows),
+        title=f"{accelerators.name}: {count} {unit}{'s' * (count > 1)}, {sizes}",
+        caption=(
+            f"Per {unit}. The roofline is the minimum time that the chip's peak "
+            "figures allow; it is not a measurement."
+        ),
+        strong=[total, "roofline"],
+    )
 
 
-def collectives(program: Measured) -> Table:
-    """A table of the collectives, the largest first."""
-    result = Table(title=f"{program.program.name}: collectives", title_justify="left")
-    for name in ("kind", "group", "runs", "bytes sent", "total"):
-        result.add_column(name, justify="left" if name == "kind" else "right")
-    for kind, size, count, sent in summed_collectives(program):
-        result.add_row(
+def print_collectives(program: Measured) -> None:
+    """Prints a table of the collectives, the largest first."""
+    rows = [
+        [
             kind,
             f"{size}",
             f"{count:,}",
             f"{sent / count / 1e6:,.2f} MB",
             f"{sent / 1e9:,.3f} GB",
-        )
-    return result
+        ]
+        for kind, size, count, sent in summed_collectives(program)
+    ]
+    print_rows(
+        ["kind", "group", "runs", "bytes sent", "total"],
+        rows,
+        title=f"{program.program.name}: collectives",
+    )
 
 
 def summed_collectives(program: Measured) -> list[tuple[str, int, int, float]]:

@@ -1,9 +1,9 @@
-"""Prints exhibits, drafts and streamed text to a terminal or a log file."""
+"""Prints exhibits, tables, drafts and streamed text to a terminal or a log file."""
 
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 import rich.box
@@ -130,6 +130,47 @@ def _cell(cell: Cell, column: Column, intervals: bool) -> Text:
     if cell.paper is not None:
         text.append(f" ({number_format.printed(cell, column)})", style="dim")
     return text
+
+
+def print_rows(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    *,
+    title: str = "",
+    caption: str = "",
+    left: int = 1,
+    strong: Collection[str] = (),
+    frame: bool = True,
+    console: Console | None = None,
+) -> None:
+    """Prints a table of texts.
+
+    Args:
+      headings: headings of the columns.
+      rows: the cells of every row, or None for a line between rows.
+      title: text above the table.
+      caption: text below the table.
+      left: number of columns that are aligned left, counted from the first; the others
+        are aligned right.
+      strong: first cells of the rows that are bold.
+      frame: whether lines separate the columns and surround the table.
+      console: as for `print_exhibit`.
+    """
+    drawn = RichTable(
+        title=title or None,
+        title_justify="left",
+        caption=caption or None,
+        caption_justify="left",
+        box=rich.box.HEAVY_HEAD if frame else rich.box.SIMPLE_HEAD,
+    )
+    for index, heading in enumerate(headings):
+        drawn.add_column(heading, justify="left" if index < left else "right")
+    for row in rows:
+        if row is None:
+            drawn.add_section()
+        else:
+            drawn.add_row(*map(Text, row), style="bold" if row[0] in strong else "")
+    (console or standard_output()).print(drawn)
 
 
 def print_steps(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from bpd_jax.reporting.records import Step
 def printed(function, *arguments, width=100, **keywords):
     """The output of `function` on a console of this width without colour."""
     buffer = io.StringIO()
-    function(*arguments, Console(file=buffer, width=width), **keywords)
+    function(*arguments, console=Console(file=buffer, width=width), **keywords)
     return buffer.getvalue()
 
 
@@ -73,6 +74,32 @@ def test_wide_tables_are_split_between_groups():
     assert narrow.count("Caption.") == 1
     values = [f"{cell.value:.2f}" for cell in cells]
     assert rows == [["Tree", *part] for part in (values[:4], values[4:8], values[8:])]
+
+
+def test_rows_are_aligned_and_bold(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    buffer = io.StringIO()
+    terminal.print_rows(
+        ["order", "text", "kept"],
+        [["[1]", "20", "3"], None, ["all", "1,000", ":up:"]],
+        title="counts",
+        strong=["all"],
+        console=Console(file=buffer, force_terminal=True, color_system="standard"),
+    )
+    text = buffer.getvalue()
+    assert "\x1b[1mall" in text
+    assert "\x1b[1m[1]" not in text
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    assert lines == [
+        "counts",
+        "┏━━━━━━━┳━━━━━━━┳━━━━━━┓",
+        "┃ order ┃  text ┃ kept ┃",
+        "┡━━━━━━━╇━━━━━━━╇━━━━━━┩",
+        "│ [1]   │    20 │    3 │",
+        "├───────┼───────┼──────┤",
+        "│ all   │ 1,000 │ :up: │",
+        "└───────┴───────┴──────┘",
+    ]
 
 
 PIECES = [
