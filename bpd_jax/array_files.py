@@ -1,4 +1,4 @@
-"""Reads array files and validates them, because they may be damaged or forged.
+"""Writes array files; reads and validates them, because they may be damaged or forged.
 
 An `ArraySpec` declares the requirements on an array. The header of a file is compared
 with its size before anything is allocated. All faults raise an `OSError` or a
@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from bpd_jax import files
 from bpd_jax.buckets import as_path
 
 # Exceptions of numpy and zipfile for damaged files, besides OSError and ValueError.
@@ -129,12 +130,26 @@ def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
+    """Writes an uncompressed .npz file, atomically.
+
+    Args:
+      path: the file; an older one is replaced only when the new one is complete.
+      arrays: arrays, numbers or strings by name.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays)
+
+
 def read_npz(
     path: str | os.PathLike[str],
     specs: Mapping[str, ArraySpec] | None = None,
     optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Reads an uncompressed .npz file, as written by `np.savez`.
+    """Reads an uncompressed .npz file, as `write_npz` writes.
 
     Args:
       path: the file.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files, files
+from bpd_jax import array_files
 from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
@@ -102,16 +102,15 @@ def write_shard(
     assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
     joined = np.concatenate(texts) if lengths else np.zeros(0)
     path = as_path(folder) / shard_name(index)
-    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.savez(
-            stream,
-            tokens=joined.astype(np.int32),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            prompt_lengths=np.asarray(prompt_lengths, np.int32),
-            indices=np.full(len(texts), -1)
-            if indices is None
-            else np.asarray(indices, np.int64),
-        )
+    if indices is None:
+        indices = [-1] * len(texts)
+    arrays = {
+        "tokens": joined.astype(np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "prompt_lengths": np.asarray(prompt_lengths, np.int32),
+        "indices": np.asarray(indices, np.int64),
+    }
+    array_files.write_npz(path, arrays)
     return path
 
 

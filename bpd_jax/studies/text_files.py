@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files, files
+from bpd_jax import array_files
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.errors import UserError
 
@@ -56,8 +56,7 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
     for name, parts in columns.items():
         arrays[name] = np.concatenate(parts)
         arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
-    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, digest=digest, **arrays)
+    array_files.write_npz(path, {"digest": digest, **arrays})
 
 
 def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from bpd_jax import files
+from bpd_jax import array_files
 from bpd_jax.errors import UserError
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.distributed import LAG
@@ -81,6 +80,5 @@ class FiniteWatch:
         fields = {**batch._asdict(), **jax.device_get(metrics)}
         arrays = {key: value for key, value in fields.items() if value is not None}
         path = self._folder / FOLDER / name
-        with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays)
+        array_files.write_npz(path, arrays)
         return path

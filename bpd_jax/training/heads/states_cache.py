@@ -161,13 +161,14 @@ def cached_states(
     # Texts were added: a shard with more texts has replaced the earlier last shard.
     for path in earlier - {shard.path for shard in shards}:
         path.unlink(missing_ok=True)
-    with files.replacing_file(folder / TEXTS) as path, path.open("wb") as stream:
-        np.savez(
-            stream,
-            tokens=texts.tokens,
-            offsets=texts.offsets,
-            prompt_lengths=texts.prompt_lengths,
-        )
+    array_files.write_npz(
+        folder / TEXTS,
+        {
+            "tokens": texts.tokens,
+            "offsets": texts.offsets,
+            "prompt_lengths": texts.prompt_lengths,
+        },
+    )
     arrays = [_mapped(shard.path, base.dtype) for shard in shards]
     positions = positions_of(texts, include_prompts)
     indices = None
