@@ -131,7 +131,7 @@ def _load_asset(
     if name == "drafter":
         drafter = read_drafter(loaded, path)
         functions, params = attach_drafter(
-            config, loaded.params, drafter, name=loaded.name
+            config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
         return AttachedDrafter.of(functions, decoding_layout(params))
     if name in REFINERS:
@@ -156,7 +156,11 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
         from bpd_jax.pretrained.drafter_import import import_drafter
 
         return import_drafter(
-            folder, loaded.functions.config, loaded.params, name=loaded.name
+            folder,
+            loaded.functions.config,
+            loaded.params,
+            name=loaded.name,
+            base=loaded.fingerprint,
         )
     return load_drafter(folder)
 

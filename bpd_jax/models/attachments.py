@@ -79,21 +79,18 @@ class Attachment(Generic[Config]):
         self,
         title: str,
         model: BlockwiseConfig,
-        params: Params,
+        base: str | None,
         name: str,
         remedy: str,
-        *,
-        check: bool = True,
     ) -> None:
         """Raises a `UserError` unless the attachment belongs to a model.
 
         Args:
           title: name of the kind of attachment for messages, such as "a block drafter".
           model: configuration of the model.
-          params: parameters of the model.
+          base: fingerprint of the model; None to compare the sizes only.
           name: name of the model for messages.
           remedy: advice for messages.
-          check: whether to compare fingerprints too, besides the sizes.
         """
         trunk = model.trunk
         if (self.d_model, self.vocab_size) != (trunk.d_model, trunk.vocab_size):
@@ -102,11 +99,10 @@ class Attachment(Generic[Config]):
                 f"{self.d_model} and {self.vocab_size} tokens, and {name} has width "
                 f"{trunk.d_model} and {trunk.vocab_size} tokens: {remedy}"
             )
-        key = fingerprint(model, params) if check else self.base
-        if key != self.base:
+        if base not in (None, self.base):
             raise UserError(
                 f"{self.folder} holds {title} trained on {self.base_name} "
-                f"({self.base}), and {name} ({key}) is another model: {remedy}"
+                f"({self.base}), and {name} ({base}) is another model: {remedy}"
             )
 
 

@@ -16,6 +16,7 @@ from bpd_jax.models.attachments import (
     Attachment,
     AttachmentFiles,
     by_path,
+    fingerprint,
 )
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -47,6 +48,7 @@ def attach_drafter(
     drafter: LoadedDrafter,
     *,
     name: str = "this model",
+    base: str | None = None,
     check: bool = True,
 ) -> tuple[DrafterFunctions, Params]:
     """Attaches a block drafter to its target model.
@@ -57,6 +59,8 @@ def attach_drafter(
         its softmax.
       drafter: the drafter, which is converted to the target's `param_dtype`.
       name: name of the target for messages.
+      base: fingerprint of the target; None to compute it from `params`, which then have
+        the layout in which they were stored.
       check: whether a drafter of another model of the same sizes is rejected. It drafts
         worse, but does not change the decoded texts.
 
@@ -68,7 +72,8 @@ def attach_drafter(
     """
     trunk = model.trunk
     remedy = f"train one for {name}, or give a folder other than {drafter.folder}."
-    drafter.check_base(KIND.title, model, params, name, remedy, check=check)
+    base = (base or fingerprint(model, params)) if check else None
+    drafter.check_base(KIND.title, model, base, name, remedy)
     functions = DrafterFunctions(drafter.config.resolve(trunk), trunk)
     trained: dict[str, Any] = {}
     for path, value in drafter.tensors.items():

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 
 from bpd_jax.artifacts import Artifact
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import VOCABULARY, Attachment, AttachmentFiles
+from bpd_jax.models.attachments import (
+    VOCABULARY,
+    Attachment,
+    AttachmentFiles,
+    fingerprint,
+)
 from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.typing import Params
@@ -49,7 +54,8 @@ def attach_heads(
         f"train heads for {name}, give other heads with --heads, or remove "
         f"{heads.folder}."
     )
-    heads.check_base(KIND.title, model, params, name, remedy, check=check)
+    base = fingerprint(model, params) if check else None
+    heads.check_base(KIND.title, model, base, name, remedy)
     attached = {
         key: jnp.asarray(value, None if key == VOCABULARY else model.trunk.param_dtype)
         for key, value in heads.tensors.items()

@@ -47,6 +47,7 @@ def import_drafter(
     params: Params,
     *,
     name: str = "this model",
+    base: str | None = None,
 ) -> LoadedDrafter:
     """Reads a published block drafter of a model.
 
@@ -58,6 +59,8 @@ def import_drafter(
       model: the target model.
       params: parameters of the target.
       name: name of the target for messages.
+      base: fingerprint of the target; None to compute it from `params`, which then have
+        the layout in which they were stored.
 
     Returns:
       The drafter, with tensors in their stored precision. It has its own softmax if
@@ -108,7 +111,7 @@ def import_drafter(
     return LoadedDrafter(
         config=config,
         tensors=arrays,
-        base=fingerprint(model, params),
+        base=base or fingerprint(model, params),
         base_name=name,
         d_model=trunk.d_model,
         vocab_size=trunk.vocab_size,

@@ -75,11 +75,12 @@ class StudyContext:
         return self.config.model.replace(TASK_FIELD, task)
 
     def loaded(self, task: str) -> LoadedModel:
-        """The model of a task."""
+        """The model of a task, with parameters in the layout of `api.load`."""
         name = self.model_name(task)
         if name not in self._models:
             # Several large models may not fit into memory, so only one is kept.
-            self._models, self._decoders = {name: load_model(name)}, {}
+            self._models, self._decoders = {}, {}
+            self._models[name] = load_model(name).for_decoding()
         return self._models[name]
 
     def options(self, task: str) -> DecodeOptions:

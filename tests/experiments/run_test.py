@@ -9,7 +9,7 @@ import shutil
 import jax
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax import api, configuration
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.loaded_model import Chat
@@ -116,6 +116,13 @@ def with_drafter(context, trained, tmp_path_factory):
     )
     config = dataclasses.replace(context.config, model=str(folder), source="block")
     return StudyContext(config, tmp_path_factory.mktemp("with_drafter_texts"))
+
+
+def test_studies_and_other_commands_decode_with_the_same_parameters(context, trained):
+    """Otherwise studies and `evaluate` would time different kernels on a CPU."""
+    lm = api.load(str(trained / "run"))
+    decoder, _ = context.contender("bpd", "held_out")
+    assert jax.tree.structure(decoder.params) == jax.tree.structure(lm.loaded.params)
 
 
 @pytest.mark.slow
