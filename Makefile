@@ -1,9 +1,9 @@
-# Everything runs in .venv, which the first command makes; compilers and docs have their own.
+# All commands use .venv, which the first one creates; compilers and docs have separate ones.
 SHELL := /bin/bash
 BIN := .venv/bin
 # Of three processes of tests, one usually waits for the processes that it started.
 JOBS ?= 3
-# Bytecode is kept, even where the environment says otherwise.
+# Bytecode is cached, even if the environment disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
-env: ## make .venv, once; PYTHON=/path/to/python3.12 chooses the Python
+env: ## create .venv, once; PYTHON=/path/to/python3.12 selects the Python
 	@PYTHON="$(PYTHON)" bash scripts/env.sh
 
 demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
@@ -22,13 +22,13 @@ demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
 train-demo: env ## train a small model from scratch, n-grams too, decode, write a report
 	@bash experiments/demo/run.sh
 
-# mkdocs-material announces a new program of its makers at every start.
+# Suppresses an announcement that mkdocs-material prints at every start.
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs
 docs: ## the site of docs/ into site/, in .venv-docs; open site/index.html
 	@PYTHON="$(PYTHON)" bash scripts/docs_env.sh
 	$(MKDOCS) build --strict --quiet
 
-docs-serve: ## the same on localhost:8000, built again whenever a page changes
+docs-serve: ## the same on localhost:8000, rebuilt when a page changes
 	@PYTHON="$(PYTHON)" bash scripts/docs_env.sh
 	$(MKDOCS) serve --watch bpd_jax
 
@@ -74,7 +74,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: lint ## lint, then the tests on JOBS=3 processes
 	$(PYTEST) -m "not exhaustive"
 
-test-all: lint ## the same with the slow proofs and every case of each matrix
+test-all: lint ## the same with the slow tests and every case of each matrix
 	$(PYTEST)
 
 lint: env ## ruff (rules and format) and mypy
@@ -82,7 +82,7 @@ lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: env ## let ruff rewrite what it can
+format: env ## format with ruff and apply its fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

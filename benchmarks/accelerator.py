@@ -1,21 +1,21 @@
-"""What an accelerator does with bpd_jax: five independent parts, one command.
+"""Benchmarks of an accelerator, in five independent parts.
 
     python -m benchmarks.accelerator --platform=gpu --part=attention,plain
 
-`make gpu-check PART=plain` and `make tpu-check` call it. It needs no network, no
+`make gpu-check PART=plain` and `make tpu-check` call it. It needs neither a network nor
 TensorFlow, seqio or pynini. Parts:
 
     attention   attention kernels against a float32 reference: errors and time
     plain       plain decoding against the time of reading the weights once
-    smollm2     SmolLM2 with the drafters that are shipped, at batch 1, 8 and 32
+    smollm2     SmolLM2 with the shipped drafters, at batch sizes 1, 8 and 32
     shapes      random weights at 1.5B and 7B: passes, drafting, refinement
     training    a training step of the paper's 1.5B model: tokens per second, MFU
 
-A part is a list of jobs; every job's result is written as soon as it is there, to
-`accelerator_DEVICE_PART.json`, beside results of other jobs. No job starts after
-`--minutes`; `--missing` runs those that are left. Where a device has too little memory
-for a job, its row says so. Exit status 1: a kernel is wrong, a text differs, or a job
-fails for another reason.
+A part is a list of jobs; the result of each is written to
+`accelerator_DEVICE_PART.json` immediately, and those of other jobs are kept. No job
+starts after `--minutes`; `--missing` runs the remaining ones. If a job runs out of
+device memory, its row records this. The exit status is 1 if a kernel is wrong, a text
+differs, or a job fails for another reason.
 
 `--split_weights=FOLDER` writes the file of SmolLM2 in parts of at most 60 MB, which
 `--weights=FOLDER` reads on a machine without a network. `--tables` writes the tables of
@@ -41,12 +41,12 @@ from bpd_jax.pretrained.packaged_models import find_packaged
 
 PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")
 PLATFORM = flags.DEFINE_enum(
-    "platform", None, ["gpu", "tpu", "cpu"], "that jax must have; default: any."
+    "platform", None, ["gpu", "tpu", "cpu"], "required platform of jax; default: any."
 )
-ONLY = flags.DEFINE_string("only", "", "text that the names of jobs must contain.")
-MISSING = flags.DEFINE_bool("missing", False, "only jobs that have no result yet.")
-MINUTES = flags.DEFINE_float("minutes", 7.0, "after which no further job starts.")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "times that measurements are repeated.")
+ONLY = flags.DEFINE_string("only", "", "only jobs whose name contains this text.")
+MISSING = flags.DEFINE_bool("missing", False, "only jobs without a result.")
+MINUTES = flags.DEFINE_float("minutes", 7.0, "time limit for starting jobs.")
+ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.")
 BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1", "8", "32"], "prompts together.")
 TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
 OUTPUT = flags.DEFINE_string("output", str(results.FOLDER), "folder of the results.")
@@ -60,7 +60,7 @@ _PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
 
 
 def main() -> None:
-    """Splits weights, writes tables, or measures."""
+    """Splits weights, writes tables, or runs the benchmarks."""
     if SPLIT_WEIGHTS.value:
         file = find_packaged("smollm2")
         size = PART_MEGABYTES.value * 10**6
@@ -94,11 +94,11 @@ def main() -> None:
 
 
 def _settings() -> JobSettings:
-    """What the flags say, checked."""
+    """The validated settings of the flags."""
     unknown = [part for part in PART.value if part not in results.PARTS]
     if unknown or not PART.value:
         raise UserError(
-            f"--part={','.join(PART.value)} is not known: choose from "
+            f"--part={','.join(PART.value)} is unknown: choose from "
             f"{', '.join(results.PARTS)}."
         )
     sizes = cli.whole_numbers("batch_sizes") or ()
@@ -118,7 +118,7 @@ def _settings() -> JobSettings:
 def _run(
     part: str, settings: JobSettings, folder: pathlib.Path, deadline: float
 ) -> tuple[list[str], list[str]]:
-    """Runs the jobs of a part; returns those that are wrong and those that are left."""
+    """Runs the jobs of a part; returns the failed and the remaining ones."""
     run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
     device = jax.devices()[0].device_kind
     path = results.path_of(folder, device, part)
@@ -151,7 +151,7 @@ def _run(
 
 
 def _measured(job: Callable[[], Row]) -> Row:
-    """What a job measured, or why it could not: other jobs are run in any case."""
+    """The result of a job, or its failure."""
     try:
         return job()
     except (RuntimeError, NotImplementedError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Compiles the paper's model and Vicuna for TPUs and GPUs, one setting after another.
+"""Compiles the paper's model and Vicuna for TPUs and GPUs, in several settings.
 
     bash scripts/compile_env.sh tpu
     .venv-tpu/bin/python -m benchmarks.compile_all
@@ -6,10 +6,10 @@
     bash scripts/compile_env.sh gpu
     .venv-gpu/bin/python -m benchmarks.compile_all
 
-Runs `bpd_jax.compile` once for each of `SETTINGS` whose compiler is installed, minutes
-each, and writes the figures to one JSON file, with the command of each, date and
-versions. Other settings keep what the file has of them. A setting that does not fit is
-recorded with the message of the refusal.
+Runs `bpd_jax.compile` for each of `SETTINGS` whose compiler is installed, which takes
+minutes each, and writes the results to one JSON file, with the command of each, date
+and versions. Results of other settings are kept. A setting that exceeds the memory is
+recorded with the compiler's error message.
 """
 
 import json
@@ -31,12 +31,12 @@ _ONLY = flags.DEFINE_list(
     "only", None, "Names of settings; default: all whose compiler is installed."
 )
 _OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/compile.json", "JSON file of the figures."
+    "output", "benchmarks/results/compile.json", "JSON file of the results."
 )
 
 
 def main() -> None:
-    """Compiles what is asked for."""
+    """Compiles the selected settings."""
     names = _ONLY.value or [
         name for name, (topology, _) in SETTINGS.items() if has_compiler(topology)
     ]
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def compile_one(topology: str, settings: list[str]) -> dict[str, Any]:
-    """Runs the command; returns its figures, or the sentence of its refusal."""
+    """Runs the command; returns its results, or the error message."""
     command = ["-m", "bpd_jax.compile", f"--topology={topology}", *settings]
     about = {
         "command": " ".join(["python", *command]),

@@ -1,4 +1,4 @@
-"""What `benchmarks.compile_all` compiles: slices, gin files and flags by name."""
+"""Settings of `benchmarks.compile_all`: slices, gin files and flags by name."""
 
 _PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 _FINETUNE = [
@@ -28,8 +28,8 @@ _ALONE = [
     "--max_new_tokens=512",
     "--num_ngrams=4000000",
 ]
-# Slices for decoding with Vicuna, and how many devices share each of its matrices. One
-# A100, as in Table E.
+# Slices for decoding with Vicuna, and the degree of tensor parallelism. One A100, as in
+# Table E.
 _VICUNA_SLICES = {
     "v5e_4": ("v5e:2x2", ["--gin.MeshConfig.model=4"]),
     "v4_8": ("v4:2x2x1", ["--gin.MeshConfig.model=8"]),
@@ -53,7 +53,7 @@ def _vicuna(size: str) -> list[str]:
 
 
 def _vicuna_training(size: str, mesh: str) -> list[str]:
-    """Vicuna and its heads together."""
+    """Joint training of Vicuna and its heads."""
     return [
         *_vicuna(size),
         _mesh(mesh),
@@ -62,7 +62,7 @@ def _vicuna_training(size: str, mesh: str) -> list[str]:
 
 
 def _vicuna_heads(size: str, hidden: int) -> list[str]:
-    """The four heads alone, on the frozen Vicuna."""
+    """Training of the four heads alone, on the frozen Vicuna."""
     return [
         *_FROZEN,
         f"--gin_file=gin_configs/models/vicuna_{size}.gin",
@@ -74,7 +74,7 @@ def _vicuna_heads(size: str, hidden: int) -> list[str]:
     ]
 
 
-# Name: topology, and what else the command gets.
+# Name: topology, and further arguments of the command.
 SETTINGS: dict[str, tuple[str, list[str]]] = {
     "v4_128": ("v4:4x4x4", [_PRETRAIN, _mesh("v4_128")]),
     "joint_drafter_v4_128": (

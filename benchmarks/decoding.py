@@ -1,12 +1,12 @@
-"""All decoding methods side by side on one model: what each yields and what it costs.
+"""Compares decoding methods on one model: block efficiency, time and losslessness.
 
     python -m benchmarks.decoding --model=demo --methods=greedy,bpd,ngram:16,medusa:32
 
-Methods take turns over `--rounds`, so that their ratios hold on a noisy machine, and
-every text is compared with plain greedy decoding: the command fails if one differs by
-more than a near tie. Running the prompts (which the time of a serial call leaves out),
-drafting alone and passes over 1 … 128 tokens are measured apart. Writes one JSON file
-with machine, date and versions.
+Methods alternate over `--rounds`, so that their ratios are robust to noise of the
+machine, and every text is compared with plain greedy decoding: the command fails if one
+differs by more than a near tie. Prefill (which the time of a serial call excludes),
+drafting alone and passes over 1 … 128 tokens are measured separately. Writes one JSON
+file with device, date and versions.
 """
 
 import statistics
@@ -45,11 +45,13 @@ METHODS = flags.DEFINE_list(
         "lookahead:8",
         "oracle",
     ],
-    "methods to time beside greedy decoding.",
+    "methods to time besides greedy decoding.",
 )
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 8, "held-out prompts.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
-ROUNDS = flags.DEFINE_integer("rounds", 3, "times that every method decodes all.")
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 3, "times that each method decodes all prompts."
+)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/decoding_cpu.json", "file.")
 
 
@@ -61,21 +63,21 @@ def figures(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> dict[str, Any]:
-    """What is reported of one method.
+    """The results of one method, as they are reported.
 
     Args:
       decoder: model and methods.
       result: texts and seconds of the method.
-      plain: those of greedy decoding.
-      base: those of the method that the gain is relative to.
-      prompts: token ids.
+      plain: texts and seconds of greedy decoding.
+      base: texts and seconds of the method that the gain is relative to.
+      prompts: token IDs.
       options: lengths, batch size.
     """
     method, texts = result.method, result.generations
     took = statistics.median(result.seconds)
     batch = min(options.batch_size, len(prompts))
     calls = [text.serial_calls for text in texts]
-    # A batch takes as many turns as its slowest row.
+    # A batch takes as many serial calls as its slowest row.
     begins = range(0, len(prompts), batch)
     turns = sum(max(calls[begin : begin + batch]) for begin in begins)
     prefill = prefill_seconds(decoder, method, prompts, options, plain.generations)
@@ -110,7 +112,7 @@ def prefill_seconds(
     options: DecodeOptions,
     greedy: list[Generation],
 ) -> float:
-    """Median seconds of running the prompts of a batch."""
+    """Median seconds of the prefill of a batch."""
     batch = min(options.batch_size, len(prompts))
     times = []
     for _ in range(max(ROUNDS.value, 3)):
@@ -125,7 +127,7 @@ def prefill_seconds(
 
 
 def verdict(result: MethodResult) -> str:
-    """How the texts compare with plain decoding, in words."""
+    """Describes the differences of texts from plain decoding."""
     if result.errors:
         return f"{len(result.errors)} DIFFER"
     ties = len(result.differences)
@@ -133,7 +135,7 @@ def verdict(result: MethodResult) -> str:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Times the methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded, options = lm.loaded, config.options
     prompts = [loaded.encode_prompt(text) for text in decode_flags.prompt_texts()]

@@ -1,11 +1,11 @@
-"""Accepted tokens against the amount of training: a table and a chart of finished runs.
+"""Accepted tokens as a function of training data: a table and a chart of finished runs.
 
     python -m benchmarks.drafter_scaling --runs=runs/scaling
 
 Reads `heads/heads.json` and `drafter/drafter.json` of every folder in `--runs`, which
-tell what was measured at the end of each training (`training.heads.held_out`): accuracy
-by position on held-out texts and on texts of the training, and the expected tokens per
-call with one draft. Writes one JSON file, a table in Markdown and a chart beside it.
+contain the evaluation at the end of training (`training.heads.held_out`): accuracy by
+position on held-out texts and on training texts, and the expected tokens per call with
+one draft. Writes a JSON file, a table in Markdown and a chart to the same folder.
 """
 
 import json
@@ -20,7 +20,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import LINES, Chart, Series
 
-RUNS = flags.DEFINE_string("runs", None, "folder of the folders of runs.")
+RUNS = flags.DEFINE_string("runs", None, "parent folder of the runs.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/drafter_scaling.json", "file of the results."
 )
@@ -29,7 +29,7 @@ _HEADERS = ("heads/heads.json", "drafter/drafter.json")
 
 
 def main() -> None:
-    """Reads, prints, writes."""
+    """Reads the runs; prints and writes the results."""
     rows = read_runs(pathlib.Path(cli.required("runs")))
     output = pathlib.Path(OUTPUT.value)
     text = table(rows)
@@ -44,11 +44,13 @@ def read_runs(folder: pathlib.Path) -> list[dict[str, Any]]:
     """One row for each finished run, by arm and number of positions.
 
     Raises:
-      UserError: there is none, or the header of one cannot be read.
+      UserError: there is no finished run, or a header cannot be read.
     """
     paths = [path for name in _HEADERS for path in folder.glob(f"*/{name}")]
     if not paths:
-        raise UserError(f"{folder} holds no finished run of heads or block drafters.")
+        raise UserError(
+            f"{folder} contains no finished run of heads or block drafters."
+        )
     rows = [_row(path) for path in paths]
     return sorted(rows, key=lambda row: (row["arm"], row["positions"], row["run"]))
 
@@ -120,7 +122,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _positions(values: list[float]) -> str:
-    """Percentages of positions 1, 2, 3 and 5, as far as there are that many."""
+    """Percentages of those of positions 1, 2, 3 and 5 that exist."""
     picked = [values[j - 1] for j in (1, 2, 3, 5) if j <= len(values)]
     return " / ".join(f"{100 * value:.0f}" for value in picked) + " %"
 

@@ -4,13 +4,13 @@
     python -m benchmarks.equality --model=smollm2 --prompts_file=prompts.jsonl \\
         --tokens=50000 --max_new_tokens=48 --batch_size=16
 
-The methods are all sources of the registry under all searches, the heads' lattice under
-all refiners too; those that the model has nothing for are left out, with the reason.
-Each decodes the same prompts, as many as give `--tokens` tokens over all methods. Every
-token is compared with that of plain greedy decoding, and the calls of replay with those
-of the loop. Where texts part, the gap says how far apart the logits of the two tokens
-are. Results are written after every method, and the same command continues where it was
-stopped. It fails where a difference is more than a near tie.
+The methods are all sources of the registry with all searches, and the heads' lattice
+also with all refiners; methods whose assets the model lacks are left out, with the
+reason. Each decodes the same prompts, enough for `--tokens` tokens over all methods.
+Every token is compared with that of plain greedy decoding, and the calls of replay with
+those of the loop. Where texts differ, the gap is the difference of the logits of the
+two tokens. Results are written after every method, and the same command resumes. It
+fails if a difference is more than a near tie.
 """
 
 import math
@@ -50,7 +50,7 @@ TOKENS = flags.DEFINE_integer(
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.", 1)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/equality_cpu.json", "file.")
 
-# What tells a result that can be continued from one of another measurement.
+# Fields that must be equal for an earlier result to be resumed.
 _SAME = ("model", "device", "versions", "prompts", "max_new_tokens", "batch_size")
 _NUMBERS = {DRAFTS: ":4", NODES: ":16", "": ""}
 
@@ -82,7 +82,7 @@ def usable(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> tuple[list[Method], dict[str, str]]:
-    """Returns the methods that the model can decode with, and why the others cannot."""
+    """Returns the methods that the model supports, and why it lacks the others."""
     methods: list[Method] = []
     left_out: dict[str, str] = {}
     for name in names:
@@ -99,9 +99,9 @@ def usable(
 def compared(
     decoder: Decoder, plain: Sequence[Generation], other: Sequence[Generation]
 ) -> dict[str, Any]:
-    """Counts the tokens of `plain` that are others in `other`, and says how close.
+    """Counts the tokens in which `other` differs from `plain`, and the near ties.
 
-    A text that is longer or shorter differs in the tokens that only one of both has.
+    If the lengths differ, the tokens that only one text has count as differences.
     """
     differing = 0
     for a, b in zip(plain, other, strict=True):
@@ -162,7 +162,7 @@ def totals(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(loaded: LoadedModel, methods: int, options: DecodeOptions) -> list:
-    """As many prompts as are needed, from the files or the model's held-out text."""
+    """The first `count` prompts, of the files or of the model's held-out text."""
     count = math.ceil(TOKENS.value / methods / options.max_new_tokens)
     texts = decode_flags.prompt_texts()
     if not texts:
@@ -173,7 +173,7 @@ def _prompts(loaded: LoadedModel, methods: int, options: DecodeOptions) -> list:
 
 
 def _earlier(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """The rows that an earlier run of the same measurement wrote."""
+    """The rows of an earlier run with equal settings."""
     try:
         result = files.read_json(path)
         same = all(result[name] == facts[name] for name in _SAME)
@@ -183,7 +183,7 @@ def _earlier(path: pathlib.Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Decodes, replays, compares, writes."""
+    """Compares all methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
     options = config.options
     if options.temperature != 0:

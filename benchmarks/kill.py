@@ -1,14 +1,14 @@
-"""Kills a tiny run at random moments, again and again, and compares how it ends.
+"""Kills a tiny run repeatedly at random times, and compares its final state.
 
     python -m benchmarks.kill
     python -m benchmarks.kill --kills=100 --seed=1 --processes=2
 
-One run goes from its first step to its last. Another of the same configuration is
-killed (SIGKILL) while it starts, between its saves and in the middle of them, all the
-way from its first steps to its last, and started again each time. With several
-processes one of them is killed, and the others must end by themselves; at a start,
-when they may not have met yet, all are killed. In the end parameters, optimizer and
-metrics of both must be equal bit for bit. Prints a table and writes one JSON file.
+One run trains without interruption. Another of the same configuration is killed
+(SIGKILL) during start-up, between saves and during saves, spread over the whole run,
+and restarted each time. With several processes one of them is killed, and the others
+must exit by themselves; during start-up, when they may not be connected yet, all are
+killed. At the end, parameters, optimizer state and metrics of both must be equal
+bitwise. Prints a table and writes one JSON file.
 """
 
 import contextlib
@@ -38,32 +38,30 @@ from bpd_jax.training.metrics import FILE_NAME, read_rows
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state
 
-KILLS = flags.DEFINE_integer("kills", 20, "how often the run is killed.", 1)
+KILLS = flags.DEFINE_integer("kills", 20, "number of kills.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "of the moments.")
 STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 4 * 50)
 PROCESSES = flags.DEFINE_integer("processes", 1, "of the run.", 1)
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/kill_cpu.json", "file.")
 
-# In this order until there are enough; then they are shuffled.
+# Repeated in this order up to the number of kills, then shuffled.
 MOMENTS = ("save", "step", "save", "step", "start")
 
-PATIENCE = flags.DEFINE_float(
-    "patience", 300.0, "seconds to wait for anything before it is an error."
-)
-# The last kill comes so many steps before the end, which leaves time for a save.
+PATIENCE = flags.DEFINE_float("patience", 300.0, "timeout of each wait, in seconds.")
+# Steps between the last kill and the end, which leave time for a save.
 REST = 100
 
 CONFIGURATION = "benchmarks/kill.gin"
 
 
 def main() -> None:
-    """Runs, kills, compares."""
+    """Trains both runs, compares them, and writes the results."""
     with tempfile.TemporaryDirectory() as scratch:
         result = _measure(pathlib.Path(scratch))
     records.write(OUTPUT.value, result)
     print(f"written to {OUTPUT.value}")
     if not result["equal"]:
-        raise UserError("the killed run ended otherwise than the one never killed.")
+        raise UserError("the killed run differs from the uninterrupted one at the end.")
 
 
 def _measure(scratch: pathlib.Path) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
 
 
 def _write_inputs(scratch: pathlib.Path) -> pathlib.Path:
-    """A few texts and a configuration of a run on them."""
+    """Writes a small corpus, and parses the configuration of a run on it."""
     (scratch / "texts").mkdir()
     for number in range(12):
         lines = [f"{number} times {k} is {number * k}." for k in range(20)]
@@ -133,7 +131,7 @@ def _launch(gin_file: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Po
             env={
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
-                # Every start after the first reads the programs that it compiled.
+                # Later starts read the compiled programs from the cache.
                 "JAX_COMPILATION_CACHE_DIR": str(gin_file.parent / "compiled"),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             },
@@ -155,10 +153,10 @@ def _finish(processes: list[subprocess.Popen]) -> None:
 
 
 def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> float | None:
-    """Kills one process, at a start all; those left must end with an error.
+    """Kills one process, or all during start-up; the others must exit with an error.
 
     Returns:
-      Seconds until those left had ended; None if there were none.
+      Seconds until the others had exited; None if there were none.
     """
     began = time.monotonic()
     for index, process in enumerate(processes):
@@ -184,17 +182,16 @@ def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> float 
 def _kill_again_and_again(
     gin_file: pathlib.Path, workdir: pathlib.Path
 ) -> list[dict[str, Any]]:
-    """Kills a run at `KILLS` moments; prints a row for each.
+    """Kills a run `KILLS` times; prints a row for each.
 
-    The run is cut into as many parts, and kill i falls into part i: not before a step
-    of it that was drawn beforehand. (A kill at the start draws none.)
+    The run is divided into as many parts, and kill i happens in part i, after a step
+    that is drawn beforehand. (A kill during start-up draws none.)
 
     Returns:
-      Of each kill: the moment, `start`, `step` or `save`; the index of the process; the
-      seconds since its start; the step of the last row of metrics; the newest whole
-      checkpoint, or None; whether it left one half written, besides those that lay
-      there when the process started; and the seconds after which the other processes
-      had ended too, or None if all were killed or there was one.
+      For each kill: the phase, `start`, `step` or `save`; the index of the process; the
+      seconds since its start; the step of the last row of metrics; the newest complete
+      checkpoint, or None; whether the kill left a new incomplete checkpoint; and the
+      seconds after which the other processes had exited, or None if there were none.
     """
     chance = random.Random(SEED.value)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS.value)]
@@ -243,16 +240,16 @@ def _kill_again_and_again(
 
 
 def _wait(process: subprocess.Popen, seconds: float, until: Callable[[], bool]) -> None:
-    """Waits for something, for a time, or for the end of the process."""
+    """Waits until a condition holds, the process ends, or the time is up."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None and not until():
         time.sleep(0.0005)
 
 
 def _half_written(workdir: pathlib.Path) -> set[tuple[str, int]]:
-    """Checkpoints that are still being written, or never were: name and inode.
+    """Incomplete checkpoints, by name and inode.
 
-    The name alone does not tell a leftover from the next save of the same step.
+    The name alone does not distinguish a leftover from the next save of the same step.
     """
     half_written = set()
     for name in _listed(workdir):
@@ -270,7 +267,7 @@ def _listed(workdir: pathlib.Path) -> list[str]:
 
 
 def _last_step(workdir: pathlib.Path) -> int:
-    """Of the last whole row of metrics."""
+    """The step of the last complete row of metrics."""
     try:
         text = (workdir / FILE_NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -280,9 +277,9 @@ def _last_step(workdir: pathlib.Path) -> int:
 
 
 def _reaching(workdir: pathlib.Path, aim: int) -> Callable[[], bool]:
-    """Tells when the next process has done a step, and the run as many as `aim`.
+    """A condition: the next process has done a step, and the run as many as `aim`.
 
-    It writes the metrics anew when it starts.
+    A process rewrites the metrics when it starts.
     """
     path = workdir / FILE_NAME
     before = path.stat().st_ino if path.exists() else None
@@ -296,13 +293,13 @@ def _reaching(workdir: pathlib.Path, aim: int) -> Callable[[], bool]:
 
 
 def _saving(workdir: pathlib.Path) -> Callable[[], bool]:
-    """Tells when the next save has begun."""
+    """A condition: the next save has begun."""
     before = _half_written(workdir)
     return lambda: bool(_half_written(workdir) - before)
 
 
 def _state_of(workdir: pathlib.Path) -> tuple[int, int | None]:
-    """Steps of the last row of metrics and of the newest whole checkpoint."""
+    """Steps of the last row of metrics and of the newest complete checkpoint."""
     steps = [int(name) for name in _listed(workdir) if name.isdigit()]
     return _last_step(workdir), max(steps, default=None)
 
@@ -324,7 +321,7 @@ def _same_state(gin_file: pathlib.Path, *workdirs: pathlib.Path) -> bool:
 
 
 def _rows(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """The metrics, but for the speed."""
+    """The metrics, except the speed."""
     rows = read_rows(workdir / FILE_NAME)
     return [
         {name: value for name, value in row.items() if name != "tokens_per_second"}

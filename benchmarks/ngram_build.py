@@ -1,12 +1,12 @@
-"""Seconds and memory of an n-gram model: count, Katz, prune.
+"""Time and memory of building an n-gram model: count, Katz, prune.
 
     python -m benchmarks.ngram_build --text='corpus/train-*.jsonl.gz'
     python -m benchmarks.ngram_build --tokens=ids.npy --end_of_text=50256 \\
         --max_tokens=2370000 --output=benchmarks/results/ngram_build_small_cpu.json
 
-Writes one JSON file to benchmarks/results/ with machine, date and versions. Reading and
-tokenizing are timed by themselves. Code that is compiled when it is first used is
-compiled before. Every stage is done `--rounds` times; the median is reported.
+Writes one JSON file to benchmarks/results/ with device, date and versions. Reading and
+tokenizing are timed separately. Compilation is not timed. Every stage is repeated
+`--rounds` times; the median is reported.
 For scale: on 2.37 million tokens and 2 cores, OpenGrm NGram 1.3.6 took 5.7 s to count,
 9.5 s to estimate and 14.9 s to prune, and KenLM's lmplz 2.8 s from text to ARPA file.
 """
@@ -33,17 +33,19 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
 
 TEXT = flags.DEFINE_string("text", None, "glob of text files.")
-TOKENS = flags.DEFINE_string("tokens", None, "glob of files of token ids.")
+TOKENS = flags.DEFINE_string("tokens", None, "glob of files of token IDs.")
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", None, "for --tokens.")
 END_OF_TEXT = flags.DEFINE_integer("end_of_text", None, "for --tokens.")
-ORDER = flags.DEFINE_integer("order", 4, "length of the longest n-grams.")
-MIN_COUNTS = flags.DEFINE_list("min_counts", None, "least counts; default: all 1.")
+ORDER = flags.DEFINE_integer("order", 4, "order of the model.")
+MIN_COUNTS = flags.DEFINE_list("min_counts", None, "minimum counts; default: all 1.")
 MAX_NGRAMS = flags.DEFINE_integer("max_ngrams", 5_000_000, "size of the pruned model.")
-MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "take about so many; or all.")
+MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", None, "approximate maximum; default: all."
+)
 MEMORY = flags.DEFINE_integer(
     "memory", bounded_memory.DEFAULT_MEMORY, "bytes for counting."
 )
-ROUNDS = flags.DEFINE_integer("rounds", 3, "times that everything is done.")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "repetitions of every stage.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/ngram_build_cpu.json", "file."
 )
@@ -75,7 +77,7 @@ class Loaded(TokenSource):
 
 
 class Stopwatch:
-    """Seconds of each stage, and the highest memory up to its end."""
+    """Seconds of each stage, and the peak memory up to its end."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -91,7 +93,7 @@ class Stopwatch:
 
 
 def warm_up(order: int) -> None:
-    """Compiles what is compiled when it is first used."""
+    """Compiles all just-in-time compiled functions."""
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, 9, 30) for _ in range(50)]
     model = estimate_katz(count_ngrams(sequences, order=order))
@@ -99,7 +101,7 @@ def warm_up(order: int) -> None:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Times the stages; prints and writes the results."""
     source = open_source(
         text=TEXT.value,
         tokens=TOKENS.value,

@@ -1,11 +1,11 @@
-"""Does an imported model say what Hugging Face transformers says?
+"""Compares an imported model with Hugging Face transformers.
 
     python -m benchmarks.parity --model=smollm2 --golden=greedy.jsonl.gz
 
-Each line of the golden file has what transformers computed for a prompt, in float32:
+Each line of the golden file has the results of transformers for a prompt, in float32:
 `input_ids`, `greedy_ids`, `last_logits_top5_ids` and `last_logits_top5` (raw logits
 after the prompt), `prompt_mean_nll` (nats per token). Prints and writes the largest
-differences; where greedy texts part, how far the two tokens' logits are apart.
+differences and, where greedy texts differ, the difference of the two tokens' logits.
 """
 
 import gzip
@@ -27,19 +27,19 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
-GOLDEN = flags.DEFINE_string("golden", None, "What transformers computed.")
+GOLDEN = flags.DEFINE_string("golden", None, "Results of transformers.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/parity.json", "file.")
 
 _PADDING, _TOGETHER = 256, 13
 
 
 def main() -> None:
-    """Compares, prints, writes."""
+    """Compares all prompts; prints and writes the results."""
     lm, decoder, _ = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     golden = read(cli.required("golden"))
     model, params = loaded.functions, loaded.params
-    # Neighbours are of like length: few shapes are compiled.
+    # Sorted by length, so that few shapes are compiled.
     golden.sort(key=lambda record: len(record["input_ids"]))
     prompts = [np.asarray(record["input_ids"], np.int32) for record in golden]
     longest = max(len(record["greedy_ids"]) for record in golden)
@@ -123,13 +123,13 @@ _logits = jax.jit(_run, static_argnums=0)
 def parting(
     model: ModelFunctions, params: Params, text: Generation, theirs: list[int]
 ) -> dict[str, Any]:
-    """Where our greedy text leaves theirs, and the gap of the two tokens' logits."""
+    """First token that differs from the reference, and the gap of the logits."""
     ours = text.output_ids.tolist()
     if ours == theirs:
         return {"parts_at": None}
     pairs = zip(ours, theirs, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if at is None:  # one of them ends
+    if at is None:  # one text ends earlier
         return {"parts_at": min(len(ours), len(theirs)), "gap": float("inf")}
     read = np.concatenate([text.input_ids, text.output_ids[:at]])
     logits = prompt_logits(model, params, read)[-1]

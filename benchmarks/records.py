@@ -26,7 +26,7 @@ def about(name: str) -> dict[str, Any]:
 def write(
     path: str | os.PathLike[str], result: Mapping[str, Any], *, indent: int = 2
 ) -> None:
-    """Writes a result, whole or not at all."""
+    """Writes a result atomically."""
     text = json.dumps(result, indent=indent) + "\n"
     with files.replacing_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Scores × searches: what each refiner yields under a greedy walk, p-best and trees.
+"""Block efficiency of each refiner with greedy, p-best and tree searches.
 
     python -m benchmarks.refiners --model=demo
 
-Decodes held-out prompts plainly and replays every method on them, so that all see the
-same lattices and nothing but drafting is computed. Block efficiencies come with paired
-bootstrap intervals of the gain over one method, and for every file of prompts apart.
-Writes one JSON file with date and versions.
+Decodes held-out prompts by plain greedy decoding and replays every method on them, so
+that all methods get the same lattices and only drafting is computed. Block efficiencies
+are reported with paired bootstrap intervals of the gain over one method, in total and
+for each file of prompts. Writes one JSON file with date and versions.
 """
 
 import dataclasses
@@ -45,16 +45,16 @@ METHODS = flags.DEFINE_list(
         *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
         *("neural:64:search=best", "neural_ngram:1", "oracle"),
     ],
-    "methods to replay beside the baseline; those that cannot be are left out.",
+    "methods to replay besides the baseline; unsupported ones are left out.",
 )
-BASELINE = flags.DEFINE_string("baseline", "bpd", "method that gains are relative to.")
+BASELINE = flags.DEFINE_string("baseline", "bpd", "baseline of the gains.")
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts.")
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
 
 
 def main() -> None:
-    """Replays, prints, writes."""
+    """Replays the methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     baseline = parse_method(BASELINE.value)
@@ -72,7 +72,7 @@ def main() -> None:
             print(f"left out: {error}")
     texts: list[Generation] = []
     for group in groups.values():
-        # Prompts of a file are of like length, so that little is padded.
+        # Prompts of a file have similar lengths, which reduces padding.
         together = dataclasses.replace(options, batch_size=len(group))
         with decode_flags.token_bar("decoding", len(group), config) as bar:
             texts += decoder.decode(GREEDY, group, together, on_progress=bar.update)
@@ -102,7 +102,7 @@ def main() -> None:
             generations = replay.decode(method, replayer)
             base = base or generations
             rows[method.name] = _row(generations, base, groups)
-            # After every method, so that a run that is stopped leaves something.
+            # After every method, so that an interrupted run leaves results.
             records.write(OUTPUT.value, {**result, "methods": rows})
             bar.update(1)
     print(f"{'method':<44} tokens/call  gain over {baseline.name}  checked")
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
-    """The prompts, by the file that they come from."""
+    """The prompts, by file."""
     paths = decode_flags.PROMPTS_FILE.value
     if not paths:
         held_out = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
@@ -135,7 +135,7 @@ def _row(
     base: list[Generation],
     groups: dict[str, list[np.ndarray]],
 ) -> dict[str, Any]:
-    """What is reported of one method."""
+    """The results of one method, as they are reported."""
     rest = iter(generations)
     apart = {
         name: list(itertools.islice(rest, len(group))) for name, group in groups.items()

@@ -1,11 +1,11 @@
-"""Products of few rows on a CPU: our kernel against XLA, for the matrices of a model.
+"""Matrix products with few rows on a CPU: our kernel against XLA.
 
     python -m benchmarks.row_products --model=smollm2
 
-Times, in turns, a pass over 1 to 64 draft tokens with parameters as they are stored,
-which XLA multiplies, and in the layout for decoding, which our kernels multiply and
-attend with; and the products of such a pass without all else. Writes one JSON file with
-machine, date and versions.
+Times, alternately, a pass over 1 to 64 draft tokens with the parameters as stored,
+computed by XLA, and in the layout for decoding, computed by our kernels for products
+and attention; and the products of such a pass alone. Writes one JSON file with device,
+date and versions.
 """
 
 import statistics
@@ -60,11 +60,11 @@ def pass_over(functions: ModelFunctions) -> Callable[[Params, KVCache, Array], A
 def products_of(
     product: Callable[[Array, Array, str], Array],
 ) -> Callable[[list[Array], dict[int, Array]], list[Array]]:
-    """All products of a pass, each with the rows that fit its matrix."""
+    """All products of a pass, with inputs of matching sizes."""
 
     @jax.jit
     def run(matrices: list[Array], rows: dict[int, Array]) -> list[Array]:
-        # One after the other, as in a model.
+        # Sequentially, as in a model.
         results, last = [], jnp.zeros(())
         for matrix in matrices:
             x = rows[matrix.shape[1]] + last
@@ -76,7 +76,7 @@ def products_of(
 
 
 def medians(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, in turns."""
+    """Median milliseconds of each function, timed alternately."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         jax.block_until_ready(run())
@@ -89,13 +89,13 @@ def medians(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 
 def main() -> None:
-    """Measures, prints, writes.
+    """Times both; prints and writes the results.
 
     Raises:
       UserError: there is no kernel for this processor.
     """
     if jax.default_backend() != "cpu" or tile_of_processor() is None:
-        raise UserError("products of few rows have no kernel on this device.")
+        raise UserError("this device has no kernel for products of few rows.")
     stored = load_model(MODEL.value)
     prepared = stored.for_decoding()
     functions, run = stored.functions, pass_over(stored.functions)

@@ -1,8 +1,8 @@
-"""A made-up 4-gram model of any size, to measure memory and search where no text is.
+"""A synthetic 4-gram model of any size, to measure memory and search without a corpus.
 
-It has the layout of a real one: Zipf unigrams, and every n-gram's prefix and suffix are
-n-grams. Its probabilities are random and sum to nothing in particular, which makes no
-difference to how long a search takes.
+It has the structure of a real one: Zipf unigrams, and the prefix and suffix of every
+n-gram are n-grams. Its probabilities are random and are not normalised, which does not
+affect the time of a search.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from bpd_jax import progress
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 
-# Shares of bigrams, trigrams and 4-grams, as in a pruned model of much text.
+# Shares of bigrams, trigrams and 4-grams, as in a pruned model of a large corpus.
 SHARES = (0.15, 0.4, 0.45)
 
 
@@ -28,18 +28,18 @@ def synthetic_model(num_ngrams: int, vocab_size: int, seed: int = 0) -> NGramMod
         return np.minimum(drawn, vocab_size - 1)
 
     keys = [np.append(np.arange(vocab_size), [vocab_size, vocab_size + 1])]
-    # Of every n-gram, where its suffix is in the order below.
+    # Index of the suffix of every n-gram in the next lower order.
     suffixes = np.zeros(keys[0].size, np.int64)
     first = np.array([0, vocab_size])
     for share in progress.bar(SHARES, label="make up", unit=" orders"):
         wanted = int(share * num_ngrams)
-        # Draws repeat: more of them are made than are wanted.
+        # More draws than needed, because they contain duplicates.
         number = int(wanted * 1.6)
         if len(keys) == 1:
             parents, children = tokens(number), tokens(number)
             last_symbols = children
         else:
-            # A parent goes on with what its suffix goes on with.
+            # The successors of a parent are successors of its suffix.
             parents = np.floor(keys[-1].size * rng.random(number) ** 1.5).astype(int)
             below = suffixes[parents]
             begin, end = first[below], first[below + 1]

@@ -1,15 +1,15 @@
-"""Training steps at real size: tokens per second, MFU, memory as XLA plans it.
+"""Training steps at full size: tokens per second, MFU, memory planned by XLA.
 
     python -m benchmarks.training --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/one_device.gin --gin.BATCH_SIZE=16
 
-Takes the model, batch, mesh, λ and ComputeConfig of a gin file, random tokens, and
-times whole steps of two models: all heads, and "one head", which is the same trunk with
-its softmax alone; and of a third where the run draws positions for its heads: all heads
-at all positions. First each is alone on the devices, the smaller before the larger,
-and what the process used at its peak is read where devices tell; then they take turns
-in blocks of steps, so that their ratio holds on a machine whose clock wanders. MFU is
-what the model needs (`models.model_flops`, nothing that is computed twice) over the
+Uses the model, batch size, mesh, λ and ComputeConfig of a gin file with random tokens,
+and times whole steps of two models: all heads, and "one head", the same trunk with its
+softmax alone; if the run samples positions for its heads, also a third with all heads
+at all positions. First each model is alone on the devices, in ascending order of size,
+and the peak memory of the process is read where devices report it; then they alternate
+in blocks of steps, so that their ratio is robust to a varying clock rate. MFU is the
+model's FLOP (`models.model_flops`, which excludes recomputation) relative to the
 device's dense bfloat16 peak. Writes one JSON file.
 """
 
@@ -33,7 +33,7 @@ OUTPUT = flags.DEFINE_string("output", "benchmarks/results/training.json", "file
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Times the steps; prints and writes the results."""
     parsed: configuration.Parsed[Any] = configuration.parse_flags(TrainConfig)
     config: TrainConfig = parsed.value
     mesh = make_mesh(config.mesh)
@@ -49,7 +49,7 @@ def main() -> None:
         models[name] = model = TimedStep(each, mesh)
         model.place()
         model.block(STEPS.value)
-        # Of the process so far: the smaller model came first.
+        # The peak of the process so far, hence the ascending order of sizes.
         stats = jax.local_devices()[0].memory_stats() or {}
         model.remove()
         model_results[name] = {

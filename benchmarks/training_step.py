@@ -21,7 +21,7 @@ class TimedStep:
     """A compiled step and, between `place` and `remove`, a state on the devices.
 
     Attributes:
-      planned: bytes that XLA plans on each device: state, batch, temporaries.
+      planned: bytes per device planned by XLA: state, batch, temporaries.
     """
 
     def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
@@ -57,18 +57,18 @@ class TimedStep:
         )
 
     def place(self) -> None:
-        """Puts a new state on the devices."""
+        """Allocates a new state on the devices."""
         config = self._config
         self._state = init_state(
             config.model, self._optimizer, self._abstract, config.seed, config.compute
         )
 
     def remove(self) -> None:
-        """Frees what `place` took."""
+        """Frees the memory of `place`."""
         self._state = None
 
     def block(self, steps: int) -> float:
-        """Runs a block of steps and returns the seconds of one."""
+        """Runs a block of steps and returns the seconds per step."""
         start = time.perf_counter()
         for _ in range(steps):
             self._state, metrics = self._step(self._state, self._batch, self._lambdas)
@@ -77,7 +77,7 @@ class TimedStep:
 
 
 def speed_of(config: TrainConfig, seconds: list[float]) -> dict[str, Any]:
-    """Tokens per second and MFU of a run whose blocks took these seconds per step."""
+    """Tokens per second and MFU, from the seconds per step of each block."""
     speed = config.tokens_per_step / statistics.median(seconds)
     peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
     return {

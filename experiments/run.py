@@ -153,7 +153,7 @@ def _shard() -> Shard:
 
 
 def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
-    """Makes the missing records of a study."""
+    """Computes the missing records of a study."""
     folder = _workdir() / name
     folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     context = StudyContext(
         dataclasses.replace(config, contenders=kept), _workdir(), shard
     )
-    check_settings(folder, context)  # Before tuning, which takes long.
+    check_settings(folder, context)  # Before tuning, which is slow.
     if DRAFTING & set(find_study(name).measures):
         tune(context)
     before = check_header(folder, context)
@@ -193,7 +193,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
 
     def write() -> None:
         if (folder / run_files.HEADER).is_file():
-            # Programs that share the work also write this file.
+            # Programs of other shards also write this file.
             for known in run_files.read_header(folder).get("sessions", []):
                 if known not in sessions:
                     sessions.append(known)
@@ -214,7 +214,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
 
 
 def _command() -> str:
-    """The command without names of local folders."""
+    """The command, without local paths."""
     text = "\0".join(sys.argv[1:])
     text = re.sub(r"(^|\0)--?(data|workdir)[=\0][^\0]*", r"\1--\2=FOLDER", text)
     words = text.split("\0")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv-tpu or .venv-gpu with bpd_jax and a compiler, or finds it ready.
+# Creates .venv-tpu or .venv-gpu with bpd_jax and a compiler, unless it is up to date.
 #
 #   bash scripts/compile_env.sh tpu|gpu
 #
-# An environment of its own, because jax looks for an accelerator wherever its compiler is
-# installed. It has what training and decoding need, without tensorflow.
+# A separate environment, because jax looks for an accelerator if its compiler is installed.
+# It has the dependencies of training and decoding, without tensorflow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -16,6 +16,6 @@ case $kind in
   *) stop "give tpu or gpu, not \"$kind\"" ;;
 esac
 begin ".venv-$kind" "make $kind-compile" "$size" requirements.txt setup.py
-# The versions are those of requirements.txt; jax says which libtpu goes with it.
+# The versions are those of requirements.txt; jax determines the version of libtpu.
 pip_install --constraint requirements.txt --editable ".[$extra,gcs]"
 finish "$compiler"

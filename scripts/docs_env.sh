@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes .venv-docs with what builds the site of docs/, or finds it ready.
+# Creates .venv-docs, which builds the site of docs/, unless it is up to date.
 #
-# An environment of its own: the reference is read from the sources, so that neither jax
-# nor tensorflow is needed, and `make env` stays as it is.
+# A separate environment: the reference is read from the sources, so that neither jax nor
+# tensorflow is needed, and .venv does not change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

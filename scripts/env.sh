@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned packages and bpd_jax itself, or finds it ready.
+# Creates .venv with the pinned packages and bpd_jax itself, unless it is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 
 begin .venv "make env" "1 to 3 minutes, 3 GB" requirements.txt setup.py
 
-# Counts pip's packages on one line of a terminal; elsewhere nothing is shown.
+# Shows pip's progress on one line of a terminal; otherwise nothing is shown.
 total=$(.venv/bin/python - <<'END'
 import re, sys
 old = sys.version_info < (3, 12)
@@ -27,11 +27,11 @@ show_progress() {
     cat >/dev/null
   fi
 }
-# --no-compile, because the next step compiles the part that is used.
+# --no-compile, because the imports below compile the modules that are used.
 pip_install --no-deps --no-compile -r requirements.txt
 pip_install --no-deps --no-build-isolation -e .
 
-# One import of the large packages: proves the environment, and keeps their bytecode.
+# Imports the large packages: checks the environment, and caches their bytecode.
 if [ -t 1 ]; then echo "  checking"; fi
 PYTHONDONTWRITEBYTECODE="" TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -c "
 import flax.linen, hypothesis, jax, optax, orbax.checkpoint, pynini, tensorboardX

@@ -1,8 +1,8 @@
-# Functions of the scripts that make environments, for Bash; sourced in the top folder.
+# Bash functions that create environments; sourced in the root of the repository.
 #
-# ENV/.bpd_jax says what state an environment is in: empty while it is being made,
-# afterwards the checksum of what it was made from. An environment that is half made or
-# out of date is made again; one that somebody else made is left alone.
+# ENV/.bpd_jax is the state of an environment: empty during its creation, afterwards the
+# checksum of its inputs. An incomplete or outdated environment is created again; one
+# without this file is never replaced.
 
 stop() {
   echo "error: $*" >&2
@@ -11,20 +11,20 @@ stop() {
 
 version() { "$1" -c "import sys; print(sys.version_info[:2])" 2>/dev/null; }
 
-# begin ENV COMMAND SIZE FILE…: makes an environment without packages; ends the script if
-# it is ready. COMMAND is for messages, and the environment depends on the files.
+# begin ENV COMMAND SIZE FILE…: creates an environment without packages, or exits the
+# script if it is up to date. COMMAND is for messages; the environment depends on the files.
 begin() {
   env=$1
   local command=$2 size=$3 mark=$1/.bpd_jax
   shift 3
-  # The folder counts too: an environment does not survive being moved.
+  # Including the path: an environment cannot be moved.
   wanted=$({ cat "$@"; pwd; } | cksum)
   if [ -f "$mark" ] && [ "$(cat "$mark")" = "$wanted" ] && "$env/bin/python" -c "" 2>/dev/null &&
     [ -z "${PYTHON:-}" -o "$(version "${PYTHON:-}")" = "$(version "$env/bin/python")" ]; then
     exit 0
   fi
   if [ -e "$env" ] && [ ! -f "$mark" ]; then
-    stop "$env was not made by \"$command\": move it away, or delete it, and run again."
+    stop "$env was not created by \"$command\": move it away, or delete it, and run again."
   fi
   find_python "$command"
   echo "Setting up $env ($size, once) ..."
@@ -34,8 +34,8 @@ begin() {
   "$python" -m venv "$env"
 }
 
-# find_python COMMAND: $PYTHON, or the first of these that is 3.11 or 3.12 and can make an
-# environment.
+# find_python COMMAND: sets python to $PYTHON, or to the first Python 3.11 or 3.12 that can
+# create an environment.
 find_python() {
   local supported="import sys; sys.exit(sys.version_info[:2] not in [(3, 11), (3, 12)])"
   local candidate without_venv="" found
@@ -48,25 +48,25 @@ find_python() {
     without_venv=$candidate
   done
   if [ -n "$without_venv" ]; then
-    stop "$without_venv cannot make environments: install the package python3-venv."
+    stop "$without_venv cannot create environments: install the package python3-venv."
   fi
   found=$("${PYTHON:-python3}" --version 2>/dev/null | grep -m 1 ^Python) || found="no Python"
   stop "Python 3.11 or 3.12 is needed and ${PYTHON:-python3} is $found:" \
-    "install one of them, or name it, as in: $1 PYTHON=/path/to/python3.12"
+    "install one of them, or give its path, as in: $1 PYTHON=/path/to/python3.12"
 }
 
-# pip_install ARGUMENTS…: pip in the environment; its output goes to show_progress.
+# pip_install ARGUMENTS…: runs pip in the environment; show_progress reads its output.
 pip_install() {
   "$env/bin/python" -m pip install --disable-pip-version-check "$@" \
     2>"$env/pip.log" | show_progress || {
     grep -v '^WARNING' "$env/pip.log" >&2 || true
-    stop "pip could not install the packages; run again, and it starts anew."
+    stop "pip could not install the packages; run the command again."
   }
 }
 
 show_progress() { cat >/dev/null; }
 
-# finish WORDS: the environment is ready.
+# finish WORDS: marks the environment as up to date.
 finish() {
   echo "$wanted" >"$env/.bpd_jax"
   echo "Ready: $env has $("$env/bin/python" --version) and $*."

@@ -1,4 +1,4 @@
-"""What every kind of artifact shares; each kind's own checks are tested with it."""
+"""Checks shared by all kinds of artifacts; those of one kind are tested with it."""
 
 import json
 

@@ -1,15 +1,15 @@
-"""Damages files of every format and reads them: each must be read, or refused cleanly.
+"""Damages files of every format; a reader must accept them or raise `UserError`.
 
     python -m tests.mutations                       # all formats, 2,000 inputs each
     python -m tests.mutations --formats=arpa,gguf --inputs=50 --seed=3
     python -m tests.mutations --table               # the result as Markdown
 
-The formats are those of `tests/mutation_formats.py`. Each is tested in a process of its
-own, with a limit of memory, and a limit of seconds per input, in which time that the
-process was suspended does not count. An input passes if its reader returns or raises a
-`UserError` without a line break. Anything else is a failure: another exception, a
-crash, too much memory or time. The seed and the number of an input determine it. Prints
-a row per format and writes one JSON file.
+The formats are those of `tests/mutation_formats.py`. Each is tested in a separate
+process, with a limit of memory, and a time limit per input that excludes time in which
+the process is suspended. An input passes if its reader returns or raises a `UserError`
+without a line break. Anything else is a failure: another exception, a crash, too much
+memory or time. The seed and the number of an input determine it. Prints a row per
+format and writes one JSON file.
 """
 
 import argparse

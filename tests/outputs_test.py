@@ -1,4 +1,4 @@
-"""No command replaces or writes into a folder that it did not make."""
+"""No command replaces or writes into a folder that it did not create."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 """Attention kernels against a float32 reference: error and time.
 
 An error is the largest difference, of outputs and of gradients, relative to the largest
-value of the reference. The reference is plain attention in float32 whose products have
-the highest precision of the device.
+value of the reference. The reference is plain attention in float32 with products of the
+highest precision.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.segment_attention import fused, segment_attention
 from bpd_jax.typing import Array
 
-# Half precision keeps 8 bits, and some devices multiply float32 with 10.
+# bfloat16 has 8 significant bits, and some devices multiply float32 with 10.
 TOLERANCE = 0.03
 
 
@@ -42,7 +42,7 @@ SHAPES = {
 }
 _TINY = {"tiny": Shape(2, 128, 2, 1, 16)}
 
-# By platform: flash attention where there is one, and what else may be chosen.
+# By platform: flash attention if it exists, and the alternatives.
 _KERNELS = {
     "gpu": ("xla", "cudnn"),
     "tpu": ("xla", "pallas"),
@@ -136,7 +136,7 @@ def _milliseconds(run: Callable[[], object], rounds: int) -> float:
 
 
 def _decoding(settings: JobSettings, shape: Shape) -> Row:
-    """32 draft tokens, or fewer, over a cache that is filled to a different length."""
+    """Attention of at most 32 draft tokens over a cache of various lengths."""
     arrays, _ = _inputs(shape)
     nodes = min(32, shape.length // 4)
     lengths = jnp.arange(1, shape.rows + 1) * (shape.length // (shape.rows + 1))
@@ -147,7 +147,7 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
     prefix = rounded[1].transpose(0, 2, 3, 1), rounded[2].transpose(0, 2, 1, 3)
     run = jax.jit(attention)
     output = run(*new, mask, *prefix, lengths)
-    # The same with the cache in front of the new keys, and one softmax over all.
+    # The same with the cache before the new keys, and one softmax over all.
     old = jnp.arange(shape.length) < lengths[:, None, None]
     old = jnp.broadcast_to(old, (*mask.shape[:2], shape.length))
     seen = jnp.concatenate([old, mask], axis=-1)

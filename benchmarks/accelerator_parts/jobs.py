@@ -1,4 +1,4 @@
-"""What the parts have in common: named jobs, and the sizes at which they run."""
+"""Definitions shared by all parts: named jobs and their sizes."""
 
 import dataclasses
 import time
@@ -21,12 +21,12 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.model import NGramModel
 
 Row = dict[str, Any]
-"""What one job measured."""
+"""The result of one job."""
 
 Job = tuple[str, Callable[[], Row]]
-"""A name, and what measures; it may raise what jax raises."""
+"""A name, and the function that measures, which may raise exceptions of jax."""
 
-# Bindings that make a model of a gin file small enough for a test on a CPU.
+# Bindings that reduce the model of a gin file for tests on a CPU.
 _TINY = (
     "TransformerConfig.vocab_size = 64",
     "TransformerConfig.num_layers = 1",
@@ -42,12 +42,12 @@ _TINY = (
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How large the measurements are.
+    """Sizes of the measurements.
 
     Attributes:
-      tiny: whether sizes are those of a test: seconds on a CPU, no meaning.
-      rounds: times that each measurement is repeated.
-      batch_sizes: prompts decoded together.
+      tiny: whether to use sizes for tests, whose results are meaningless.
+      rounds: repetitions of each measurement.
+      batch_sizes: numbers of prompts that are decoded together.
     """
 
     tiny: bool
@@ -56,15 +56,15 @@ class JobSettings:
 
     @property
     def dtype(self) -> str:
-        """Of weights and activations: half precision on accelerators."""
+        """The type of weights and activations: bfloat16 on accelerators."""
         return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
     def model(self, file: str, heads: bool = True) -> BlockwiseConfig:
-        """The sizes of a gin file, in `dtype`.
+        """The model of a gin file, in `dtype`.
 
         Args:
           file: in gin_configs/models/.
-          heads: whether the model has its block heads.
+          heads: whether to include block heads.
         """
         bindings = [
             f"TransformerConfig.dtype = '{self.dtype}'",
@@ -78,11 +78,11 @@ class JobSettings:
 
 
 Part = Callable[[JobSettings], Iterator[Job]]
-"""Yields jobs; what it loads between them is freed when it goes on."""
+"""Yields jobs; arrays that it loads for a job are freed before the next one."""
 
 
 def seconds_of(run: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of every one of `rounds` runs, after one that compiles."""
+    """Seconds of each of `rounds` runs, after one that compiles."""
     jax.block_until_ready(run())
     times = []
     for _ in range(rounds):
@@ -96,8 +96,8 @@ def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> 
     """A decoder on one device, with random weights and a random block drafter.
 
     Args:
-      config: of the model; the block drafter has two layers of its width.
-      ngram: over its tokens.
+      config: configuration of the model; the block drafter has two layers of its width.
+      ngram: n-gram model over its tokens.
     """
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     params = init_parameters(config, jax.random.key(0), mesh)

@@ -1,6 +1,6 @@
-"""Plain decoding against its floor: the time of reading the weights once.
+"""Plain decoding against its lower bound: the time of reading the weights once.
 
-The floor takes the device's bandwidth as a copy shows it, bytes read and written.
+The bound uses the memory bandwidth that a copy achieves, in bytes read and written.
 """
 
 import functools
@@ -29,7 +29,7 @@ MODELS = ("smollm2_135m", "blockwise_1b5", "llama_7b")
 def jobs(settings: JobSettings) -> Iterator[Job]:
     """The bandwidth, then each model at each batch size."""
     size = 1 << (20 if settings.tiny else 30)
-    # Measured once, and kept with every row that it explains.
+    # Measured once, and stored with every row.
     bandwidth = functools.cache(lambda: _copy_bandwidth(size))
     yield "copy", lambda: {"bytes": size, "bytes_per_second": bandwidth()}
     for name in MODELS[:1] if settings.tiny else MODELS:
@@ -46,10 +46,10 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
 
 
 def _copy_bandwidth(size: int) -> float:
-    """Bytes per second that the device reads and writes while it copies, best of 10.
+    """Bytes per second that the device reads and writes in a copy, best of 10.
 
     Args:
-      size: bytes of the array; far more than any cache holds.
+      size: bytes of the array; far more than the capacity of any cache.
     """
     array = jnp.zeros(size // 4, jnp.int32)
     # A plain copy would be removed by the compiler.
@@ -60,7 +60,7 @@ def _copy_bandwidth(size: int) -> float:
 def _plain(
     settings: JobSettings, decoder: Decoder, batch: int, bandwidth: float
 ) -> Row:
-    """Milliseconds per turn of a batch, prompts not counted."""
+    """Milliseconds per serial call of a batch, without prefill."""
     config = decoder.model.config
     length, new_tokens = (8, 8) if settings.tiny else (128, 128)
     prompts = random_prompts(batch, length, config.trunk.vocab_size)

@@ -1,4 +1,4 @@
-"""The files of results, and the tables of the docs that are made of them."""
+"""Files of results, and the tables generated from them."""
 
 import pathlib
 import re
@@ -25,7 +25,7 @@ def path_of(folder: pathlib.Path, device: str, part: str) -> pathlib.Path:
 
 
 def read(path: pathlib.Path) -> Results | None:
-    """What was measured before; None if nothing was.
+    """The results of earlier runs; None if there are none.
 
     Raises:
       UserError: the file is damaged.
@@ -44,9 +44,9 @@ def read(path: pathlib.Path) -> Results | None:
 
 
 def tables(folder: pathlib.Path) -> str:
-    """Markdown: a section for each device, a table for each part that it has."""
+    """Markdown: a section for each device, with a table for each measured part."""
     measured = [read(path) for path in sorted(folder.glob("accelerator_*.json"))]
-    # What a CPU yields says whether the command works, nothing more.
+    # Results of a CPU only show that the command works.
     real = [each for each in measured if each and each["platform"] != "cpu"]
     lines = []
     for device in sorted({each["device"] for each in real}):
@@ -59,10 +59,10 @@ def tables(folder: pathlib.Path) -> str:
 
 
 def update_page(page: pathlib.Path, folder: pathlib.Path) -> None:
-    """Replaces what stands between the two marks of a page by the tables.
+    """Replaces the text between the two markers of a page by the tables.
 
     Raises:
-      UserError: the page cannot be read or has no marks.
+      UserError: the page cannot be read or has no markers.
     """
     try:
         text = page.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
 
-# Those that need what the model lacks are left out.
+# Methods whose assets the model lacks are left out.
 METHODS = (
     "prompt_lookup:8",
     "bpd",
@@ -47,7 +47,7 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
         options = dataclasses.replace(
             config.options, batch_size=batch, max_new_tokens=new_tokens
         )
-        # A whole number of batches; few prompts are decoded several times.
+        # Prompts are repeated to fill whole batches.
         count = max(batch, min(len(texts), 8 if batch == 1 else 32) // batch * batch)
         prompts = [
             loaded.encode_prompt(texts[index % len(texts)]) for index in range(count)
@@ -92,7 +92,7 @@ def _methods(
 
 
 def _possible(decoder: Decoder, method: Method) -> bool:
-    """Whether the model has what the method drafts with."""
+    """Whether the model has the assets of the method."""
     assert method != GREEDY
     try:
         decoder.drafter(method)

@@ -1,6 +1,6 @@
-"""Steps of training the paper's model: tokens per second and MFU.
+"""Training steps of the paper's model: tokens per second and MFU.
 
-Both count what the model needs, nothing that is computed twice (`models.model_flops`).
+The MFU excludes recomputation (`models.model_flops`).
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
 
 
 def _step(settings: JobSettings, rows: int) -> Row:
-    """Whole steps, the state spread over all devices."""
+    """Whole steps, with the state sharded over all devices."""
     devices = jax.device_count()
     bindings = [
         f"BATCH_SIZE = {rows * devices}",

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# From text to verified drafts in three commands; `make train-demo` runs them.
+# Trains a model and an n-gram model, evaluates and decodes; `make train-demo` runs it.
 #
 #   paper    sections 4, 6.3 and 7.2, at a size for two CPU cores
-#   needs    nothing but the environment: the text is Python's standard library
+#   needs    only the environment: the corpus is Python's standard library
 #   takes    about five minutes on two cores
 #   shows    block efficiency: oracle > tree > 16-best 3-gram > BPD > 1.2, outputs
 #            identical
 #
-# Trigrams, because what so small a model writes is simpler than the corpus: 4-grams of
-# the corpus mislead its drafts.
+# Trigrams, because the output of so small a model is simpler than the corpus: 4-grams of
+# the corpus make its drafts worse.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"

@@ -1,14 +1,14 @@
-"""Pretrains a tiny blockwise model, finetunes it on tasks, measures before and after.
+"""Pretrains a tiny blockwise model, finetunes it on tasks, and evaluates both.
 
     python -m experiments.finetune.run --data=FOLDER
 
-FOLDER holds JSON Lines with the field names of TensorFlow Datasets: `c4/*.jsonl.gz`
-and, of each task, `TASK/train.jsonl.gz` and `TASK/validation.jsonl.gz`. A run that was
-stopped goes on with the same command; `--gin.NAME=VALUE` goes to all runs. It reports,
-for the pretrained model and for the finetuned one, the loss and perplexity of the
-targets and how often each head is right, on held-out rows after those that chose the
-checkpoint; and of prompts from all held-out examples block efficiency and how good the
-decoded texts are: exact match and F1 of SQuAD's answers, ROUGE of summaries.
+FOLDER contains JSON Lines with the field names of TensorFlow Datasets: `c4/*.jsonl.gz`
+and, for each task, `TASK/train.jsonl.gz` and `TASK/validation.jsonl.gz`. The same
+command resumes an interrupted run; `--gin.NAME=VALUE` applies to all runs. For the
+pretrained and the finetuned model it reports the loss and perplexity of the targets and
+the accuracy of each head, on held-out rows that were not used to select the checkpoint;
+and, on prompts from all held-out examples, block efficiency and the quality of the
+decoded texts: exact match and F1 of SQuAD's answers, ROUGE of summaries.
 """
 
 import dataclasses
@@ -51,19 +51,19 @@ from experiments.launch.commands import Command, run, train_words
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 TASKS = flags.DEFINE_list("tasks", ["squad", "samsum"], "Data sets to finetune on.")
-RUNS = flags.DEFINE_string("runs", "runs/finetune", "Folder of the runs.")
+RUNS = flags.DEFINE_string("runs", "runs/finetune", "Parent folder of the runs.")
 OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/finetune_cpu.json", "File for the figures."
+    "output", "benchmarks/results/finetune_cpu.json", "JSON file of the results."
 )
-ROWS = flags.DEFINE_integer("rows", 200, "Held-out rows to measure losses on.")
-PROMPTS = flags.DEFINE_integer("prompts", 32, "Held-out examples to decode.")
+ROWS = flags.DEFINE_integer("rows", 200, "Number of held-out rows for the losses.")
+PROMPTS = flags.DEFINE_integer("prompts", 32, "Number of held-out examples to decode.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens to decode of each.")
 
 _HERE = "experiments/finetune"
 
 
 def main() -> None:
-    """Trains, measures, prints, writes."""
+    """Trains and evaluates the models; prints and writes the results."""
     data, runs = cli.required("data"), pathlib.Path(RUNS.value)
     files.check_writable(OUTPUT.value)
     base = runs / "base"
@@ -75,9 +75,9 @@ def main() -> None:
             ["python -m experiments.finetune.run --data=FOLDER", *_given()]
         ),
         "description": (
-            "Losses and accuracies are of held-out rows after those that chose the "
-            "checkpoint, prompts from all held-out examples. Scores are of the texts "
-            "decoded from those prompts, in percent, against all right answers."
+            "Losses and accuracies are of held-out rows that were not used to select "
+            "the checkpoint, prompts from all held-out examples. Scores are of the "
+            "texts decoded from those prompts, in percent, against all references."
         ),
         "date": provenance.today(),
         "device": provenance.device(),
@@ -95,7 +95,7 @@ def main() -> None:
             [
                 f"START = {str(base)!r}",
                 _files(f"{data}/{task}/{{split}}.jsonl.gz"),
-                # Rows of it choose the checkpoint, others are measured.
+                # Some of its rows select the checkpoint, the others are evaluated.
                 "ExampleTask.validation_from = 'validation'",
             ],
             runs / task,
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _given() -> list[str]:
-    """What the command was told, without places of this machine."""
+    """Command-line arguments without local paths."""
     given = [
         flag.serialize()
         for holder in (TASKS, ROWS, PROMPTS, MAX_NEW_TOKENS)
@@ -129,7 +129,7 @@ def _files(pattern: str) -> str:
 def _train(
     gin_files: Sequence[str], bindings: Sequence[str], workdir: pathlib.Path
 ) -> Parsed[TrainConfig]:
-    """Trains in a process of its own, with what `--gin.NAME=VALUE` says here too."""
+    """Trains in a separate process, which gets all `--gin.NAME=VALUE` flags."""
     bindings = [*bindings, *flags.FLAGS.gin_bindings]
     words = train_words(sys.executable, gin_files, bindings, str(workdir))
     status = run(Command(f"{workdir.name}", words))
@@ -141,9 +141,9 @@ def _train(
 def _compare(
     config: TrainConfig, base: pathlib.Path, run_folder: pathlib.Path
 ) -> dict[str, Any]:
-    """Figures of both models on examples that the finetuned one never saw.
+    """Metrics of both models on held-out examples.
 
-    Losses are those of rows after the first ones, by which its checkpoint was chosen.
+    Losses exclude the first rows, which selected the checkpoint.
     """
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -154,8 +154,8 @@ def _compare(
     batches = min(ROWS.value, len(rows)) // config.batch_size
     if not batches:
         raise UserError(
-            f"{run_folder}: no held-out rows are left after the {chose} that chose the "
-            "checkpoint; give more records, or a smaller TrainConfig.evaluate_batches."
+            f"{run_folder}: no held-out rows are left after the {chose} that select "
+            "the checkpoint; give more records, or reduce TrainConfig.evaluate_batches."
         )
     wider = dataclasses.replace(config, evaluate_batches=batches)
     evaluate = Evaluator(wider, rows, abstract, mesh)
@@ -184,7 +184,7 @@ def _compare(
 
 
 def _rows_from(rows: PackedRows, first: int) -> PackedRows:
-    """Those from the row `first` on."""
+    """The rows from `first` on."""
     mask = None if rows.loss_mask is None else rows.loss_mask[first:]
     return dataclasses.replace(
         rows,
@@ -195,7 +195,7 @@ def _rows_from(rows: PackedRows, first: int) -> PackedRows:
 
 
 def _targets(row: dict[str, float]) -> dict[str, Any]:
-    """What an evaluation says of the targets."""
+    """Loss, perplexity and accuracies of an evaluation."""
 
     def heads(kind: str) -> list[float]:
         name = f"validation_{kind}_head_"
@@ -210,7 +210,7 @@ def _targets(row: dict[str, float]) -> dict[str, Any]:
 
 
 def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
-    """All right answers of some held-out examples, by id."""
+    """The references of held-out examples, by ID."""
     target = task.dataset.target
     return {
         example: texts[target]
@@ -221,7 +221,7 @@ def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
 
 
 def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generation]:
-    """Texts by plain blockwise decoding."""
+    """Decodes prompts by plain blockwise parallel decoding."""
     decoder = Decoder(loaded.functions, loaded.params)
     options = DecodeOptions(
         max_new_tokens=MAX_NEW_TOKENS.value,
@@ -232,7 +232,7 @@ def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generati
 
 
 def _efficiency(found: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens per serial call."""
+    """Block efficiency, with its bootstrap interval."""
     return {
         "block_efficiency": block_efficiency(found),
         "block_efficiency_interval": list(bootstrap_interval(found)),
@@ -245,7 +245,7 @@ def _quality(
     found: Sequence[Generation],
     references: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
-    """Mean scores of the texts in percent, if the task has a metric."""
+    """Mean scores of the texts in percent; empty if the task has no metric."""
     metric = metric_of(task)
     if metric is None:
         return {}

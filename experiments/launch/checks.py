@@ -1,4 +1,4 @@
-"""What can be wrong with a launch, found before anything is paid for."""
+"""Validates a launch before requesting resources."""
 
 import pathlib
 import subprocess
@@ -17,13 +17,13 @@ def check_run(
     devices: Collection[int],
     slices: int = 1,
 ) -> configuration.Parsed[TrainConfig]:
-    """Builds the run's configuration, and shares its batch out over the devices.
+    """Parses a run's configuration and checks its mesh and batch size.
 
     Args:
       gin_files: in order.
       bindings: statements such as `STEPS = 10`.
       devices: every number of devices that jax may see.
-      slices: TPU slices that hold them, in equal parts.
+      slices: number of TPU slices over which the devices are divided equally.
 
     Raises:
       UserError: a file or setting is wrong, or the mesh or the batch does not fit.
@@ -47,33 +47,35 @@ def check_run(
 
 
 def check_travels(gin_files: Sequence[str]) -> None:
-    """Checks that the files are there on other machines too, in their checkout.
+    """Checks that a checkout of HEAD on another machine contains the gin files.
 
     Args:
-      gin_files: all that the run reads, included ones too.
+      gin_files: all that the run reads, including those included by others.
 
     Raises:
-      UserError: one is not committed under that name, or has uncommitted changes.
+      UserError: a file is not committed under that name, or there are uncommitted
+        changes.
     """
     for file in gin_files:
         if pathlib.Path(file).is_absolute() or _git("ls-files", "--", file) != file:
             raise UserError(
                 f"the gin file {file} is not a file of this repository: the workers "
-                "get what is committed here, so commit it and name it from the top."
+                "get the committed files, so commit it and give its path relative to "
+                "the repository."
             )
     changed = _git("status", "--porcelain", "--untracked-files=no")
     if changed:
         raise UserError(
-            f"{changed.split()[1]} has changes that are not committed: the workers get "
-            "what is committed, so commit first."
+            f"{changed.split()[1]} has uncommitted changes: the workers get the "
+            "committed files, so commit first."
         )
 
 
 def git_folder() -> str:
-    """The folder in which git keeps this checkout's own files.
+    """The git directory of this checkout.
 
     Raises:
-      UserError: this is no checkout.
+      UserError: this is not a checkout.
     """
     return _git("rev-parse", "--absolute-git-dir")
 

@@ -1,4 +1,4 @@
-"""Commands of a launch: shown always, run unless it is a dry run."""
+"""Commands of a launch, which are printed and, except in a dry run, executed."""
 
 import dataclasses
 import shlex
@@ -13,7 +13,7 @@ class Command:
     """One command line.
 
     Attributes:
-      about: what it is for.
+      about: its purpose, for messages.
       words: the program and its arguments.
     """
 
@@ -22,7 +22,7 @@ class Command:
 
     @property
     def line(self) -> str:
-        """As it is typed into a shell."""
+        """The command, quoted for a shell."""
         return shlex.join(self.words)
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ Runner = Callable[[Command], int]
 
 
 def run(command: Command) -> int:
-    """Shows a command and runs it; its output goes where this program's goes."""
+    """Prints and runs a command, which inherits stdout and stderr."""
     progress.say(str(command))
     return subprocess.run(command.words, check=False).returncode
 

@@ -1,4 +1,4 @@
-"""Runs a program on this host apart from the connection that starts it.
+"""Runs a program on this host, detached from the connection that starts it.
 
     python3 detached.py FOLDER start ID LAUNCH PROGRAM ARGUMENT…
     python3 detached.py FOLDER follow [ID]
@@ -6,17 +6,17 @@
     python3 detached.py FOLDER stop
     python3 detached.py FOLDER report
 
-`start` returns at once; the program continues in a session of its own, whatever becomes
-of the connection, and its output goes to FOLDER/ID.log. A second `start` with the same
-ID does nothing. While the program runs it holds FOLDER/lock, so that no second one runs
-beside it. `follow` prints the log until the program ends, any number of times.
-`running` ends with BUSY while a program runs, else with 0. `stop` sends SIGTERM, upon
-which training saves and ends. It also marks the latest program as stopped, running or
-not; `start` then ends with STOPPED if the ID of that program begins with LAUNCH and a
-hyphen, so that a launcher does not start again what was stopped. `report` prints the
-end of the log unless the program succeeded.
+`start` returns immediately; the program runs in a session of its own, which survives
+the connection, and its output is appended to FOLDER/ID.log. A second `start` with the
+same ID does nothing. A running program holds FOLDER/lock, so that only one runs at a
+time. `follow` prints the log until the program ends and can be repeated. `running`
+exits with BUSY while a program runs, else with 0. `stop` sends SIGTERM, on which
+training saves a checkpoint and exits. It also marks the latest program as stopped,
+whether or not it is running; `start` then exits with STOPPED if the ID of that program
+begins with LAUNCH and a hyphen, so that a launcher does not restart a stopped run.
+`report` prints the end of the log unless the program succeeded.
 
-It runs on the hosts of a TPU slice and needs nothing but Python's standard library.
+It runs on the hosts of a TPU slice and needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-# Exit statuses: another program runs; the program failed; it was stopped on request;
-# the program with this ID is not the latest one.
+# Exit statuses: another program is running; the program failed; it was stopped on
+# request; the program with this ID is not the latest one.
 BUSY, FAILED, STOPPED, UNKNOWN = 75, 76, 77, 78
 
-_POLL = 0.3  # seconds between two looks at the log
+_POLL = 0.3  # polling interval of the log, in seconds
 _PATIENCE = 3.0  # seconds for which `start` waits for the lock
-_START_UP = 60.0  # seconds for which `stop` waits for a program that was just started
+_START_UP = 60.0  # seconds for which `stop` waits for a program that is starting
 # Seconds for which `follow` waits for a `stop` after SIGTERM has ended the program: all
-# workers end when the first of them is told, and the connection to this one may take
-# longer.
+# workers exit as soon as one of them gets the signal, and the `stop` of this worker may
+# arrive later.
 _LATE = 60.0
 _TERMINATED = str(128 + signal.SIGTERM)
 _TAIL = 4000  # bytes of an older log that are shown
 
-# What is known of the latest program. Each file has one writer: `start`, the supervisor
-# (three of them: its own process ID, the program's, its exit status), `stop`.
+# Files that describe the latest program. Each has a single writer: `start` (run.json),
+# the supervisor (its process ID, the program's process ID and its exit status), and
+# `stop` (stopped).
 _RUN, _STOPPED = "run.json", "stopped"
 _PID, _PROGRAM, _STATUS = "pid", "program", "status"
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the command line asks for; returns the exit status."""
+    """Executes the action on the command line; returns the exit status."""
     if len(arguments) < 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -80,9 +81,9 @@ def start(folder: pathlib.Path, name: str, launch: str, words: list[str]) -> int
     """Starts a program.
 
     Args:
-      folder: for the lock and the log.
+      folder: folder of the lock and the log.
       name: ID of the program.
-      launch: begins the IDs of all programs that one launcher starts.
+      launch: prefix of the IDs of all programs that one launcher starts.
       words: the program and its arguments.
 
     Returns:
@@ -92,7 +93,7 @@ def start(folder: pathlib.Path, name: str, launch: str, words: list[str]) -> int
     for _ in range(int(_PATIENCE / _POLL)):
         with _lock(folder) as descriptor:
             if descriptor is not None:
-                # The ID is known if the connection broke after an earlier `start`.
+                # An earlier `start` succeeded, but its connection was lost.
                 if _latest(folder) == name:
                     return 0
                 if (_read(folder, _STOPPED) or "").startswith(f"{launch}-"):
@@ -110,7 +111,7 @@ def follow(folder: pathlib.Path, name: str | None) -> int:
     """Prints the log until the program ends.
 
     Args:
-      folder: with the lock and the log.
+      folder: folder of the lock and the log.
       name: ID of the program; None for the latest.
 
     Returns:
@@ -140,7 +141,7 @@ def follow(folder: pathlib.Path, name: str | None) -> int:
 
 
 def running(folder: pathlib.Path) -> int:
-    """Returns BUSY while a program runs, and names this host; else 0."""
+    """Returns BUSY and prints the host name while a program is running, else 0."""
     if not _is_running(folder):
         return 0
     print(f"{platform.node()}: a run is in progress, the latest is {_latest(folder)}")
@@ -148,18 +149,18 @@ def running(folder: pathlib.Path) -> int:
 
 
 def stop(folder: pathlib.Path) -> int:
-    """Tells a program that is running to save and end, and marks it as stopped.
+    """Sends SIGTERM to a running program, and marks it as stopped.
 
     A second `stop` of the same program does nothing: another SIGTERM would interrupt
     its save.
 
     Returns:
-      0, BUSY if no process of the program is known, or FAILED if the mark cannot be
-      written, so that the launcher may start the program again.
+      0, BUSY if the program's process ID is unknown, or FAILED if the mark cannot be
+      written, in which case the launcher may restart the program.
     """
     deadline = time.monotonic() + _START_UP
     while True:
-        # Shared: nothing starts meanwhile, and readers do not see each other.
+        # A shared lock keeps programs from starting, and does not exclude readers.
         with _lock(folder, fcntl.LOCK_SH) as descriptor:
             if descriptor is not None:
                 print("no run is in progress")
@@ -173,14 +174,14 @@ def stop(folder: pathlib.Path) -> int:
                 if _signal(folder, pid, 0):
                     return 0
             else:
-                # A full disk must not keep the program from being told.
+                # The signal is sent even if the disk is full.
                 marked = _mark_stopped(folder, latest)
                 if _signal(folder, pid, signal.SIGTERM):
                     return 0 if marked else FAILED
         if time.monotonic() > deadline:
             print(
-                "the lock is held, but no process of a run is known: this host may be "
-                "being set up; try again",
+                "the lock is held, but the process of the run is unknown: the set-up "
+                "of this host may be in progress; try again",
                 file=sys.stderr,
             )
             return BUSY
@@ -199,7 +200,7 @@ def report(folder: pathlib.Path) -> int:
 
 
 def _launch(folder: pathlib.Path, name: str, words: list[str], lock: int) -> None:
-    """Starts `_supervise`, which inherits the lock, in a session of its own."""
+    """Starts `_supervise`, which inherits the lock, in a new session."""
     for file in (_PID, _PROGRAM, _STATUS, _STOPPED):
         (folder / file).unlink(missing_ok=True)
     _write(folder, _RUN, json.dumps({"id": name, "words": words}))
@@ -215,9 +216,9 @@ def _launch(folder: pathlib.Path, name: str, words: list[str], lock: int) -> Non
 
 
 def _signal(folder: pathlib.Path, supervisor: int, number: int) -> bool:
-    """Sends a signal to the program, or to the supervisor if it starts one.
+    """Sends a signal to the program, or to the supervisor that is starting it.
 
-    Signal 0 does nothing to them. Returns whether there is such a process.
+    Signal 0 only checks that the process exists. Returns whether it exists.
     """
     program = _read_pid(folder, _PROGRAM)
     try:
@@ -226,14 +227,14 @@ def _signal(folder: pathlib.Path, supervisor: int, number: int) -> bool:
         elif os.getpgid(program) == supervisor:
             os.kill(program, number)
         else:
-            return False  # The number belongs to another process now.
+            return False  # The process ID has been reused,
     except (ProcessLookupError, PermissionError):
-        return False  # Or to one of another user.
+        return False  # or reused by another user.
     return True
 
 
 def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
-    """Runs the program, passes SIGTERM on to it, and keeps its exit status."""
+    """Runs the program, forwards SIGTERM to it, and writes its exit status."""
     programs: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
@@ -246,7 +247,7 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
     with contextlib.suppress(OSError):  # The disk may be full.
         _write(folder, _PID, str(os.getpid()))
     try:
-        # The program inherits the lock too: it may outlive this process.
+        # The program also inherits the lock, because it may outlive this process.
         programs.append(subprocess.Popen(words, pass_fds=[lock]))
     except OSError as error:
         print(f"cannot start {words[0]}: {error}", file=sys.stderr)
@@ -257,20 +258,20 @@ def _supervise(folder: pathlib.Path, lock: int, words: list[str]) -> int:
         if asked:
             programs[0].send_signal(asked[0])
         status = programs[0].wait()
-    # As a shell tells a signal.
+    # The convention of shells for death by signal.
     status = 128 - status if status < 0 else status
     try:
         _write(folder, _STATUS, str(status))
     except OSError as error:
-        print(f"cannot write that the run ended with {status}: {error}", flush=True)
+        print(f"cannot write the exit status {status} of the run: {error}", flush=True)
     return status
 
 
 @contextlib.contextmanager
 def _lock(folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> Iterator[int | None]:
-    """Yields the descriptor of the locked file, None if somebody else holds the lock.
+    """Yields the descriptor of the lock file, None if another process holds the lock.
 
-    It is closed at the end; a process that inherited the descriptor keeps the lock.
+    It is closed on exit; a process that inherited the descriptor keeps the lock.
     """
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -285,7 +286,7 @@ def _lock(folder: pathlib.Path, kind: int = fcntl.LOCK_EX) -> Iterator[int | Non
 
 
 def _is_running(folder: pathlib.Path) -> bool:
-    # Shared, so that two that look at the same time do not see each other.
+    # A shared lock, so that concurrent readers do not exclude each other.
     with _lock(folder, fcntl.LOCK_SH) as descriptor:
         return descriptor is None
 
@@ -293,8 +294,8 @@ def _is_running(folder: pathlib.Path) -> bool:
 def _latest(folder: pathlib.Path) -> str | None:
     """The ID of the program that was started last.
 
-    None if there is none, or if its description is damaged, as a host that lost power
-    may leave it.
+    None if there is none, or if its description is damaged, for example by a power
+    failure.
     """
     try:
         return str(json.loads(_read(folder, _RUN) or "")["id"])
@@ -312,7 +313,7 @@ def _describe(folder: pathlib.Path) -> str:
 
 
 def _open_log(folder: pathlib.Path, name: str) -> BinaryIO:
-    """Opens the end of a program's log; a sentence in its place if it is unreadable."""
+    """Opens the end of a program's log; an unreadable log is replaced by a message."""
     try:
         log = (folder / f"{name}.log").open("rb")
     except (OSError, ValueError) as error:
@@ -333,7 +334,7 @@ def _read_pid(folder: pathlib.Path, name: str) -> int | None:
     """The process ID in a file; None if there is none, or the file is damaged."""
     text = _read(folder, name) or ""
     valid = text.isascii() and text.isdigit() and len(text) < 10
-    # To 0 and 1 a signal is never sent: they are this process's group and `init`.
+    # A signal is never sent to 0 (this process's group) or 1 (`init`).
     return int(text) if valid and int(text) > 1 else None
 
 
@@ -343,8 +344,8 @@ def _mark_stopped(folder: pathlib.Path, name: str) -> bool:
         _write(folder, _STOPPED, name)
     except OSError as error:
         print(
-            f"cannot write that the run was stopped: {error}; end its launcher with "
-            "Ctrl-C, else it starts the run again",
+            f"cannot mark the run as stopped: {error}; end its launcher with Ctrl-C, "
+            "otherwise it restarts the run",
             file=sys.stderr,
         )
         return False

@@ -1,12 +1,12 @@
-"""Trains on GPU nodes that SLURM gives out, and goes on when the time was not enough.
+"""Trains on a SLURM allocation; requeues the job at its time limit.
 
     python -m experiments.launch.slurm --name=paper --nodes=4 --gpus=8 \\
         --sbatch=--partition=long --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/gpu_8.gin --workdir=/shared/runs/blockwise_1b5 \\
         --dry_run
 
-Without --dry_run the batch script that it prints is handed to sbatch. The checkout, its
-.venv and --workdir must lie where all nodes see them.
+Without --dry_run the batch script is submitted to sbatch instead of printed. The
+checkout, its .venv and --workdir must be on a file system that all nodes share.
 """
 
 import os
@@ -26,7 +26,7 @@ DRY_RUN = flags.DEFINE_bool(
 
 
 def main() -> None:
-    """Checks, then submits or prints."""
+    """Validates the run, then submits or prints the batch script."""
     job = slurm_flags.job()
     gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
     workdir = cli.required("workdir")

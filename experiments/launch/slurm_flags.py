@@ -1,4 +1,4 @@
-"""Flags that say what a SLURM job asks for."""
+"""Flags of the resources that a SLURM job requests."""
 
 import subprocess
 
@@ -14,15 +14,15 @@ PYTHON = flags.DEFINE_string("python", ".venv/bin/python", "Interpreter on the n
 
 
 def job() -> SlurmJob:
-    """What the flags say."""
+    """The job that the flags describe."""
     return SlurmJob(**cli.flag_values(SlurmJob))
 
 
 def submit(script: str, *, dry_run: bool) -> None:
-    """Hands a script to sbatch, or prints it.
+    """Submits a script to sbatch, or prints it.
 
     Raises:
-      UserError: sbatch is not there or refuses.
+      UserError: sbatch is not installed or rejects the job.
     """
     if dry_run:
         print(script, end="")
@@ -31,7 +31,7 @@ def submit(script: str, *, dry_run: bool) -> None:
         done = subprocess.run(["sbatch"], input=script, text=True, check=False)
     except FileNotFoundError:
         raise UserError(
-            "there is no sbatch here: launch from a login node of the cluster."
+            "sbatch is not installed here: launch from a login node of the cluster."
         ) from None
     if done.returncode:
-        raise UserError(f"sbatch refused the job with status {done.returncode}.")
+        raise UserError(f"sbatch rejected the job with status {done.returncode}.")

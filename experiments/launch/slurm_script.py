@@ -12,7 +12,7 @@ from bpd_jax.settings import Count, Validated, choice
 
 @dataclasses.dataclass(frozen=True)
 class SlurmJob(Validated):
-    """What a job asks of the cluster.
+    """Resources requested by a job.
 
     Attributes:
       name: name of the job.
@@ -20,8 +20,8 @@ class SlurmJob(Validated):
       gpus: GPUs of each machine.
       per: whether to run one process for each GPU or for each machine.
       cpus: cores of each machine.
-      time: limit of one job, as sbatch takes it.
-      grace: seconds before that limit at which training is told to save and stop.
+      time: time limit of one job, in sbatch's format.
+      grace: seconds before that limit at which training saves a checkpoint and exits.
       sbatch: a further option of sbatch, such as `--partition=long`.
     """
 
@@ -37,7 +37,7 @@ class SlurmJob(Validated):
     sbatch: tuple[str, ...] = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` unless sbatch takes the fields as they are."""
+        """Raises a `UserError` unless sbatch accepts the fields."""
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise UserError(f"--name={self.name} must be letters, digits, . _ and -.")
         if self.cpus < self.tasks:
@@ -48,7 +48,7 @@ class SlurmJob(Validated):
         for option in self.sbatch:
             if not option.startswith("-") or "\n" in option:
                 raise UserError(
-                    f"--sbatch={option} is no option of sbatch: write it like "
+                    f"--sbatch={option} is not an option of sbatch: write it like "
                     "--sbatch=--partition=long."
                 )
 
@@ -64,17 +64,17 @@ class SlurmJob(Validated):
 
 
 def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) -> str:
-    """The script.
+    """The text of the batch script.
 
-    SLURM warns the script before the time is up, the script tells training to stop, and
-    training saves and exits with 128 + 15 = 143: the job is then queued again, and the
-    same command resumes. Without the warning a status of 143 is an error like others:
-    processes that srun stops because of a failed one end with it too.
+    SLURM sends the script a signal before the time limit, the script sends training
+    SIGTERM, and training saves a checkpoint and exits with 128 + 15 = 143. The job is
+    then requeued, and the same command resumes. Without the signal of SLURM, status 143
+    is an ordinary error: srun also terminates the other processes when one fails.
 
     Args:
-      job: what to ask for.
-      folder: the checkout, the same on all machines.
-      points: commands that train; more than one make an array, a job for each.
+      job: requested resources.
+      folder: path of the checkout, the same on all machines.
+      points: commands that train; several make a job array with a job for each.
     """
     options = [
         f"--job-name={job.name}",
@@ -98,34 +98,34 @@ def batch_script(job: SlurmJob, folder: str, points: Sequence[Sequence[str]]) ->
         for number, words in enumerate(points):
             lines += [f"{number}) command=({shlex.join(words)}) ;;"]
         lines += ["*) exit 1 ;;", "esac"]
-        # One job of an array has the number of the whole array for its own.
+        # SLURM_JOB_ID of one array job is the ID of the whole array.
         lines += ['job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"']
     if job.per == "node" and job.nodes > 1:
-        # Unless told, jax takes one GPU for each process that SLURM starts.
+        # By default jax uses one GPU for each process that SLURM starts.
         devices = ",".join(map(str, range(job.gpus)))
         lines += [f"export JAX_LOCAL_DEVICE_IDS={devices}"]
     return "\n".join([*lines, "", _TRAIN])
 
 
-# The processes ask SLURM who the others are. The warning is USR1, because a user's
-# scancel sends TERM, which must end the job for good. It is passed on by scancel, as
-# srun kills its tasks when it gets a TERM itself.
+# jax discovers the other processes through SLURM. The time limit is signalled by USR1,
+# because a user's scancel sends TERM, which must end the job for good. The script
+# forwards it with scancel, as srun kills its tasks when it receives TERM itself.
 _TRAIN = """\
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-# The time is nearly up: training is told to save and stop.
+# The time limit is near: training saves a checkpoint and exits.
 asked="" again=yes
 trap 'asked=yes again=yes; scancel --signal=TERM "$job"' USR1
 srun --kill-on-bad-exit=1 "${command[@]}" &
 srun=$!
-# The signal ends a wait too soon.
+# The signal interrupts wait.
 while [ -n "$again" ]; do
     again=""
     wait "$srun"
     status=$?
 done
 
-# It did: the same job goes on later.
+# Training has saved: the requeued job resumes it.
 if [ -n "$asked" ] && [ "$status" -eq 143 ]; then
     scontrol requeue "$job"
 fi

@@ -1,20 +1,20 @@
-"""Trains on slices of Cloud TPU VMs, and resumes where Cloud takes them back.
+"""Trains on slices of Cloud TPU VMs; resumes after a preemption.
 
     python -m experiments.launch.tpu --name=paper --zone=us-central2-b \\
         --topology=v4:4x4x4 --spot --share=10.0.0.2:/runs --data=gs://BUCKET/c4_rows \\
         --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/v4_128.gin --workdir=blockwise_1b5 --dry_run
 
-Without --dry_run the commands that it prints are run, by a gcloud that is logged in.
-The run does not depend on this program: it continues when the connection breaks, the
-terminal is closed or Ctrl-C ends the launcher, and the same command follows it again.
-Only a launcher that is running, in tmux or on a small machine in the same zone, can
-request another slice where Cloud takes one back. --stop saves and ends the run. The
-slices are kept at the end: --delete gives them back.
+Without --dry_run the printed commands are run, by a gcloud that is logged in. The run
+is independent of this program: it continues when the connection breaks, the terminal
+is closed or Ctrl-C ends the launcher, and the same command follows it again. Only a
+launcher that is running, in tmux or on a small machine in the same zone, can replace a
+preempted slice. --stop saves and ends the run. The slices are kept at the end; --delete
+deletes them.
 
-The run's folder may lie in a bucket instead (--workdir=gs://BUCKET/RUN), without a
-share. Workers see the share as ../share: a run that training starts from is named as
-in --gin.START="'../share/blockwise_1b5'".
+The run's folder may be in a bucket instead (--workdir=gs://BUCKET/RUN), without a
+share. The share is mounted as ../share on the workers: the path of a run to start from
+is, for example, --gin.START="'../share/blockwise_1b5'".
 """
 
 import functools
@@ -31,7 +31,7 @@ from experiments.launch.tpu_keep import Keeper
 from experiments.launch.tpu_state import read_status
 
 DATA = flags.DEFINE_string(
-    "data", None, "Bucket folder of rows that bpd_jax.prepare made, to copy to the run."
+    "data", None, "Bucket folder of rows from bpd_jax.prepare, to copy to the run."
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run, within the share or under gs://."
@@ -40,7 +40,7 @@ DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run noth
 
 
 def main() -> None:
-    """Checks, then runs or prints."""
+    """Validates the run, then runs or prints the commands."""
     tpu = tpu_flags.tpu_slice()
     if tpu_flags.STOP.value:
         tpu_flags.stop([tpu], dry_run=DRY_RUN.value)
@@ -52,7 +52,7 @@ def main() -> None:
     tpu_flags.check_start(parsed.value.start)
     words = train_words(".venv/bin/python", gin_files, bindings, folder)
     words = (*words, "--distributed")
-    # Once: after a restart the run resumes with the source that it began with.
+    # Only once: a restarted run resumes with the source that it began with.
     bundle, pack = tpu_flags.source_bundle()
     prepare = tpu.prepare(bundle)
     if DATA.value:
@@ -73,8 +73,8 @@ def main() -> None:
     if run(pack):
         raise UserError(f"could not {pack.about}: see git's output above.")
     status = functools.partial(read_status, tpu)
-    # At first, while somebody is there to mend it, a gcloud that cannot answer is an
-    # error; the keeper asks again.
+    # A failure of gcloud at the start is an error, since the user is present to fix it;
+    # the keeper retries later failures.
     status()
     try:
         patience = tpu_flags.patience()

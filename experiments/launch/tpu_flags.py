@@ -1,4 +1,4 @@
-"""Flags that say which TPU slices to request, and when to give up."""
+"""Flags of the requested TPU slices, and of the limits on retries."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,12 @@ STOP = flags.DEFINE_bool(
     "stop", False, "Save and end the runs in progress, and do nothing else."
 )
 DELETE = flags.DEFINE_bool(
-    "delete", False, "Give the slices back at the end, also if training fails."
+    "delete", False, "Delete the slices at the end, also if training fails."
 )
 
 
 def tpu_slice(suffix: str = "") -> TpuSlice:
-    """The slices that the flags ask for; a suffix tells several requests apart."""
+    """The slices that the flags request; a suffix distinguishes several requests."""
     name = cli.required("name") + suffix
     for flag in ("zone", "topology"):
         cli.required(flag)
@@ -33,19 +33,19 @@ def tpu_slice(suffix: str = "") -> TpuSlice:
 
 
 def patience() -> Patience:
-    """When the flags say to give up."""
+    """The limits on retries that the flags set."""
     return Patience(**cli.flag_values(Patience))
 
 
 def source_bundle() -> tuple[str, Command]:
-    """Where the source is packed, in git's own folder, and the command that does it."""
+    """The path of the source bundle, in the git directory, and the command for it."""
     bundle = f"{git_folder()}/bpd_jax_{cli.required('name')}.bundle"
     words = ("git", "-C", str(ROOT), "bundle", "create", bundle, "HEAD")
-    return bundle, Command("pack what is committed", words)
+    return bundle, Command("pack the committed files", words)
 
 
 def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
-    """Saves and ends what runs on slices; those that are not there are skipped.
+    """Saves and ends the runs on slices; absent slices are skipped.
 
     Raises:
       UserError: some could not be stopped.
@@ -57,11 +57,11 @@ def stop(tpus: Sequence[TpuSlice], *, dry_run: bool) -> None:
 
 
 def check_start(start: str | None) -> None:
-    """Raises UserError if a run starts from a folder that the workers cannot see."""
+    """Raises UserError if a run starts from a folder that the workers cannot read."""
     visible = (f"../{SHARE}/", "gs://") if flags.FLAGS.share else ("gs://",)
     if start and "/" in start and not start.startswith(visible):
         raise UserError(
-            f"TrainConfig.start = {start!r} is not a folder of the workers: put it on "
-            f"the share and name it as they see it, such as ../{SHARE}/blockwise_1b5, "
-            "or into a bucket."
+            f"TrainConfig.start = {start!r} is not a folder of the workers: copy it to "
+            f"the share and give its path there, such as ../{SHARE}/blockwise_1b5, or "
+            "copy it to a bucket."
         )

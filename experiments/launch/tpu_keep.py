@@ -1,4 +1,4 @@
-"""Keeps training going on TPU slices, whatever becomes of slices and connections."""
+"""Keeps a run alive across preemptions and lost connections."""
 
 import dataclasses
 import time
@@ -12,20 +12,19 @@ from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import PAUSE, Condition, Status, read_status
 
-# Errors count together if they happen within so many seconds: a run of days may break
-# off now and then.
+# Errors are counted over so many seconds: a run of several days may fail occasionally.
 WINDOW = 6 * 3600.0
-_DELETIONS = 3  # times that slices are given back before giving up
+_DELETIONS = 3  # attempts to delete slices
 
 
 class NoSlicesError(UserError):
-    """There are no slices to be had, whatever is to be trained on them."""
+    """No slices can be obtained."""
 
 
 class RunEndedError(UserError):
-    """A run has ended before its last step and is not started again.
+    """A run has ended before its last step and is not restarted.
 
-    After any other error it may still be running.
+    After any other error the run may still be in progress.
     """
 
 
@@ -35,15 +34,15 @@ class StoppedError(RunEndedError):
 
 @dataclasses.dataclass(frozen=True)
 class Patience(Validated):
-    """When to give up.
+    """Limits on retries.
 
     Attributes:
-      retries: errors, within six hours and on slices that are there, before giving up
-        at the next one.
-      requests: refused requests, or broken connections or questions without an answer
-        one after another, before giving up; one every `pause`.
-      pause: seconds between two attempts. Cloud tells the state of a slice that it
-        takes back only after a while.
+      retries: number of failed attempts within six hours, on slices that are ready,
+        that are retried.
+      requests: number of rejected requests, or of consecutive lost connections or
+        failed queries, that are retried, one every `pause`.
+      pause: seconds between two attempts. Cloud reports the preemption of a slice with
+        a delay.
     """
 
     prefix = "--"
@@ -55,24 +54,23 @@ class Patience(Validated):
 
 @dataclasses.dataclass
 class Keeper:
-    """Trains to the end, on as many slices as it takes.
+    """Trains to the last step, replacing preempted slices.
 
-    Slices that Cloud has taken back are requested again, however often. On slices that
-    are there, what ends with an error is tried again after a pause, from the first
-    command on: training resumes from its newest checkpoint. The run does not depend on
-    this program: it is followed again after a broken connection, and a run that is at
-    work from an earlier time is waited for. While the network or gcloud fails, this
-    program waits too.
+    Preempted slices are requested again, any number of times. On slices that are ready,
+    a failed command is retried after a pause, starting from the first command: training
+    resumes from its newest checkpoint. The run is independent of this program: it is
+    followed again after a lost connection, and a run that an earlier launcher started
+    is followed to its end first. While the network or gcloud fails, this program waits.
 
     Attributes:
       tpu: the slices.
-      run: shows and runs a command, and returns its exit status.
-      status: what has become of the slices.
-      patience: when to give up.
-      delete: whether to give the slices back when the run has ended, well or not.
-      stopped: whether somebody asked for the end while no run is in progress.
-      sleep: waits for so many seconds.
-      clock: seconds since some moment.
+      run: prints and runs a command, and returns its exit status.
+      status: returns the state of the slices.
+      patience: limits on retries.
+      delete: whether to delete the slices when the run has ended, also after an error.
+      stopped: returns whether a stop was requested while no run was in progress.
+      sleep: waits for a number of seconds.
+      clock: a monotonic clock, in seconds.
     """
 
     tpu: TpuSlice
@@ -91,18 +89,18 @@ class Keeper:
         name: str,
         launch: str | None = None,
     ) -> None:
-        """Trains to the end.
+        """Trains to the last step.
 
         Args:
-          prepare: commands that prepare slices, which may be done again.
+          prepare: commands that prepare slices; they are idempotent.
           words: the command that trains.
           name: ID of the run; a hyphen and a number are added for every attempt.
-          launch: begins the IDs of all runs of this launcher, before a hyphen; by
-            default `name`. If one of them was stopped, no other is started.
+          launch: prefix of the IDs of all runs of this launcher, followed by a hyphen;
+            by default `name`. If one of them was stopped, no other is started.
 
         Raises:
-          NoSlicesError: there is no slice to be had.
-          RunEndedError: training fails by itself, or was stopped on request.
+          NoSlicesError: no slices can be obtained.
+          RunEndedError: training failed, or was stopped on request.
           UserError: the slices cannot be reached or set up; a run may be in
             progress there.
         """
@@ -120,7 +118,7 @@ class Keeper:
         """Deletes the slices.
 
         Raises:
-          UserError: gcloud does not.
+          UserError: gcloud fails.
         """
         delete = self.tpu.delete()
         for attempt in range(_DELETIONS):
@@ -129,15 +127,15 @@ class Keeper:
             if self.run(delete) == 0:
                 return
         raise UserError(
-            f"could not give {self.tpu.name} back, which is still paid for: see "
-            f"gcloud's output above, and run {delete.line}"
+            f"could not delete {self.tpu.name}, which is still billed: see gcloud's "
+            f"output above, and run {delete.line}"
         )
 
     def known_status(self) -> Status:
-        """What has become of the slices, as soon as gcloud can tell.
+        """The state of the slices; retries while gcloud fails.
 
         Raises:
-          UserError: it could not for too long.
+          UserError: gcloud failed too often.
         """
         unanswered = 0
         while True:
@@ -148,7 +146,7 @@ class Keeper:
                 if unanswered > self.patience.requests:
                     raise
             progress.say(
-                f"# gcloud cannot tell the state of {self.tpu.name}: a run there "
+                f"# gcloud cannot report the state of {self.tpu.name}: a run there "
                 "continues"
             )
             self.sleep(self.patience.pause)
@@ -175,8 +173,8 @@ class Keeper:
             again, busy = busy, code == BUSY
             if busy:
                 progress.say(f"# a run is still in progress on {self.tpu.name}")
-                # Of a run that hangs on another worker the first one may know nothing:
-                # it then tells at once how an earlier one ended.
+                # If the run hangs on another worker, the first worker may not have it
+                # and returns the status of an earlier run immediately.
                 if self._follow() not in (FAILED, UNKNOWN) and not again:
                     self.sleep(self.patience.pause)
                     continue
@@ -195,21 +193,21 @@ class Keeper:
             now = self.clock()
             failures = [*(then for then in failures if now - then < WINDOW), now]
             if len(failures) > self.patience.retries:
-                # Only then no worker trains any more.
+                # Only FAILED implies that no worker is training any more.
                 kind = RunEndedError if code == FAILED else UserError
-                why = "its output above says why; the same command resumes"
+                why = "see its output above; the same command resumes"
                 if code == BUSY:
                     why = (
                         "a run is in progress on the workers named above; --stop ends "
                         "it, then the same command resumes"
                     )
                 raise kind(
-                    f"{self.tpu.name} is there, but {len(failures)} attempts failed, "
+                    f"{self.tpu.name} is ready, but {len(failures)} attempts failed, "
                     f"the last with status {code} ({about}): {why}."
                 )
 
     def wait(self) -> None:
-        """Waits for the end of a run in progress from an earlier time, if any.
+        """Waits for the end of a run that an earlier launcher started, if any.
 
         Raises:
           UserError: the slices cannot be reached, or the run was stopped on request.
@@ -220,7 +218,7 @@ class Keeper:
             self._follow()
 
     def _do(self, commands: Sequence[Command]) -> tuple[str, int]:
-        """Runs commands until one fails; what that one is for, and its status."""
+        """Runs commands until one fails; returns its purpose and its status."""
         for command in commands:
             code = self.run(command)
             if code:
@@ -237,13 +235,14 @@ class Keeper:
         )
 
     def _follow(self, attempt: str = "") -> int:
-        """Follows a run to its end, over as many connections as it takes.
+        """Follows a run to its end, reconnecting when a connection is lost.
 
         Args:
           attempt: ID of the run; by default the latest.
 
         Returns:
-          0, FAILED, UNKNOWN, or the status of a connection that broke for good.
+          0, FAILED, UNKNOWN, or the status of the last connection if the slices are
+          lost.
         """
         answers = (0, FAILED, UNKNOWN, STOPPED)
         code = self._over_connections(self.tpu.follow(attempt), answers)
@@ -252,13 +251,13 @@ class Keeper:
         return code
 
     def _over_connections(self, command: Command, answers: Collection[int]) -> int:
-        """Runs a command on workers again until no connection breaks.
+        """Repeats a command on workers until its connection is not lost.
 
         Returns:
           One of `answers`, or the status of the last connection if the slices are lost.
 
         Raises:
-          UserError: the connection broke too often.
+          UserError: the connection was lost too often.
         """
         broken = 0
         while (code := self.run(command)) not in answers:
@@ -276,7 +275,7 @@ class Keeper:
         return code
 
     def _request_first(self) -> None:
-        """Requests slices if there are none; an error is the user's to mend."""
+        """Requests slices if there are none; errors are raised to the user."""
         if self.known_status().condition is not Condition.ABSENT:
             return
         create = self.tpu.create()
@@ -286,13 +285,15 @@ class Keeper:
                 f"could not {create.about}: gcloud ended with status {code}."
             )
         if (now := self.known_status()).condition is Condition.REFUSED:
-            raise NoSlicesError(f"{now.detail}: {self.tpu.describe().line} says why.")
+            raise NoSlicesError(
+                f"{now.detail}: {self.tpu.describe().line} shows the reason."
+            )
 
     def _obtain(self) -> None:
-        """Waits for slices that are on their way, replaces those that are lost.
+        """Waits for pending slices and replaces lost ones.
 
         Raises:
-          NoSlicesError: they do not come back, or requests are refused again and again.
+          NoSlicesError: the slices cannot recover, or too many requests were rejected.
         """
         refused = 0
         shown = ""
@@ -301,9 +302,8 @@ class Keeper:
             self._check_stopped()
             if now.condition is Condition.STUCK:
                 raise NoSlicesError(
-                    f"{now.detail} and does not come back by itself: start it, or give "
-                    f"it back with {self.tpu.delete().line}; the same command then "
-                    "resumes."
+                    f"{now.detail} and does not recover by itself: start it, or delete "
+                    f"it with {self.tpu.delete().line}; the same command then resumes."
                 )
             if now.condition is Condition.COMING:
                 if now.detail != shown:
@@ -312,7 +312,7 @@ class Keeper:
                 self.sleep(self.patience.pause)
                 continue
             if now.condition is answered:
-                # Cloud has yet to act on a command that succeeded.
+                # The last command succeeded but has not taken effect yet.
                 self.sleep(self.patience.pause)
                 answered = None
                 continue
@@ -322,8 +322,8 @@ class Keeper:
                 refused += 1
                 if refused >= self.patience.requests:
                     raise NoSlicesError(
-                        f"{refused} requests for {self.tpu.name} were refused: "
-                        "gcloud's output above says why; the same command resumes."
+                        f"{refused} requests for {self.tpu.name} were rejected: see "
+                        "gcloud's output above; the same command resumes."
                     )
                 self.sleep(self.patience.pause)
                 answered = None
@@ -332,11 +332,11 @@ class Keeper:
 
 
 def stop_runs(tpus: Sequence[TpuSlice], pause: float = PAUSE) -> None:
-    """Saves and ends what runs on slices; those that are not there are skipped.
+    """Saves and ends the runs on slices; absent slices are skipped.
 
     Args:
       tpus: the slices.
-      pause: seconds between two questions, if gcloud cannot tell.
+      pause: seconds between two queries, if gcloud fails.
 
     Raises:
       UserError: some could not be stopped.

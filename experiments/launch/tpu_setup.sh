@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prepares one worker of a TPU slice; run again, it changes nothing.
+# Prepares one worker of a TPU slice; idempotent.
 #
 #   bash experiments/launch/tpu_setup.sh [HOST:/FOLDER]
 #
 #   makes    .venv in the checkout, with bpd_jax and jax for TPU; ~/share, mounted, if
-#            a share is named
+#            a share is given
 #   needs    Ubuntu with sudo, as Cloud TPU VMs have it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,8 +17,8 @@ if [ -n "$share" ] && ! mountpoint -q "$HOME/share"; then
     sudo mount -t nfs -o rw,hard "$share" "$HOME/share"
 fi
 
-# The image's own Python may be older, and requirements.txt has another jax for 3.12: this
-# is the one whose programs docs/tpu.md has the figures of.
+# The image's own Python may be older, and requirements.txt has another jax for 3.12; the
+# figures of docs/tpu.md are of 3.11.
 if [ ! -x .venv/bin/python ]; then
     python3 -m pip install --quiet --user uv
     python3 -m uv venv --quiet --seed --python 3.11 .venv

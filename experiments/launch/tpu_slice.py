@@ -1,10 +1,10 @@
 """Slices of Cloud TPU VMs: the commands that request, prepare, use and delete them.
 
 Slices are requested as a *queued resource*, one request for one slice or for several
-(multislice). Every worker gets the same commands; jax finds the others by itself. All
-workers write checkpoints, so the run's folder lies in a bucket, or on a share that all
-of them mount (Filestore, or any NFS). The source, the log and the lock of a run lie on
-each worker.
+(multislice). Every worker gets the same commands; jax discovers the other workers. All
+workers write checkpoints, so the run's folder is in a bucket, or on a share that all of
+them mount (Filestore, or any NFS). The source, the log and the lock of a run are local
+to each worker.
 """
 
 import dataclasses
@@ -21,10 +21,11 @@ from bpd_jax.settings import TEXT, Count, Validated, each
 from experiments.launch.commands import Command
 from experiments.launch.detached import BUSY
 
-# Cloud's names of a chip and of its image, what the number in an accelerator type
-# counts for each chip, and the devices that jax may see on one: the two cores of a v4
-# or v5p chip act as one unless the compiler is told otherwise. gcloud takes a v4 by its
-# topology, and all others by an accelerator type such as v5litepod-256 (--type).
+# By chip: Cloud's names of the chip and of its image, the units per chip of the number
+# in an accelerator type, and the possible numbers of jax devices per chip: by default
+# the two cores of a v4 or v5p chip form one device (megacore). In gcloud a v4 is
+# requested by --type and --topology, all others by an accelerator type such as
+# v5litepod-256.
 KINDS = {
     "v4": ("v4", "tpu-ubuntu2204-base", 0, (1, 2)),
     "v4-megacore": ("v4", "tpu-ubuntu2204-base", 0, (1,)),
@@ -32,19 +33,19 @@ KINDS = {
     "v5p": ("v5p", "v2-alpha-tpuv5", 2, (1, 2)),
     "v6e": ("v6e", "v2-alpha-tpuv6e", 1, (1,)),
 }
-# Slices that Cloud gives, by the number of sides: the pages "TPU v4", "TPU v5p", "TPU
-# v5e" and "TPU v6e" of its documentation. Those of three sides go on with multiples of
-# 4 in rising order.
+# Topologies that Cloud offers, by the number of dimensions: the pages "TPU v4", "TPU
+# v5p", "TPU v5e" and "TPU v6e" of its documentation. Further topologies of three
+# dimensions have multiples of 4 in ascending order.
 _SLICES = {
     2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
 }
 
-SHARE = "share"  # where it is mounted, in the home folder
-# Seconds for which the set-up waits for an earlier one before it ends with BUSY.
+SHARE = "share"  # mount point of the share, in the home folder
+# Seconds for which the set-up waits for an earlier one before it exits with BUSY.
 WAIT = 10
-# ssh ends a connection over which nothing has come for two minutes; by default it waits
-# for hours if the other side vanishes without closing it.
+# ssh closes a connection without a response for two minutes; by default it waits for
+# hours if the peer vanishes without closing it.
 _ALIVE = ("-oServerAliveInterval=30", "-oServerAliveCountMax=4")
 _BUNDLE = "bpd_jax.bundle"
 _RUN = "bpd_jax_run"  # holds the lock and the log of a run
@@ -55,22 +56,23 @@ _BUCKETS = "gs://"
 
 @dataclasses.dataclass(frozen=True)
 class TpuSlice(Validated):
-    """Which slices, and what their workers need.
+    """A request for slices, and the configuration of their workers.
 
     Attributes:
-      name: of the request, and of the slice; several are called NAME-0, NAME-1, ….
+      name: name of the request and of the slice; several are called NAME-0, NAME-1, ….
       zone: zone of Cloud, such as us-central2-b.
-      topology: chip and sides of a slice, such as v4:4x4x4.
+      topology: chip and topology of a slice, such as v4:4x4x4.
       share: folder that all workers mount, such as 10.0.0.2:/runs; not needed for runs
         under gs://.
       slices: slices that train together, joined by the data centre's network
         (multislice).
-      project: project of Cloud; by default the one that gcloud is set to.
-      spot: whether Cloud may take them back at any time, at a lower price.
-      reserved: whether they come from a reservation of the project.
+      project: project of Cloud; by default gcloud's current project.
+      spot: whether to request spot capacity, which is cheaper and can be preempted at
+        any time.
+      reserved: whether to use a reservation of the project.
       network: network of the VMs; by default the project's.
       subnetwork: subnetwork of the VMs; by default the project's.
-      internal_ips: whether the VMs have no addresses outside their network.
+      internal_ips: whether the VMs have internal IP addresses only.
       iap: whether to connect through Identity-Aware Proxy, which reaches such VMs from
         anywhere.
       service_account: service account of the VMs; by default the project's.
@@ -95,7 +97,7 @@ class TpuSlice(Validated):
     labels: Annotated[tuple[str, ...], each(TEXT, repeated=False)] = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` unless Cloud takes the fields as they are."""
+        """Raises a `UserError` unless Cloud accepts the fields."""
         _check_topology(self.topology)
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,58}[a-z0-9])?", self.name):
             raise UserError(
@@ -106,13 +108,13 @@ class TpuSlice(Validated):
             r"(?!gs:)[^:\s]+:/\S*", self.share
         ):
             raise UserError(
-                f"--share={self.share} is not HOST:/FOLDER, as mount takes it; runs "
+                f"--share={self.share} is not HOST:/FOLDER, the format of mount; runs "
                 "under gs:// need no share."
             )
         if self.spot and self.reserved:
             raise UserError(
-                "--spot and --reserved exclude each other: a reservation is paid for "
-                "and not taken back."
+                "--spot and --reserved exclude each other: a reservation is billed and "
+                "is not preempted."
             )
         for label in self.labels:
             if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}", label):
@@ -160,7 +162,7 @@ class TpuSlice(Validated):
         return f"../{SHARE}/{name}"
 
     def create(self) -> Command:
-        """Requests the slices; Cloud provides them when it has some."""
+        """Requests the slices; Cloud provides them when capacity is available."""
         chip = self.topology.partition(":")[0]
         return self._queued(
             "request the slice" if self.slices == 1 else "request the slices",
@@ -178,7 +180,7 @@ class TpuSlice(Validated):
         )
 
     def _flags(self, *fields: str) -> list[str]:
-        """gcloud's flags of the fields that are set."""
+        """gcloud's flags for the fields that are set."""
         words = []
         for field in fields:
             value = getattr(self, field)
@@ -189,8 +191,8 @@ class TpuSlice(Validated):
         return words
 
     def delete(self) -> Command:
-        """Withdraws the request and gives back what it provided."""
-        return self._queued("give everything back", "delete", self.name, "--force")
+        """Deletes the request and its slices."""
+        return self._queued("delete the slices", "delete", self.name, "--force")
 
     def describe(self) -> Command:
         """Prints the request's state, such as WAITING_FOR_RESOURCES or ACTIVE."""
@@ -208,12 +210,12 @@ class TpuSlice(Validated):
         return self._command(about, *words)
 
     def prepare(self, bundle: str) -> list[Command]:
-        """What the workers need: source, Python, packages, the share.
+        """Sets up the workers: source, Python, packages, the share.
 
-        It may be done again. While a run is in progress it ends with BUSY.
+        The commands are idempotent. While a run is in progress they end with BUSY.
 
         Args:
-          bundle: a git bundle of the source, here.
+          bundle: local path of a git bundle of the source.
         """
         setup = (
             f"git init -q bpd_jax && git -C bpd_jax fetch -q ../{_BUNDLE} HEAD && "
@@ -255,14 +257,14 @@ class TpuSlice(Validated):
     def start(
         self, words: tuple[str, ...], attempt: str, launch: str | None = None
     ) -> Command:
-        """Starts a run on every worker, apart from this connection.
+        """Starts a run on every worker, detached from this connection.
 
         Args:
-          words: the command, as typed in the checkout.
-          attempt: ID of the run; the same one starts nothing twice.
-          launch: begins the IDs of all runs of a launcher, before a hyphen: when one of
-            them was stopped on request, the command ends with STOPPED. By default
-            `attempt`, so that there is no other.
+          words: the command, relative to the checkout.
+          attempt: ID of the run; a second start with the same ID does nothing.
+          launch: prefix of the IDs of all runs of a launcher, followed by a hyphen: if
+            one of them was stopped on request, the command ends with STOPPED. By
+            default `attempt`, which no other run has.
         """
         program = ["bash", "-c", f"cd bpd_jax && exec {shlex.join(words)}"]
         ids = [attempt, attempt if launch is None else launch]
@@ -286,7 +288,7 @@ class TpuSlice(Validated):
           worker: the first one, or `all`; those with a run print their names.
         """
         return self._ssh(
-            "look whether a run is in progress",
+            "check whether a run is in progress",
             f"[ ! -e {_SCRIPT} ] || {_DETACHED} running",
             worker=worker,
         )
@@ -296,30 +298,30 @@ class TpuSlice(Validated):
         return self._ssh("the logs of workers that failed", f"{_DETACHED} report")
 
     def fetch(self, folder: str) -> Command:
-        """Prints an archive of what the runs in a folder of the share have measured.
+        """Prints an archive of the results of the runs in a folder of the share.
 
         Args:
-          folder: holds run folders. Of each the archive has the configuration and the
-            metrics, and of its checkpoints the names.
+          folder: parent of run folders. The archive contains the configuration, the
+            metrics and the names of the checkpoints of each.
         """
         names = ("config.gin", "metrics.jsonl", "checkpoints/*")
         paths = " -o ".join(f"-path './*/{name}'" for name in names)
         return self._ssh(
-            "fetch what the runs have measured",
+            "fetch the results of the runs",
             f"cd {shlex.quote(f'{SHARE}/{folder}')} && find . -maxdepth 3 "
             f"\\( {paths} \\) -print0 | tar --null --no-recursion -czT - | base64",
             worker="0",
         )
 
     def stop(self) -> Command:
-        """Tells the run to save and end."""
+        """Requests a checkpoint and shutdown."""
         return self._ssh("stop the run on every worker", f"{_DETACHED} stop")
 
     def _mounted(self) -> str:
-        """Ends a script unless the share is there.
+        """A prefix that ends a script unless the share is mounted.
 
-        A VM that was started anew has none until it is prepared again, and what is
-        written to the empty folder in its place is lost.
+        A restarted VM has not mounted it until it is prepared again, and files written
+        to the empty mount point are lost.
         """
         return f"mountpoint -q {SHARE} && " if self.share else ""
 
@@ -351,7 +353,7 @@ class TpuSlice(Validated):
 
 
 def _accelerator(topology: str) -> list[str]:
-    """How gcloud is told of chip and sides."""
+    """gcloud's flags for a chip and its topology."""
     chip, _, sides = topology.partition(":")
     kind, _, per_chip, _ = KINDS[chip]
     if not per_chip:
@@ -361,31 +363,31 @@ def _accelerator(topology: str) -> list[str]:
 
 
 def _check_topology(topology: str) -> None:
-    """Raises UserError unless Cloud gives such slices."""
+    """Raises UserError unless Cloud offers such slices."""
     chip = chip_of(topology)
     text = topology.partition(":")[2]
     known = _SLICES[chip.dimensions]
     if text not in known and not (chip.dimensions == 3 and _is_of_cubes(text)):
-        more = ", and multiples of 4 in rising order" if chip.dimensions == 3 else ""
+        more = ", and multiples of 4 in ascending order" if chip.dimensions == 3 else ""
         raise UserError(
-            f"--topology={topology} is no slice that Cloud gives: of {chip.name} there "
-            f"are {', '.join(known)}{more}."
+            f"--topology={topology} is not a slice that Cloud offers: {chip.name} has "
+            f"{', '.join(known)}{more}."
         )
-    # An accelerator type names a number of chips; of several shapes Cloud takes the one
-    # that is nearest to a cube.
+    # An accelerator type names a number of chips; of the possible shapes Cloud provides
+    # the one nearest to a cube.
     if KINDS[chip.name][2] and text not in known:
         sides = [int(side) for side in text.split("x")]
         best = _nearest_cube(math.prod(sides))
         if sides != best:
             shape = "x".join(map(str, best))
             raise UserError(
-                f"--topology={topology} cannot be requested: Cloud gives "
+                f"--topology={topology} cannot be requested: Cloud provides "
                 f"{math.prod(sides)} chips of {chip.name} as {shape}."
             )
 
 
 def _is_of_cubes(text: str) -> bool:
-    """Whether a slice such as `4x4x8` is made of cubes of 4 × 4 × 4 chips."""
+    """Whether a slice such as `4x4x8` consists of cubes of 4 × 4 × 4 chips."""
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text):
         return False
     sides = [int(side) for side in text.split("x")]
@@ -393,7 +395,7 @@ def _is_of_cubes(text: str) -> bool:
 
 
 def _nearest_cube(chips: int) -> list[int]:
-    """The sides of the most cubic slice of cubes of 4 × 4 × 4 chips, rising."""
+    """The sides, ascending, of the most cubic slice of cubes of 4 × 4 × 4 chips."""
     cubes = chips // 64
     shapes = (
         (a, b, cubes // (a * b))

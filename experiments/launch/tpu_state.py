@@ -1,4 +1,4 @@
-"""What has become of a request for slices, as gcloud tells it."""
+"""State of a slice request, from gcloud."""
 
 import dataclasses
 import enum
@@ -13,12 +13,12 @@ from experiments.launch.tpu_slice import TpuSlice
 
 
 class Condition(enum.IntEnum):
-    """What can be done with slices; of several slices the greatest counts.
+    """Condition of slices; that of several slices is the greatest.
 
-    READY: they can be used.
-    COMING: they are on their way, or come back by themselves.
-    LOST: Cloud has taken them back.
-    STUCK: they do not come back by themselves.
+    READY: usable.
+    COMING: being provided, or recovering.
+    LOST: preempted.
+    STUCK: will not recover without intervention.
     REFUSED: the request has failed.
     ABSENT: there is no request.
     """
@@ -32,7 +32,7 @@ class Condition(enum.IntEnum):
 
 
 # States of a queued resource and of a TPU VM, from the reference of the Cloud TPU API
-# (QueuedResourceState.State, Node.State); those that are not named are STUCK.
+# (QueuedResourceState.State, Node.State); all other states are STUCK.
 _OF_REQUESTS = {"FAILED": Condition.REFUSED} | dict.fromkeys(
     (
         *("STATE_UNSPECIFIED", "CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"),
@@ -51,14 +51,14 @@ _OF_NODES = {
     ),
     Condition.COMING,
 )
-# Times that a state is asked for before giving up, and the seconds between two of them.
+# Attempts to query a state, and the seconds between two of them.
 _QUESTIONS = 5
 PAUSE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What can be done now, and why.
+    """The condition of a request, and the state that it derives from.
 
     Attributes:
       condition: of all slices together.
@@ -69,19 +69,19 @@ class Status:
     detail: str = ""
 
 
-# Runs a command; returns its exit status, what it printed and its errors.
+# Runs a command; returns its exit status, stdout and stderr.
 Asker = Callable[[Command], tuple[int, str, str]]
 
 
 def ask(command: Command) -> tuple[int, str, str]:
-    """Runs a command without showing it."""
+    """Runs a command without printing it."""
     try:
         done = subprocess.run(
             command.words, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         raise UserError(
-            f"there is no {command.words[0]} here: install the Google Cloud CLI."
+            f"{command.words[0]} is not installed here: install the Google Cloud CLI."
         ) from None
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
@@ -93,22 +93,22 @@ def read_status(
     pause: float = PAUSE,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Status:
-    """What has become of a request and its slices.
+    """Queries the state of a request and its slices.
 
     Args:
       tpu: the slices.
       asker: runs a command.
-      pause: seconds between two questions, if gcloud cannot tell.
-      sleep: waits for so many seconds.
+      pause: seconds between two queries, if gcloud fails.
+      sleep: waits for a number of seconds.
 
     Raises:
-      UserError: gcloud cannot tell, which is no reason to give the slices up.
+      UserError: gcloud cannot report the state; the slices may still be usable.
     """
     state = _state(tpu.describe(), asker, pause, sleep)
     if state is None:
-        return Status(Condition.ABSENT, f"{tpu.name} is not there")
+        return Status(Condition.ABSENT, f"{tpu.name} does not exist")
     if state == "SUSPENDED":
-        # So Cloud takes back a spot slice. Any other is taken by somebody.
+        # The state of a preempted spot slice. Any other was suspended by an operator.
         condition = Condition.LOST if tpu.spot else Condition.STUCK
         return Status(condition, f"{tpu.name} is SUSPENDED")
     if state != "ACTIVE":
@@ -126,7 +126,7 @@ def read_status(
 def _state(
     command: Command, asker: Asker, pause: float, sleep: Callable[[float], object]
 ) -> str | None:
-    """A state, None if there is no such thing."""
+    """The state of a resource, None if it does not exist."""
     for number in range(_QUESTIONS):
         if number:
             sleep(pause)
@@ -137,5 +137,5 @@ def _state(
             return None
         print(err, file=sys.stderr, flush=True)
     raise UserError(
-        f"gcloud cannot tell {command.about}: see above; the same command resumes."
+        f"gcloud cannot report {command.about}: see above; the same command resumes."
     )

@@ -4,9 +4,9 @@
 #
 #   bash experiments/small/recipe.sh TEXT DATA [STAGE…]
 #
-# TEXT is a glob of text files or of JSON Lines with the field `text`. DATA holds the tasks
-# as JSON Lines, DATA/NAME/SPLIT.jsonl.gz (docs/data.md). Tasks without a training split
-# use the model that is finetuned on CNN/DailyMail, whose targets are summaries of news too.
+# TEXT is a glob of text files or of JSON Lines with the field `text`. DATA contains the
+# tasks as JSON Lines, DATA/NAME/SPLIT.jsonl.gz (docs/data.md). Tasks without a training
+# split use the model that is finetuned on CNN/DailyMail, which also summarises news.
 # By default all stages run, in this order:
 #
 #   rows        the vocabulary, and the rows of tokens
@@ -18,10 +18,10 @@
 #   studies     tunes α for each task, then measures all tables and figures
 #   report      one page of all results
 #
-# The same command resumes: what is finished is skipped, and training and studies resume
-# where they were stopped. For a low priority: nice -n 19 bash experiments/small/recipe.sh …
+# The same command resumes: finished stages are skipped, and training and studies resume
+# where they stopped. For a low priority: nice -n 19 bash experiments/small/recipe.sh …
 #
-# The variables PRETRAIN, FINETUNE and STUDIES are for more flags of these stages, such as
+# The variables PRETRAIN, FINETUNE and STUDIES hold further flags of these stages, such as
 # PRETRAIN=--gin.STEPS=200.
 #
 #   needs    8 GB of memory, 4 GB of disk
@@ -37,27 +37,27 @@ shift 2
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] ||
     stages=(rows pretrain rescorers ngrams finetune in_domain studies report)
-# Large pages of memory avoid most page faults of a training step (docs/training.md).
+# Huge pages avoid most page faults of a training step (docs/training.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
-# Flags have no blanks in them.
+# Flags must not contain spaces.
 read -ra more_pretrain <<< "${PRETRAIN:-}"
 read -ra more_finetune <<< "${FINETUNE:-}"
 read -ra more_studies <<< "${STUDIES:-}"
 
 base="$run/training/base"
 tasks=(cnn_dailymail squad samsum multi_news xsum newsroom)
-# Other sizes than those of gin_configs/models/rescorer_small.gin.
+# Differences from gin_configs/models/rescorer_small.gin.
 shallow=(--gin.TransformerConfig.num_layers=2)
 deep=()
 wide=(--gin.TransformerConfig.num_layers=6 --gin.TransformerConfig.d_model=128
     --gin.TransformerConfig.d_ff=512 --gin.TransformerConfig.num_heads=4)
 
-# finished FILE: says so if FILE exists.
+# finished FILE: succeeds, with a message, if FILE exists.
 finished() {
     [ -e "$1" ] && echo "finished: $(dirname "$1")"
 }
 
-# export RUN NAME: the best parameters of a run, for decoding in float32.
+# export_model RUN NAME: exports the best parameters of a run, for decoding in float32.
 export_model() {
     "$python" -m bpd_jax.export_params --model="$1" --output="$run/$2" --dtype=float32 \
         --precision=float32
@@ -74,7 +74,7 @@ finetune() {
         ln -s "${name/$task/cnn_dailymail}" "$run/$name"
         return
     fi
-    # The split that is reported on does not select the checkpoint.
+    # The evaluation split must not select the checkpoint.
     [ -e "$data/$task/test.jsonl.gz" ] ||
         flags+=(--gin.ExampleTask.validation_from="'train'")
     local count

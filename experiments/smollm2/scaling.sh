@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The scaling curve of drafters: three arms, each on more and more texts.
+# The scaling curve of drafters: three arms, each trained on increasing numbers of texts.
 #
 #   experiments/smollm2/scaling.sh TEXTS RUNS [NUMBER_OF_TEXTS…]
 #
 # TEXTS is a folder of python -m bpd_jax.distill; RUNS gets the cached states, which all
-# runs share, and a folder for each run. The held-out texts are the same in all of them. A
-# run that was stopped resumes, and one that is finished is left as it is.
+# runs share, and a folder for each run. All runs have the same held-out texts. Interrupted
+# runs resume and finished ones are skipped.
 set -euo pipefail
 texts=$1 runs=$2
 shift 2
@@ -29,7 +29,7 @@ train() {
 }
 
 for count in "${counts[@]}"; do
-  # The drafter comes first: its states hold those of the other arms too.
+  # The drafter comes first: its states include those of the other arms.
   train block_drafter drafter "$count"
   train conditioned_heads conditioned_heads "$count"
   train heads heads "$count"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What studies of SmolLM2 compare besides what is shipped: n-gram models of the model's own
-# texts and of a corpus, a Markov refiner, rescorers.
+# Builds the unshipped models that studies of SmolLM2 compare: n-gram models of the model's
+# own texts and of a corpus, a Markov refiner, rescorers.
 #
 #   bash experiments/smollm2/studies.sh CORPUS
 #
-# CORPUS is a glob of JSON Lines with the field `text`. Contenders whose models are not
-# there are left out of a study.
+# CORPUS is a glob of JSON Lines with the field `text`. Studies leave out contenders whose
+# models are missing.
 #
 #   needs    runs/smollm2/{texts,states}: recipe.sh makes those of 1,210 texts; the committed
 #            results are of 15,259 texts (bpd_jax/shipped/smollm2/README.md)

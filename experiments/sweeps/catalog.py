@@ -1,4 +1,4 @@
-"""The sweeps: each a grid of gin files and settings over one run."""
+"""The sweeps: grids of gin files and settings over one run."""
 
 import dataclasses
 import itertools
@@ -7,17 +7,17 @@ from typing import Any
 
 from bpd_jax.errors import UserError
 
-# Sizes that a sweep comes in: the paper's, and one that two CPU cores do in minutes.
+# Sizes of a sweep: the paper's, and one that takes minutes on two CPU cores.
 PAPER, TINY = "paper", "tiny"
 
-# What a point, or one value of an axis, adds to the command line.
+# Command-line arguments of a point, or of one value of an axis.
 Arguments = tuple[str, ...]
 Axis = Mapping[str, Arguments]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A run, and the axes along which it changes.
+    """A run, and the axes along which it varies.
 
     Attributes:
       base: the arguments that all points have.
@@ -42,12 +42,12 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A question, and the grids that answer it.
+    """A comparison of runs, as a grid for each size.
 
     Attributes:
-      about: the question, in one line.
-      grids: of each size.
-      columns: of the validation metrics, for the table.
+      about: the comparison, in one line.
+      grids: by size.
+      columns: validation metrics shown in the table.
     """
 
     about: str
@@ -71,12 +71,12 @@ def find_points(name: str, size: str) -> dict[str, Arguments]:
     """The points of a sweep in one of its sizes.
 
     Raises:
-      UserError: there is no such sweep, or not in that size.
+      UserError: there is no such sweep, or it does not have that size.
     """
     grids = find_sweep(name).grids
     if size not in grids:
         raise UserError(
-            f"the sweep {name} does not come in --size={size}: give {', '.join(grids)}."
+            f"the sweep {name} has no --size={size}: give {', '.join(grids)}."
         )
     return grids[size].points()
 
@@ -87,7 +87,7 @@ def _each(values: Iterable[Any], *arguments: str) -> Axis:
 
 
 def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
-    """The same axis over pretraining and over its tiny likeness."""
+    """The same axis over pretraining and over its tiny counterpart."""
     return {
         PAPER: Grid(("--gin_file=gin_configs/runs/pretrain.gin",), {axis: paper}),
         TINY: Grid((_TINY,), {axis: paper if tiny is None else tiny}),
@@ -95,10 +95,10 @@ def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
 
 
 def _orders(add_every: int) -> Axis:
-    """Orders in which heads come in.
+    """Orders in which heads are added.
 
-    The last of the paper's eight begins after a fifth of its run, the last of the tiny
-    model's five after a quarter.
+    The last of the paper's eight is added after a fifth of its run, the last of the
+    tiny model's five after a quarter.
     """
     files = "--gin_file=gin_configs/heads/{}.gin"
     orders = _each(("in_order", "by_entropy"), files, f"--gin.ADD_EVERY={add_every}")
@@ -113,22 +113,22 @@ _MODEL = ("--gin_file=gin_configs/heads/model_targets.gin",)
 
 SWEEPS = {
     "heads": Sweep(
-        "models of their own with 3, 6 and 9 heads (Table 10)",
+        "separate models with 3, 6 and 9 heads (Table 10)",
         _both("heads", _each((3, 6, 9), "--gin.HEADS={}")),
         _ACCURACIES,
     ),
     "decay": Sweep(
-        "λ_h = decay^(h - 1), what far heads cost the near ones",
+        "λ_h = decay^(h - 1), the effect of later heads on earlier ones",
         _both("decay", _each((1.0, 0.8, 0.5), *_DECAY)),
         _ACCURACIES,
     ),
     "schedule": Sweep(
-        "all heads at once, the nearest first, the surest first",
+        "all heads at once, in order, by ascending entropy",
         _both("order", _orders(5000), _orders(20)),
         _ACCURACIES,
     ),
     "head_targets": Sweep(
-        "heads that learn the text, or the model's own choice",
+        "heads trained on the text, or on the model's own predictions",
         _both("targets", {"text": (), "model": _MODEL}),
         _ACCURACIES,
     ),

@@ -1,4 +1,4 @@
-"""Points of a sweep, queued onto TPU slices."""
+"""Runs the points of a sweep on a pool of TPU slices."""
 
 import base64
 import dataclasses
@@ -24,7 +24,7 @@ from experiments.launch.tpu_keep import (
 from experiments.launch.tpu_slice import TpuSlice
 from experiments.launch.tpu_state import Asker, Condition, Status
 
-# How often a slice without work looks whether there is any.
+# Polling interval of an idle slice.
 _POLL_SECONDS = 0.1
 
 
@@ -33,13 +33,13 @@ class Fleet:
     """Slices that share the points of a sweep.
 
     Attributes:
-      tpus: the requests for slices, each with a name of its own.
-      prepare: by that name, the commands that prepare the slices.
-      run: shows and runs a command, and returns its exit status.
-      status: what has become of slices.
-      fetch: brings what was measured so far to this machine.
-      patience: when to give up.
-      delete: whether each request is given back once there is no point left for it.
+      tpus: the requests for slices, with distinct names.
+      prepare: the commands that prepare the slices, by the name of the request.
+      run: prints and runs a command, and returns its exit status.
+      status: returns the state of slices.
+      fetch: copies the results so far to this machine.
+      patience: limits on retries.
+      delete: whether to delete each request when no point is left for it.
     """
 
     tpus: Sequence[TpuSlice]
@@ -56,7 +56,7 @@ class Fleet:
         Raises:
           UserError: a slice cannot be reached, or its run was stopped on request.
         """
-        # All are asked at first, while somebody is there to mend a gcloud that fails.
+        # All are queried first: the user is present to fix a failure of gcloud.
         ready = [
             tpu for tpu in self.tpus if self.status(tpu).condition is Condition.READY
         ]
@@ -76,17 +76,17 @@ class Fleet:
         )
 
     def train(self, points: Mapping[str, tuple[str, ...]], stamp: str) -> list[str]:
-        """Trains every point; each slice takes the next one when it is free.
+        """Trains every point; an idle slice takes the next one.
 
         Args:
           points: name -> the command that trains it.
-          stamp: begins the IDs of the runs; another one for every launcher.
+          stamp: prefix of the IDs of the runs, unique to the launcher.
 
         Returns:
-          The names of points that were not trained to their end, in order. When a
-          run is stopped on request, no further point begins. A slice that cannot be
-          reached or set up gets no further point either, and is not given back,
-          because a run may be in progress on it.
+          The names of points that were not trained to the end, in order. When a run is
+          stopped on request, no further point is started. A slice that cannot be
+          reached or set up gets no further point either, and is not deleted, because a
+          run may be in progress on it.
         """
         waiting: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
         for point in points.items():
@@ -104,7 +104,7 @@ class Fleet:
                 except queue.Empty:
                     if len(trained | failed) == len(points):
                         break
-                    continue  # A point of a slice that is lost may come back.
+                    continue  # The point of a lost slice may be queued again.
                 progress.say(f"# {tpu.name} trains {name}")
                 try:
                     number = list(points).index(name)
@@ -126,7 +126,7 @@ class Fleet:
                     progress.say(f"error: {name}: {error}")
                     return
                 except BaseException:
-                    failed.add(name)  # Otherwise the other slices would wait for it.
+                    failed.add(name)  # Otherwise the other threads would wait for it.
                     raise
                 with fetching:
                     self.fetch(tpu)
@@ -148,25 +148,25 @@ class Fleet:
             thread.join()
         if kept:
             raise UserError(
-                f"could not give back {', '.join(kept)}, which are still paid for: see "
-                "the errors above."
+                f"could not delete {', '.join(kept)}, which are still billed: see the "
+                "errors above."
             )
         return [name for name in points if name not in trained]
 
 
 def fetch(tpu: TpuSlice, folder: pathlib.Path, asker: Asker) -> None:
-    """Copies what the runs in a folder of the share have measured to the same one here.
+    """Copies the results of the runs in a folder of the share to the same folder here.
 
     Args:
       tpu: slices that mount the share.
-      folder: relative to the share, and to the working directory.
+      folder: path relative to the share, and to the working directory.
       asker: runs a command.
     """
     status, out, err = asker(tpu.fetch(str(folder)))
     try:
         if status:
             raise OSError(err.rpartition("\n")[2] or f"status {status}")
-        # As a whole, so that a truncated archive replaces nothing.
+        # Decompressed completely first, so that a truncated archive replaces nothing.
         archive = io.BytesIO(gzip.decompress(base64.b64decode(out)))
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=archive, mode="r:") as members:

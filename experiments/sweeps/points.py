@@ -1,4 +1,4 @@
-"""One point of a sweep: its configuration, its command, how far it is, what it gave."""
+"""One point of a sweep: its configuration, command, progress and results."""
 
 import dataclasses
 import pathlib
@@ -19,14 +19,14 @@ from bpd_jax.training.decisions import Selection
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A run among others.
+    """A run of a sweep.
 
     Attributes:
       name: such as `heads=3`.
-      folder: of the run.
+      folder: run folder.
       gin_files: in order.
       bindings: statements such as `STEPS = 10`.
-      parsed: the configuration that they give.
+      parsed: the resulting configuration.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Point:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Its evaluations so far, the first one first."""
+        """Its evaluations so far, in order."""
         found = metrics.read_rows(self.folder / metrics.FILE_NAME)
         return [row for row in found if self.parsed.value.select_by in row]
 
     def best(self) -> dict[str, Any] | None:
-        """The evaluation of the checkpoint that decodes; None before the first."""
+        """The evaluation of the selected checkpoint; None before the first."""
         step = self._selection().step
         return next((row for row in self.rows if row["step"] == step), None)
 
@@ -50,18 +50,18 @@ class Point:
         """Whether the run has ended, at its last step or early, and is saved.
 
         Raises:
-          UserError: its folder holds a run with other settings.
+          UserError: its folder contains a run with other settings.
         """
         saved = self.folder / run_folder.CONFIG
         if not saved.exists():
             return False
         if read_text(saved) != self.parsed.text:
             raise UserError(
-                f"{self.folder} holds a run with other settings: choose another "
+                f"{self.folder} contains a run with other settings: choose another "
                 "--output, or delete it."
             )
         rows, config = self.rows, self.parsed.value
-        # The last checkpoint may still be on its way into a bucket.
+        # The upload of the last checkpoint to a bucket may be in progress.
         if not rows or rows[-1]["step"] not in whole_steps(self.folder / CHECKPOINTS):
             return False
         over = self._selection().is_over(config.patience)
@@ -87,8 +87,8 @@ def make_point(
       name: of the point.
       arguments: `--gin_file=…` and `--gin.NAME=VALUE`.
       folder: of the run.
-      more_files: gin files after those of the point.
-      more_bindings: statements after those of the point.
+      more_files: further gin files, applied after those of the point.
+      more_bindings: further statements, applied after those of the point.
 
     Raises:
       UserError: a file or a setting is wrong.

@@ -1,4 +1,4 @@
-"""Runs a sweep, point by point, and prints a table of what its runs gave.
+"""Runs the points of a sweep, and prints a table of their results.
 
     python -m experiments.sweeps.run --sweep=heads --size=tiny
     python -m experiments.sweeps.run --sweep=finetune \\
@@ -11,14 +11,14 @@
         --name=sweep --zone=us-east5-b --topology=v6e:16x16 --spot \\
         --share=10.0.0.2:/runs --gin_file=gin_configs/meshes/v6e_256.gin
 
---dry_run prints one command for each point, after building its configuration. Finished
+--dry_run validates the configurations and prints one command for each point. Finished
 points are skipped and others resume where they stopped, so the same command resumes a
-sweep. `--launcher=slurm` makes a job array of the points that are left; the same
-command with `--table` collects what it gave. `--launcher=tpu` trains point after point
-on as many requests for TPU slices as --requested says, in the folder --output of the
-share, and copies what was measured to --output here; with --output=gs://BUCKET/FOLDER
-there is no share. The same command with --stop saves and ends the runs. Further gin
-files and settings are those of all points, and come last.
+sweep. `--launcher=slurm` submits the remaining points as a job array; the same command
+with `--table` collects its results. `--launcher=tpu` trains the points on --requested
+TPU slices, in the folder --output of the share, and copies the results to --output
+here; with --output=gs://BUCKET/FOLDER no share is needed. The same command with --stop
+saves and ends the runs. Further gin files and settings apply to all points, and are
+applied last.
 """
 
 import json
@@ -45,32 +45,32 @@ from experiments.sweeps.on_tpu import Fleet, fetch
 from experiments.sweeps.points import Point, make_point
 
 SWEEP = flags.DEFINE_string(
-    "sweep", None, "Name of the sweep; any other word lists all names."
+    "sweep", None, "Name of the sweep; an unknown name lists all of them."
 )
 SIZE = flags.DEFINE_string("size", PAPER, "paper, or tiny for a laptop.")
 POINT = flags.DEFINE_multi_string("point", [], "Only these points; default: all.")
-OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Folder of folders of sweeps.")
+OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Parent folder of the sweeps.")
 LAUNCHER = flags.DEFINE_enum(
     "launcher",
     "local",
     ["local", "slurm", "tpu"],
-    "One after another here, a job array, or a queue for TPU slices.",
+    "local: one after another; slurm: a job array; tpu: on TPU slices.",
 )
 REQUESTED = flags.DEFINE_integer(
     "requested",
     1,
-    "Requests for TPU slices; each trains one point after another.",
+    "Number of requests for TPU slices; each trains one point at a time.",
     lower_bound=1,
 )
-TABLE = flags.DEFINE_bool("table", False, "Train nothing, print what there is.")
+TABLE = flags.DEFINE_bool("table", False, "Only print the table of results so far.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
 
-# Exit statuses of a run that was told to stop: by Ctrl-C and by SIGTERM.
+# Exit statuses of a run that was interrupted by Ctrl-C or SIGTERM.
 _STOPPED = (130, 143)
 
 
 def main() -> None:
-    """Checks all points, then does what is left of them."""
+    """Validates all points, then trains those that are not finished."""
     sweep = find_sweep(cli.required("sweep"))
     for flag in (tpu_flags.STOP, tpu_flags.DELETE):
         if flag.value and LAUNCHER.value != "tpu":
@@ -117,30 +117,30 @@ def _finish(
     _report(folder, points, columns)
     if failed:
         raise UserError(
-            f"{', '.join(failed)} did not train to the end: the output above says "
-            "why; the same command resumes."
+            f"{', '.join(failed)} did not train to the end: see the output above; the "
+            "same command resumes."
         )
 
 
 def _chosen() -> dict[str, Arguments]:
-    """The points that the flags ask for, in the order of the sweep."""
+    """The points that the flags select, in the order of the sweep."""
     points = find_points(SWEEP.value, SIZE.value)
     for name in POINT.value:
         if name not in points:
             raise UserError(
-                f"there is no point {name} here; there are {'; '.join(points)}."
+                f"the sweep has no point {name}; there are {'; '.join(points)}."
             )
     return {name: points[name] for name in points if name in (POINT.value or points)}
 
 
 def _words(point: Point, python: str, folder: str | None = None) -> tuple[str, ...]:
-    """The command that trains a point, in its folder or another name of the same."""
+    """The command that trains a point; `folder` is its folder as a worker sees it."""
     folder = folder or str(point.folder)
     return train_words(python, point.gin_files, point.bindings, folder)
 
 
 def _run(points: list[Point]) -> list[str]:
-    """Trains one after another; the names of those that ended with an error."""
+    """Trains points one after another; returns the names of failed ones."""
     failed = []
     for point in points:
         status = run(Command(point.name, _words(point, sys.executable)))
@@ -153,7 +153,7 @@ def _run(points: list[Point]) -> list[str]:
 
 def _submit(points: list[Point]) -> None:
     if not points:
-        print("all points are finished; --table prints what they gave.")
+        print("all points are finished; --table prints their results.")
         return
     job = slurm_flags.job()
     for point in points:
@@ -164,7 +164,7 @@ def _submit(points: list[Point]) -> None:
 
 
 def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
-    """Trains what is left on TPU slices; the names of points that were not trained."""
+    """Trains unfinished points on TPU slices; returns the names of failed ones."""
     tpus = _tpus()
     output = tpus[0].folder("output", OUTPUT.value)
     in_bucket = isinstance(folder, buckets.BucketPath)
@@ -219,7 +219,7 @@ def _train_on_tpus(points: list[Point], folder: pathlib.Path) -> list[str]:
 
 
 def _tpus() -> list[TpuSlice]:
-    """The requests for slices that the flags ask for."""
+    """The requests for slices that the flags describe."""
     several = range(REQUESTED.value) if REQUESTED.value > 1 else ()
     suffixes = [f"-{number}" for number in several] or [""]
     return [tpu_flags.tpu_slice(suffix) for suffix in suffixes]

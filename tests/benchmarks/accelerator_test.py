@@ -137,7 +137,7 @@ def test_every_method_of_the_shapes_can_be_built():
 def test_invalid_flags_are_refused(tmp_path):
     output = f"--output={tmp_path}"
     for flags, message in {
-        ("--part=speed",): "--part=speed is not known: choose from attention",
+        ("--part=speed",): "--part=speed is unknown: choose from attention",
         ("--platform=tpu",): "jax has no tpu here, only cpu",
         ("--rounds=0",): "must be 1 or more",
         ("--part=smollm2", "--tiny", f"--weights={tmp_path}"): "parts.json",

@@ -1,4 +1,4 @@
-"""What the loop decodes: exact acceptance on scripts, losslessness on real models."""
+"""Texts of the loop: exact acceptance on scripts, losslessness on real models."""
 
 import dataclasses
 

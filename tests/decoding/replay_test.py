@@ -1,4 +1,4 @@
-"""Replay does what decoding does, call by call, without the model."""
+"""Replay reproduces decoding, call by call, without the model."""
 
 import dataclasses
 

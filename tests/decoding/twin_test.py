@@ -1,8 +1,8 @@
-"""The loop against plain Python: lists, no cache, the whole text read at every step.
+"""The loop against a reference implementation in plain Python, without a cache.
 
-The twin lists all paths of the lattice, picks drafts by sorting, asks the model for its
-next token after every prefix of every draft by reading the text from its beginning, and
-keeps the longest draft that is right.
+The reference enumerates all paths of the lattice, selects drafts by sorting, runs the
+model on the whole text after every prefix of every draft, and accepts the longest draft
+that agrees with the model.
 """
 
 import functools

@@ -223,7 +223,7 @@ def test_stop_skips_slices_that_are_not_ready(cloud, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "nothing" in line] == [
         "# paper-0 is WAITING_FOR_RESOURCES: nothing was stopped",
-        "# paper-1 is not there: nothing was stopped",
+        "# paper-1 does not exist: nothing was stopped",
     ]
 
 

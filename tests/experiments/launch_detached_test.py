@@ -198,7 +198,7 @@ def test_stop_reports_a_run_without_known_processes(tmp_path, monkeypatch, capsy
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert detached.stop(tmp_path) == BUSY
-    assert "no process of a run is known" in capsys.readouterr().err
+    assert "the process of the run is unknown" in capsys.readouterr().err
     # A launcher that prepares this host to try again does not start the program.
     assert (tmp_path / "stopped").read_text() == "a"
 

@@ -1,4 +1,4 @@
-"""Launches on SLURM, and what is checked before any launch."""
+"""Launches on SLURM, and the validation before any launch."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def test_slurm_dry_run(dry_run):
         [
             "MeshConfig asks for data × fsdp × model = -1 × 8 × 1, but there are 6",
             "TrainConfig.batch_size = 2048 is not a multiple of",
-            "--sbatch=long is no option of sbatch",
+            "--sbatch=long is not an option of sbatch",
             "--name=a b",
             "--workdir is missing",
         ],
@@ -228,9 +228,7 @@ def test_files_must_be_committed(tmp_path, checkout):
     with pytest.raises(UserError, match=r"other\.gin is not a file of this repository"):
         check_travels(files_read[files_read.index("mine.gin") :])
     (checkout / "mine.gin").write_text("")
-    with pytest.raises(
-        UserError, match=r"mine\.gin has changes that are not committed"
-    ):
+    with pytest.raises(UserError, match=r"mine\.gin has uncommitted changes"):
         check_travels(["mine.gin"])
 
 

@@ -24,7 +24,7 @@ class Cloud:
     """A fake gcloud: replays answers and records the verbs of commands.
 
     A verb exits with the statuses given for it, one after another, then with 0. Where
-    a condition is None, gcloud cannot tell it.
+    a condition is None, gcloud cannot report it.
     """
 
     def __init__(self, *conditions, hours=0.0, **statuses):
@@ -54,7 +54,7 @@ class Cloud:
     def status(self):
         condition = self.conditions.pop(0)
         if condition is None:
-            raise UserError("gcloud cannot tell the state of the request")
+            raise UserError("gcloud cannot report the state of the request")
         return Status(condition, f"paper is {condition.name}")
 
     def sleep(self, seconds):
@@ -106,19 +106,19 @@ def test_pending_slices_are_awaited():
 
 
 def test_stuck_slices_end_the_launcher():
-    with pytest.raises(UserError, match="STUCK and does not come back") as error:
+    with pytest.raises(UserError, match="STUCK and does not recover") as error:
         Cloud(READY, READY, LOST, STUCK, follow=[FAILED]).train()
     assert "queued-resources delete paper" in str(error.value)
 
 
 def test_number_of_requests_is_limited():
     cloud = Cloud(READY, *[ABSENT] * 9, create=[1] * 9)
-    with pytest.raises(UserError, match="3 requests for paper were refused"):
+    with pytest.raises(UserError, match="3 requests for paper were rejected"):
         cloud.train(requests=3)
     assert cloud.asked.count("create") == 3
     # A request that fails later is withdrawn, and counts too.
     cloud = Cloud(READY, *[REFUSED, ABSENT] * 9)
-    with pytest.raises(UserError, match="3 requests for paper were refused"):
+    with pytest.raises(UserError, match="3 requests for paper were rejected"):
         cloud.train(requests=3)
     assert cloud.asked == [*["delete", "sleep", "create"] * 2, "delete"]
 
@@ -244,7 +244,7 @@ def test_long_outage_is_waited_for():
 def test_waiting_for_an_outage_is_limited():
     def asked(*conditions, **statuses):
         cloud = Cloud(*conditions, *[None] * 9, **statuses)
-        with pytest.raises(UserError, match="gcloud cannot tell") as error:
+        with pytest.raises(UserError, match="gcloud cannot report") as error:
             cloud.train(requests=3, delete=True)
         assert not isinstance(error.value, RunEndedError)
         assert "delete" not in cloud.asked
@@ -322,7 +322,7 @@ def test_worst_condition_of_several_slices_counts():
 
 
 def test_unanswered_describe_is_an_error():
-    with pytest.raises(UserError, match="gcloud cannot tell the state of the request"):
+    with pytest.raises(UserError, match="cannot report the state of the request"):
         Api(*[1] * 5).read(SLICE)
 
 
@@ -354,7 +354,7 @@ def test_failed_deletion_is_repeated_and_reported():
     cloud = Cloud(READY, READY, delete=[1])
     assert cloud.train(delete=True) == [*ROUND, "delete", "sleep", "delete"]
     cloud = Cloud(READY, READY, delete=[1] * 9)
-    with pytest.raises(UserError, match=r"still paid for.*queued-resources delete"):
+    with pytest.raises(UserError, match=r"still billed.*queued-resources delete"):
         cloud.train(delete=True)
 
 

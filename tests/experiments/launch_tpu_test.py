@@ -180,7 +180,7 @@ def test_tpu_dry_run(dry_run):
         invalid,
         [
             "--topology=v9:4x4 is not known",
-            "--topology=v5e:4x4x4 is no slice that Cloud gives",
+            "--topology=v5e:4x4x4 is not a slice that Cloud offers",
             "MeshConfig asks for data × fsdp × model = -1 × 64 × 1, but there are 16",
             "nothing uses SEDE; did you mean SEED",
             "--gin_file is missing",
@@ -269,7 +269,7 @@ def test_number_of_devices_of_a_slice():
     ],
 )
 def test_unavailable_slices_are_refused(topology):
-    with pytest.raises(UserError, match=f"--topology={topology} is no slice"):
+    with pytest.raises(UserError, match=f"--topology={topology} is not a slice"):
         TpuSlice("a", "b", topology, "h:/r")
 
 
@@ -294,7 +294,7 @@ def test_flags_of_available_slices(topology, flags):
 
 def test_v5p_has_one_topology_per_number_of_chips():
     """gcloud specifies a v5p slice only by its number of cores."""
-    with pytest.raises(UserError, match="gives 256 chips of v5p as 4x8x8"):
+    with pytest.raises(UserError, match="provides 256 chips of v5p as 4x8x8"):
         TpuSlice("a", "b", "v5p:4x4x16", "h:/r")
 
 

@@ -1,4 +1,4 @@
-"""The size `small`: its gin files, and the order in which its script makes things."""
+"""The size `small`: its gin files, and the order of the stages of its script."""
 
 import gzip
 import pathlib

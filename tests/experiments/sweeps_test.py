@@ -99,9 +99,9 @@ def test_dry_run_of_every_sweep(dry_run):
         [
             "--stop needs --launcher=tpu",
             "but there are 7 devices",
-            "there is no point heads=7 here; there are heads=3; heads=6; heads=9",
-            "there is no sweep 'head'; there are heads: models",
-            "does not come in --size=huge: give paper, tiny",
+            "the sweep has no point heads=7; there are heads=3; heads=6; heads=9",
+            "there is no sweep 'head'; there are heads: separate models",
+            "has no --size=huge: give paper, tiny",
         ],
         strict=True,
     ):
@@ -221,7 +221,7 @@ def test_damaged_run_is_reported_in_one_sentence(point):
 def test_another_run_in_the_folder_is_refused(point):
     point, write = point
     write([(40, 0.5)], text="STEPS = 7")
-    with pytest.raises(UserError, match="holds a run with other settings"):
+    with pytest.raises(UserError, match="contains a run with other settings"):
         point.is_finished()
 
 

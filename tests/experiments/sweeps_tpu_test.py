@@ -37,7 +37,7 @@ class Cloud:
         self.deleted = []
         self.coming = set()
         self.running = {}
-        self.silent = 0  # times that gcloud cannot tell a state
+        self.silent = 0  # times that gcloud cannot report a state
         self.outages = 0  # the same, after each run
         self.lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class Cloud:
     def status(self, tpu):
         if self.silent:
             self.silent -= 1
-            raise UserError("gcloud cannot tell the state of the request")
+            raise UserError("gcloud cannot report the state of the request")
         stuck = tpu.name in self.gone
         condition = Condition.STUCK if stuck else Condition.READY
         if tpu.name in self.coming:
@@ -151,7 +151,7 @@ def test_outages_end_no_sweep():
 def test_gcloud_that_cannot_answer_is_reported_at_once():
     cloud = Cloud()
     cloud.silent = 1
-    with pytest.raises(UserError, match="gcloud cannot tell"):
+    with pytest.raises(UserError, match="gcloud cannot report"):
         cloud.train(1)
 
 
@@ -173,7 +173,7 @@ def test_points_are_untrained_without_slices(capsys):
     cloud = Cloud(gone=["s-0", "s-1"])
     assert cloud.train(2) == list(POINTS)
     assert cloud.trained == []
-    assert "s-0 is STUCK and does not come back" in capsys.readouterr().out
+    assert "s-0 is STUCK and does not recover" in capsys.readouterr().out
 
 
 def test_points_left_after_the_last_slice_are_trained_by_the_next_command():

@@ -1,4 +1,4 @@
-"""The block drafter: what its states depend on, and its cache against whole texts.
+"""The block drafter: dependencies of its states, and its cache against whole texts.
 
 `tests/pretrained/drafter_conversion_test.py` compares it with its authors' code.
 """

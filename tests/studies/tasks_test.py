@@ -1,4 +1,4 @@
-"""Examples of studies: prompts, truncated documents, and a reproducible draw."""
+"""Examples of studies: prompts, truncated documents, and reproducible sampling."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Static trees against a naive search, their best shape, and drawn children."""
+"""Static trees against a naive search, their best shape, and sampled children."""
 
 import dataclasses
 import itertools

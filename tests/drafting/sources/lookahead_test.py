@@ -1,4 +1,4 @@
-"""Lookahead's memory and tree against a twin in plain Python."""
+"""Lookahead's memory and tree against a reference implementation in plain Python."""
 
 import types
 
