@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 
 from bpd_jax import cli, decode_flags, files, progress, provenance
-from bpd_jax.decoding.asset_files import TUNING
+from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.replay import record
@@ -126,6 +126,7 @@ def _write(
         return {**dataclasses.asdict(p), "method": p.method.name}
 
     facts = {
+        "format": TUNING_FORMAT,
         "accuracies": accuracies,
         "heads": heads,
         "date": provenance.today(),

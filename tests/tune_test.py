@@ -52,7 +52,9 @@ def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     loaded, with_other_heads = load_model("tiny"), load_model("tiny", "other")
     path = find_tuning(loaded)
     assert path == pathlib.Path("runs/tiny/drafting.json")
-    accuracies = json.loads(path.read_text())["accuracies"]
+    facts = json.loads(path.read_text())
+    assert facts["format"] == 1
+    accuracies = facts["accuracies"]
     assert np.array(accuracies).shape == (2, 10)
     assert load_assets(loaded).accuracies == tuple(map(tuple, accuracies))
     assert tuned_choice(path, provenance.device(), 1) is not None

@@ -30,8 +30,9 @@ from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.safetensors_files import CONFIG
 
-# File with the results of `bpd_jax.tune` in a model's folder.
-TUNING = "drafting.json"
+# File with the results of `bpd_jax.tune` in a model's folder, and version of its format,
+# which earlier files do not name.
+TUNING, TUNING_FORMAT = "drafting.json", 1
 
 # Folders of assets in a model's folder, by the name of the asset.
 ASSET_FOLDERS = {
@@ -98,6 +99,8 @@ def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
         path = folder / TUNING
         try:
             facts = files.read_json(path)
+            if facts.get("format", TUNING_FORMAT) != TUNING_FORMAT:
+                raise ValueError(f"it is not of format {TUNING_FORMAT}")
             if facts.get("heads") == loaded.heads_identity:
                 return path
         except (FileNotFoundError, NotADirectoryError):

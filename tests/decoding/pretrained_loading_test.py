@@ -119,7 +119,7 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
     assert find_tuning(load_model(str(folder))) is None
     shutil.copytree(tmp_path / "other", run_folder / "heads")
     assert find_tuning(load_model(str(folder))) is None
-    for damaged in ("{", "[]"):
+    for damaged in ("{", "[]", '{"format": 2}'):
         tuning.write_text(damaged)
         with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
             load_assets(headed)
