@@ -30,8 +30,8 @@ from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.safetensors_files import CONFIG
 
-# File with the results of `bpd_jax.tune` in a model's folder, and version of its format,
-# which earlier files do not name.
+# File with the results of `bpd_jax.tune` in a model's folder, and the version of its
+# format, which earlier files do not state.
 TUNING, TUNING_FORMAT = "drafting.json", 1
 
 # Folders of assets in a model's folder, by the name of the asset.
