@@ -361,7 +361,7 @@ def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
             _check_size(path, temporary.stat().st_size, blob.size)
             temporaries.sync(temporary)  # A copy is not compared again when it is used.
             os.replace(temporary, copy)
-    # What maps or reads an older copy keeps it until it lets go.
+    # Processes that map or read an older copy can still use it after its removal.
     for old in above.glob(f"@*/{path.name}"):
         if old != copy:
             old.unlink(missing_ok=True)

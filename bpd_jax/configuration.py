@@ -371,7 +371,7 @@ def _statements(text: str, source: str) -> Iterator[Any]:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a statement, on one line."""
+    """Description of an error in a statement, on one line."""
     if isinstance(error, RecursionError):
         return "its value is nested too deeply"
     if isinstance(error, tokenize.TokenError):

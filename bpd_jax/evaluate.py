@@ -5,7 +5,7 @@
 Every method's output is compared with plain greedy decoding, token for token. A
 difference that rounding does not explain ends the run with exit status 1.
 
-After compilation the methods take turns for `--rounds` rounds; the speed-up of a method
+After compilation the methods alternate for `--rounds` rounds; the speed-up of a method
 is the median over rounds of greedy decoding's time divided by the method's. `auto` in
 `--methods` is the method that `bpd_jax.tune` chose on this device, or, if it has not
 run, the fastest of the others in the first round.

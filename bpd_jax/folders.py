@@ -141,7 +141,7 @@ def replacing_folder(
                 return
             temporaries.sync(temporary)
             with temporaries.exclusive(target.parent):
-                # Somebody may have written there while this command worked.
+                # Another process may have written there while this command ran.
                 _check_kind(target, path, kind)
                 _swap(temporary, target)
             temporaries.sync_folder(target.parent)

@@ -20,7 +20,7 @@ COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What XLA's compiler must know about GPUs of one compute capability.
+    """Properties of GPUs of one compute capability that XLA's compiler requires.
 
     Source: the tables "Technical Specifications per Compute Capability" of NVIDIA's
     CUDA programming guide, and the white papers "NVIDIA A100" and "NVIDIA H100".

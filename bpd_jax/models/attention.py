@@ -12,7 +12,7 @@ from bpd_jax.typing import Array, Bool, Float, Int
 
 
 class Segments(NamedTuple):
-    """What tokens see, said without a `[B, T, T]` array: see `causal_mask`.
+    """Compact representation of the attention mask: see `causal_mask`.
 
     Attributes:
       ids: `[B, T]` the segment of each token; 0 is padding.
@@ -58,9 +58,9 @@ def attention(
     def split(array: Array) -> Float[Array, "B K G T/G n"]:
         return array.reshape(batch, kv_heads, drafts, -1, array.shape[-1])
 
-    # Heads stand before tokens in every product, as matrices in a batch; any other
-    # order makes XLA copy the prefix on a CPU. The queries that share a key-value head
-    # stand side by side on the T axis, so that no key is repeated.
+    # Heads are a batch axis, before tokens, in every product: any other order makes
+    # XLA copy the prefix on a CPU. The queries that share a key-value head are
+    # concatenated along the T axis, so that no key is repeated.
     folded = queries.reshape(batch, length, kv_heads, group, width).swapaxes(1, 2)
     folded = joined(folded) * width**-0.5
     keys, values = split(keys.swapaxes(1, 2)), split(values.swapaxes(1, 2))
@@ -111,7 +111,7 @@ def _attend(
     scores = (queries @ keys).astype(jnp.float32)
     scores = jnp.where(visible[:, None], scores, -jnp.inf)
     peak = scores.max(-1)
-    # Where nothing is visible, the peak is no number to subtract.
+    # If no key is visible the peak is -inf, which must not be subtracted.
     weights = jnp.exp(scores - jnp.maximum(peak, jnp.finfo(jnp.float32).min)[..., None])
     return weights.astype(values.dtype) @ values, peak, weights.sum(-1)
 

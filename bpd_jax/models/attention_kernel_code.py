@@ -27,14 +27,14 @@ from bpd_jax.models.llvm_code import (
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
 _HALF, _WORD = ir.IntType(16), ir.IntType(32)
-_SINGLE = 1 << 15  # A call of fewer products is not shared among threads.
+_SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
 
 # exp(x) = 2^n exp(r) with n = round(x / ln 2): r = x - n ln 2, where ln 2 is the sum of
 # two numbers of which the first has few bits; the Taylor polynomial of exp(r) to r^7 is
 # exact to float32 for |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^23 rounds, and
 # leaves n in the low bits.
 _ROUND, _LN2 = 1.5 * 2.0**23, (0.693359375, math.log(2) - 0.693359375)
-_LEAST = -87.0  # Of arguments: its exponential is near the least normal number.
+_LEAST = -87.0  # Arguments are clipped to this: exp is near the least normal number.
 
 
 def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
@@ -135,7 +135,7 @@ class _Rows:
             group = functools.partial(self._group, vectors=vectors, masked=False)
             step = vectors * self.tile.width
             slot, state = accumulate(b, slot, self.visible, step, state, group)
-        # The slots that fill no vector: as one step of a loop from there to its end.
+        # The remaining slots, fewer than a vector, are one iteration of a loop.
         left = b.icmp_signed("<", slot, self.visible)
         stop = b.select(left, b.add(slot, INT(1)), slot)
         group = functools.partial(self._group, vectors=1, masked=True)
@@ -262,7 +262,7 @@ class _Rows:
         return b.fmul(result, scale)
 
     def _mask(self, slot: ir.Value) -> ir.Value:
-        """Which numbers of a vector that begins at a slot are visible."""
+        """Mask of the visible slots in a vector of slots from `slot` on."""
         words = ir.VectorType(_WORD, self.tile.width)
         left = self.b.trunc(self.b.sub(self.visible, slot), _WORD)
         lanes = ir.Constant(words, list(range(self.tile.width)))

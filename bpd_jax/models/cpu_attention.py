@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.typing import Array, Float, Int
 
-# Shorter rows are not worth a second set of products.
+# For shorter rows a second set of products is not faster.
 _SHORTEST = 128
 
 

@@ -5,8 +5,8 @@ any case. On a CPU, XLA does so only if the result is asked for in float32; othe
 product in bfloat16 takes longer than one in float32. It is fastest where the numbers
 that are summed lie side by side in both operands (`transposed_kernels`).
 
-Decoding uses this for parameters that are stored in bfloat16; training asks for it with
-`float32_sums`, whose products have a gradient of their own: differentiating a product
+Decoding uses this for parameters that are stored in bfloat16; training enables it with
+`float32_sums`, whose products have a custom gradient: differentiating a product
 with a float32 result gives products of float32 with bfloat16, which are slow again.
 Products on any other device are not changed.
 
@@ -57,7 +57,7 @@ def on_cpu(mesh: Mesh | None) -> bool:
 
 
 def accumulator(x: Array, stored: Array) -> Any:
-    """What `preferred_element_type` of a product must be; None for the usual one.
+    """`preferred_element_type` of a product; None for the default.
 
     Args:
       x: activations.
@@ -104,7 +104,7 @@ def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
     matrix = matrix.astype(dtype)
     if wider is None:
         return jnp.einsum("...D,OD->...O", x, matrix)
-    # With more axes XLA would first write the matrix down transposed.
+    # With more axes XLA would first materialise the transposed matrix.
     rows = x.reshape(-1, x.shape[-1])
     sums = (((1,), (1,)), ((), ()))
     total = jax.lax.dot_general(rows, matrix, sums, preferred_element_type=wider)
@@ -138,8 +138,8 @@ def decoding_layout(params: Params) -> Params:
 def transposed_kernels(params: Any) -> Any:
     """A trunk's parameters in which every `kernel` `[I, O]` is transposed.
 
-    `kernel_transposed` `[O, I]` stands in its place: a product of 64 rows with it takes
-    half the time on a CPU. For decoding alone: nothing trains or saves such parameters.
+    `kernel_transposed` `[O, I]` replaces it: a product of 64 rows with it takes half
+    the time on a CPU. For decoding alone: nothing trains or saves such parameters.
     """
 
     def converted(tree: Any, name: str) -> Any:

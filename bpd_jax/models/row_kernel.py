@@ -28,7 +28,7 @@ MOST_ROWS = 48
 def tile_of_processor() -> Tile | None:
     """The tile for this processor; None if it lacks fused multiply-add, or LLVM."""
     try:
-        # Where another device multiplies, LLVM is not loaded.
+        # Imported late: other devices do not need LLVM.
         from llvmlite import binding
     except ImportError:
         return None
@@ -45,7 +45,7 @@ def tile_of_processor() -> Tile | None:
 
 
 def applies(x: Array, matrix: Array) -> bool:
-    """Whether `rows_times_matrix` can multiply them and is the faster way to.
+    """Whether `rows_times_matrix` supports these arrays and is faster than XLA.
 
     Args:
       x: `[..., K]`.

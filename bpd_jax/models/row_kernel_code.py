@@ -21,7 +21,7 @@ from bpd_jax.models.llvm_code import (
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
 _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
-_SINGLE = 1 << 16  # A matrix of fewer numbers is not shared among threads.
+_SINGLE = 1 << 16  # A matrix of fewer numbers is processed by one thread.
 
 
 def product_module(tile: Tile) -> ir.Module:
@@ -89,8 +89,8 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
 
     w = [vector_at(of) for of in w_rows]
     for line in range(lines):
-        # Arguments: to read; into the first cache, or into the second what a later
-        # tile of several needs; data.
+        # Arguments: a read; into the first-level cache, or into the second-level one
+        # if several later tiles use it; of data.
         level = 3 if lines == tile.outputs else 2
         numbers = [ir.IntType(32)(number) for number in (0, level, 1)]
         offset = b.add(b.mul(k, INT(lines)), INT(line * tile.width))

@@ -18,8 +18,8 @@ from bpd_jax.models.cpu_attention import causal_attention
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain
 from bpd_jax.typing import Array, Float, Int
 
-# Tokens of the blocks that the Pallas kernel works on; the last is what a row is
-# filled up to a multiple of.
+# Block sizes of the Pallas kernel, in tokens; rows are padded to a multiple of the
+# last one.
 _BLOCKS = (512, 256, 128)
 
 
@@ -61,7 +61,7 @@ def chosen(
     shape: tuple[int, ...],
     mesh: Mesh | None = None,
 ) -> str:
-    """What `auto` stands for: `xla`, `cudnn` or `pallas`; other names are themselves.
+    """Resolves `auto` to an implementation: `xla`, `cudnn` or `pallas`.
 
     Args:
       implementation: see `ComputeConfig.attention`.
@@ -83,7 +83,7 @@ def chosen(
         return implementation
     if _device(mesh).platform == "tpu":
         return "pallas"
-    # On a GPU that lacks cuDNN's flash attention too, `auto` is plain XLA.
+    # Also on a GPU without cuDNN's flash attention, `auto` is plain XLA.
     return "xla" if _cudnn_obstacle(dtype, shape, mesh) else "cudnn"
 
 
@@ -151,7 +151,7 @@ def _pallas(
     num_heads, kv_heads = queries.shape[2], keys.shape[2]
     spec = _spec(num_heads, num_heads, mesh)
     if spec != _spec(num_heads, kv_heads, mesh):
-        # Fewer key-value heads than parts: every query head gets a copy of its own.
+        # Fewer key-value heads than shards: every query head gets its own copy.
         keys, values = (
             jnp.repeat(x, num_heads // kv_heads, axis=2) for x in (keys, values)
         )
@@ -172,11 +172,11 @@ def _splash(
     *,
     interpret: bool,
 ) -> Float[Array, "B T N H"]:
-    # Imported here: it takes a second, which decoding should not wait for.
+    # Imported late: the import takes a second, and decoding does not need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     length, num_heads, width = queries.shape[1:]
-    # Later tokens are not seen, so what fills a row up changes nothing before it.
+    # Attention is causal, so padding at the end of a row does not affect its tokens.
     missing = -length % _BLOCKS[-1]
     total = length + missing
     block = next(size for size in _BLOCKS if total % size == 0)
@@ -223,5 +223,5 @@ def _spec(num_heads: int, kv_heads: int, mesh: Mesh | None) -> PartitionSpec:
 
 
 def _device(mesh: Mesh | None) -> jax.Device:
-    """One of the devices; they are all alike."""
+    """The first device; all are of the same kind."""
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]

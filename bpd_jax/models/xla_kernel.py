@@ -5,8 +5,8 @@ XLA calls them through its foreign function interface, whose structs are declare
 machines of 64 bits. XLA promises to support this version of the interface for a year
 after the next one.
 
-The work of a call is split into chunks. The threads of XLA claim one after another, the
-calling thread too: it never waits for a thread that has not begun.
+The work of a call is split into chunks. The threads of XLA and the calling thread claim
+one chunk after another; the calling thread never waits for a thread that has not begun.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _NULL = ir.Constant(POINTER, None)
 # Functions in XLA_FFI_Api.
 _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
-# The state of a call that several threads work on: these, then the values of the call,
+# Fields of the state of a call that threads share, followed by the values of the call;
 # 8 bytes each.
 _FIELDS = ("next", "done", "users", "chunks")
 
@@ -38,9 +38,9 @@ class Split(NamedTuple):
     """The work of one call.
 
     Attributes:
-      values: what every chunk needs: pointers and integers of 64 bits.
-      chunks: how many chunks there are.
-      alone: whether the calling thread does all of it.
+      values: inputs of every chunk: pointers and integers of 64 bits.
+      chunks: number of chunks.
+      alone: whether the calling thread processes all chunks.
     """
 
     values: Sequence[ir.Value]
@@ -98,7 +98,7 @@ def kernel_module(
     b = ir.IRBuilder(function.append_basic_block("entry"))
     extension = _at(b, frame, 8, POINTER)
     with b.if_then(b.icmp_unsigned("!=", extension, _NULL)):
-        # XLA asks which version of the interface this is (0.3), and for its traits.
+        # XLA queries the version of the interface (0.3) and the traits of the kernel.
         metadata = _at(b, extension, 24, POINTER)
         for offset, number in ((24, 0), (28, 3), (32, 0)):
             _put(b, metadata, offset, ir.IntType(32)(number))
@@ -152,7 +152,7 @@ def _field(b: ir.IRBuilder, state: ir.Value, name: str) -> ir.Value:
 
 
 def _add_work(module: ir.Module, chunk: ir.Function) -> ir.Function:
-    """What every thread does: claims chunks until none is left, then leaves the state.
+    """Worker loop of a thread: claims chunks until none is left, then leaves the state.
 
     The last thread that leaves frees it. Argument: the state.
     """
@@ -182,7 +182,7 @@ def _add_work(module: ir.Module, chunk: ir.Function) -> ir.Function:
 
 
 def _leave(b: ir.IRBuilder, state: ir.Value, free: ir.Function) -> None:
-    """Gives one use of the state back; the last one frees it."""
+    """Releases one reference to the state; the last one frees it."""
     users = b.atomic_rmw("sub", _field(b, state, "users"), INT(1), "acq_rel")
     with b.if_then(b.icmp_signed("==", users, INT(1))):
         b.call(free, [state])
@@ -218,7 +218,7 @@ def _share(
     most = b.sub(chunks, INT(1))
     helpers = b.select(b.icmp_signed("<", helpers, most), helpers, most)
     state = b.call(malloc, [INT(8 * (len(_FIELDS) + len(values)))])
-    # This thread uses it twice: for its work, and to wait for the others.
+    # This thread holds two references: for its work, and to wait for the others.
     users = b.add(helpers, INT(2))
     for i, value in enumerate([INT(0), INT(0), users, chunks, *values]):
         _put(b, state, 8 * i, value)

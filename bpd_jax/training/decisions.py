@@ -1,4 +1,4 @@
-"""What a run decides from its evaluations: best checkpoint, early stop, schedule."""
+"""Best checkpoint, early stopping and head schedule, from the evaluations of a run."""
 
 import dataclasses
 import math
@@ -153,7 +153,7 @@ class Decisions:
         return self.selection.step, self.is_over
 
     def to_json(self) -> dict[str, Any]:
-        """What `restore` reads."""
+        """The state as JSON, for `restore`."""
         return {
             _SELECTION: self.selection.to_json(),
             _HEAD_SCHEDULE: self.schedule_state,

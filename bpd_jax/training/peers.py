@@ -38,8 +38,8 @@ _entries = itertools.count()
 
 # Seconds in which a process may end with the same error as another one.
 _SAME_ERROR = 10
-# Seconds after which this process has learnt why a collective operation failed, and in
-# which others end after a message.
+# Seconds after which this process knows why a collective operation failed, and in which
+# others end after a message.
 _NOTICE = 5
 # Seconds in which all processes connect, and in which one of them identifies itself.
 _CONNECT_TIMEOUT, _GREETING_TIMEOUT = 30, 2
@@ -132,7 +132,7 @@ class _Peers:
             thread.start()
 
     def leave(self, kind: bytes, status: int = 1) -> None:
-        """Tells the others how this process ends.
+        """Notifies the others how this process ends.
 
         Args:
           kind: kind of message.
@@ -182,7 +182,7 @@ class _Peers:
             self._wait(_NOTICE)
         if not self._end.acquire(blocking=False):
             return  # The thread that trains reports it.
-        # It ends even if nobody reads its output, or if the disk of its log is full.
+        # It ends even if its output is not read, or the disk of its log is full.
         with contextlib.suppress(OSError, ValueError):
             if progress.is_writable(sys.stderr):
                 os.write(2, f"\nerror: {self.message}\n".encode())
