@@ -26,7 +26,8 @@ from bpd_jax.decoding.generate import (
     generate,
     stream,
 )
-from bpd_jax.decoding.methods import Method, describe_methods, parse_method
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.methods_help import describe_methods
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult

@@ -1,9 +1,12 @@
 """Aliases: the names that the paper and Medusa give to compositions of parts."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from bpd_jax.drafting.parts import Part, SearchPart, short_text
 from bpd_jax.errors import UserError
+from bpd_jax.settings import fields_of
 
 AUTO = "auto"
 
@@ -15,6 +18,7 @@ _SEARCHES = {
     "best": "tree",
     "static": "static",
 }
+_SEARCH_VALUES = {search: value for value, search in _SEARCHES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,18 +146,70 @@ def expand(text: str) -> tuple[AliasUse, str]:
                 f"{text!r}: {key} changes nothing for trees, which always normalise "
                 "scores, and for greedy walks: leave it out."
             )
-        if key in ("alpha", "slope", "adaptive", "mode"):
-            at = -2  # The last refiner.
-        elif key == "normalise" or (key == "order" and slash):
-            at = -1
-        else:
-            at = 1 if key == "beta" else 0
-        pieces[at] += f":{'alpha' if key == 'beta' else key}={value}"
+        at, setting = _place(key, bool(slash))
+        pieces[at] += f":{setting}={value}"
     composed = "+".join(pieces[:-1]) + slash + pieces[-1]
     if "lookup" in values:
         composed += f"+lookup:{values['lookup']}"
     settings = tuple((key, _typed(value)) for key, value in values.items())
     return AliasUse(name, number, settings), composed
+
+
+def _place(key: str, has_search: bool) -> tuple[int, str]:
+    """The index of the part that a setting belongs to, and its name there.
+
+    The parts are the source, the refiners, and the search, which may be missing.
+    """
+    if key in ("alpha", "slope", "adaptive", "mode"):
+        return -2, key  # The last refiner.
+    if key == "normalise" or (key == "order" and has_search):
+        return -1, key
+    return (1, "alpha") if key == "beta" else (0, key)
+
+
+def possible_uses(
+    parts: Sequence[Part], search: SearchPart | None, lookup: Part | None
+) -> list[str]:
+    """The uses of aliases that may be equal to a composition, the shortest first.
+
+    This is the inverse of `expand`, except that the composition may have settings that
+    the alias lacks: parse a use to find out whether it is equal.
+
+    Args:
+      parts: source and refiners.
+      search: the search, if there is one.
+      lookup: prompt lookup after another source, if there is one.
+    """
+    uses = []
+    for name, alias in ALIASES.items():
+        before, slash, after = alias.composed.partition("/")
+        names = [word.partition(":")[0] for word in before.split("+")]
+        if names != [part.name for part in parts] or bool(slash) != bool(search):
+            continue
+        counted = parts[0] if search is None or "N" in before else search
+        number = getattr(counted, counted.number_setting, 1)
+        values: dict[str, Any] = {}
+        if search is not None:
+            if search.name != after.partition(":")[0]:
+                values["search"] = _SEARCH_VALUES.get(search.name)
+            drafts = search.drafts
+            if search.name == "tree":
+                drafts = (getattr(search, search.number_setting) - 1) // number
+            if "drafts" in alias.settings and drafts > 1:
+                values["drafts"] = drafts
+        pieces = [*parts, search]
+        for key in alias.settings:
+            at, setting = _place(key, bool(slash))
+            field = fields_of(pieces[at]).get(setting) if pieces[at] else None
+            if field and (value := getattr(pieces[at], setting)) != field.default:
+                values[key] = value
+        if lookup is not None:
+            values["lookup"] = getattr(lookup, lookup.number_setting)
+        words = [name] if alias.default is None else [name, str(number)]
+        words += [f"{key}={short_text(value)}" for key, value in values.items()]
+        if values.keys() <= {*alias.settings}:
+            uses.append(":".join(words))
+    return sorted(uses, key=lambda use: use.count("="))
 
 
 def _search_of(

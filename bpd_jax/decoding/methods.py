@@ -15,9 +15,10 @@ the paper and of Medusa are aliases (`bpd_jax.decoding.aliases`): `ngram:16` is
 
 import dataclasses
 import difflib
+import functools
 from typing import Any
 
-from bpd_jax.decoding.aliases import ALIASES, AUTO, AliasUse, expand
+from bpd_jax.decoding.aliases import ALIASES, AUTO, AliasUse, expand, possible_uses
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import (
     NODES,
@@ -69,11 +70,38 @@ class Method:
         """The name on the command line."""
         return self.composed if self.alias is None else self.alias.text
 
+    @functools.cached_property
+    def known_as(self) -> AliasUse | None:
+        """The alias that it was parsed from, or one that is equal to the composition.
+
+        >>> parse_method("heads:k=8+ngram/best:16").known_as.text
+        'ngram:16:k=8'
+        """
+        if self.alias is not None or self.source is None:
+            return self.alias
+        uses = possible_uses((self.source, *self.refiners), self.search, self.lookup)
+        for use in uses:
+            try:
+                method = parse_method(use)
+            except UserError:  # The alias does not take this value of a setting.
+                continue
+            if method == self:
+                return method.alias
+        return None
+
+    @property
+    def common_name(self) -> str:
+        """The name as an alias where there is one, so that equal methods share it."""
+        return self.composed if self.known_as is None else self.known_as.text
+
     @property
     def kind(self) -> str:
-        """The name of the alias, or the names of source, refiners and search."""
-        if self.alias is not None:
-            return self.alias.name
+        """The name of the alias, or the names of source, refiners and search.
+
+        An alias and the composition that it stands for are of the same kind.
+        """
+        if self.known_as is not None:
+            return self.known_as.name
         if self.source is None:
             return AUTO
         text = "+".join(part.name for part in (self.source, *self.refiners))
@@ -115,8 +143,8 @@ class Method:
     @property
     def settings(self) -> list[tuple[str, Any]]:
         """Settings without the number, with the names of the alias or of the parts."""
-        if self.alias is not None:
-            return list(self.alias.settings)
+        if self.known_as is not None:
+            return list(self.known_as.settings)
         return [
             (name, value)
             for part in self.all_parts
@@ -130,7 +158,7 @@ class Method:
 
         `lookup` is the number of draft tokens of prompt lookup.
         """
-        alias_settings = dict(() if self.alias is None else self.alias.settings)
+        alias_settings = dict(() if self.known_as is None else self.known_as.settings)
         if name in alias_settings:
             return alias_settings[name]
         if name == "lookup":
@@ -164,16 +192,18 @@ class Method:
         Raises:
           UserError: there is no such setting, or the value is invalid.
         """
-        if self.alias is not None:
-            return parse_method(f"{self.alias.without(name).text}:{name}={value}")
+        alias = self.known_as
+        if alias and (self.alias or name in ALIASES[alias.name].settings):
+            changed = parse_method(f"{alias.without(name).text}:{name}={value}")
+            return changed if self.alias else dataclasses.replace(changed, alias=None)
         owner = next((p for p in self.all_parts if name in fields_of(p)), None)
         if owner is not None:
-            changed: Any = dataclasses.replace(owner, **{name: value})
+            new: Any = dataclasses.replace(owner, **{name: value})
             return dataclasses.replace(
                 self,
-                source=changed if owner is self.source else self.source,
-                refiners=tuple(changed if p is owner else p for p in self.refiners),
-                search=changed if owner is self.search else self.search,
+                source=new if owner is self.source else self.source,
+                refiners=tuple(new if p is owner else p for p in self.refiners),
+                search=new if owner is self.search else self.search,
             )
         raise UserError(f"{self.name} has no setting {name!r}.")
 
@@ -191,12 +221,35 @@ class Method:
             return self
         part: Any = parts(SourcePart)[name]
         source = part(**{part.number_setting: heads.heads, "k": heads.k})
-        return dataclasses.replace(self, source=source)
+        # It is known by the same alias.
+        return dataclasses.replace(self, source=source, alias=self.known_as)
+
+    @property
+    def source_name(self) -> str:
+        """The name of the source, or ""."""
+        return "" if self.source is None else self.source.name
+
+    @property
+    def refiner_names(self) -> tuple[str, ...]:
+        """The names of the refiners."""
+        return tuple(part.name for part in self.refiners)
 
     @property
     def search_name(self) -> str:
         """The name of the search, or ""."""
         return "" if self.search is None else self.search.name
+
+    @property
+    def has_exact_search(self) -> bool:
+        """Whether the search `best` finds the best paths under its scores exactly."""
+        offers = isinstance(self.source, SourcePart) and self.source.offers_lattice
+        return offers and all(part.is_finite for part in self.refiners)
+
+    @property
+    def with_default_count(self) -> "Method":
+        """The method with the default number of drafts, nodes or draft tokens."""
+        part = self._counted_part
+        return self if part is None else self.without(part.number_setting)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -232,7 +285,6 @@ class Method:
         """
         if self.source is None:
             return "Automatic"
-        alias = self.alias
         words = self._words(order)
         engine = getattr(self.search, "engine", "auto")
         words += "" if engine == "auto" else f" ({engine})"
@@ -246,7 +298,7 @@ class Method:
             if name not in hidden
         ]
         words += f" ({', '.join(extra)})" if extra else ""
-        if self.lookup is None or alias is not None:
+        if self.lookup is None or self.known_as is not None:
             return words
         lookup = self.lookup.label(order)
         return f"{words}, with {lookup[0].lower()}{lookup[1:]}"
@@ -428,33 +480,3 @@ def _role_of(name: str) -> str:
     if name in parts(SearchPart):
         return f"a search, as in heads+ngram/{name}"
     return "a source" if name in parts() else ""
-
-
-def describe_methods() -> str:
-    """The text of `--method=help`: parts with their settings, and aliases."""
-    lines = [
-        "METHOD = SOURCE[+REFINER …][/SEARCH][+lookup:T], or an alias. A part is NAME,",
-        "NAME:NUMBER, either with :SETTING=VALUE, as in heads+ngram:alpha=0.5/best:16.",
-    ]
-    groups: list[tuple[str, tuple[type[Part], ...]]] = [
-        ("sources", (SourcePart, StandalonePart)),
-        ("refiners", (RefinerPart,)),
-        ("searches", (SearchPart,)),
-    ]
-    for title, kinds in groups:
-        lines += ["", title]
-        for kind in kinds:
-            for name, part in parts(kind).items():
-                lines.append(f"  {name:<18}{part.help} [{part.reference}]")
-                for field in fields_of(part).values():
-                    text = field.metadata["help"]
-                    if field.name == part.number_setting:
-                        text += " (the number)"
-                    if field.default is not None and "default" not in text:
-                        text += f"; default {short_text(field.default)}"
-                    lines.append(f"      {field.name:<14}{text}")
-    lines += ["", "aliases"]
-    for name, alias in ALIASES.items():
-        lines.append(f"  {name:<18}{alias.composed}")
-    lines.append(f"  {AUTO:<18}the fastest method on this device, by measurement")
-    return "\n".join(lines)

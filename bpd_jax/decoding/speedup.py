@@ -31,7 +31,7 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import laid_out
-from bpd_jax.drafting.assets import SmallModel
+from bpd_jax.drafting.assets import REFINERS, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
@@ -297,7 +297,7 @@ def candidate_methods(
                     for nodes in (16, 32)
                 ]
             names += ["ngram:4:k=4", "ngram:1:alpha=0.5:slope=0.1"]
-        for kind in ("markov", "recurrent", "hydra"):
+        for kind in REFINERS:
             if getattr(decoder.assets, kind) is not None:
                 names += [f"{kind}:1", f"{kind}:4"]
         if is_usable(decoder.assets.rescorer):

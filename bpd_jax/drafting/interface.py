@@ -239,6 +239,8 @@ class Source(abc.ABC):
       block_size: L, tokens of a path, including the certain token.
       width: W, number of candidates after every path.
       offers_lattice: whether `lattice` is not None.
+      is_block_drafter: whether a block drafter provides the candidates; its own Markov
+        head then refines them.
       feature_layers: see `Drafter.feature_layers`.
       arrays: arrays on the device, or None; passed to the other methods.
     """
@@ -246,6 +248,7 @@ class Source(abc.ABC):
     block_size: int
     width: int
     offers_lattice: bool = False
+    is_block_drafter: bool = False
     feature_layers: tuple[int, ...] = ()
     arrays: PyTree = None
 

@@ -169,6 +169,11 @@ class RefinerPart(Part, abc.ABC):
         """`finite`, unless it depends on the settings."""
         return self.finite
 
+    def host_weight(self, context: BuildContext) -> tuple[float, float] | None:
+        """α and its slope for engines on the host; None if they lack this refiner."""
+        del context
+        return None
+
     @abc.abstractmethod
     def build(self, context: BuildContext, source: Source) -> Refiner | FiniteRefiner:
         """Builds the refiner."""

@@ -2,7 +2,8 @@ import pytest
 
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import describe_methods, parse_method
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.methods_help import describe_methods
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
@@ -65,6 +66,63 @@ def test_aliases(text, composed, label):
     assert method == parse_method(composed)
     assert parse_method(composed).name == composed
     assert method.label(3).startswith(label)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *ALIASES,
+        "bpd:heads=2",
+        "ngram:4:k=8:heads=3:alpha=1:slope=0.25",
+        "ngram:32:search=best:adaptive=1:lookup=8",
+        "ngram:16:search=beam:normalise=0",
+        "ngram:1:search=greedy",
+        "ngram_device:3:normalise=1",
+        "neural:2:mode=parallel",
+        "neural_ngram:2:alpha=0.7:beta=0.3",
+        "medusa_neural:8:order=block",
+        "hydra:6:search=best",
+        "prompt_lookup:4:match=2",
+        "lookahead:4:order=3:guesses=2",
+        "draft_model:3:search=beam:drafts=2",
+        "draft_model:3:search=best:drafts=2",
+        "oracle:k=2",
+    ],
+)
+def test_a_composition_is_known_by_its_alias(text):
+    method = parse_method(text)
+    composed = parse_method(method.composed)
+    assert composed.known_as == method.alias
+    assert composed.common_name == method.name
+    for name in ("kind", "settings", "count", "counts", "needs", "has_exact_search"):
+        assert getattr(composed, name) == getattr(method, name)
+    assert composed.label(3) == method.label(3)
+    labels = {each.with_source("block").label(3) for each in (method, composed)}
+    assert len(labels) == 1
+    for name in ("k", "heads", "alpha", "beta", "search", "lookup", "normalise"):
+        assert composed.setting(name) == method.setting(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "block+ngram/best:4",
+        "heads+markov+ngram/tree:32",
+        "heads+ngram/tree:8:min_prob=0.05",
+        "heads+ngram/tree:8+lookup:8:match=2",
+    ],
+)
+def test_other_compositions_have_no_alias(text):
+    method = parse_method(text)
+    assert method.known_as is None
+    assert method.common_name == text
+
+
+def test_settings_of_compositions_are_changed_as_those_of_aliases():
+    method = parse_method("heads+ngram+neural/best:2").with_setting("alpha", 0.5)
+    assert method.name == "heads+ngram+neural:alpha=0.5/best:2"
+    engine = parse_method("heads+ngram/best:2").with_setting("engine", "fst")
+    assert engine.name == "heads+ngram/best:2:engine=fst"
 
 
 @pytest.mark.parametrize("text", ["heads+markov+ngram:alpha=0.5/tree:32+lookup:8"])

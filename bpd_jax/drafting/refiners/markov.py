@@ -21,7 +21,6 @@ from bpd_jax.drafting.refiners.weights import (
     Weight,
     WeightedParams,
 )
-from bpd_jax.drafting.sources.block import BlockSource
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.settings import setting
@@ -75,7 +74,7 @@ class Markov(RefinerPart):
     def build(self, context: BuildContext, source: Source) -> MarkovRefiner:
         """Builds the refiner, from the Markov head of a block drafter if it has one."""
         drafter = context.assets.drafter
-        if isinstance(source, BlockSource) and drafter and drafter.markov is not None:
+        if source.is_block_drafter and drafter and drafter.markov is not None:
             params = drafter.markov
         else:
             refiner: LoadedRefiner = context.need(self.name)

@@ -163,12 +163,16 @@ class NGram(RefinerPart):
         """Builds the refiner; methods with the same model share its table."""
         del source
         model: NGramModel = context.need("ngram")
-        alpha = self.weight(context)
+        alpha = self._alpha(context)
         table = context.share("ngram table", lambda: device_table(model))
         arrays = NGramRefinerArrays(table, Weight.of(alpha, self.slope))
         return NGramRefiner(arrays, max(model.order - 2, 0), bool(self.adaptive))
 
-    def weight(self, context: BuildContext) -> float:
+    def host_weight(self, context: BuildContext) -> tuple[float, float] | None:
+        """α and its slope, unless the model is adaptive."""
+        return None if self.adaptive else (self._alpha(context), self.slope)
+
+    def _alpha(self, context: BuildContext) -> float:
         """α, by default that of the decoder."""
         return context.alpha if self.alpha is None else self.alpha
 

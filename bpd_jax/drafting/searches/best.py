@@ -21,7 +21,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
 from bpd_jax.drafting.refiners.ngram import (
-    NGram,
     NGramInputs,
     NGramRefiner,
     NGramRefinerArrays,
@@ -155,14 +154,15 @@ class Best(GrowingPart):
         self, context: BuildContext, refiners: tuple[RefinerPart, ...]
     ) -> HostEngine | None:
         """The engine on the host, if there is one; all methods share its tables."""
-        ngram = refiners[0] if len(refiners) == 1 else None
-        alone = isinstance(ngram, NGram) and not ngram.adaptive and not self.normalise
+        weight = None
+        if len(refiners) == 1 and not self.normalise:
+            weight = refiners[0].host_weight(context)
         engine = self.engine
         if engine == AUTO:
-            engine = default_engine() if alone else DEVICE
+            engine = DEVICE if weight is None else default_engine()
         if engine == DEVICE:
             return None
-        if not alone or not isinstance(ngram, NGram):
+        if weight is None:
             raise UserError(
                 f"{context.method}: engine={engine} supports a single n-gram model, "
                 "not adaptive; use engine=device, or omit it."
@@ -179,7 +179,7 @@ class Best(GrowingPart):
             return FstEngine(model)
 
         host: HostEngine = context.share(engine, create)
-        return host.with_weight(ngram.weight(context), ngram.slope)
+        return host.with_weight(*weight)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Builds the search."""

@@ -40,6 +40,8 @@ class BlockSource(LatticeSource):
     feature_layers: tuple[int, ...] = dataclasses.field()
     arrays: Params = dataclasses.field(compare=False)
 
+    is_block_drafter = True
+
     def remember(self, arrays: Params, prompts: Prompts) -> PyTree:
         """Reads the prompts."""
         length = prompts.tokens.shape[1]
