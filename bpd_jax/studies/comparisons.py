@@ -12,6 +12,7 @@ from bpd_jax.evaluation.significance import efficiency_test, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.printed import Numbers
+from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import (
@@ -92,7 +93,7 @@ def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
             tested = {
                 name: efficiency_test(*drafts.sums, *base.sums)
                 for name, (drafts, base) in pairs.items()
-                if drafts and not name.startswith("oracle")
+                if drafts and not method_of(name).is_oracle
             }
             p_values = dict(zip(tested, holm([*tested.values()]), strict=True))
             paper_base = run.printed(numbers, BPD, task)
@@ -123,7 +124,7 @@ def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
 def headroom_table(run: StudyRun) -> list[Table]:
     """Share of the oracle's headroom taken; an empty list without an oracle."""
     oracle, names = run.oracle, run.contenders
-    others = [name for name in names if name != BPD and not name.startswith("oracle")]
+    others = [n for n in names if n != BPD and not method_of(n).is_oracle]
     if oracle is None or not others:
         return []
 

@@ -99,7 +99,7 @@ def _contenders_by_heads(
     numbers = {}
     for name in run.contenders:
         method = method_of(name)
-        if method.kind == BPD and set(dict(method.settings)) <= {"heads"}:
+        if method.without("heads") == method_of(BPD):
             numbers[method.setting("heads") or longest] = name
     return {heads: numbers[heads] for heads in sorted(numbers) if heads <= longest}
 

@@ -15,9 +15,10 @@ from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
-from bpd_jax.studies.refinements import BPD, MEDUSA, REFINES, method_of
+from bpd_jax.studies.refinements import is_refined, method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
+from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import Call, ExplorerRecord, Trace
 from bpd_jax.studies.tables import ALL, Judgement, by_row, counted, finding, table
 
@@ -28,8 +29,6 @@ _ROWS = 5
 _TAIL = 160
 
 ORACLE = "oracle"
-# Kinds whose drafts are paths through the heads' lattice.
-_IN_LATTICE = {BPD, "zero_gram", MEDUSA, *REFINES}
 
 
 class BlockExample(NamedTuple):
@@ -89,7 +88,7 @@ def refined_contender(records: Sequence[ExplorerRecord]) -> str | None:
     calls: dict[str, int] = {}
     for name in dict.fromkeys(t.contender for record in records for t in record.traces):
         traces = [t for record in records for t in record.traces if t.contender == name]
-        if method_of(name).kind in REFINES and len(traces) == len(records):
+        if is_refined(method_of(name)) and len(traces) == len(records):
             calls[name] = sum(len(trace.calls) for trace in traces)
     return min(calls, key=calls.__getitem__, default=None)
 
@@ -247,7 +246,8 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
         for trace in record.traces:
             method = method_of(trace.contender)
             shared = [call for call in trace.calls if call.at in bounds]
-            if method.kind in _IN_LATTICE and not method.lookup and shared:
+            same_source = method.source_name == method_of(ORACLE).source_name
+            if method.within_lattice and same_source and shared:
                 margins += [bounds[call.at] - call.accepted for call in shared]
                 contenders.add(trace.contender)
     if not margins:

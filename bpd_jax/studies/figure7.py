@@ -2,22 +2,24 @@
 
 import itertools
 
+from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import LINES, Chart, Finding, line_of
 from bpd_jax.studies.comparisons import efficiency_table, headroom_table
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import parse_contender
 from bpd_jax.studies.tables import ALL
 
 
 def _families(run: StudyRun) -> list[list[str]]:
     """Groups of contenders that differ only in p, each in the order of p."""
-    families: dict[str, list[str]] = {}
+    families: dict[tuple[Method, str | None], list[str]] = {}
     for name in run.contenders:
-        method = method_of(name)
-        if method.counts:
-            base = name.replace(f"{method.kind}:{method.count}", method.kind, 1)
-            families.setdefault(base, []).append(name)
+        contender = parse_contender(name)
+        if contender.method.counts:
+            family = contender.method.with_default_count, contender.assets
+            families.setdefault(family, []).append(name)
     return [sorted(names, key=_drafts) for names in families.values()]
 
 

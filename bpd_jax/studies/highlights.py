@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
 from bpd_jax.reporting.page import KeyFigure
+from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study_config import BPD
 
@@ -76,7 +78,7 @@ def _best(run: StudyRun, texts: int) -> tuple[str, ContenderDrafts]:
     drafts = {
         name: run.paired([name, BPD])[0]
         for name in run.contenders
-        if name != BPD and not name.startswith(("oracle", "greedy"))
+        if name != BPD and not method_of(name).is_oracle and method_of(name) != GREEDY
     }
     complete = [pair for pair in drafts.items() if len(pair[1]) == texts]
     return max(

@@ -1,25 +1,19 @@
-"""Pairs of contenders with and without refinement."""
+"""Groups of decoding methods by their parts, and pairs with and without refinement.
+
+Studies decide by the parts of a method and not by its name, because an alias and a
+composition may be equal.
+"""
 
 from collections.abc import Sequence
 
 from bpd_jax.decoding.methods import Method
-from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.drafting.assets import REFINERS
+from bpd_jax.drafting.parts import NODES
+from bpd_jax.studies.study_config import parse_contender
 
-MEDUSA = "medusa"
-
-REFINES = {
-    "ngram": BPD,
-    "ngram_device": BPD,
-    "ngram_viterbi": BPD,
-    "ngram_fst": BPD,
-    "neural": BPD,
-    "neural_ngram": BPD,
-    "markov": BPD,
-    "recurrent": BPD,
-    "medusa_ngram": MEDUSA,
-    "medusa_neural": MEDUSA,
-}
-"""Kinds of methods that refine drafts, with the kind of the unrefined method."""
+_TRAINED_ASSETS = {"rescorer", *REFINERS}
+# Settings that a method and its counterpart without refinement have in common.
+_SHARED = ("heads", "lookup")
 
 
 def method_of(contender: str) -> Method:
@@ -29,6 +23,35 @@ def method_of(contender: str) -> Method:
     'ngram:16'
     """
     return parse_contender(contender).method
+
+
+def of_heads(method: Method, *refiners: str) -> bool:
+    """Whether it drafts from the block heads with exactly these refiners.
+
+    >>> of_heads(method_of("medusa_ngram:8"), "ngram")
+    True
+    """
+    return method.source_name == "heads" and method.refiner_names == refiners
+
+
+def is_bpd(method: Method) -> bool:
+    """Whether it drafts the best token of each block head."""
+    return of_heads(method) and method.search_name == "greedy"
+
+
+def is_refined(method: Method) -> bool:
+    """Whether it refines the drafts of the block heads."""
+    return method.source_name == "heads" and bool(method.refiners)
+
+
+def is_trained(method: Method) -> bool:
+    """Whether its scores are trained; others are counts or those of the heads."""
+    return not method.needs.isdisjoint(_TRAINED_ASSETS)
+
+
+def is_tree(method: Method) -> bool:
+    """Whether it drafts a tree with a number of nodes."""
+    return method.counts == NODES
 
 
 def unrefined(contender: str, others: Sequence[str]) -> str | None:
@@ -51,17 +74,19 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
       None if the contender does not refine, or has no counterpart.
     """
     method = method_of(contender)
+    if not is_refined(method):
+        return None
     for other in others:
         base = method_of(other)
-        if (
-            REFINES.get(method.kind) == base.kind
-            and all(base.setting(x) == method.setting(x) for x in ("heads", "lookup"))
-            and (base.kind == BPD or _tree(base) == _tree(method))
-        ):
+        if is_tree(method):
+            fits = of_heads(base) and is_tree(base) and _tree(base) == _tree(method)
+        else:
+            fits = is_bpd(base)
+        if fits and all(base.setting(x) == method.setting(x) for x in _SHARED):
             return other
     return None
 
 
 def _tree(method: Method) -> tuple[int, str, int | None]:
-    """Number of nodes, search and candidates per head of a Medusa tree."""
+    """Number of nodes, search and candidates per head of a tree."""
     return method.count, method.search_name, method.setting("k")

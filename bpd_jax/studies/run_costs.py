@@ -10,11 +10,13 @@ n-grams and SET the name of a contender's models, `""` for the model's own.
 
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.lattice import most_prefixes
+from bpd_jax.drafting.parts import DRAFTS
 from bpd_jax.drafting.refiners.neural import PARALLEL
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
+from bpd_jax.studies.refinements import method_of, of_heads
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.studies.study_config import BPD, CLASSES, parse_contender
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """Mean block efficiency over tasks and costs by context length, by contender."""
@@ -85,12 +87,17 @@ def bpd_and_best(costs: RunCosts) -> Pair | None:
     refined = [
         contender_costs
         for name, contender_costs in costs.items()
-        if name.startswith("ngram") and parse_contender(name).method.count == 16
+        if name != PLAIN and _is_16_best_ngram(method_of(name))
     ]
     if not refined or BPD not in costs:
         return None
     (before, base), (after, best) = costs[BPD], max(refined, key=lambda pair: pair[0])
     return (before, base[CONTEXTS[-1]]), (after, best[CONTEXTS[-1]])
+
+
+def _is_16_best_ngram(method: Method) -> bool:
+    is_best = method.counts == DRAFTS and method.count == 16
+    return is_best and of_heads(method, "ngram")
 
 
 def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] | None:
@@ -110,11 +117,10 @@ def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] |
     Returns:
       Zeros without a rescorer; None for methods that the formula does not cover.
     """
-    kind = method.kind
-    known = kind.startswith(("bpd", "zero_gram", "ngram", "medusa", "neural"))
-    if not known or method.setting("heads") is not None:
+    known = method.source_name == "heads" and {*method.refiner_names} <= {*CLASSES}
+    if not known or method.is_oracle or method.setting("heads") is not None:
         return None
-    if "neural" not in kind:
+    if "neural" not in method.refiner_names:
         return 0, 0
     if method.setting("mode") == PARALLEL:
         return 1, block_size - 2

@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bpd_jax.decoding.methods import NODES, Method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.comparisons import headroom_table
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import is_trained, is_tree, method_of, of_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD, parse_contender
@@ -33,22 +33,15 @@ WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
 SearchKey = tuple[str, int]
 """One of `SEARCHES`, and its number of paths or nodes."""
 HEADS_ALONE = "0-gram"
-NAMES = {
-    "zero_gram": HEADS_ALONE,
-    "medusa": HEADS_ALONE,
+_NAMES = {
     "ngram": "n-gram",
     "markov": "Markov head",
     "recurrent": "recurrent head",
     "hydra": "Hydra heads",
     "neural": "small LM",
-    "medusa_ngram": "n-gram",
-    "medusa_neural": "small LM",
 }
-"""Display names of scores by kind of method."""
-TRAINED = ("markov", "recurrent", "hydra", "neural", "medusa_neural")
-"""Kinds of methods with trained scores; other scores are counts or the heads'."""
+"""Display names of scores by refiner or source."""
 _WORDED = ("search", "adaptive", "normalise", "mode", "order")
-_WITHOUT_EXACT = ("neural", "recurrent", "hydra")
 _SOURCE_SETTINGS = ("k", "heads", "lookup")
 
 
@@ -58,11 +51,11 @@ def search_of(method: Method) -> str:
     Scores that depend on the complete draft have no exact search; a beam search is used
     for them.
     """
-    if method.counts == NODES:
+    if is_tree(method):
         return TREE if method.search_name == "tree" else STATIC
     if method.search_name == "greedy":
         return WALK
-    beam = method.search_name == "beam" or method.kind in _WITHOUT_EXACT
+    beam = method.search_name == "beam" or not method.has_exact_search
     if method.count > 1:
         return BEAM if beam else SEVERAL
     return WALK if beam else EXACT
@@ -79,10 +72,14 @@ def search_key(contender: str) -> SearchKey:
 
 
 def score_of(contender: str) -> str:
-    """The display name of the scores of a contender."""
+    """The display name of the scores of a contender.
+
+    >>> score_of("heads:3+ngram/best:16@c4_4")
+    'n-gram, c4 4, heads 3'
+    """
     parsed = parse_contender(contender)
     method = parsed.method
-    name = NAMES.get(method.kind, method.kind)
+    name = _score_name(method)
     words = [
         word
         for word, applies in (
@@ -98,6 +95,17 @@ def score_of(contender: str) -> str:
     if parsed.assets is not None:
         words.insert(0, parsed.assets.replace("_", " "))
     return f"{name}, {', '.join(words)}" if words else name
+
+
+def _score_name(method: Method) -> str:
+    if of_heads(method):
+        return HEADS_ALONE
+    named = [*method.refiner_names]
+    if method.source_name != "heads":
+        named.insert(0, method.source_name)
+    if not {*named} <= {*_NAMES}:
+        return method.kind
+    return " + ".join(_NAMES[name] for name in named)
 
 
 class _SearchData(NamedTuple):
@@ -124,7 +132,7 @@ def _prepare(run: StudyRun) -> _SearchData:
 
 
 def _compared(run: StudyRun) -> list[str]:
-    return [c for c in run.contenders if c != BPD and not c.startswith("oracle")]
+    return [c for c in run.contenders if c != BPD and not method_of(c).is_oracle]
 
 
 def _order(contender: str) -> tuple[int, int]:
@@ -210,7 +218,7 @@ def _refined(data: _SearchData) -> list[Finding]:
 def _unrefined(contender: str, others: Sequence[str]) -> str | None:
     """The contender with the same search under the heads' scores alone."""
     method = method_of(contender)
-    if NAMES.get(method.kind) == HEADS_ALONE:
+    if of_heads(method):
         return None
     search, count = search_key(contender)
     # Without refinement the greedy walk and the beam search are exact.
@@ -218,7 +226,7 @@ def _unrefined(contender: str, others: Sequence[str]) -> str | None:
     for other in others:
         base = method_of(other)
         if (
-            NAMES.get(base.kind) == HEADS_ALONE
+            of_heads(base)
             and search_key(other) == key
             and all(base.setting(x) == method.setting(x) for x in _SOURCE_SETTINGS)
         ):
@@ -236,7 +244,7 @@ def _trained(data: _SearchData) -> list[Finding]:
             name: drafts.efficiency or 0.0
             for name, drafts in zip(names, run.paired(names), strict=True)
         }
-        trained = [name for name in names if method_of(name).kind in TRAINED]
+        trained = [name for name in names if is_trained(method_of(name))]
         untrained = [name for name in names if name not in trained]
         if trained and untrained:
             best, other = (max(t, key=values.__getitem__) for t in (trained, untrained))

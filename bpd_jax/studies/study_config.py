@@ -99,7 +99,7 @@ def class_of(method: Method) -> str | None:
     >>> class_of(parse_contender("medusa_ngram:8").method)
     'ngram'
     """
-    classes = [name for name in CLASSES if name in method.kind]
+    classes = [name for name in CLASSES if name in method.refiner_names]
     return classes[0] if len(classes) == 1 else None
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+from bpd_jax.decoding.methods import Method
 from bpd_jax.reporting.exhibits import Finding
 from bpd_jax.studies.comparisons import (
     efficiency_table,
@@ -16,12 +17,12 @@ from bpd_jax.studies.study import Study
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    """Compares every kind of method with more heads and with fewer heads."""
-    families: dict[tuple[str, int], list[str]] = {}
+    """Compares every method with more heads and with fewer heads."""
+    families: dict[Method, list[str]] = {}
     for name in run.contenders:
         method = method_of(name)
         if not method.is_oracle:
-            families.setdefault((method.kind, method.count), []).append(name)
+            families.setdefault(method.without("heads"), []).append(name)
     return [
         never_below(
             run,

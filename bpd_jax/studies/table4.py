@@ -1,5 +1,6 @@
 """Tables 4 and 9: block efficiency of all refinements on all tasks."""
 
+from bpd_jax.drafting.parts import DRAFTS
 from bpd_jax.reporting.exhibits import Finding
 from bpd_jax.studies.comparisons import (
     efficiency_table,
@@ -9,15 +10,15 @@ from bpd_jax.studies.comparisons import (
     weak_gain_most,
 )
 from bpd_jax.studies.printed import TABLE4
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import method_of, of_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
-from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_config import BPD, parse_contender
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    zero, several = (_several_drafts(run, kind) for kind in ("zero_gram", "ngram"))
-    single = several.replace(f":{method_of(several or BPD).count}", ":1", 1)
+    zero, several = _several_drafts(run), _several_drafts(run, "ngram")
+    single = _single_draft(run, several)
     chosen = f" ({run.label(several)})" if several else ""
     base, refined = run.by_task(BPD), run.by_task(several)
     statement = "The p best 0-gram drafts yield at least as many tokens as BPD."
@@ -33,15 +34,28 @@ def _findings(run: StudyRun) -> list[Finding]:
     return findings + _oracle_bound(run)
 
 
-def _several_drafts(run: StudyRun, kind: str) -> str:
+def _several_drafts(run: StudyRun, *refiners: str) -> str:
     """A contender with several drafts, preferably one that the paper has too; or ""."""
     names = [
         name
         for name in run.contenders
-        if method_of(name).kind == kind and method_of(name).count > 1
+        if of_heads(method_of(name), *refiners)
+        and method_of(name).counts == DRAFTS
+        and method_of(name).count > 1
     ]
     printed = run.facts.get("printed", {})
     return next((name for name in names if name in printed), [*names, ""][0])
+
+
+def _single_draft(run: StudyRun, contender: str) -> str:
+    """The contender that differs from another one in having a single draft; or ""."""
+    if not contender:
+        return ""
+    parsed = parse_contender(contender)
+    others = map(parse_contender, run.contenders)
+    single = (parsed.method.with_default_count, parsed.assets)
+    names = [o.name for o in others if (o.method, o.assets) == single]
+    return next(iter(names), "")
 
 
 def _oracle_bound(run: StudyRun) -> list[Finding]:

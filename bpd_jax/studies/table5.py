@@ -24,7 +24,7 @@ from bpd_jax.reporting.exhibits import (
 )
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import printed_trend
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import method_of, of_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
@@ -151,7 +151,7 @@ def _table(contender: _Comparisons) -> Table:
     """A table with a row per task, and one for all tasks together."""
     method = method_of(contender.contender)
     # The paper's table is about local neural rescoring.
-    like_paper = method.kind == "neural" and method.count == 1
+    like_paper = of_heads(method, "neural") and method.count == 1
     measured = [task for task, counts in contender.counts.items() if len(counts)]
     corrected = holm([sign_flip_test(contender.margins(task)) for task in measured])
     p_values = dict(zip(measured, corrected, strict=True))

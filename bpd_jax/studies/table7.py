@@ -16,10 +16,10 @@ IN_DOMAIN, GENERAL = "in_domain", "general"
 
 
 def _notes(run: StudyRun) -> list[str]:
-    kinds = {parse_contender(name).method.kind for name in run.contenders}
+    methods = [parse_contender(name).method for name in run.contenders]
     notes = [
         "The rescorer of a task is the general one, finetuned on the task's texts."
-        if "neural" in kinds
+        if any("neural" in method.refiner_names for method in methods)
         else "Only the n-gram half of the paper's table is measured: no contender has "
         "a small language model trained on a task's texts."
     ]

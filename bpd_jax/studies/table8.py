@@ -113,7 +113,7 @@ def _prepare(run: StudyRun) -> list[_Family]:
         contender = parse_contender(name)
         alpha = contender.method.setting("alpha")
         if alpha is not None:
-            rest = contender.method.without("alpha").name
+            rest = contender.method.without("alpha").common_name
             suffix = "" if contender.assets is None else f"@{contender.assets}"
             members.setdefault(f"{rest}{suffix}", {})[alpha] = name
     families: list[_Family] = []
@@ -121,7 +121,7 @@ def _prepare(run: StudyRun) -> list[_Family]:
         family = dict(sorted(unsorted.items()))
         if len(family) < 2:
             continue
-        kind = "neural" if "neural" in method_of(rest).kind else "ngram"
+        kind = "neural" if "neural" in method_of(rest).refiner_names else "ngram"
         families.append(
             _Family(
                 run,

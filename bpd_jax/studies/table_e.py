@@ -1,8 +1,10 @@
 """Table E of the rebuttal: block efficiency and speed-up by task and temperature."""
 
 import functools
+from collections.abc import Callable
 
 from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.searches.static import BLOCK
 from bpd_jax.evaluation.significance import FEWEST, combined_verdict
 from bpd_jax.reporting.exhibits import (
@@ -15,7 +17,7 @@ from bpd_jax.reporting.exhibits import (
     line_of,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import is_bpd, is_tree, method_of, of_heads
 from bpd_jax.studies.study import TIMING, Study
 from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import (
@@ -33,16 +35,21 @@ from bpd_jax.studies.tables import (
 from bpd_jax.studies.tasks import MT_BENCH
 from bpd_jax.studies.timings import Tasks, Timings, base_of
 
-_KINDS = {
-    "sps": "draft_model",
-    "lookahead": "lookahead",
-    "pld": "prompt_lookup",
-    "bpd": "bpd",
-    "bpd_rescored": "neural",
-    "medusa": "medusa",
-    "medusa_rescored": "medusa_neural",
+_COUNTERPARTS: dict[str, Callable[[Method], bool]] = {
+    "sps": lambda method: _sources(method) == ("draft_model",),
+    "lookahead": lambda method: _sources(method) == ("lookahead",),
+    "pld": lambda method: _sources(method) == ("lookup",),
+    "bpd": is_bpd,
+    "bpd_rescored": lambda method: of_heads(method, "neural") and not is_tree(method),
+    "medusa": lambda method: of_heads(method) and is_tree(method),
+    "medusa_rescored": lambda method: of_heads(method, "neural") and is_tree(method),
 }
-"""Rows of the printed Table E, and the corresponding kinds of methods."""
+"""Rows of the printed Table E, and whether a method is one of a row."""
+
+
+def _sources(method: Method) -> tuple[str, ...]:
+    """The names of source and refiners."""
+    return method.source_name, *method.refiner_names
 
 
 def _tables(timings: Timings) -> list[Table]:
@@ -93,7 +100,7 @@ def _printed_tables(timings: Timings) -> list[Table]:
             name
             for name in timings.contenders(0.0)
             if name != GREEDY.name
-            and method_of(name).kind == _KINDS[method]
+            and _COUNTERPARTS[method](method_of(name))
             and method_of(name).lookup is None
         ]
         # The authors refine the block before Medusa's tree (slides).

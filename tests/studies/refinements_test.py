@@ -1,6 +1,16 @@
 import pytest
 
-from bpd_jax.studies.refinements import unrefined
+from bpd_jax.decoding.methods import parse_method
+from bpd_jax.studies.refinements import (
+    is_bpd,
+    is_refined,
+    is_trained,
+    is_tree,
+    method_of,
+    unrefined,
+)
+from bpd_jax.studies.searches import score_of, search_key
+from bpd_jax.studies.study_config import class_of
 
 OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_lookup:8"]
 
@@ -44,3 +54,69 @@ LOOKUP = "medusa_ngram:8:search=best:lookup=8"
 )
 def test_counterparts_have_the_same_lookup_and_search(contender, others, base):
     assert unrefined(contender, others) == (None if base is None else others[base])
+
+
+def composed(contender):
+    """The contender with its method as a composition of parts."""
+    method, at, assets = contender.partition("@")
+    return parse_method(method).composed + at + assets
+
+
+CONTENDERS = [
+    "bpd",
+    "bpd:heads=3",
+    "zero_gram:16",
+    "zero_gram:64:search=best",
+    "ngram:1",
+    "ngram:1:search=greedy",
+    "ngram:16:heads=3@c4_4",
+    "ngram:16:search=beam:adaptive=1",
+    "ngram:64:search=best:lookup=8",
+    "ngram:2:alpha=0.5",
+    "ngram_fst:4",
+    "neural:1",
+    "neural:4:mode=parallel",
+    "neural_ngram:4:beta=0.5",
+    "markov:16:normalise=0",
+    "recurrent:4",
+    "medusa:8",
+    "medusa:8:lookup=8",
+    "medusa_ngram:8:lookup=8",
+    "medusa_neural:8:order=block",
+    "hydra:16",
+    "prompt_lookup:8",
+    "lookahead:8",
+    "draft_model:4@small",
+]
+
+
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_aliases_and_compositions_get_the_same_answers(contender):
+    other = composed(contender)
+    assert search_key(other) == search_key(contender)
+    assert score_of(other) == score_of(contender)
+    for group in (is_bpd, is_refined, is_trained, is_tree, class_of):
+        assert group(method_of(other)) == group(method_of(contender))
+    others = ["bpd", "bpd:heads=3", "medusa:8", "medusa:8:lookup=8"]
+    base = unrefined(contender, others)
+    assert unrefined(other, others) == base
+    composed_base = unrefined(contender, [*map(composed, others)])
+    assert composed_base == (None if base is None else composed(base))
+
+
+@pytest.mark.parametrize(
+    "contender, search, score",
+    [
+        ("recurrent:4", "beam of {}", "recurrent head"),
+        ("neural:4", "beam of {}", "small LM"),
+        ("neural:4:mode=parallel", "exact {}-best", "small LM, parallel"),
+        ("hydra:4", "beam of {}", "Hydra heads"),
+        ("markov:4", "exact {}-best", "Markov head"),
+        ("ngram:1", "exact 1-best", "n-gram"),
+        ("neural_ngram:1", "greedy walk", "n-gram + small LM"),
+        ("medusa_neural:8", "static tree of {}", "small LM"),
+    ],
+)
+def test_a_search_is_exact_if_the_refiners_allow_it(contender, search, score):
+    for name in (contender, composed(contender)):
+        assert (search_key(name)[0], score_of(name)) == (search, score)
