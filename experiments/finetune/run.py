@@ -24,13 +24,13 @@ import numpy as np
 from absl import flags
 
 from bpd_jax import cli, configuration, files, provenance
+from bpd_jax.api import LanguageModel
 from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
-from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
@@ -222,7 +222,8 @@ def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
 
 def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generation]:
     """Decodes prompts by plain blockwise parallel decoding."""
-    decoder = Decoder(loaded.functions, loaded.params)
+    # `bpd_jax.load` would discard the layout that the evaluation of losses requires.
+    decoder = LanguageModel.of(loaded.for_decoding()).decoder()
     options = DecodeOptions(
         max_new_tokens=MAX_NEW_TOKENS.value,
         end_of_text=loaded.end_of_text,
