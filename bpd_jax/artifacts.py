@@ -1,9 +1,13 @@
 """Artifacts: folders with a JSON header and arrays.
 
-All results except checkpoints are artifacts: block heads, block drafters, refiners,
-exported parameters, n-gram models and counts, generated texts, cached states, packed
-rows. The header is a JSON object with the version of the format; the arrays are in the
-same folder in a safetensors file, in .npz files, or in .npy files that are mapped into
+Artifacts are block heads, block drafters, refiners, exported parameters, n-gram models
+and counts, generated texts, cached states and packed rows. Checkpoints are not, nor are
+files without arrays (the records of studies, which are JSON Lines, the settings of
+runs, `drafting.json`) and the files in which studies keep intermediate results; see
+docs/architecture.md.
+
+The header is a JSON object with the version of the format; the arrays are in the same
+folder in a safetensors file, in .npz files, or in .npy files that are mapped into
 memory. `bpd_jax.folders` writes a folder atomically and replaces only folders of the
 same kind.
 
