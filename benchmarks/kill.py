@@ -79,7 +79,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
         "metrics": _rows(whole) == _rows(killed),
     }
     print(
-        f"{len(kills)} kills, {torn} of them in the middle of a save; "
+        f"{len(kills)} kills, {torn} of them during a save; "
         + ", ".join(
             f"{name} {'equal' if x else 'DIFFER'}" for name, x in equalities.items()
         )
@@ -199,7 +199,7 @@ def _kill_again_and_again(
     part = (STEPS.value - REST) / KILLS.value
     print(
         f"{'kill':>4} {'at':<6} {'process':>7} {'seconds':>7} {'step':>5} "
-        f"{'whole':>6}  half written  others ended after"
+        f"{'saved':>6}  incomplete    others ended after"
     )
     kills: list[dict[str, Any]] = []
     for index, moment in enumerate(moments):

@@ -191,7 +191,7 @@ class BucketPath(pathlib.PosixPath):
         return self.local().open(mode, *args, **options)
 
     def mkdir(self, *args: Any, **options: Any) -> None:
-        """Does nothing: a folder exists as soon as something is in it."""
+        """Does nothing: a folder exists as soon as it contains an object."""
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Removes an object."""
@@ -233,7 +233,7 @@ def staging(path: BucketPath) -> pathlib.Path:
 def upload(
     source: pathlib.Path, path: BucketPath, generation: int | None = None
 ) -> int:
-    """Uploads a file; the object appears, or is replaced, when all of it is there.
+    """Uploads a file; the object is created or replaced atomically.
 
     Args:
       source: on the local disk.

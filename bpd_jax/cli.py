@@ -139,7 +139,7 @@ def _flushed_output() -> Iterator[None]:
 
 
 def _platform_fault() -> str | None:
-    """Why JAX cannot start the platforms that the user named; None if it can.
+    """Reason why JAX cannot start the selected platforms; None if it can.
 
     The exception does not show this: JAX removes its own frames, and raises an
     assertion without a message from the second call on.

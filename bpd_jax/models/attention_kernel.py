@@ -27,7 +27,7 @@ def applies(keys: Float[Array, "B K H S"], values: Float[Array, "B K S H"]) -> b
 
 
 def reads_heads_of(width: int) -> bool:
-    """Whether there is a kernel for this device and heads of so many features."""
+    """Whether there is a kernel for this device and heads with `width` features."""
     if jax.default_backend() != "cpu":
         return False
     tile = tile_of_processor()

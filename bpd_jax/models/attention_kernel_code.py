@@ -100,10 +100,10 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
 
 
 class _Rows:
-    """The function for so many rows of queries, over all visible slots.
+    """The function for a fixed number of rows of queries, over all visible slots.
 
-    Its arguments: queries, keys, values, mixed values, peaks, totals, S, and how many
-    slots are visible.
+    Its arguments: queries, keys, values, mixed values, peaks, totals, S, and the number
+    of visible slots.
     """
 
     def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):

@@ -119,7 +119,7 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
 
 
 def row_parts(mesh: Mesh | None) -> int:
-    """Into how many parts a mesh splits the rows of a batch; 1 without a mesh."""
+    """Number of parts into which a mesh splits a batch of rows; 1 without a mesh."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 

@@ -73,7 +73,7 @@ def product(x: Array, kernel: Array, axes: int, dtype: str) -> Array:
     Args:
       x: `[..., I]`, where I stands for `axes` axes.
       kernel: `[I, O]`, as it is stored.
-      axes: how many axes are summed.
+      axes: number of axes that are summed.
       dtype: to which the kernel is cast.
     """
     wider = accumulator(x, kernel)

@@ -90,7 +90,7 @@ def chosen(
 def _cudnn_obstacle(
     dtype: jnp.dtype, shape: tuple[int, ...], mesh: Mesh | None
 ) -> str | None:
-    """Why cuDNN's flash attention cannot compute this, and what to change; or None.
+    """Why cuDNN's flash attention does not support this, and the remedy; or None.
 
     The sizes are those that `jax.nn.dot_product_attention` takes with a gradient and a
     mask, on the oldest GPUs that it runs on.

@@ -95,7 +95,7 @@ class NGramArrays:
             self.save_into(temporary)
 
     def save_into(self, folder: pathlib.Path) -> None:
-        """Writes the files of `save` into an existing folder, beside other files."""
+        """Writes the files of `save` into an existing folder, which may have others."""
         described = {}
         for group in self._lengths(0):
             for order, array in enumerate(getattr(self, group), start=1):

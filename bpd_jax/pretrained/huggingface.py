@@ -90,7 +90,7 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
 
 
 def _tokenizer_settings(folder: pathlib.Path) -> Fields:
-    """The settings in the small files beside the tokenizer, the newer one first."""
+    """The settings in the small files next to the tokenizer, the newer one first."""
     path = folder / "tokenizer_config.json"
     settings: dict[str, object] = {}
     for file in (folder / "special_tokens_map.json", path):

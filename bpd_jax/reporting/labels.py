@@ -1,4 +1,4 @@
-"""Placement of names beside the points of a chart, with little overlap."""
+"""Placement of labels next to the points of a chart, with little overlap."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -197,10 +197,10 @@ class Checkpoints:
 
 
 def _barrier(*, key: str, timeout_ms: int) -> None:
-    """Orbax's barrier, which a process does not wait at if its save has failed.
+    """Orbax's barrier, which a process skips if its save has failed.
 
     Orbax synchronizes all processes even while an error is raised in one of them. The
-    others wait for that process somewhere else, so all would wait for 20 minutes.
+    others wait for that process elsewhere, so all would wait for 20 minutes.
     """
     if sys.exc_info()[1] is None:
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)

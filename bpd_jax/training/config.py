@@ -98,7 +98,7 @@ class TrainConfig(Validated):
         None for no limit.
       checkpoint_every: steps between two checkpoints; there is also one after the last
         step and after every improvement.
-      keep_checkpoints: how many of the newest checkpoints stay on disk, with the best.
+      keep_checkpoints: number of newest checkpoints to keep, besides the best one.
     """
 
     model: BlockwiseConfig

@@ -61,7 +61,7 @@ class FiniteWatch:
                 )
 
     def _resume_hint(self) -> str:
-        """Where the run resumes, and how to resume from an earlier checkpoint."""
+        """Describes how to resume, from the newest or an earlier checkpoint."""
         *earlier, newest = [0, *sorted(self._steps())]
         if not earlier:
             return "the run starts from the beginning"

@@ -39,8 +39,8 @@ class OracleDrafter(SourceDrafter):
     """Drafts the longest prefix of the reference text in the lattice.
 
     An upper bound for every refinement of the same lattice (paper section 6.3). The
-    reference text is given as `Prompts.reference` and kept in the memory, beside that
-    of the source.
+    reference text is given as `Prompts.reference` and kept in the memory, in addition
+    to that of the source.
     """
 
     on_device: bool = dataclasses.field(default=True, init=False)
