@@ -64,9 +64,9 @@ def main() -> None:
         shown = [pack, tpu.create(), *states, *prepare]
         shown += [tpu.start(words, attempt, name), tpu.follow(attempt)]
         print(*shown, sep="\n\n", end="\n\n")
-        print("# if training fails: this, then again from the sending of the source")
+        print("# if training fails: this, then everything from sending the source on")
         print(tpu.report(), end="\n\n")
-        print("# if Cloud takes slices back: this, then all again from the request")
+        print("# if slices are preempted: this, then everything from the request on")
         print(tpu.delete())
         return
     check_travels(parsed.files)
