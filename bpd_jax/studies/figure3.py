@@ -18,7 +18,7 @@ from bpd_jax.reporting.exhibits import (
     line_of,
 )
 from bpd_jax.studies import printed
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import bpd_by_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
@@ -96,11 +96,8 @@ def _contenders_by_heads(
 ) -> dict[int, str]:
     """The contenders that are BPD with its first heads, by the number of heads."""
     longest = max(map(len, entropies.values()), default=0)
-    numbers = {}
-    for name in run.contenders:
-        method = method_of(name)
-        if method.without("heads") == method_of(BPD):
-            numbers[method.setting("heads") or longest] = name
+    by_heads = bpd_by_heads(run.contenders)
+    numbers = {heads or longest: name for heads, name in by_heads.items()}
     return {heads: numbers[heads] for heads in sorted(numbers) if heads <= longest}
 
 

@@ -28,7 +28,7 @@ _CALLS = 8
 _ROWS = 5
 _TAIL = 160
 
-ORACLE = "oracle"
+_ORACLE = method_of("oracle")
 
 
 class BlockExample(NamedTuple):
@@ -242,11 +242,12 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
     margins: list[int] = []
     contenders: set[str] = set()
     for record in data.records:
-        bounds = {call.at: call.accepted for call in _trace(record, ORACLE).calls}
+        oracles = [t for t in record.traces if method_of(t.contender) == _ORACLE]
+        bounds = {call.at: call.accepted for t in oracles for call in t.calls}
         for trace in record.traces:
             method = method_of(trace.contender)
             shared = [call for call in trace.calls if call.at in bounds]
-            same_source = method.source_name == method_of(ORACLE).source_name
+            same_source = method.source_name == _ORACLE.source_name
             if method.within_lattice and same_source and shared:
                 margins += [bounds[call.at] - call.accepted for call in shared]
                 contenders.add(trace.contender)

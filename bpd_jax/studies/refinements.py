@@ -4,12 +4,12 @@ Studies decide by the parts of a method and not by its name, because an alias an
 composition may be equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.assets import REFINERS
 from bpd_jax.drafting.parts import NODES
-from bpd_jax.studies.study_config import parse_contender
+from bpd_jax.studies.study_config import BPD, parse_contender
 
 _TRAINED_ASSETS = {"rescorer", *REFINERS}
 # Settings that a method and its counterpart without refinement have in common.
@@ -37,6 +37,20 @@ def of_heads(method: Method, *refiners: str) -> bool:
 def is_bpd(method: Method) -> bool:
     """Whether it drafts the best token of each block head."""
     return of_heads(method) and method.search_name == "greedy"
+
+
+def bpd_by_heads(contenders: Iterable[str]) -> dict[int | None, str]:
+    """The contenders that are BPD, by the number of its first heads; None for all.
+
+    >>> bpd_by_heads(["bpd:heads=3", "heads/greedy", "ngram:1:heads=3"])
+    {3: 'bpd:heads=3', None: 'heads/greedy'}
+    """
+    return {
+        contender.method.setting("heads"): contender.name
+        for contender in map(parse_contender, contenders)
+        if contender.method.without("heads") == method_of(BPD)
+        and contender.assets is None
+    }
 
 
 def is_refined(method: Method) -> bool:

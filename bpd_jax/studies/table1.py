@@ -1,17 +1,17 @@
 """Table 1: quality of the texts, and block efficiency of BPD."""
 
 import functools
-import re
 
 from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import length_notes
+from bpd_jax.studies.refinements import bpd_by_heads, method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study
 from bpd_jax.studies.study_config import BPD
-from bpd_jax.studies.study_records import REPORT, DraftRecord, QualityRecord
+from bpd_jax.studies.study_records import REPORT, QualityRecord
 from bpd_jax.studies.tables import Judgement, by_row, finding, missing_cell, table
 
 _SCORE, _EXAMPLES = Column("score"), Column("examples", digits=0)
@@ -52,8 +52,8 @@ def _table(run: StudyRun) -> Table:
 
     def efficiency(contender: str, task: str) -> Cell:
         # In the paper, all heads are nine heads.
-        heads = contender.partition("heads=")[2] or "9"
-        paper = printed.TABLE10.get(task, {}).get(heads)
+        heads = method_of(contender).setting("heads") or printed.HEADS
+        paper = printed.TABLE10.get(task, {}).get(str(heads))
         return run.drafts(contender, task).cell(paper)
 
     return table(
@@ -75,12 +75,9 @@ def _table(run: StudyRun) -> Table:
 
 def _by_heads(run: StudyRun) -> dict[str, str]:
     """Labels of BPD with its first 3, 6, … heads, if recorded, then with all heads."""
-    heads = {
-        int(match[1]): record.contender
-        for record in run.of(DraftRecord)
-        if (match := re.fullmatch(rf"{BPD}:heads=(\d+)", record.contender))
-    }
-    fewer = {heads[number]: f"{number} heads" for number in sorted(heads)}
+    by_heads = bpd_by_heads(run.contenders)
+    numbers = sorted(number for number in by_heads if number is not None)
+    fewer = {by_heads[number]: f"{number} heads" for number in numbers}
     return {**fewer, BPD: run.facts.get("labels", {}).get(BPD, "BPD")}
 
 
