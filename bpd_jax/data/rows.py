@@ -172,9 +172,8 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
                     f"and {fingerprint.get(name)!r} there."
                 )
     truncation: collections.Counter[str] = collections.Counter()
-    with KIND.reading(folder / HEADER):
-        for other in headers:
-            truncation.update(other.get("cut", {}))
+    for other in headers:
+        truncation.update(other.get("cut", {}))
     counts = [other["rows"] for other in headers]
     arrays = {
         name: ShardedArray(
@@ -216,6 +215,10 @@ def _dtypes(header: dict[str, Any]) -> dict[str, np.dtype]:
 def _read_header(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the header of a folder of rows, and checks the sizes of its arrays."""
     header = KIND.read_header(folder, _FIELDS)
+    with KIND.reading(folder / HEADER):
+        cut = header.get("cut", {})
+        if not isinstance(cut, dict) or {type(n) for n in cut.values()} - {int}:
+            raise ValueError("its field cut does not map names to integers")
     shape = (header["rows"], header["length"])
     for name, dtype in _dtypes(header).items():
         with KIND.reading(folder / name):

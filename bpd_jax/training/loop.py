@@ -12,9 +12,10 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import optax
+from tqdm import tqdm
 
 from bpd_jax import progress
 from bpd_jax.training import distributed
@@ -100,15 +101,7 @@ def run(
         # Installed before the progress bar appears: from then on a user expects Ctrl-C
         # to save a checkpoint.
         stop = stack.enter_context(deferred_signals())
-        bar = stack.enter_context(
-            progress.bar(
-                label="training",
-                total=pace.steps,
-                initial=start,
-                unit="step",
-                disable=not distributed.is_first(),
-            )
-        )
+        bar = stack.enter_context(_progress_bar(pace, start))
         for step in range(start + 1, pace.steps + 1):
             batch = next(batches)
             state, metrics = update(state, batch, step)
@@ -143,10 +136,25 @@ def run(
         # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
     if stopping and step < pace.steps and not stop_early:
-        print_once(
-            f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the "
-            "same command again to resume."
-        )
         # If only another process has received the signal, `stop` is empty here.
-        sys.exit(128 + (stop[0] if stop else signal.SIGTERM))
+        _exit_stopped(folder, step, pace, stop[0] if stop else signal.SIGTERM)
     return state.params, step
+
+
+def _progress_bar(pace: Pace, start: int) -> "tqdm[NoReturn]":
+    return progress.bar(
+        label="training",
+        total=pace.steps,
+        initial=start,
+        unit="step",
+        disable=not distributed.is_first(),
+    )
+
+
+def _exit_stopped(folder: pathlib.Path, step: int, pace: Pace, number: int) -> NoReturn:
+    """Ends the process after a signal, with the status that shells define for it."""
+    print_once(
+        f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the same "
+        "command again to resume."
+    )
+    sys.exit(128 + number)

@@ -49,13 +49,21 @@ _KNOWN = {
 def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     """Raises a `UserError` unless the run can start or resume in `folder`.
 
-    The folder may be missing, empty, hold only prepared rows, or hold an earlier part
-    of a run of the same model on the same task. Nothing is written.
+    The folder may be missing, empty, hold only prepared rows or exported parameters,
+    or hold an earlier part of a run of the same model on the same task. Nothing is
+    written.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another --workdir.")
+    if checkpoints.whole_steps(folder / checkpoints.FOLDER):
+        for name in (MODEL, ROWS):
+            if not (folder / name).exists():
+                raise UserError(
+                    f"{folder} has checkpoints but no {name}: restore the file, or "
+                    "choose another --workdir."
+                )
     if not (folder / MODEL).exists():
         others = sorted(
             entry.name

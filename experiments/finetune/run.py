@@ -72,7 +72,7 @@ def main() -> None:
     ).value
     result: dict[str, Any] = {
         "command": " ".join(
-            ["python -m experiments.finetune.run --data=FOLDER", *_given()]
+            ["python -m experiments.finetune.run --data=FOLDER", *_arguments()]
         ),
         "description": (
             "Losses and accuracies are of held-out rows that were not used to select "
@@ -108,9 +108,9 @@ def main() -> None:
     print(f"written to {OUTPUT.value}")
 
 
-def _given() -> list[str]:
+def _arguments() -> list[str]:
     """Command-line arguments without local paths."""
-    given = [
+    passed = [
         flag.serialize()
         for holder in (TASKS, ROWS, PROMPTS, MAX_NEW_TOKENS)
         if (flag := flags.FLAGS[holder.name]).present
@@ -119,7 +119,7 @@ def _given() -> list[str]:
         re.sub(r"""(['"])/.*?\1""", r"\1PATH\1", f"--gin.{binding.replace(' = ', '=')}")
         for binding in flags.FLAGS.gin_bindings
     ]
-    return given + bindings
+    return passed + bindings
 
 
 def _files(pattern: str) -> str:
@@ -174,11 +174,11 @@ def _compare(
         "max_new_tokens": MAX_NEW_TOKENS.value,
     }
     for name, loaded in (("before", before), ("after", after)):
-        found = _decode(loaded, [prompt.tokens for prompt in prompts])
+        generations = _decode(loaded, [prompt.tokens for prompt in prompts])
         figures[name] = {
             **_targets(evaluate(loaded.params)),
-            **_efficiency(found),
-            **_quality(after.task.name, loaded, found, references),
+            **_efficiency(generations),
+            **_quality(after.task.name, loaded, generations, references),
         }
     return figures
 
@@ -232,18 +232,18 @@ def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generati
     return decoder.decode(parse_method("bpd"), prompts, options)
 
 
-def _efficiency(found: Sequence[Generation]) -> dict[str, Any]:
+def _efficiency(generations: Sequence[Generation]) -> dict[str, Any]:
     """Block efficiency, with its bootstrap interval."""
     return {
-        "block_efficiency": block_efficiency(found),
-        "block_efficiency_interval": list(bootstrap_interval(found)),
+        "block_efficiency": block_efficiency(generations),
+        "block_efficiency_interval": list(bootstrap_interval(generations)),
     }
 
 
 def _quality(
     task: str,
     loaded: LoadedModel,
-    found: Sequence[Generation],
+    generations: Sequence[Generation],
     references: Sequence[Sequence[str]],
 ) -> dict[str, Any]:
     """Mean scores of the texts in percent; empty if the task has no metric."""
@@ -252,7 +252,7 @@ def _quality(
         return {}
     scores = [
         metric(plain_text(loaded, text.output_ids), right)
-        for text, right in zip(found, references, strict=True)
+        for text, right in zip(generations, references, strict=True)
     ]
     means = {name: estimate(name, scores) for name in scores[0]}
     return {

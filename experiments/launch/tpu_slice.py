@@ -348,8 +348,8 @@ class TpuSlice(Validated):
 
     def _command(self, about: str, *words: str) -> Command:
         project = [] if self.project is None else [f"--project={self.project}"]
-        place = [f"--zone={self.zone}", *project, "--quiet"]
-        return Command(about, ("gcloud", "compute", "tpus", *words, *place))
+        location = [f"--zone={self.zone}", *project, "--quiet"]
+        return Command(about, ("gcloud", "compute", "tpus", *words, *location))
 
 
 def _accelerator(topology: str) -> list[str]:

@@ -38,8 +38,8 @@ class Point:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Its evaluations so far, in order."""
-        found = metrics.read_rows(self.folder / metrics.FILE_NAME)
-        return [row for row in found if self.parsed.value.select_by in row]
+        logged = metrics.read_rows(self.folder / metrics.FILE_NAME)
+        return [row for row in logged if self.parsed.value.select_by in row]
 
     def best(self) -> dict[str, Any] | None:
         """The evaluation of the selected checkpoint; None before the first."""

@@ -42,7 +42,7 @@ from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests.data.rows_test import write_rows
@@ -222,11 +222,11 @@ for name, pattern in (("row_shards", "*/*.npy"), ("json_row_shards", "*/rows.jso
 
 
 @functools.cache
-def _base() -> Base:
+def _base() -> FrozenModel:
     params = jax.tree.map(
         lambda leaf: np.full(leaf.shape, 0.1, leaf.dtype), parameter_shapes(RUN)
     )
-    return Base(RUN, params, batch_tokens=64, dtype="float16")
+    return FrozenModel(RUN, params, batch_tokens=64, dtype="float16")
 
 
 def _write_states(folder: pathlib.Path) -> None:

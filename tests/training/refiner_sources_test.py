@@ -16,7 +16,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
@@ -59,7 +59,7 @@ def states(tmp_path_factory, base):
     cached_states(
         folder / "states",
         open_generations(folder / "texts"),
-        Base(config, params, 256, "float16"),
+        FrozenModel(config, params, 256, "float16"),
         key,
         include_prompts=True,
     )

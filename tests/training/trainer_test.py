@@ -152,6 +152,18 @@ def test_damaged_run_description_is_reported(
     assert (run / name).read_text() == text
 
 
+@pytest.mark.parametrize("name", ["model.json", "data.json"])
+def test_checkpoints_without_a_description_are_refused(
+    finished, train_config, tmp_path, name
+):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    (run / name).unlink()
+    with pytest.raises(UserError, match=f"has checkpoints but no {name}: restore"):
+        train(train_config, run)
+    assert not (run / name).exists()
+
+
 @pytest.mark.parametrize("text", ["{}", '{"train": []}'])
 def test_fingerprints_without_a_length_are_reported(
     finished, train_config, tmp_path, text

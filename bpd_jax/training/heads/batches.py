@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax.data.generations import Generations
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import Positions, epoch_order
 from bpd_jax.training.heads.states_cache import States
 
@@ -119,7 +119,7 @@ class Ring:
         texts: Generations,
         positions: Positions,
         rows: np.ndarray,
-        base: Base,
+        base: FrozenModel,
         *,
         capacity: int,
         group: int,

@@ -22,7 +22,7 @@ from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.positions import training_sample
@@ -149,7 +149,7 @@ class DrafterObjective:
         return HeldOut.of(losses, ranks, targets)
 
     def batches(
-        self, base: Base, plan: Plan, folder: pathlib.Path, step: int
+        self, base: FrozenModel, plan: Plan, folder: pathlib.Path, step: int
     ) -> Batches:
         """Batches from the cache, which contains the states of prompts too."""
         config = self.config

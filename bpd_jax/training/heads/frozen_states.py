@@ -24,7 +24,7 @@ from bpd_jax.typing import Array, Float, Int, Params
 _LENGTH_STEP = 32  # tokens
 
 
-class Base:
+class FrozenModel:
     """A frozen model that computes the states of texts."""
 
     def __init__(
@@ -80,9 +80,9 @@ class Base:
         """C, the width of a state: the final hidden state, then the layers in order."""
         return self.d_model * (1 + len(self.layers))
 
-    def with_layers(self, layers: tuple[int, ...]) -> "Base":
+    def with_layers(self, layers: tuple[int, ...]) -> "FrozenModel":
         """The same model with other layers in its states."""
-        return Base(*self._arguments, layers, self._products, self._mesh)
+        return FrozenModel(*self._arguments, layers, self._products, self._mesh)
 
     def states(
         self, texts: Sequence[np.ndarray]

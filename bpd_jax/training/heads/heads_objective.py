@@ -31,7 +31,7 @@ from bpd_jax.training.heads.batches import (
     held_out_batches,
     ring_batches,
 )
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.positions import training_sample
@@ -157,7 +157,7 @@ class HeadsObjective:
         return condition(self.heads, kernel, embedded, features)
 
     def batches(
-        self, base: Base, plan: Plan, folder: pathlib.Path, step: int
+        self, base: FrozenModel, plan: Plan, folder: pathlib.Path, step: int
     ) -> Batches:
         """Batches from the cache, or from a ring of states."""
         config, positions = self.config, plan.positions
@@ -211,7 +211,7 @@ class HeadsObjective:
         save_heads(folder, self.heads, params, dtype=self.config.heads_dtype, **about)
 
 
-def _held_out_states(plan: Plan, base: Base) -> np.ndarray:
+def _held_out_states(plan: Plan, base: FrozenModel) -> np.ndarray:
     """`[n, C]`: states of the held-out positions, computed now."""
     positions, texts = plan.positions, plan.texts
     held_out_states = np.empty((len(plan.held_out), base.width), base.dtype)

@@ -20,7 +20,7 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.frozen_states import Base, states_dtype
+from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
 from bpd_jax.training.heads.positions import (
     Positions,
     position_counts,
@@ -103,7 +103,7 @@ def cache_bytes(positions: int, width: int) -> int:
 def cached_states(
     folder: str | os.PathLike[str],
     texts: Generations,
-    base: Base,
+    base: FrozenModel,
     fingerprint: str,
     *,
     include_prompts: bool,
@@ -178,7 +178,7 @@ def cached_states(
     return States(positions, arrays, indices, _columns(base, layers))
 
 
-def _columns(base: Base, layers: tuple[int, ...]) -> np.ndarray | None:
+def _columns(base: FrozenModel, layers: tuple[int, ...]) -> np.ndarray | None:
     """Columns of the final hidden state and of some layers in the states of `base`."""
     if layers == base.layers:
         return None
@@ -320,7 +320,11 @@ def _check_space(folder: pathlib.Path, needed: int) -> None:
 
 
 def _compute(
-    base: Base, texts: Generations, rows: range, counts: np.ndarray, bar: progress.tqdm
+    base: FrozenModel,
+    texts: Generations,
+    rows: range,
+    counts: np.ndarray,
+    bar: progress.tqdm,
 ) -> np.ndarray:
     """Computes the states `[n, C]` of all positions of some texts."""
     starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])

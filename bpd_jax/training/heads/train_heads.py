@@ -26,7 +26,7 @@ from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.training import distributed, frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.held_out import HeldOut
@@ -89,7 +89,7 @@ def train_heads(
         trained = _with_parameters(trained, start, plan)
 
     def batches(step: int) -> Batches:
-        base = Base(
+        base = FrozenModel(
             model,
             params,
             config.forward_tokens,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.training.heads.batches import Ring, ring_batches
-from bpd_jax.training.heads.frozen_states import Base
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import positions_of
 
 CAPACITY = 200
@@ -16,7 +16,7 @@ def positions(texts):
 @pytest.fixture
 def every_state(model, params, texts, positions):
     """States of all positions."""
-    base = Base(model, params, 256, "float16")
+    base = FrozenModel(model, params, 256, "float16")
     all_states = np.empty((len(positions), base.d_model), base.dtype)
     for row, states in base.states([texts[row] for row in range(len(texts))]):
         first, last = positions.starts[row], positions.starts[row + 1]
@@ -26,7 +26,7 @@ def every_state(model, params, texts, positions):
 
 @pytest.fixture
 def ring(model, params, texts, positions):
-    base = Base(model, params, 256, "float16")
+    base = FrozenModel(model, params, 256, "float16")
     rows = np.arange(10, len(texts))
     return Ring(texts, positions, rows, base, capacity=CAPACITY, group=3, seed=0)
 
@@ -64,7 +64,7 @@ def test_states_are_drawn_the_given_number_of_times(ring, positions):
 
 
 def test_ring_is_no_larger_than_its_texts(model, params, texts, positions):
-    base = Base(model, params, 256, "float16")
+    base = FrozenModel(model, params, 256, "float16")
     ring = Ring(texts, positions, np.array([0]), base, capacity=999, group=2, seed=0)
     count = int(positions.starts[1])
     assert ring.nbytes == count * (2 * 24 + 8)

@@ -12,7 +12,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.training.heads import states_cache
 from bpd_jax.training.heads.batches import cached_batches
-from bpd_jax.training.heads.frozen_states import Base, _padded
+from bpd_jax.training.heads.frozen_states import FrozenModel, _padded
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 
@@ -22,7 +22,7 @@ def small_shards(monkeypatch):
 
 
 def make(folder, model, params, texts, base_key, dtype="float16", **kwargs):
-    base = Base(model, params, 128, dtype)
+    base = FrozenModel(model, params, 128, dtype)
     options = {"include_prompts": False, **kwargs}
     return cached_states(folder, texts, base, base_key, **options)
 
@@ -54,7 +54,7 @@ def test_killed_run_resumes_at_the_first_missing_shard(
     tmp_path, monkeypatch, model, params, texts, base_key
 ):
     uninterrupted = make(tmp_path / "whole", model, params, texts, base_key)
-    original_states = Base.states
+    original_states = FrozenModel.states
     calls = []
 
     def failing(self, texts):
@@ -63,7 +63,7 @@ def test_killed_run_resumes_at_the_first_missing_shard(
             raise KeyboardInterrupt
         yield from original_states(self, texts)
 
-    monkeypatch.setattr(Base, "states", failing)
+    monkeypatch.setattr(FrozenModel, "states", failing)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "killed", model, params, texts, base_key)
     shards = sorted(path.name for path in (tmp_path / "killed").glob("*.npy"))
@@ -192,7 +192,7 @@ def test_states_too_large_for_float16_are_reported(
 
 
 def test_too_long_texts_are_reported(model, params):
-    base = Base(model, params, 128, "float16")
+    base = FrozenModel(model, params, 128, "float16")
     with pytest.raises(UserError, match=r"49 tokens, which exceeds .* 48"):
         list(base.states([np.zeros(49, np.int32)]))
 
