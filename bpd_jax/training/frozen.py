@@ -143,8 +143,8 @@ def train(
       meter: averages the metrics for the log.
       ready: called before the first step, after the key of the checkpoint was checked.
       learning_rate: name of the learning-rate setting, for error messages.
-      mesh: devices over which batches are split; trained and frozen arrays are
-        replicated. None for one device.
+      mesh: devices over which batches are split; the train state and the frozen
+        arrays are replicated. None for one device.
 
     Raises:
       UserError: the checkpoint is damaged or belongs to another run, the folder is in
@@ -152,9 +152,9 @@ def train(
       SystemExit: with code 128 + the number of the signal that ended the run.
     """
     transform = make_optimizer(optimizer, pace.steps)
-    if mesh is not None:
-        trained, frozen = jax.device_put((trained, frozen), replicated(mesh))
     state = TrainState(jnp.int32(0), trained, transform.init(trained))
+    if mesh is not None:
+        state, frozen = jax.device_put((state, frozen), replicated(mesh))
     with (
         locked(folder),
         Checkpoints(folder / CHECKPOINTS) as checkpoints,

@@ -220,6 +220,18 @@ def test_training_on_a_mesh_equals_one_device(tmp_path, config, model, params, t
     train_heads(unsharded, model, params, tmp_path / "shared")
 
 
+def test_a_stopped_run_on_a_mesh_resumes(tmp_path, config, stopped_at, model, params):
+    config = dataclasses.replace(
+        config, heads=BlockHeadsConfig(3, 16), steps=4, mesh=MeshConfig(data=8)
+    )
+    stopped_at(2)
+    with pytest.raises(SystemExit):
+        train_heads(config, model, params, tmp_path)
+    train_heads(config, model, params, tmp_path)
+    steps = [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")]
+    assert steps[-1] == 4
+
+
 def test_batch_size_not_divisible_by_the_mesh_is_refused(
     tmp_path, config, model, params
 ):
