@@ -47,8 +47,10 @@ class HeadSchedule(Validated):
       decay: λ_h is multiplied by decay^(h - 1).
       ramp_steps: steps over which the weight of an added head rises linearly to its
         full value; 0 for no ramp. Head 1 has no ramp.
-      add_every: steps between two additions, and before the first one; head 1 is active
-        from the start. None activates all heads from the start.
+      start_after: steps before the schedule begins: until then, only head 1 has its
+        full weight.
+      add_every: steps between two additions, and between `start_after` and the first
+        one. None adds all heads after `start_after` steps.
       order: `distance` adds heads 2, 3, … L; `entropy` is described above.
       waiting: share of its weight that a head has before it is added. With 0 its layer
         learns nothing until then, while weight decay shrinks its first matrix.
@@ -56,16 +58,22 @@ class HeadSchedule(Validated):
 
     decay: Positive = 1.0
     ramp_steps: Natural = 0
+    start_after: Natural = 0
     add_every: Count | None = None
     order: Annotated[str, choice(*ORDERS)] = "distance"
     waiting: Annotated[float, number(0, 1)] = 0.0
 
     def check_together(self) -> None:
         """Raises a `UserError` for settings that need others."""
-        if self.add_every is None and (self.order != "distance" or self.waiting):
+        if self.add_every is None and self.order != "distance":
             raise UserError(
-                "HeadSchedule.order and waiting are for heads that are added one after "
-                "another: set HeadSchedule.add_every too, or leave them out."
+                "HeadSchedule.order is for heads that are added one after another: set "
+                "HeadSchedule.add_every too, or leave it out."
+            )
+        if self.waiting and not (self.add_every or self.start_after):
+            raise UserError(
+                "HeadSchedule.waiting is for heads that are added later: set "
+                "HeadSchedule.add_every or start_after too, or leave it out."
             )
         if self.order == "entropy" and not self.waiting:
             raise UserError(
@@ -98,7 +106,8 @@ class HeadSchedule(Validated):
         if measured is not None:
             present = {head for head, _ in added}
             missing = {*range(2, len(measured) + 1)} - present
-            for _ in range(len(added), step // self.add_every):
+            due = max(step - self.start_after, 0) // self.add_every
+            for _ in range(len(added), due):
                 if not missing:
                     break
                 head = min(missing, key=lambda h: (measured[h - 1], h))
@@ -122,11 +131,9 @@ class HeadSchedule(Validated):
         since: dict[int, int] = dict(state["added"])
         weights = []
         for head, weight in enumerate(base, start=1):
-            after: int | None = 0
+            after: int | None = self.start_after + (head - 1) * (self.add_every or 0)
             if self.order == "entropy":
-                after = 0 if head == 1 else since.get(head)
-            elif self.add_every is not None:
-                after = (head - 1) * self.add_every
+                after = since.get(head)
             share = 1.0 if head == 1 else self._share(step, after)
             weights.append(weight * self.decay ** (head - 1) * share)
         return np.array(weights, np.float32)

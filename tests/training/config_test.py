@@ -61,7 +61,7 @@ def test_invalid_runs_are_refused(train_config, changes, message):
         ),
         (HeadSchedule, {"decay": math.nan}, "HeadSchedule.decay must be a finite"),
         (HeadSchedule, {"waiting": 1.0}, "waiting must be a finite number"),
-        (HeadSchedule, {"waiting": 0.1}, "set HeadSchedule.add_every too"),
+        (HeadSchedule, {"waiting": 0.1}, "set HeadSchedule.add_every or start_after"),
         (
             HeadSchedule,
             {"order": "entropy", "waiting": 0.1},

@@ -50,6 +50,23 @@ def test_waiting_heads_start_at_their_share():
     np.testing.assert_allclose(weights, [0.2, 0.2, 0.6, 1.0, 1.0], rtol=1e-6)
 
 
+def test_no_head_is_added_before_the_schedule_begins():
+    later = {"ramp_steps": 2, "start_after": 7, "waiting": 0.2}
+    together = HeadSchedule(**later)
+    steps = range(1, 14)
+    weights = [weights_at(together, step)[1:] for step in steps]
+    assert weights == [[w, w] for w in np.float32([*[0.2] * 7, 0.6, *[1.0] * 5])]
+    # The same as without the steps before, later.
+    in_order = HeadSchedule(**later, add_every=3)
+    at_once = HeadSchedule(ramp_steps=2, waiting=0.2, add_every=3)
+    for step in steps:
+        assert weights_at(in_order, step + 7) == weights_at(at_once, step)
+    by_entropy = HeadSchedule(**later, add_every=3, order="entropy")
+    evaluations = {step: [0.0, 2.0, 1.0] for step in steps}
+    state, _ = run(by_entropy, evaluations, 13, 3)
+    assert state["added"] == [[3, 10], [2, 13]]
+
+
 def run(schedule, evaluations, steps, heads):
     """Every step's weights, as the trainer asks for them."""
     state, table = schedule.start(), []
