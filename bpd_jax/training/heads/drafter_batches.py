@@ -4,7 +4,8 @@ An epoch uses every position once as the state before an anchor. The positions o
 are shuffled and split into groups of A, the anchors of one row of a batch; the rows are
 shuffled too. The last group of a text may have fewer anchors. A text longer than a row
 is split into spans, at different points in every epoch, and the row of a group begins
-one window before its span, so that every anchor sees its whole window.
+one window before its span, so that every anchor sees its whole window, and ends `ahead`
+tokens after it, for soft targets.
 """
 
 import dataclasses
@@ -62,6 +63,8 @@ class BlockBatcher:
       rows: B, rows of a batch.
       window: number of tokens that a block attends to; None for all.
       row_tokens: highest number of tokens of a row.
+      ahead: number of states from an anchor on that a row holds too, as far as its text
+        has them: those that the model predicts y_1, y_2, … from.
 
     Raises:
       UserError: a text is longer than a row, and there is no window that allows it to
@@ -75,16 +78,16 @@ class BlockBatcher:
     rows: int
     window: int | None
     row_tokens: int
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         longest = self._lengths.max()
-        if longest > self.row_tokens and (
-            self.window is None or self.window >= self.row_tokens
-        ):
+        most = self.row_tokens - self.ahead
+        if longest > self.row_tokens and (self.window is None or self.window >= most):
             raise UserError(
                 f"the longest text has {longest + 1} tokens, which exceeds "
                 f"HeadsTrainConfig.row_tokens = {self.row_tokens}: raise row_tokens, "
-                "or set BlockDrafterConfig.window to less than it."
+                f"or set BlockDrafterConfig.window to less than {most}."
             )
 
     @property
@@ -106,7 +109,7 @@ class BlockBatcher:
         long = self._lengths[rows] > self.length
         if long.any():
             assert self.window is not None
-            stride = self.length - self.window
+            stride = self.length - self.window - self.ahead
             shift = rng.integers(0, stride)
             span[long] = (before[long] - 1 + shift) // stride
             starts[long] = span[long] * stride - shift - self.window

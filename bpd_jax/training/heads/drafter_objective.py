@@ -168,6 +168,7 @@ class DrafterObjective:
             max(1, config.batch_size // config.anchors_per_row),
             self.drafter.window,
             config.row_tokens,
+            config.levels if config.soft_targets else 0,
         )
         sample = training_sample(plan.train, plan.held_out)
         return Batches(

@@ -76,6 +76,20 @@ def test_rows_hold_the_context_of_their_anchors(texts, source, row_tokens):
     assert (cut > 0) == (row_tokens == 16)
 
 
+def test_rows_hold_the_states_that_the_targets_are_predicted_from(source):
+    """With soft targets, also at the end of a span."""
+    source = dataclasses.replace(source, row_tokens=16, ahead=3)
+    batches = source.batches(np.arange(len(source.positions)), seed=0)
+    for _ in range(12):
+        batch = next(batches)
+        valid = batch.valid[..., 1:]
+        places = (batch.anchors[..., None] + np.arange(3))[valid]
+        rows = np.broadcast_to(np.arange(5)[:, None, None], valid.shape)[valid]
+        assert places.max() < source.length
+        states = batch.states[rows, places, 1]
+        np.testing.assert_array_equal(states, batch.offsets[rows] + places)
+
+
 def test_batches_resume_at_any_step(source):
     indices = np.arange(len(source.positions))
     batches = source.batches(indices, seed=3)
