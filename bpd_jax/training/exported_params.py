@@ -135,7 +135,9 @@ def load_run_parameters(
     """
     folder = as_path(folder)
     saved = folder / checkpoints.FOLDER
-    if step is not None or saved.exists() or not (folder / HEADER).exists():
+    # The folder of checkpoints exists before the first one is written.
+    trained = step is not None or checkpoints.whole_steps(saved)
+    if trained or not (folder / HEADER).exists():
         return checkpoints.load_parameters(saved, model, step=step)
     return _load_exported(folder, model)
 

@@ -83,7 +83,10 @@ def test_exported_folder_can_be_exported_again_and_replaced(slim, model, tmp_pat
 
 def test_checkpoints_take_precedence_over_exported_parameters(run, slim, model):
     folder, params = run
-    shutil.copytree(folder / "checkpoints", slim / "checkpoints")
+    (slim / "checkpoints").mkdir()  # Training has not saved anything yet.
+    exported = load_run_parameters(slim, model)["trunk"]["embedding"]
+    np.testing.assert_allclose(exported, params["trunk"]["embedding"], rtol=1e-2)
+    shutil.copytree(folder / "checkpoints", slim / "checkpoints", dirs_exist_ok=True)
     for step, is_latest in ((None, True), (7, True), (3, False)):
         loaded = load_run_parameters(slim, model, step)["trunk"]["embedding"]
         equal = np.array_equal(loaded, params["trunk"]["embedding"])
