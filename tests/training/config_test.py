@@ -83,6 +83,11 @@ def test_invalid_settings_are_refused(kind, fields, message):
         (HEADS, {"mode": "disk"}, "mode must be one of cache, ring"),
         (HEADS, {"held_out": 1.5}, "held_out must be"),
         (HEADS, {"optimizer": 3}, "@OptimizerConfig"),
+        (
+            HEADS,
+            {"optimizer": OptimizerConfig(1, trunk_learning_rate=0.1)},
+            "trunk_learning_rate is for the training of a whole model",
+        ),
         (HEADS, {"heads": BlockHeadsConfig(1, 4)}, "leaves no head to train"),
         (
             HEADS,

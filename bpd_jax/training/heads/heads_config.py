@@ -113,6 +113,11 @@ class HeadsTrainConfig(Validated):
     def check_together(self) -> None:
         """Raises a `UserError` for incompatible settings."""
         drafter = isinstance(self.heads, BlockDrafterConfig)
+        if self.optimizer.trunk_learning_rate is not None:
+            raise UserError(
+                "OptimizerConfig.trunk_learning_rate is for the training of a whole "
+                "model; here the trunk is frozen: leave it out."
+            )
         if self.position_weights is None:
             weights = "decay" if drafter else "equal"
             object.__setattr__(self, "position_weights", weights)
@@ -156,7 +161,7 @@ class HeadsTrainConfig(Validated):
         name, rows = "HeadsTrainConfig.batch_size", self.batch_size
         if isinstance(self.heads, BlockDrafterConfig):
             name += " // HeadsTrainConfig.anchors_per_row"
-            rows //= self.anchors_per_row
+            rows = max(1, rows // self.anchors_per_row)
         check_rows(name, rows, mesh)
 
     @property
