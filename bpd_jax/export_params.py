@@ -9,8 +9,8 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 
 from absl import flags
 
-from bpd_jax import cli, folders
-from bpd_jax.training.exported_params import DTYPES, KIND, write_exported
+from bpd_jax import cli
+from bpd_jax.training.exported_params import DTYPES, write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
@@ -28,7 +28,6 @@ _PRECISION = flags.DEFINE_enum(
 def main() -> None:
     """Writes the folder and prints its size."""
     run, output = cli.required("model"), cli.required("output")
-    folders.check_folder(output, KIND)
     size = write_exported(run, output, _DTYPE.value, _PRECISION.value)
     print(f"{output}: {size:,} bytes of parameters")
 
