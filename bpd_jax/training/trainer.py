@@ -76,15 +76,7 @@ def train(
     part, parts = distributed.batch_part(mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(peers.watched())
-
-        def prepare_folder() -> None:
-            run_folder.check_usable(folder, config)
-            stack.enter_context(locked(folder))
-            if max(whole_steps(folder / CHECKPOINTS), default=0) < config.steps:
-                check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
-            make_run_rows(config, folder)
-
-        distributed.first(prepare_folder)
+        distributed.first(lambda: _prepare_folder(stack, folder, config, abstract))
         train_rows, validation_rows = open_run_rows(config, folder)
         batches = RowIterator(
             train_rows,
@@ -106,21 +98,15 @@ def train(
             batches.restore(saved)
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
-            state = init_state(
-                config.model, optimizer, abstract, config.seed, config.compute
-            )
-            if load_start is not None:
-                state = with_parameters(state, load_start())
+            state = _initial_state(config, optimizer, abstract, load_start)
         distributed.first(lambda: run_folder.describe(folder, config, text, operative))
         print_once(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )
-
         peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
         meter = Meter(config.tokens_per_step, peak=peak)
         if loop.METER in saved:
             meter.restore(saved[loop.METER])
-
         _, step = loop.run(
             loop.Pace(
                 config.steps,
@@ -143,6 +129,31 @@ def train(
         )
     print_once(_summary(decisions, folder, step))
     return decisions.validation
+
+
+def _prepare_folder(
+    stack: contextlib.ExitStack,
+    folder: pathlib.Path,
+    config: TrainConfig,
+    abstract: TrainState,
+) -> None:
+    """Checks and locks the run folder, until `stack` is closed; prepares its rows."""
+    run_folder.check_usable(folder, config)
+    stack.enter_context(locked(folder))
+    if max(whole_steps(folder / CHECKPOINTS), default=0) < config.steps:
+        check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
+    make_run_rows(config, folder)
+
+
+def _initial_state(
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    load_start: Callable[[], Params] | None,
+) -> TrainState:
+    """The state before the first step; `load_start` is that of `train`."""
+    state = init_state(config.model, optimizer, abstract, config.seed, config.compute)
+    return state if load_start is None else with_parameters(state, load_start())
 
 
 def _make_update(
