@@ -4,6 +4,7 @@ A server process imports the libraries once; every call forks from it, imports t
 command and runs it there. What must be tested with a new interpreter uses subprocess.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -13,7 +14,10 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import secrets
+import socket
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -95,6 +99,15 @@ def assert_all_refused(
         assert_refused(result, message)
 
 
+def free_port() -> int:
+    """A port of this host that is free, and that no outgoing connection is given."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Script:
     """A Python file that runs in a process of its own, with these arguments.
 
@@ -103,6 +116,7 @@ class Script:
       arguments: what follows its name in `sys.argv`.
       folder: receives what it prints.
       environment: variables that differ from this process's.
+      err: a device or pipe that receives its standard error instead.
     """
 
     def __init__(
@@ -111,8 +125,10 @@ class Script:
         *arguments: str,
         folder: pathlib.Path,
         environment: dict[str, str],
+        err: pathlib.Path | None = None,
     ) -> None:
-        self._files = [folder / f"{id(self)}.{name}" for name in ("out", "err")]
+        out, default_err = (folder / f"{id(self)}.{name}" for name in ("out", "err"))
+        self._files = [out, err or default_err]
         variables = {**os.environ, **environment}
         self._process = _PROCESSES.Process(
             target=_run_script,
@@ -126,7 +142,10 @@ class Script:
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
-        out, err = (path.read_text(encoding="utf-8") for path in self._files)
+        out, err = (
+            path.read_text(encoding="utf-8") if path.is_file() else ""
+            for path in self._files
+        )
         status = self._process.exitcode
         assert status is not None
         return Done(status, out, err)
@@ -138,13 +157,30 @@ def _run_script(
     err: pathlib.Path,
     environment: dict[str, str],
 ) -> None:
-    for path, descriptor in ((out, 1), (err, 2)):
+    for name, path, descriptor in (("stdout", out, 1), ("stderr", err, 2)):
         with path.open("wb") as stream:
             os.dup2(stream.fileno(), descriptor)
+        # The stream of the server may be of another kind, with a position for example.
+        options = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
+        setattr(sys, name, open(descriptor, "w", closefd=False, **options))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
+    status: object = 1
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    # As the interpreter does at its end, unlike processes of `multiprocessing`. Among
+    # the functions, that of jax waits for all processes of a run: a process that
+    # outlives the coordinator in process 0 aborts.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.exit(status)
 
 
 def _run(

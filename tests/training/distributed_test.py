@@ -4,9 +4,7 @@ import os
 import pathlib
 import pickle
 import re
-import shutil
 import signal
-import socket
 
 import jax
 import numpy as np
@@ -22,15 +20,9 @@ from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-from tests.commands import Script
+from tests.commands import Script, free_port
 
 CHILD = pathlib.Path(__file__).with_name("train_process.py")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
@@ -43,17 +35,19 @@ def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
     pickled.write_bytes(pickle.dumps(config))
     paths = [folder / f"{index}.npy" for index in range(2)]
     stops = [stop if index == victim else 0 for index in range(2)]
-    if run.exists():
-        shutil.copytree(run, folder / "before")
-    results = start_two(pickled, run, paths, stops, number)
-    if any(result.returncode == -signal.SIGABRT for result in results):
-        # On a loaded machine, a failed check in a thread of XLA or Gloo has ended a
-        # process. Nothing in bpd_jax aborts.
-        print("aborted, once more:", *(result.stderr for result in results), sep="\n")
-        shutil.rmtree(run, ignore_errors=True)
-        if (folder / "before").exists():
-            shutil.copytree(folder / "before", run)
-        results = start_two(pickled, run, paths, stops, number)
+    address = f"127.0.0.1:{free_port()}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    children = [
+        Script(
+            CHILD,
+            *(str(pickled), str(run), str(path)),
+            *(address, "2", str(index), str(stop), str(int(number))),
+            folder=folder,
+            environment={"XLA_FLAGS": flags},
+        )
+        for index, (path, stop) in enumerate(zip(paths, stops, strict=True))
+    ]
+    results = [child.wait(timeout=240) for child in children]
     statuses = [result.returncode for result in results]
     printed = [(result.stdout, result.stderr) for result in results]
     if number == signal.SIGKILL:
@@ -62,23 +56,6 @@ def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
     if not all(path.exists() for path in paths):
         pytest.fail("\n".join(text for both in printed for text in both))
     return statuses, printed, [np.load(path) for path in paths]
-
-
-def start_two(pickled, run, paths, stops, number):
-    """Runs `train_process` twice, connected through a free port."""
-    address = f"127.0.0.1:{free_port()}"
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    children = [
-        Script(
-            CHILD,
-            *(str(pickled), str(run), str(path)),
-            *(address, "2", str(index), str(stop), str(int(number))),
-            folder=pickled.parent,
-            environment={"XLA_FLAGS": flags},
-        )
-        for index, (path, stop) in enumerate(zip(paths, stops, strict=True))
-    ]
-    return [child.wait(timeout=240) for child in children]
 
 
 def parameters(run):

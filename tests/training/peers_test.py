@@ -14,12 +14,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO
 
 import pytest
 
 from bpd_jax.training import distributed, peers
-from tests.commands import ROOT
+from tests.commands import ROOT, Done, Script, free_port
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 SCRIPT = """
@@ -76,32 +75,30 @@ with cli.exit_on_errors():
 ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1, "early": 1}
 
 
-def start(
+def run(
+    folder: pathlib.Path,
     code: str,
     count: int,
     *arguments: str,
-    stderr: int | IO[str] = subprocess.PIPE,
-) -> list[subprocess.Popen[str]]:
-    """Starts `code` in each process of a run, with address, count, index and more."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, address, str(count), str(index), *arguments],
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            text=True,
+    stderr: pathlib.Path | None = None,
+    **environment: str,
+) -> list[Done]:
+    """Runs `code` in each process of a run, with address, count, index and more."""
+    program = folder / "program.py"
+    program.write_text(code)
+    address = f"127.0.0.1:{free_port()}"
+    processes = [
+        Script(
+            program,
+            *(address, str(count), str(index), *arguments),
+            folder=folder,
+            environment={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **environment},
+            err=stderr,
         )
         for index in range(count)
     ]
-
-
-def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Waits for the processes; less than jax's own limits, 100 seconds and more."""
-    return [process.communicate(timeout=90)[1] for process in processes]
+    # Less than jax's own limits, 100 seconds and more.
+    return [process.wait(timeout=90) for process in processes]
 
 
 @pytest.mark.parametrize(
@@ -118,13 +115,12 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
     ],
 )
 def test_a_failure_of_one_of_three_processes_is_one_sentence(
-    end: str, victims: str
+    end: str, victims: str, tmp_path: pathlib.Path
 ) -> None:
-    processes = start(PROCESS, 3, victims, end)
-    printed = outputs(processes)
-    for index, (process, text) in enumerate(zip(processes, printed, strict=True)):
+    results = run(tmp_path, PROCESS, 3, victims, end)
+    for index, (status, _, text) in enumerate(results):
         failed = str(index) in victims
-        assert process.returncode == (ENDS[end] if failed else 1), printed
+        assert status == (ENDS[end] if failed else 1), results
         lines = [line for line in text.splitlines() if line.startswith("error: ")]
         assert "stack trace" not in text
         assert ("Traceback" in text) == (failed and end == "bug"), text
@@ -141,26 +137,22 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
 @pytest.mark.parametrize("end", ["kill", "error"])
 @pytest.mark.parametrize("log", ["device", "pipe"])
 def test_processes_end_although_their_log_is_full(
-    log: str, end: str, monkeypatch: pytest.MonkeyPatch
+    log: str, end: str, tmp_path: pathlib.Path
 ) -> None:
-    # Within them a process that cannot write tries to end by itself.
-    monkeypatch.setenv("LAST_SECONDS", "4")
-    reader, writer = os.pipe()
-    if log == "device":
-        os.close(writer)
-        writer = os.open("/dev/full", os.O_WRONLY)
-    else:
-        os.set_blocking(writer, False)
-        with contextlib.suppress(BlockingIOError):
-            while os.write(writer, bytes(2**16)):
-                pass
-        os.set_blocking(writer, True)
-    processes = start(PROCESS, 3, "2", end, stderr=writer)
-    outputs(processes)
-    statuses = [process.returncode for process in processes]
-    assert statuses == [1, 1, ENDS[end]]
-    os.close(reader)
-    os.close(writer)
+    path = pathlib.Path("/dev/full")
+    with contextlib.ExitStack() as pipe:
+        if log == "pipe":
+            path = tmp_path / "pipe"
+            os.mkfifo(path)
+            for flag in (os.O_RDONLY, os.O_WRONLY):
+                descriptor = os.open(path, flag | os.O_NONBLOCK)
+                pipe.callback(os.close, descriptor)
+            with contextlib.suppress(BlockingIOError):
+                while os.write(descriptor, bytes(2**16)):
+                    pass
+        # Within 4 seconds a process that cannot write tries to end by itself.
+        results = run(tmp_path, PROCESS, 3, "2", end, stderr=path, LAST_SECONDS="4")
+    assert [result.returncode for result in results] == [1, 1, ENDS[end]]
 
 
 # The save of process 0 fails while it adds digests, or makes the folder of the step,
@@ -214,14 +206,13 @@ def test_a_failed_save_of_one_process_ends_both(
     tmp_path: pathlib.Path, victim: int, fault: str
 ) -> None:
     folder = tmp_path / "checkpoints"
-    processes = start(SAVES, 2, str(victim), str(folder), fault)
-    printed = outputs(processes)
-    assert [process.returncode for process in processes] == [1, 1], printed
+    results = run(tmp_path, SAVES, 2, str(victim), str(folder), fault)
+    assert [result.returncode for result in results] == [1, 1], results
     errors = [
-        [line for line in text.splitlines() if line.startswith("error: ")]
-        for text in printed
+        [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        for result in results
     ]
-    assert len(errors[victim]) == len(errors[1 - victim]) == 1, printed
+    assert len(errors[victim]) == len(errors[1 - victim]) == 1, results
     assert "cannot write a checkpoint" in errors[victim][0]
     assert f"process {victim} of this run has ended" in errors[1 - victim][0]
     first = tmp_path / "checkpoints.old" if fault == "folder" else folder
