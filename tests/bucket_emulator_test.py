@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, free_port
 
 BUCKET = "gs://bpd-test"
 # In a new process, because clients look up the server once per process.
@@ -51,7 +51,7 @@ print("equal")
 """
 
 
-# Writes a folder of four files, and reads it; SIGKILL comes instead of upload KILL.
+# Writes folders of four files, and reads them; SIGKILL comes instead of upload KILL.
 WRITER = """
 import os, signal, sys
 import numpy as np
@@ -59,30 +59,31 @@ from bpd_jax import artifacts, buckets, folders
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
-folder, value, kill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+value, kill, *names = sys.argv[1:]
 kind = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
 upload, uploads = buckets.upload, []
 
 def counted(*arguments):
     uploads.append(arguments)
-    if len(uploads) == kill:
+    if len(uploads) == int(kill):
         os.kill(os.getpid(), signal.SIGKILL)
     return upload(*arguments)
 
 buckets.upload = counted
-if value:
-    with folders.replacing_folder(folder, kind) as temporary:
+for folder in names:
+    if int(value):
+        with folders.replacing_folder(folder, kind) as temporary:
+            for number in range(3):
+                np.savez(temporary / f"{number}.npz", x=np.full(4, int(value)))
+            kind.write_header(temporary, {"count": 3})
+    try:
+        kind.read_header(folder)
+    except UserError as error:
+        print(error)
+    else:
         for number in range(3):
-            np.savez(temporary / f"{number}.npz", x=np.full(4, value))
-        kind.write_header(temporary, {"count": 3})
-try:
-    kind.read_header(folder)
-except UserError as error:
-    print(error)
-else:
-    for number in range(3):
-        with np.load(as_path(f"{folder}/{number}.npz")) as arrays:
-            print(*arrays["x"].tolist())
+            with np.load(as_path(f"{folder}/{number}.npz")) as arrays:
+                print(*arrays["x"].tolist())
 """
 
 
@@ -128,9 +129,7 @@ main(sys.argv[1:])
 @pytest.fixture
 def emulator(tmp_path: pathlib.Path) -> Iterator[str]:
     """The address of an emulator with an empty bucket."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", SERVER, "start", "--host=127.0.0.1"]
     command += [f"--port={port}", "--in-memory"]
     with (
@@ -141,6 +140,7 @@ def emulator(tmp_path: pathlib.Path) -> Iterator[str]:
     ):
         try:
             for _ in range(300):
+                assert server.poll() is None, (tmp_path / "emulator.log").read_text()
                 try:
                     socket.create_connection(("127.0.0.1", port)).close()
                     break
@@ -178,15 +178,17 @@ def test_files_models_and_checkpoints_round_trip(
     assert result.stdout.endswith("equal\n")
 
 
-@pytest.mark.parametrize("kill", [1, 2, 4])
-def test_interrupted_upload_is_refused_and_replaced(
-    emulator: str, tmp_path: pathlib.Path, kill: int
+def test_interrupted_uploads_are_refused_and_replaced(
+    emulator: str, tmp_path: pathlib.Path
 ) -> None:
-    folder = f"{BUCKET}/letter"
-    assert run(emulator, tmp_path, WRITER, folder, 1, 0).stdout == "1 1 1 1\n" * 3
-    killed = run(emulator, tmp_path, WRITER, folder, 2, kill)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    read = run(emulator, tmp_path / "another machine", WRITER, folder, 0, 0)
+    """Each folder is written again by a process that is killed in another upload."""
+    kills = {f"{BUCKET}/letter_{kill}": kill for kill in (1, 2, 4)}
+    assert run(emulator, tmp_path, WRITER, 1, 0, *kills).stdout == "1 1 1 1\n" * 9
+    for folder, kill in kills.items():
+        killed = run(emulator, tmp_path, WRITER, 2, kill, folder)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    read = run(emulator, tmp_path / "another machine", WRITER, 0, 0, *kills)
     assert read.returncode == 0, read.stderr
-    assert "interrupted" in read.stdout
-    assert run(emulator, tmp_path, WRITER, folder, 3, 0).stdout == "3 3 3 3\n" * 3
+    lines = read.stdout.splitlines()
+    assert ["interrupted" in line for line in lines] == [True] * 3
+    assert run(emulator, tmp_path, WRITER, 3, 0, *kills).stdout == "3 3 3 3\n" * 9
