@@ -8,8 +8,8 @@ import platform
 import signal
 import subprocess
 import sys
-import threading
 import time
+import types
 
 import pytest
 
@@ -42,6 +42,13 @@ def host(tmp_path):
     yield call
     call("stop")
     call("follow", timeout=30)
+
+
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """Whether another run cannot start, which `start` finds out without patience."""
+    monkeypatch.setattr(detached, "_PATIENCE", detached._POLL)
+    return lambda: detached.start(tmp_path / "run", "b", "launch", ["true"]) == BUSY
 
 
 @pytest.fixture
@@ -79,6 +86,7 @@ def test_run_outlives_its_followers(host, work, tmp_path):
 
 
 def test_second_run_is_refused_while_the_first_runs(host, work, tmp_path):
+    """`start` waits for the first one for some seconds."""
     assert host("start", "a", "launch", *work()).returncode == 0
     assert host("start", "b", "launch", *work()).returncode == BUSY
     assert host("start", "a", "launch", *work()).returncode == 0
@@ -164,13 +172,13 @@ def test_a_killed_run_frees_the_lock(host, work, tmp_path):
     assert host("follow", "b").returncode == 0
 
 
-def test_a_run_without_its_supervisor_keeps_the_lock(host, work, tmp_path):
+def test_a_run_without_its_supervisor_keeps_the_lock(host, work, busy, tmp_path):
     host("start", "a", "launch", *work())
     pid = tmp_path / "run" / "pid"
     log = tmp_path / "run" / "a.log"
     wait_for(lambda: pid.exists() and log.read_text() == "begins\n")
     os.kill(int(pid.read_text()), signal.SIGKILL)
-    assert host("start", "b", "launch", *work()).returncode == BUSY
+    assert busy()
     (tmp_path / "go").touch()
     assert host("follow", "a").returncode == FAILED
     assert host("start", "b", "launch", *work()).returncode == 0
@@ -191,7 +199,7 @@ def test_a_run_without_its_supervisor_is_stopped(host, work, tmp_path):
 
 def test_stop_reports_a_run_without_known_processes(tmp_path, monkeypatch, capsys):
     """The program has ended; a process that it started still holds the lock."""
-    monkeypatch.setattr(detached, "_START_UP", 0.5)
+    monkeypatch.setattr(detached, "_START_UP", 0)
     (tmp_path / "run.json").write_text('{"id": "a", "words": []}')
     for name, number in (("pid", os.getpid()), ("program", os.getppid())):
         (tmp_path / name).write_text(str(number))
@@ -272,29 +280,51 @@ def ended_run(folder, status="143"):
     (folder / "a.log").write_text("the log\n")
 
 
-def test_a_stop_that_comes_after_the_end_is_awaited(tmp_path, monkeypatch):
+@pytest.fixture
+def at_sleep(monkeypatch):
+    """A function that lets `detached` do something instead of its second sleep.
+
+    Its clock advances only by sleeping.
+    """
+
+    def prepare(act):
+        slept = []
+
+        def sleep(seconds):
+            slept.append(seconds)
+            if len(slept) == 2:
+                act()
+
+        clock = types.SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+        monkeypatch.setattr(detached, "time", clock)
+        return slept
+
+    return prepare
+
+
+def test_a_stop_that_comes_after_the_end_is_awaited(tmp_path, at_sleep):
     """Another worker was told first, upon which all have saved and ended."""
     ended_run(tmp_path)
-    stopping = threading.Timer(0.6, lambda: detached.stop(tmp_path))
-    stopping.start()
+    slept = at_sleep(lambda: detached.stop(tmp_path))
     assert detached.follow(tmp_path, "a") == STOPPED
-    stopping.join()
+    assert len(slept) == 2
     (tmp_path / "stopped").unlink()
-    monkeypatch.setattr(detached, "_LATE", 0.5)
+    slept = at_sleep(lambda: None)
     # SIGTERM may have come from somebody else.
     assert detached.follow(tmp_path, "a") == FAILED
+    assert detached._LATE <= sum(slept) < detached._LATE + 1
     (tmp_path / "status").write_text("1")
-    monkeypatch.setattr(detached, "_LATE", 1000)
+    slept = at_sleep(lambda: None)
     assert detached.follow(tmp_path, "a") == FAILED
+    assert slept == []
 
 
-def test_a_new_run_ends_the_wait_for_a_stop(tmp_path):
+def test_a_new_run_ends_the_wait_for_a_stop(tmp_path, at_sleep):
     ended_run(tmp_path)
     text = '{"id": "b", "words": []}'
-    starting = threading.Timer(0.6, (tmp_path / "run.json").write_text, [text])
-    starting.start()
+    slept = at_sleep(lambda: (tmp_path / "run.json").write_text(text))
     assert detached.follow(tmp_path, "a") == FAILED
-    starting.join()
+    assert len(slept) == 2
 
 
 def test_full_disk_does_not_prevent_a_stop(host, work, tmp_path, monkeypatch, capsys):
@@ -320,7 +350,7 @@ def test_damaged_process_numbers_are_not_signalled(tmp_path, monkeypatch, pid):
         assert number == os.getppid(), "sent a signal"
         raise PermissionError  # A process of another user is not the program.
 
-    monkeypatch.setattr(detached, "_START_UP", 0.5)
+    monkeypatch.setattr(detached, "_START_UP", 0)
     monkeypatch.setattr(os, "kill", forbidden)
     ended_run(tmp_path)
     text = pid.replace("PARENT", str(os.getppid()))
