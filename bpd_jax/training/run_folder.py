@@ -84,8 +84,7 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
     _check_same(folder, TASK, task, dataclasses.asdict(config.task))
     rows = initial_rows(folder)
     if rows is not None:
-        train = rows.get("train")
-        length = {"length": train.get("length") if isinstance(train, dict) else None}
+        length = {"length": rows["train"].get("length")}
         _check_same(folder, f"{DATA}/train", length, {"length": config.length})
 
 
@@ -96,8 +95,16 @@ def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
       UserError: the fingerprints cannot be read.
     """
     # Exported parameters that are trained further have none.
-    started = (folder / MODEL).exists() and (folder / ROWS).exists()
-    return _read_object(folder / ROWS) if started else None
+    if not ((folder / MODEL).exists() and (folder / ROWS).exists()):
+        return None
+    rows = _read_object(folder / ROWS)
+    for split in SPLITS:
+        if not isinstance(rows.get(split), dict):
+            raise UserError(
+                f"cannot read {folder / ROWS}: it does not describe the rows of the "
+                f"{split} split."
+            )
+    return rows
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:

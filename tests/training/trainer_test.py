@@ -164,14 +164,21 @@ def test_checkpoints_without_a_description_are_refused(
     assert not (run / name).exists()
 
 
-@pytest.mark.parametrize("text", ["{}", '{"train": []}'])
-def test_fingerprints_without_a_length_are_reported(
-    finished, train_config, tmp_path, text
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{}", "cannot read .*data.json: .* train split"),
+        ('{"train": {"length": 16}}', "cannot read .*data.json: .* validation split"),
+        ('{"train": {}, "validation": {}}', "length is None in its data/train and 16"),
+    ],
+)
+def test_incomplete_fingerprints_are_reported(
+    finished, train_config, tmp_path, text, message
 ):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     (run / "data.json").write_text(text)
-    with pytest.raises(UserError, match="length is None in its data/train and 16"):
+    with pytest.raises(UserError, match=message):
         train(train_config, run)
 
 
