@@ -167,8 +167,8 @@ def headroom_cell(
 def never_below(
     run: StudyRun,
     statement: str,
-    upper: Mapping[str, float] | str,
-    lower: Mapping[str, float] | str,
+    upper: Mapping[str, float],
+    lower: Mapping[str, float],
     *,
     strictly: bool = False,
     mostly: bool = False,
@@ -178,16 +178,14 @@ def never_below(
     Args:
       run: the run, which has the labels of tasks.
       statement: the paper's statement.
-      upper, lower: values by task, or names of contenders, which stand for their block
-        efficiencies.
+      upper, lower: values by task; see `StudyRun.by_task`.
       strictly: whether equal values contradict the statement.
       mostly: whether the statement holds if it does on more than half of the tasks.
     """
-    high, low = (run.by_task(x) if isinstance(x, str) else x for x in (upper, lower))
-    tasks = [task for task in high if task in low]
+    tasks = [task for task in upper if task in lower]
     if not tasks:
         return judged(statement, "Not measured.")
-    margins = {task: high[task] - low[task] for task in tasks}
+    margins = {task: upper[task] - lower[task] for task in tasks}
     higher = [task for task in tasks if margins[task] > _EQUAL]
     equal = [task for task in tasks if abs(margins[task]) <= _EQUAL]
     holding = higher if strictly else [*higher, *equal]
@@ -195,7 +193,7 @@ def never_below(
     evidence = f"Higher on {len(higher)} of {len(tasks)} tasks"
     if equal:
         evidence += f", equal on {len(equal)}"
-    ratios = [high[task] / low[task] for task in tasks if low[task]]
+    ratios = [upper[task] / lower[task] for task in tasks if lower[task]]
     if ratios:
         evidence += f"; mean difference {100 * (np.mean(ratios) - 1):+.1f} %"
     evidence += "."

@@ -65,8 +65,8 @@ def _diminishing_returns(run: StudyRun, family: list[str]) -> Finding:
     )
     points = [
         (_drafts(name), value)
-        for name in family
-        if (value := run.drafts(name).efficiency) is not None
+        for name, drafts in zip(family, run.paired(family), strict=True)
+        if (value := drafts.efficiency) is not None
     ]
     if len(points) < 3:
         return Finding(statement, None, "Fewer than three values of p.")

@@ -201,10 +201,21 @@ class StudyRun:
         lengths = [from_digits(record.length) for record in self.drafts(BPD)]
         return max((int(each.max()) for each in lengths), default=None)
 
-    def by_task(self, contender: str) -> dict[str, float]:
-        """Block efficiency of a contender on every task that it was measured on."""
-        values = {t: self.drafts(contender, t).efficiency for t in self.tasks}
-        return {task: value for task, value in values.items() if value is not None}
+    def by_task(self, *contenders: str) -> list[dict[str, float]]:
+        """Block efficiency by task, on the examples that all contenders share.
+
+        Returns:
+          One entry per contender, all with the same tasks.
+        """
+        paired = {task: self.paired(contenders, task) for task in self.tasks}
+        return [
+            {
+                task: value
+                for task, drafts in paired.items()
+                if (value := drafts[index].efficiency) is not None
+            }
+            for index in range(len(contenders))
+        ]
 
     def printed(
         self, numbers: Numbers, contender: str, task: str | None

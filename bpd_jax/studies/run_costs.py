@@ -31,7 +31,8 @@ def costs_of(run: StudyRun) -> RunCosts:
     """Costs of plain decoding (`PLAIN`) and of the contenders that the formula covers.
 
     The result is empty without `model_sizes`, and if a block drafter drafts, because
-    the paper's formula is for block heads.
+    the paper's formula is for block heads. Contenders with fewer tasks than BPD, in an
+    interrupted run, are left out: their mean over tasks is not comparable.
 
     Raises:
       UserError: `model_sizes` is invalid, or `settings` has no lattice width.
@@ -53,6 +54,7 @@ def costs_of(run: StudyRun) -> RunCosts:
         ) from error
     plain = {context: cost(model, context, drafting=False) for context in CONTEXTS}
     run_costs: RunCosts = {PLAIN: (1.0, plain)}
+    required = run.by_task(BPD)[0].keys()
     for name in run.contenders:
         contender = parse_contender(name)
         rescorer = rescorers.get(contender.assets or "")
@@ -60,9 +62,9 @@ def costs_of(run: StudyRun) -> RunCosts:
         if rescoring is None or (rescoring[0] and rescorer is None):
             continue
         passes, rescored = rescoring
-        drafts, means = run.drafts(name), run.by_task(name).values()
-        if means:
-            mean = sum(means) / len(means)
+        drafts, means = run.drafts(name), run.by_task(name)[0]
+        if means and means.keys() >= required:
+            mean = sum(means.values()) / len(means)
             costs = {
                 context: cost(
                     model,

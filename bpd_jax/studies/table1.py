@@ -98,7 +98,7 @@ def _all_scores(run: StudyRun) -> list[Table]:
     "lowest."
 )
 def _extremes(run: StudyRun) -> Judgement | str:
-    values = {t: v for t, v in run.by_task(BPD).items() if t in printed.TASKS}
+    values = {t: v for t, v in run.by_task(BPD)[0].items() if t in printed.TASKS}
     if not values:
         return "No drafts of BPD were recorded."
     ranked = sorted(values, key=lambda task: -values[task])

@@ -27,8 +27,7 @@ def _findings(run: StudyRun) -> list[Finding]:
         never_below(
             run,
             f"More heads help: {run.label(many)} against {run.label(few)}.",
-            many,
-            few,
+            *run.by_task(many, few),
             strictly=True,
         )
         for family in families.values()

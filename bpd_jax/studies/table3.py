@@ -24,10 +24,17 @@ def _contenders(run: StudyRun) -> list[str]:
     return [BPD, *(name for name in run.contenders if name != BPD)]
 
 
-def _shares(run: StudyRun, contender: str) -> dict[str, float]:
-    """Share of equal neighbours by task, in percent."""
-    shares = {task: run.drafts(contender, task).repetition[0] for task in run.tasks}
-    return {task: 100 * share for task, share in shares.items() if share is not None}
+def _shares(run: StudyRun, *contenders: str) -> list[dict[str, float]]:
+    """Share of equal neighbours by task, in percent, on the examples that all share."""
+    paired = {task: run.paired(contenders, task) for task in run.tasks}
+    return [
+        {
+            task: 100 * share
+            for task, drafts in paired.items()
+            if (share := drafts[index].repetition[0]) is not None
+        }
+        for index in range(len(contenders))
+    ]
 
 
 def _table(run: StudyRun) -> Table:
@@ -50,7 +57,7 @@ def _table(run: StudyRun) -> Table:
 
 
 def _chart(run: StudyRun) -> Chart:
-    shares = {name: _shares(run, name) for name in _contenders(run)}
+    shares = {name: _shares(run, name)[0] for name in _contenders(run)}
     tasks = [task for task in run.tasks if any(task in s for s in shares.values())]
     bars = [
         line_of(
@@ -71,9 +78,9 @@ def _chart(run: StudyRun) -> Chart:
 
 
 def _findings(run: StudyRun) -> list[Finding]:
-    before, *_ = shares = [_shares(run, name) for name in _contenders(run)]
     findings = []
-    for name, after in zip(_contenders(run)[1:], shares[1:], strict=True):
+    for name in _contenders(run)[1:]:
+        before, after = _shares(run, BPD, name)
         statement = f"Refinement reduces repetition ({run.label(name)})."
         reductions = {t: before[t] - after[t] for t in before if t in after}
         if not reductions:

@@ -253,7 +253,7 @@ def _weak_tasks(comparisons: list[_Comparisons]) -> Judgement:
     """Whether the margin of wins decreases with BPD's block efficiency."""
     verdicts, parts = [], []
     for contender in comparisons:
-        base = contender.run.by_task(BPD)
+        base, _ = contender.run.by_task(BPD, contender.contender)
         margins = {
             task: float(contender.margins(task).sum()) / positions
             for task in base

@@ -39,8 +39,7 @@ def _findings(run: StudyRun) -> list[Finding]:
             run,
             "On most tasks a general model is at least as good as an in-domain one "
             f"({run.label(general.name)} against {run.label(in_domain.name)}).",
-            general.name,
-            in_domain.name,
+            *run.by_task(general.name, in_domain.name),
             mostly=True,
         )
         for in_domain in parsed

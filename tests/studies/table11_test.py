@@ -109,10 +109,14 @@ def test_the_table_of_a_run():
         draft("bpd", "squad", "22", nodes=3),
         draft("bpd", "qa", "11", nodes=6),
         draft("neural:1:mode=parallel", "squad", "22", nodes=3),
+        draft("neural:1:mode=parallel", "qa", "22", nodes=3),
         draft("neural:1@other", "squad", "22", nodes=3),
         draft("bpd:heads=2", "squad", "22", nodes=2),
         draft("markov:1", "squad", "22", nodes=3),
         draft("ngram:16", "squad", "22", nodes=30),
+        draft("ngram:16", "qa", "22", nodes=30),
+        # Not measured on all tasks yet.
+        draft("zero_gram:16", "squad", "22", nodes=30),
     ]
     exhibit = build_exhibit(records, model_sizes=SIZES)
     rows = table(exhibit, "table11_ours")
