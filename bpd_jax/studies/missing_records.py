@@ -105,7 +105,7 @@ def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None
     """Records texts for the draft explorer."""
     contenders, shown = context.config.contenders, context.config.shown
     done = {
-        (record.task, record.example)
+        record.key
         for record in run.of(ExplorerRecord)
         if {trace.contender for trace in record.traces} >= set(contenders)
     }
@@ -116,7 +116,7 @@ def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None
     ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
         records = explorer_records(context, task)
-        store(r for r in records if (r.task, r.example) not in done)
+        store(r for r in records if r.key not in done)
 
 
 def measure_quality(context: StudyContext, run: StudyRun, store: Store) -> None:

@@ -22,7 +22,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import KINDS, Record
+from bpd_jax.studies.study_records import KINDS, ExplorerRecord, Record
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records.
@@ -100,11 +100,18 @@ def _complete_size(path: pathlib.Path) -> int:
 def read_records(folder: pathlib.Path) -> list[Record]:
     """Reads all `records*.jsonl` and `records*.jsonl.gz` of a folder.
 
+    A run with further contenders records a text of the explorer again; the last record
+    of each is returned.
+
     Raises:
       UserError: a line is not a record, or a file is too large.
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
-    return [record for path in paths for record in _read_file(path)]
+    records = [record for path in paths for record in _read_file(path)]
+    latest = {r.key: r for r in records if isinstance(r, ExplorerRecord)}
+    return [
+        r for r in records if not isinstance(r, ExplorerRecord) or latest[r.key] is r
+    ]
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:

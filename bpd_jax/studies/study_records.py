@@ -292,6 +292,11 @@ class ExplorerRecord(Record):
     log_probs: list[list[list[float]]]
     traces: list[Trace]
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """As in `DraftRecord`."""
+        return self.task, self.example
+
 
 KINDS: dict[str, type[Record]] = {
     "draft": DraftRecord,

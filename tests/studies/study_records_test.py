@@ -101,6 +101,20 @@ def test_records_round_trip_in_order(tmp_path):
     assert run.label("bpd") == "bpd"
 
 
+def test_a_text_of_the_explorer_with_further_contenders_replaces_the_earlier_one(
+    tmp_path,
+):
+    run_files.write_header(tmp_path, "figure4", {})
+    earlier, later, other = (
+        ExplorerRecord(
+            "qa", example, "", ["a"], [0], [[[0]]], [[[-0.5]]], [Trace(name, name, [])]
+        )
+        for example, name in ((0, "bpd"), (0, "ngram:16"), (1, "bpd"))
+    )
+    run_files.append_records(tmp_path, [earlier, other, later])
+    assert run_files.open_run(tmp_path).records == [other, later]
+
+
 def test_an_incomplete_line_is_dropped(tmp_path):
     run_files.write_header(tmp_path, "table4", {})
     run_files.append_records(tmp_path, [draft()])
