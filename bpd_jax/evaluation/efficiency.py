@@ -9,6 +9,8 @@ from scipy import stats
 from bpd_jax.decoding.generate import Generation
 
 _LEVEL, _RESAMPLES = 0.95, 2000
+# Number of indices drawn together, which limits memory: NewsRoom has 100,000 examples.
+_MOST_DRAWN = 1 << 24
 
 
 def block_efficiency(generations: Sequence[Generation]) -> float:
@@ -152,6 +154,7 @@ def bootstrap(
             lambda drawn, axis: statistic(drawn.astype(int)),
             n_resamples=_RESAMPLES,
             vectorized=True,
+            batch=max(_MOST_DRAWN // count, 1),
             method="percentile",
             rng=np.random.default_rng(0),
         ).bootstrap_distribution

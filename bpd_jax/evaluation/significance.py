@@ -18,6 +18,8 @@ favour the same method have a p-value of 2 / 2⁵ = 0.06."""
 
 # More swaps are sampled, fewer are enumerated.
 _MOST_SWAPS = 9999
+# Number of values swapped together, which limits memory.
+_MOST_VALUES = 1 << 24
 
 
 def sign_flip_test(differences: np.ndarray) -> float:
@@ -71,7 +73,7 @@ def efficiency_test(
         alternative="greater",
         vectorized=True,
         n_resamples=_MOST_SWAPS,
-        batch=2000,
+        batch=min(max(_MOST_VALUES // (2 * count), 1), 2000),
         rng=np.random.default_rng(0),
     )
     return float(result.pvalue)

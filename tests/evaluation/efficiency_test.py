@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from bpd_jax.evaluation import efficiency
 from bpd_jax.evaluation.efficiency import (
     best_alpha,
     block_efficiency,
@@ -59,6 +60,22 @@ def test_resamples_without_cases_are_omitted():
     no_cases = np.zeros(2)
     assert difference_interval(no_cases, no_cases, *shares[2:]) is None
     assert difference_interval(*[np.zeros(0)] * 4) is None
+
+
+def test_the_memory_of_an_interval_is_limited(monkeypatch):
+    """The resamples of many examples are drawn in parts, which changes no result."""
+    drawn: list[int] = []
+    tokens = np.arange(300)
+
+    def mean(indices):
+        drawn.append(indices.size)
+        return tokens[indices].mean(-1)
+
+    interval = efficiency.bootstrap(mean, 300)
+    monkeypatch.setattr(efficiency, "_MOST_DRAWN", 3333)
+    drawn.clear()
+    assert efficiency.bootstrap(mean, 300) == interval
+    assert max(drawn) <= 3333
 
 
 @pytest.mark.parametrize(

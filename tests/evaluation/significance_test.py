@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bpd_jax.evaluation import significance
 from bpd_jax.evaluation.significance import (
     FEWEST,
     efficiency_test,
@@ -35,6 +36,14 @@ def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
     exact = (abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
     assert sign_flip_test(differences) == pytest.approx(exact, abs=0.01)
     assert sign_flip_test(np.ones(40)) == 1 / 10_000
+
+
+def test_the_memory_of_a_test_is_limited(monkeypatch):
+    """The swaps of many examples are drawn in parts, which changes no p-value."""
+    differences = np.random.default_rng(0).normal(0.3, 1, 20)
+    p_value = sign_flip_test(differences)
+    monkeypatch.setattr(significance, "_MOST_VALUES", 12_000)
+    assert sign_flip_test(differences) == p_value
 
 
 def test_efficiency_of_two_examples():
