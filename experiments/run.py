@@ -98,7 +98,8 @@ def _chosen(names: list[str]) -> list[str]:
     if not names:
         raise UserError(f"name a study: {', '.join(NAMES)}; or all.")
     if names == ["all"]:
-        return [name for name in NAMES if _gin_file(name).is_file()]
+        # Of an unknown size all are missing, which is reported below.
+        names = [n for n in NAMES if _gin_file(n).is_file()] or [*NAMES]
     for name in names:
         find_study(name)
         if not _gin_file(name).is_file():

@@ -477,10 +477,12 @@ def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
         [],
         ["tabel4", "--size=tiny"],
         [*command, "--shard=2/2"],
+        ["all", "--size=big"],
     )
     assert refused.returncode == 1
     assert "choose another --workdir, or remove" in refused.stderr
-    assert [result.returncode for result in invalid] == [1, 1, 1]
+    assert [result.returncode for result in invalid] == [1, 1, 1, 1]
     assert "name a study: table1" in invalid[0].stderr
     assert "did you mean table4?" in invalid[1].stderr
     assert "--shard=2/2 is not I/N" in invalid[2].stderr
+    assert "table1 has no size 'big'" in invalid[3].stderr
