@@ -64,6 +64,11 @@ _HERE = "experiments/finetune"
 
 def main() -> None:
     """Trains and evaluates the models; prints and writes the results."""
+    if flags.FLAGS.gin_file:
+        raise UserError(
+            "--gin_file is not used here: the runs have gin files of their own, whose "
+            "settings --gin.NAME=VALUE overrides."
+        )
     data, runs = cli.required("data"), pathlib.Path(RUNS.value)
     files.check_writable(OUTPUT.value)
     base = runs / "base"
@@ -149,7 +154,7 @@ def _compare(
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     rows = open_rows(run_folder / "data" / "validation")
-    chose = config.batch_size * (config.evaluate_batches or 0)
+    chose = _rows_that_chose(config, rows)
     rows = _rows_from(rows, chose)
     batches = min(ROWS.value, len(rows)) // config.batch_size
     if not batches:
@@ -181,6 +186,12 @@ def _compare(
             **_quality(after.task.name, loaded, generations, references),
         }
     return figures
+
+
+def _rows_that_chose(config: TrainConfig, rows: PackedRows) -> int:
+    """Number of rows, the first ones, that selected the checkpoint."""
+    batches = config.evaluate_batches
+    return len(rows) if batches is None else config.batch_size * batches
 
 
 def _rows_from(rows: PackedRows, first: int) -> PackedRows:
