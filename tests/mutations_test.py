@@ -1,6 +1,7 @@
 """Damaged files of every format are read or refused; see `tests/mutations.py`."""
 
 import gc
+import inspect
 import json
 import pathlib
 import random
@@ -44,9 +45,9 @@ def test_faults_of_a_reader_are_counted(error: Exception) -> None:
 def test_crashes_and_readers_that_do_not_end_are_counted() -> None:
     """In a new process: one with the threads of jax must not fork."""
     code = (
-        "import os\n"
+        "import os, pathlib\n"
         "from tests import mutations\n"
-        "from tests.mutations_test import write\n"
+        f"{inspect.getsource(write)}"
         "def damaged(folder): return b'text' not in (folder / 'a.json').read_bytes()\n"
         "def crash(folder):\n"
         "    if damaged(folder): os.abort()\n"
