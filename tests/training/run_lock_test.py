@@ -103,9 +103,15 @@ def test_expired_lock_is_taken(lock, content, capfd, monkeypatch):
         assert json.loads(lock.read_generation()[0])["host"] != "another"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_run_whose_lock_was_taken_ends_at_once(lock, monkeypatch):
     ended = threading.Event()
-    monkeypatch.setattr(run_lock, "_end", lambda path: ended.set())
+
+    def end(path):
+        ended.set()
+        raise SystemExit  # The thread would renew the lock of the other run.
+
+    monkeypatch.setattr(run_lock, "_end", end)
     with locked(lock.parent):
         lock.write_generation(abandoned_lock(host="another"))
         assert ended.wait(10)
