@@ -70,7 +70,11 @@ def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
     assert result == (130, "continued\n", "interrupted\n")
 
 
-def test_an_interrupt_that_a_library_swallows_still_ends_the_command(capsys):
+def test_an_interrupt_that_a_library_swallows_still_ends_the_command(
+    capsys, monkeypatch
+):
+    # Otherwise a pause of this process would end it, and with it all tests.
+    monkeypatch.setattr(startup, "_GRACE_SECONDS", 600)
     before = signal.getsignal(signal.SIGINT)
     cleaned = []
 
