@@ -6,9 +6,6 @@ XLA multiplies the queries with all slots of every row, whether they hold tokens
 Every number of the result is summed in the same order, however many queries there are.
 """
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -59,22 +56,18 @@ def prefix_attention(
     assert tile is not None
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
     every = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-    name, _ = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
+    name = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
     call = jax.ffi.ffi_call(name, (every, rows, rows))
     mixed, peaks, totals = call(queries.astype(jnp.float32), keys, values, lengths)
     return mixed, peaks, totals
 
 
-@functools.cache
-def _register(tile: Tile, width: int, half: bool) -> tuple[str, Any]:
-    """Compiles a kernel and registers it with XLA, once per process.
-
-    Returns:
-      Its name there, and the engine that owns its code.
-    """
+def _register(tile: Tile, width: int, half: bool) -> str:
+    """Registers a kernel with XLA, and returns its name there."""
     from bpd_jax.models.attention_kernel_code import attention_module
     from bpd_jax.models.xla_kernel import register
 
     sizes = (tile.width, tile.outputs, tile.rows, width, int(half))
     name = "bpd_jax_prefix_attention_" + "_".join(map(str, sizes))
-    return name, register(name, attention_module(tile, width, half))
+    register(name, lambda: attention_module(tile, width, half))
+    return name

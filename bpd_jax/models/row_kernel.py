@@ -12,7 +12,6 @@ draft.
 
 import functools
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,18 +73,14 @@ def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Arra
     tile = tile or tile_of_processor()
     assert tile is not None
     result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(_register(tile)[0], result)(x, matrix)
+    return jax.ffi.ffi_call(_register(tile), result)(x, matrix)
 
 
-@functools.cache
-def _register(tile: Tile) -> tuple[str, Any]:
-    """Compiles a kernel and registers it with XLA, once per process.
-
-    Returns:
-      Its name there, and the engine that owns its code.
-    """
+def _register(tile: Tile) -> str:
+    """Registers a kernel with XLA, and returns its name there."""
     from bpd_jax.models.row_kernel_code import product_module
     from bpd_jax.models.xla_kernel import register
 
     name = f"bpd_jax_rows_times_matrix_{tile.width}_{tile.outputs}_{tile.rows}"
-    return name, register(name, product_module(tile))
+    register(name, lambda: product_module(tile))
+    return name

@@ -9,6 +9,7 @@ The work of a call is split into chunks. The threads of XLA and the calling thre
 one chunk after another; the calling thread never waits for a thread that has not begun.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 # Fields of the state of a call that threads share, followed by the values of the call;
 # 8 bytes each.
 _FIELDS = ("next", "done", "users", "chunks")
+
+# The engines that own the machine code of registered kernels, by name. XLA calls the
+# code until the process ends.
+_ENGINES: dict[str, Any] = {}
+_LOCK = threading.Lock()
 
 
 class Split(NamedTuple):
@@ -112,12 +118,25 @@ def kernel_module(
     return module
 
 
-def register(name: str, module: ir.Module) -> Any:
-    """Compiles the module's `handler` and registers it as a target of XLA.
+def register(name: str, build: Callable[[], ir.Module]) -> None:
+    """Compiles a module's `handler` and registers it as a target of XLA, once.
 
-    Returns:
-      The engine that owns the machine code; it must outlive every call.
+    Programs may be traced in several threads at the same time.
+
+    Args:
+      name: name of the target.
+      build: returns the module.
     """
+    with _LOCK:
+        if name not in _ENGINES:
+            engine = _compile(build())
+            code = jax.ffi.pycapsule(engine.get_function_address("handler"))
+            jax.ffi.register_ffi_target(name, code, platform="cpu")
+            _ENGINES[name] = engine
+
+
+def _compile(module: ir.Module) -> Any:
+    """Returns the engine that owns the machine code of a module."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     # No processor is named: for some, LLVM would split the widest registers in two.
@@ -131,8 +150,6 @@ def register(name: str, module: ir.Module) -> Any:
     passes.getModulePassManager().run(parsed, passes)
     engine = binding.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
-    address = engine.get_function_address("handler")
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
     return engine
 
 

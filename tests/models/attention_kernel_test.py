@@ -1,5 +1,7 @@
 """The kernel for attention to the cache: exact sums, fixed order, visible slots."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,27 @@ def test_results_do_not_depend_on_other_queries():
             some_queries = prefix_attention(queries[:, :, rows_slice], *context)
             for result, expected in zip(some_queries, all_queries, strict=True):
                 np.testing.assert_array_equal(result, expected[:, :, rows_slice])
+
+
+def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
+    """A second engine would free the code of the one that XLA calls."""
+    from bpd_jax.models import attention_kernel_code
+
+    built, build = [], attention_kernel_code.attention_module
+
+    def counted(*sizes):
+        built.append(sizes)
+        return build(*sizes)
+
+    monkeypatch.setattr(attention_kernel_code, "attention_module", counted)
+    arrays = inputs(1, 1, 2, 80, 5)
+
+    def trace(_):
+        return jax.eval_shape(lambda *x: prefix_attention(*x), *arrays)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(trace, range(2)))
+    assert len(built) == 1
 
 
 def test_slots_past_the_length_are_not_read():
