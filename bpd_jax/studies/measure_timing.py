@@ -41,7 +41,7 @@ def plain_name(contender: str) -> str:
 
 
 def timing_records(
-    context: "StudyContext", done: Collection[Key] = ()
+    context: "StudyContext", done: Collection[tuple[str, str, float, int, int]] = ()
 ) -> Iterator[list[TimingRecord]]:
     """Decodes every prompt with every contender, one prompt at a time.
 
@@ -54,7 +54,8 @@ def timing_records(
 
     Args:
       context: settings, model, prompts and contenders.
-      done: keys that a resumed run has already measured.
+      done: `TimingRecord.key` of the records that a resumed run already has; a
+        contender that lacks a prompt in a round is measured again.
 
     Yields:
       The records of one contender in one round, one per prompt.
@@ -81,7 +82,11 @@ def timing_records(
             *(map(speculative_name, config.speculative) if temperature > 0 else ()),
         ]
     ]
-    missing = [key for key in keys if key not in done]
+    missing = [
+        key
+        for key in keys
+        if any((*key, example.index) not in done for example in examples[key[0]])
+    ]
     for task, name, temperature, _ in dict.fromkeys((*key[:3], 0) for key in missing):
         decoder, method = context.contender(plain_name(name), task)
         prompts = [example.input_ids for example in examples[task]]

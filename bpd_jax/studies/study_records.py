@@ -212,9 +212,9 @@ class TimingRecord(Record):
     identical: bool | None = None
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
-        """Identifies the records that are measured together, one per prompt."""
-        return self.task, self.contender, self.temperature, self.round
+    def key(self) -> tuple[str, str, float, int, int]:
+        """As in `DraftRecord`."""
+        return self.task, self.contender, self.temperature, self.round, self.example
 
 
 @dataclasses.dataclass(frozen=True)
