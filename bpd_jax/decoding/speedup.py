@@ -211,9 +211,10 @@ def predict(
         seconds = costs[b].at(nodes[method]) + drafting
         return plain / (_batch_calls(calls, rows[b]) * seconds)
 
-    # The oracle's calls bound those of methods within its lattice. The bound is not
-    # strict: rarely, a shorter draft leads to a position with better heads.
-    bounded = [method for method in methods if method.within_lattice]
+    # The oracle's calls bound those of methods within its lattice, that of the heads.
+    # The bound is not strict: rarely, a shorter draft leads to a position with better
+    # heads.
+    bounded = [m for m in methods if m.within_lattice and m.source_name == "heads"]
     bound: list[int] = []
     if bounded:
         widest = max(method.setting("k") or decoder.width for method in bounded)

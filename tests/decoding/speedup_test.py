@@ -128,6 +128,18 @@ def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):
     assert [p.replayed for p in predictions] == [True, True, False]
 
 
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_oracle_of_the_heads_does_not_bound_a_block_drafter(block_size, prompts, costs):
+    """Not even if the model has heads, and the drafter may predict more tokens."""
+    costs(lambda size: 0.001 * size)
+    model = make_model(0, block_size, num_layers=1)
+    decoder = Decoder(*model, width=4, assets=Assets(drafter=make_drafter(model)))
+    replay = record(decoder, decoder.decode(GREEDY, prompts, OPTIONS), OPTIONS)
+    block = parse_method("block/tree:8")
+    predictions = {p.method: p for p in predict(decoder, replay, [block], [1])[1]}
+    assert predictions[block].replayed
+
+
 def test_one_replay_serves_all_batch_sizes(decoder, costs, monkeypatch):
     """Three texts: batches of one are three, of two are two, of four is one."""
     costs(lambda size: 0.010)
