@@ -54,8 +54,8 @@ def normalised(candidates: Candidates) -> Float[Array, "B n W"]:
     cannot be compared.
     """
     log_probs = jax.nn.log_softmax(candidates.log_probs, axis=-1)
-    # The softmax of candidates that are all -inf is undefined.
-    return jnp.where(jnp.isneginf(candidates.log_probs), -jnp.inf, log_probs)
+    # The softmax of candidates that are all -inf is undefined. NaN would rank first.
+    return jnp.where(jnp.isfinite(log_probs), log_probs, -jnp.inf)
 
 
 def grow_best(

@@ -157,3 +157,17 @@ def test_repeated_and_impossible_candidates_are_left_out():
     assert int(tree.valid.sum()) == 1 + 2 + 4
     chains = grow_tree(paths, view, BeamSearch(9))
     assert int(chains.valid.sum()) == 4 * 3
+
+
+def test_undefined_scores_leave_the_certain_token_of_a_tree():
+    """In the first row of a batch; the other row has the tree of defined scores."""
+    lattice = random_lattice(1, batch=2, length=3)
+    view = random_view(lattice)
+    paths = Paths(HeadsSource(3, 3))
+    want = grow_tree(paths, view, BestFirst(4))
+    lattice.log_probs[0, 1:] = np.nan
+    tree = grow_tree(paths, view, BestFirst(4))
+    np.testing.assert_array_equal(tree.valid[0], [True, False, False, False])
+    assert tree.tokens[0, 0] == lattice.tokens[0, 0, 0]
+    for name in ("tokens", "parents", "depths", "ranks", "valid"):
+        np.testing.assert_array_equal(getattr(tree, name)[1], getattr(want, name)[1])
