@@ -120,6 +120,11 @@ class DecodeOptions(StepOptions):
                 f"{self.acceptance} acceptance needs sampling: give a temperature "
                 "above 0, or use exact acceptance."
             )
+        if self.acceptance != EXACT and self.stride is not None:
+            raise UserError(
+                f"{self.acceptance} acceptance cannot be combined with stride, because "
+                "it chooses a token after the last accepted one only."
+            )
 
     @property
     def step(self) -> StepOptions:

@@ -295,6 +295,10 @@ def test_assets_must_fit_the_model():
         ({"stop": ("a", "\udcff")}, "stop must be UTF-8"),
         ({"top_p": 1.5}, "top_p must be"),
         ({"acceptance": "typical"}, "typical acceptance needs sampling"),
+        (
+            {"acceptance": "speculative", "temperature": 1.0, "stride": 1},
+            "speculative acceptance cannot be combined with stride",
+        ),
         ({"typical_epsilon": -0.1}, "typical_epsilon must be"),
         ({"typical_delta": 1.5}, "typical_delta must be"),
     ],
