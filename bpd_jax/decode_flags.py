@@ -65,7 +65,8 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
     """Loads the model that the flags name.
 
     Returns:
-      The model, a decoder of it, and options with its end-of-text tokens.
+      The model, a decoder of it, and options with its end-of-text tokens unless the
+      configuration sets others.
     """
     lm = api.load(
         cli.required("model"),
@@ -75,7 +76,9 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
         precision=PRECISION.value,
         **cli.flag_values(AssetPaths),
     )
-    options = dataclasses.replace(config.options, end_of_text=lm.loaded.end_of_text)
+    options = config.options
+    if options.end_of_text is None:
+        options = dataclasses.replace(options, end_of_text=lm.loaded.end_of_text)
     decoder = lm.decoder(lattice_width=config.lattice_width, alpha=config.alpha)
     return lm, decoder, dataclasses.replace(config, options=options)
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from bpd_jax.data.generations import open_generations, shard_paths
+from bpd_jax.data.generations import open_generations, read_header, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachments import fingerprint
@@ -87,9 +87,11 @@ def test_a_run_resumes_with_any_batch_size(written):
     assert result.returncode == 0, result.stderr
     assert "4 of 5 texts exist already." in result.stdout
     assert sorted(text for _, text in texts("again")) == sorted(t for _, t in before)
-    result = distill(folder, *arguments, "--output=other", "--answered=texts")
+    gin = "--gin.DecodeOptions.end_of_text=3"
+    result = distill(folder, *arguments, "--output=other", "--answered=texts", gin)
     assert "5 prompts are answered in other folders" in result.stdout
     assert not shard_paths(folder / "other")
+    assert read_header(folder / "other")["facts"]["options"]["end_of_text"] == 3
 
 
 def test_incompatible_settings_are_refused(written):
