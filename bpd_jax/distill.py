@@ -66,7 +66,11 @@ def main() -> None:
     """Collects or generates prompts, decodes them, and writes shards."""
     output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
+    if method.is_oracle:
+        raise UserError("the oracle needs decoded texts: choose another method.")
     folders.check_folder(output, KIND)
+    for folder in ANSWERED_FOLDERS.value:
+        read_header(folder)
     texts = decode_flags.prompt_texts()
     if not texts and MADE_UP.value < 1:
         raise UserError(

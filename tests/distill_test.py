@@ -107,6 +107,8 @@ def test_incompatible_settings_are_refused(written):
         (["--output=prompts.jsonl"], "prompts.jsonl"),
         (["--temperature=1", "--acceptance=typical"], "typical acceptance"),
         (["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
+        (["--output=short", "--answered=txets"], "txets"),
+        (["--output=short", "--method=oracle"], "the oracle needs decoded texts"),
     ]
     cases = [([*arguments, *changed], message) for changed, message in cases]
     cases += [(["--model=tiny", "--output=short"], "there are no prompts")]
