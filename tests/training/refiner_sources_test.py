@@ -55,7 +55,7 @@ def states(tmp_path_factory, base):
         texts.append(np.array(text))
     key = fingerprint(config, params)
     write_header(folder / "texts", base=key, vocab_size=280, facts={})
-    write_shard(folder / "texts", 0, texts, [2] * len(texts))
+    write_shard(folder / "texts", 0, texts, [1] * len(texts))
     cached_states(
         folder / "states",
         open_generations(folder / "texts"),

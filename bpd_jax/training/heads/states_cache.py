@@ -171,11 +171,22 @@ def cached_states(
     )
     arrays = [_mapped(shard.path, base.dtype) for shard in shards]
     positions = positions_of(texts, include_prompts)
-    indices = None
-    if include_prompts != stores_prompts:
-        # States of all tokens of a text but the last are stored.
-        indices = positions.places - positions.rows
+    indices = _indices(positions, include_prompts, stores_prompts)
     return States(positions, arrays, indices, _columns(base, layers))
+
+
+def _indices(positions: Positions, prompts: bool, stored: bool) -> np.ndarray | None:
+    """Indices of the states of positions; see `stored` of `States`.
+
+    Args:
+      positions: the positions.
+      prompts: whether they include those in prompts.
+      stored: whether the stored states do.
+    """
+    if prompts == stored:
+        return None
+    # States of all tokens of a text but the last are stored.
+    return positions.places - positions.rows
 
 
 def _columns(base: FrozenModel, layers: tuple[int, ...]) -> np.ndarray | None:
@@ -345,6 +356,8 @@ def _save(path: pathlib.Path, states: np.ndarray) -> None:
 def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     """Opens the final hidden states of a complete cache, without the generated texts.
 
+    Positions in prompts, whose tokens are not the model's own, are left out.
+
     Raises:
       UserError: the cache is missing, incomplete, or of another model.
     """
@@ -353,14 +366,16 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     dtype, d_model = states_dtype(header["dtype"]), header["d_model"]
     width = d_model * (1 + len(header["layers"]))
     texts = _read_texts(folder, fingerprint)
-    positions = positions_of(texts, header["include_prompts"])
-    shards = _shards(folder, texts, np.diff(positions.starts), width)
+    stored = header["include_prompts"]
+    counts = position_counts(texts.lengths, texts.prompt_lengths, stored)
+    shards = _shards(folder, texts, counts, width)
     for shard in shards:
         if not shard.is_complete:
             raise KIND.damaged(shard.path, "it is missing or has another shape")
     arrays = [_mapped(shard.path, dtype) for shard in shards]
     columns = None if width == d_model else np.arange(d_model)
-    return States(positions, arrays, columns=columns)
+    positions = positions_of(texts, include_prompts=False)
+    return States(positions, arrays, _indices(positions, False, stored), columns)
 
 
 def _read_texts(folder: pathlib.Path, base: str) -> Generations:

@@ -91,6 +91,19 @@ def test_appended_texts_replace_only_the_last_shard(
     np.testing.assert_array_equal(reopened.positions.places, states.positions.places)
 
 
+def test_states_without_those_of_prompts(tmp_path, model, params, texts, base_key):
+    """Refiners take the next tokens for the model's own, unlike those of prompts."""
+    generated = make(tmp_path / "generated", model, params, texts, base_key)
+    make(tmp_path / "all", model, params, texts, base_key, include_prompts=True)
+    reopened = open_states(tmp_path / "all", base_key)
+    np.testing.assert_array_equal(reopened.positions.places, generated.positions.places)
+    indices = np.arange(len(generated.positions))
+    # The texts were computed in other batches.
+    np.testing.assert_allclose(
+        reopened.read(indices), generated.read(indices), rtol=2e-3, atol=1e-3
+    )
+
+
 def fewer_texts(texts, count):
     return dataclasses.replace(
         texts,
