@@ -11,6 +11,7 @@ import pytest
 
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.lm_eval_model import HarnessModel
+from tests.commands import Script
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "lm_eval.md").read_text()
@@ -29,13 +30,14 @@ def run(folder, *arguments, **environment):
 
 @pytest.mark.parametrize("missing", ["lm_eval", "lm_eval.api.model"])
 def test_a_missing_harness_is_reported(tmp_path, missing):
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
         "from bpd_jax.lm_eval import main\n"
         "main()\n"
     )
-    result = run(tmp_path, "-c", program)
+    result = Script(program, folder=tmp_path, environment={}).wait(timeout=240)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     [error] = [

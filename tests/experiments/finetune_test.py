@@ -1,12 +1,8 @@
 """The figures and the command that `experiments.finetune.run` reports."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from tests.commands import Script
 
 # In a process of its own, because commands share absl's global flags.
 _SCRIPT = """
@@ -56,29 +52,24 @@ def test_reported_figures_omit_paths_and_use_rows_not_used_for_selection(tmp_pat
     (tmp_path / "validation.jsonl").write_text(
         "".join(json.dumps({"answers": {"text": texts}}) + "\n" for texts in answers)
     )
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _SCRIPT,
-            "--data",
-            str(tmp_path),
-            f"--output={tmp_path}/a.json",
-            "-runs",
-            f"{tmp_path}/runs",
-            "--rows",
-            "7",
-            "--tasks=squad,xsum",
-            "--gin.STEPS=3",
-            f"--gin.ExampleTask.vocabulary='{tmp_path}/v.json'",
-            f"{tmp_path}/{{split}}.jsonl",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = tmp_path / "program.py"
+    program.write_text(_SCRIPT)
+    result = Script(
+        program,
+        "--data",
+        str(tmp_path),
+        f"--output={tmp_path}/a.json",
+        "-runs",
+        f"{tmp_path}/runs",
+        "--rows",
+        "7",
+        "--tasks=squad,xsum",
+        "--gin.STEPS=3",
+        f"--gin.ExampleTask.vocabulary='{tmp_path}/v.json'",
+        f"{tmp_path}/{{split}}.jsonl",
+        folder=tmp_path,
+        environment={},
+    ).wait(timeout=240)
     assert result.returncode == 0, result.stderr
     command, remaining, answers_by_id, scores, no_scores, error = json.loads(
         result.stdout.splitlines()[-1]
