@@ -116,7 +116,9 @@ def test_every_training_run_has_a_valid_configuration(recipe):
 
 def test_studies_have_all_models(recipe):
     folder, _ = recipe
-    for path in (ROOT / "experiments").glob("*/small.gin"):
+    files = list((ROOT / "experiments").glob("*/small.gin"))
+    assert files
+    for path in files:
         study = f"StudyConfig.study={path.parent.name!r}"
         config = configuration.parse([path], [study], StudyConfig).value
         names = [*config.contenders, *config.tuners.values()]

@@ -123,15 +123,20 @@ def test_a_flipped_bit_is_noticed(saved, model, tmp_path):
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved[0], folder)
     read = functools.partial(load_parameters, folder, model, step=7)
-    for path in sorted((folder / "7" / "params").rglob("*")):
-        if path.is_file() and path.stat().st_size:
-            content = path.read_bytes()
-            middle = len(content) // 2
-            flipped = bytes([content[middle] ^ 16])
-            path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
-            with pytest.raises(UserError, match="cannot read the checkpoint"):
-                read()
-            path.write_bytes(content)
+    files = [
+        path
+        for path in sorted((folder / "7" / "params").rglob("*"))
+        if path.is_file() and path.stat().st_size
+    ]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        middle = len(content) // 2
+        flipped = bytes([content[middle] ^ 16])
+        path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
+        with pytest.raises(UserError, match="cannot read the checkpoint"):
+            read()
+        path.write_bytes(content)
     assert_equal(read(), saved[1].params)
     (folder / "7" / DIGESTS).write_text("[]")
     with pytest.raises(UserError, match="cannot read the checkpoint"):
