@@ -98,6 +98,11 @@ def test_invalid_settings_are_refused(kind, fields, message):
         (HEADS, {"soft_targets": 0.5, "mode": "ring"}, "requires mode = 'cache'"),
         (HEADS, {"head_weights": (1.0,)}, "must hold 3 numbers"),
         (DRAFTER, {"mode": "ring"}, "must be 'cache'"),
+        (
+            DRAFTER,
+            {"position_weights": "dpace", "head_weights": (1.0, 1.0, 1.0)},
+            "head_weights has no effect",
+        ),
         (DRAFTER, {"head_weights": (1.0,)}, "must hold 3 numbers"),
     ],
 )

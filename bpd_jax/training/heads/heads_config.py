@@ -126,6 +126,11 @@ class HeadsTrainConfig(Validated):
                 "HeadsTrainConfig.position_weights = 'dpace' is for block drafters: "
                 "set 'equal' or 'decay' for heads."
             )
+        if self.position_weights == "dpace" and self.head_weights is not None:
+            raise UserError(
+                "HeadsTrainConfig.head_weights has no effect with position_weights = "
+                "'dpace': leave one of them out."
+            )
         if drafter and self.mode != "cache":
             raise UserError(
                 "HeadsTrainConfig.mode must be 'cache' for a block drafter, which "
