@@ -15,7 +15,7 @@ from bpd_jax.reporting import wording
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
-from bpd_jax.studies.refinements import is_refined, method_of
+from bpd_jax.studies.refinements import is_bounded, is_refined, method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import EXPLORER, Study
 from bpd_jax.studies.study_config import BPD
@@ -245,10 +245,8 @@ def _bounded(data: _Figure4Data) -> Judgement | str:
         oracles = [t for t in record.traces if method_of(t.contender) == _ORACLE]
         bounds = {call.at: call.accepted for t in oracles for call in t.calls}
         for trace in record.traces:
-            method = method_of(trace.contender)
             shared = [call for call in trace.calls if call.at in bounds]
-            same_source = method.source_name == _ORACLE.source_name
-            if method.within_lattice and same_source and shared:
+            if shared and is_bounded(method_of(trace.contender), _ORACLE):
                 margins += [bounds[call.at] - call.accepted for call in shared]
                 contenders.add(trace.contender)
     if not margins:

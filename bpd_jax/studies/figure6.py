@@ -8,7 +8,7 @@ import numpy as np
 from bpd_jax.evaluation.entropy import fit_line
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table, line_of
 from bpd_jax.studies import printed
-from bpd_jax.studies.refinements import method_of
+from bpd_jax.studies.refinements import is_bounded, method_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study
 from bpd_jax.studies.study_config import BPD
@@ -225,7 +225,7 @@ def _bounds_all(data: _Oracle) -> Judgement | str:
     )
     for name in run.contenders:
         method = method_of(name)
-        if name == BPD or not method.within_lattice:
+        if name == BPD or not is_bounded(method, method_of("oracle")):
             continue
         for draft in run.drafts(name):
             bound = oracle.get((draft.task, draft.example))

@@ -58,6 +58,17 @@ def is_refined(method: Method) -> bool:
     return method.source_name == "heads" and bool(method.refiners)
 
 
+def is_bounded(method: Method, oracle: Method) -> bool:
+    """Whether its drafts are paths of the lattice that an oracle chooses from.
+
+    >>> is_bounded(method_of("ngram:16:k=4"), method_of("oracle:k=2"))
+    False
+    """
+    width, most = (m.setting("k") or float("inf") for m in (method, oracle))
+    same_source = method.source_name == oracle.source_name
+    return method.within_lattice and same_source and width <= most
+
+
 def is_trained(method: Method) -> bool:
     """Whether its scores are trained; others are counts or those of the heads."""
     return not method.needs.isdisjoint(_TRAINED_ASSETS)

@@ -10,7 +10,7 @@ from bpd_jax.studies.comparisons import (
     weak_gain_most,
 )
 from bpd_jax.studies.printed import TABLE4
-from bpd_jax.studies.refinements import method_of, of_heads
+from bpd_jax.studies.refinements import is_bounded, method_of, of_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD, parse_contender
@@ -66,7 +66,7 @@ def _oracle_bound(run: StudyRun) -> list[Finding]:
     bounds: dict[str, float] = {}
     values: dict[str, float] = {}
     for name in run.contenders:
-        if method_of(name).within_lattice:
+        if is_bounded(method_of(name), method_of(oracle)):
             bound, value = run.by_task(oracle, name)
             for task in bound:
                 closest = bounds.get(task, float("inf")) - values.get(task, 0.0)

@@ -85,7 +85,7 @@ def test_table4_prefers_contenders_with_printed_values():
 
 
 def test_drafts_outside_the_lattice_are_not_bounded():
-    names = ("hydra:1", "medusa:4:lookup=4")
+    names = ("hydra:1", "medusa:4:lookup=4", "block/best:4")
     unbounded = [draft(name, "squad", "654321") for name in names]
     findings = {
         f.statement: f for f in exhibit_of("table4", records() + unbounded).findings
@@ -93,6 +93,15 @@ def test_drafts_outside_the_lattice_are_not_bounded():
     assert findings[
         "The oracle is an upper bound for all drafts from its lattice."
     ].holds
+
+
+def test_an_oracle_bounds_only_drafts_of_as_few_candidates():
+    drafts = [draft("bpd", "squad", "1111"), draft("ngram:16", "squad", "4321")]
+    drafts += [draft("oracle:k=2", "squad", "2121")]
+    for more, holds in (([], None), ([draft("ngram:1:k=2", "squad", "1111")], True)):
+        exhibit = exhibit_of("table4", [*drafts, *more])
+        (bound,) = [f for f in exhibit.findings if "upper bound" in f.statement]
+        assert bound.holds is holds
 
 
 def test_an_oracle_below_a_method_fails():
