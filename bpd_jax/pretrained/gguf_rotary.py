@@ -42,6 +42,11 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
     kind = file.find(f"{prefix}.scaling.type", str)
     # Older files have the factor under another name, and without a type.
     factor = scaling("factor") or file.find(f"{prefix}.scale_linear", float) or 1.0
+    if FACTORS in file.tensors and (kind == "yarn" or (kind != "none" and factor != 1)):
+        raise UserError(
+            f"{file.path}: {FACTORS} together with the scaling in {prefix}.scaling is "
+            "not supported."
+        )
     if kind == "yarn":
         if scaling("yarn_log_multiplier"):
             raise UserError(

@@ -74,6 +74,15 @@ def test_other_factors_are_refused(read, factors):
         read({}, np.array(factors, np.float32))
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_factors_of_a_scaled_model_are_refused(read, kind):
+    """llama.cpp applies both."""
+    prefix = "llama.rope.scaling"
+    values = {f"{prefix}.type": kind, f"{prefix}.factor": 2.0}
+    with pytest.raises(UserError, match="together with the scaling"):
+        read(values, np.ones(4, np.float32))
+
+
 def test_factors_must_be_as_many_as_pairs(read):
     with pytest.raises(UserError, match=r"has shape \[5\], not \[4\]"):
         read({}, np.ones(5, np.float32))
