@@ -207,7 +207,8 @@ class AttachmentFiles(Generic[Config]):
         """The tensors that hold one float32 parameter in a precision of `DTYPES`."""
         if dtype == "float32":
             return {name: value}
-        if dtype == "bfloat16" or name.startswith("bias") or value.ndim < 2:
+        is_bias = name.rpartition("/")[2].startswith("bias")
+        if dtype == "bfloat16" or is_bias or value.ndim < 2:
             return {name: value.astype(ml_dtypes.bfloat16)}
         axes = self.inputs(name, value.ndim)
         scale = np.abs(value).max(axes, keepdims=True) / 127

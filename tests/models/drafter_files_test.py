@@ -1,5 +1,7 @@
 """Block drafters on disk: round trips, and files that are refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,10 +47,10 @@ def trained():
     return draw(jax.eval_shape(init, jax.random.key(0)))
 
 
-def save(folder, trained, dtype):
+def save(folder, trained, dtype, config=CONFIG):
     save_drafter(
         folder,
-        CONFIG,
+        config,
         {**trained, "vocabulary": VOCABULARY},
         dtype=dtype,
         base=fingerprint(MODEL, MODEL_PARAMS),
@@ -84,6 +86,16 @@ def test_drafter_is_loaded_as_saved(tmp_path, trained, dtype, error):
     with pytest.raises(UserError, match="another model"):
         attach_drafter(MODEL, other_params, loaded)
     attach_drafter(MODEL, other_params, loaded, check=False)
+
+
+def test_biases_of_heads_are_not_quantised(tmp_path):
+    config = dataclasses.replace(CONFIG, qkv_bias=True)
+    init = DrafterFunctions(config, TRUNK).init
+    save(tmp_path, draw(jax.eval_shape(init, jax.random.key(0))), "int8", config)
+    stored = load_file(tmp_path / "drafter.safetensors")
+    biases = [name for name in stored if "/bias" in name]
+    assert "attention_0/query/bias" in biases
+    assert all(stored[name].dtype == jnp.bfloat16 for name in biases)
 
 
 @pytest.mark.parametrize("name", ["mask_embedding", "fusion/kernel.scale"])
