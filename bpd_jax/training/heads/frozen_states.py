@@ -59,7 +59,7 @@ class FrozenModel:
         self.dtype = states_dtype(dtype)
         self.layers = layers
         self._arguments = (model, params, batch_tokens, dtype)
-        self._products, self._mesh = products, mesh
+        self.products, self._mesh = products, mesh
         trunk, trunk_config = params["trunk"], model.trunk
         if mesh is not None:
             abstract = abstract_parameters(BlockwiseConfig(trunk_config), mesh)
@@ -82,7 +82,7 @@ class FrozenModel:
 
     def with_layers(self, layers: tuple[int, ...]) -> "FrozenModel":
         """The same model with other layers in its states."""
-        return FrozenModel(*self._arguments, layers, self._products, self._mesh)
+        return FrozenModel(*self._arguments, layers, self.products, self._mesh)
 
     def states(
         self, texts: Sequence[np.ndarray]

@@ -120,8 +120,8 @@ def cached_states(
       include_prompts: whether to include the positions in prompts.
 
     Raises:
-      UserError: the folder holds states of another model or other texts, or the disk
-        has too little free space.
+      UserError: the folder holds states of another model, of other texts or of products
+        in another precision, or the disk has too little free space.
     """
     folder = as_path(folder)
     layers = base.layers
@@ -134,6 +134,7 @@ def cached_states(
         "d_model": base.d_model,
         "layers": list(base.layers),
         "dtype": base.dtype.name,
+        "products": base.products,
         "include_prompts": stores_prompts,
     }
     folders.check_folder(folder, KIND)

@@ -21,8 +21,17 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(states_cache, "_SHARD_BYTES", 300 * 2 * 24)
 
 
-def make(folder, model, params, texts, base_key, dtype="float16", **kwargs):
-    base = FrozenModel(model, params, 128, dtype)
+def make(
+    folder,
+    model,
+    params,
+    texts,
+    base_key,
+    dtype="float16",
+    products="float32",
+    **kwargs,
+):
+    base = FrozenModel(model, params, 128, dtype, products=products)
     options = {"include_prompts": False, **kwargs}
     return cached_states(folder, texts, base, base_key, **options)
 
@@ -175,6 +184,8 @@ def test_states_of_another_model_are_refused(tmp_path, model, params, texts, bas
         make(tmp_path, model, params, texts, "other")
     with pytest.raises(UserError, match="include_prompts"):
         make(tmp_path, model, params, texts, base_key, include_prompts=True)
+    with pytest.raises(UserError, match=r"products = 'float32'.*needs 'bfloat16'"):
+        make(tmp_path, model, params, texts, base_key, products="bfloat16")
     with pytest.raises(UserError, match="with base"):
         open_states(tmp_path, "other")
     header = tmp_path / "states.json"
