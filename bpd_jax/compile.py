@@ -17,6 +17,7 @@ import json
 import sys
 
 from absl import flags
+from jax.sharding import Mesh
 
 from bpd_jax import cli, configuration
 from bpd_jax.buckets import as_path
@@ -76,19 +77,27 @@ def main() -> None:
     accelerators = find_slice(cli.required("topology"), _SLICES.value)
     # All programs are validated before the first one is compiled.
     programs: list[Program] = []
+    meshes: list[Mesh] = []
     for name in _PROGRAM.value:
         if name == "frozen":
             training = configuration.parse_flags(HeadsTrainConfig).value
             model = configuration.parse_flags(BlockwiseConfig).value
             mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
             programs += frozen_programs(training, model, mesh)
-            continue
-        config = configuration.parse_flags(TrainConfig).value
-        mesh = make_mesh(config.mesh, accelerators.devices)
-        if name == "train":
-            programs.append(train_program(config, mesh))
         else:
-            programs.append(decode_program(config.model, shapes, mesh))
+            config = configuration.parse_flags(TrainConfig).value
+            mesh = make_mesh(config.mesh, accelerators.devices)
+            if name == "train":
+                programs.append(train_program(config, mesh))
+            else:
+                programs.append(decode_program(config.model, shapes, mesh))
+        meshes.append(mesh)
+        if mesh != meshes[0]:
+            raise UserError(
+                f"--program={name} has the mesh {dict(mesh.shape)} and "
+                f"--program={_PROGRAM.value[0]} {dict(meshes[0].shape)}: compile them "
+                "one at a time."
+            )
     measured: list[Measured] = []
     for program in programs:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)

@@ -42,7 +42,8 @@ _HEADS = flags.DEFINE_string(
 _DRAFTER = flags.DEFINE_string(
     "drafter",
     None,
-    "for --format=speculators: folder of a block drafter; default: the model's own.",
+    "for --format=speculators: folder of a block drafter; default: that in the model's "
+    "folder.",
 )
 _FORMAT = flags.DEFINE_enum(
     "format",
@@ -117,8 +118,7 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
     folder = _DRAFTER.value or loaded.find_asset("drafter")
     if folder is None:
         raise UserError(
-            f"{loaded.name} has no block drafter to export: give a folder with "
-            "--drafter."
+            f"{loaded.name} has no folder with a block drafter: give one with --drafter."
         )
     drafter = read_drafter(loaded, folder)
     model = loaded.functions.config

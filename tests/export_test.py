@@ -178,7 +178,7 @@ def test_exported_block_drafter_drafts(drafter, tmp_path):
     assert command == ["vllm", "serve", str(BASE), "--speculative-config"]
     expected = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}
     assert json.loads(settings) == expected
-    assert_refused(without_drafter, "no block drafter to export")
+    assert_refused(without_drafter, "no folder with a block drafter")
     assert_refused(heads, "--format=speculators is for block drafters")
     assert_refused(layout, "--format=speculators")
     assert not (tmp_path / "never").exists()

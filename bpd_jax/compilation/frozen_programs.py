@@ -122,7 +122,7 @@ def _step_program(
 
 def _blocks(objective: DrafterObjective, width: int) -> _Step:
     config, drafter = objective.config, objective.drafter
-    rows, anchors = config.batch_size // config.anchors_per_row, config.anchors_per_row
+    rows, anchors = config.block_rows, config.anchors_per_row
     blocks, states = (rows, anchors, config.block_size), (rows, config.row_tokens)
     return _Step(
         BlockBatch(

@@ -165,7 +165,7 @@ class DrafterObjective:
             plan.positions,
             config.block_size,
             config.anchors_per_row,
-            max(1, config.batch_size // config.anchors_per_row),
+            config.block_rows,
             self.drafter.window,
             config.row_tokens,
             config.levels if config.soft_targets else 0,

@@ -163,11 +163,17 @@ class HeadsTrainConfig(Validated):
 
     def check_mesh(self, mesh: Mesh) -> None:
         """Raises a `UserError` if the batch cannot be divided over the devices."""
-        name, rows = "HeadsTrainConfig.batch_size", self.batch_size
+        name = "HeadsTrainConfig.batch_size"
         if isinstance(self.heads, BlockDrafterConfig):
             name += " // HeadsTrainConfig.anchors_per_row"
-            rows = max(1, rows // self.anchors_per_row)
-        check_rows(name, rows, mesh)
+            check_rows(name, self.block_rows, mesh)
+        else:
+            check_rows(name, self.batch_size, mesh)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a step of a block drafter, each with `anchors_per_row` blocks."""
+        return max(1, self.batch_size // self.anchors_per_row)
 
     @property
     def block_size(self) -> int:
