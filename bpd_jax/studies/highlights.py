@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
 from bpd_jax.reporting.page import KeyFigure
+from bpd_jax.reporting.wording import percent
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.tables import counted
 
 _MAIN = "table4"
 
@@ -34,8 +36,8 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
         KeyFigure(
             "BPD",
             f"{plain:.2f}",
-            f"tokens per serial call, unrefined; {len(base)} texts of {tasks} "
-            f"task{'s' * (tasks > 1)}",
+            "tokens per serial call, unrefined; "
+            f"{counted(len(base), 'text')} of {counted(tasks, 'task')}",
         )
     ]
     name, best = _best(run, len(base))
@@ -47,8 +49,8 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
         KeyFigure(
             "Best of Table 4" if run.study == _MAIN else "Best method",
             f"{refined:.2f}",
-            f"{label}: {_percent(refined / plain - 1)} "
-            f"({_percent(low)} … {_percent(high)})",
+            f"{label}: {percent(refined / plain - 1)} "
+            f"({percent(low)} … {percent(high)})",
         )
     )
     oracle = run.oracle
@@ -67,10 +69,6 @@ def _figures(run: StudyRun) -> list[KeyFigure]:
             )
         )
     return figures
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %".replace("-", "−")
 
 
 def _best(run: StudyRun, texts: int) -> tuple[str, ContenderDrafts]:
