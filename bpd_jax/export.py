@@ -118,7 +118,8 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
     folder = _DRAFTER.value or loaded.find_asset("drafter")
     if folder is None:
         raise UserError(
-            f"{loaded.name} has no folder with a block drafter: give one with --drafter."
+            f"{loaded.name} has no folder with a block drafter: give one with "
+            "--drafter."
         )
     drafter = read_drafter(loaded, folder)
     model = loaded.functions.config
