@@ -102,7 +102,8 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     """
     original, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
-    paths = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
+    # With several `**`, glob yields a file once for every way to match it.
+    paths = map(pathlib.Path, set(glob.glob(pattern, recursive=True)))
     matches = [
         SourceFile(path.relative_to(root).as_posix(), path)
         for path in paths

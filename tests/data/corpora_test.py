@@ -29,6 +29,11 @@ def test_documents_are_in_the_order_of_files(text_task, corpus_folder):
         assert document.text.encode() == (corpus_folder / document.id).read_bytes()
 
 
+def test_no_document_is_doubled_by_several_wildcards(text_task, corpus_folder):
+    doubled = files_task(corpus_folder / "**" / "**" / "*.txt")
+    assert ids(corpora.all_documents(doubled)) == ids(corpora.all_documents(text_task))
+
+
 def test_json_lines_are_documents_and_empty_texts_are_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": ""}\n{"text": "y"}\n')
     (tmp_path / "b.txt").write_text("")
