@@ -13,8 +13,9 @@ def source_fingerprint(task: DataTask, split: str) -> str:
     """Returns a digest of the names, sizes and times of the files of a split.
 
     It changes when a file is added, removed or written; the text is not read. All
-    splits of a `TextTask` have the same files. For TensorFlow Datasets, the result is
-    the name and version of the data set.
+    splits of a `TextTask` have the same files; the files of the train split belong to
+    every split if they determine a trained vocabulary. For TensorFlow Datasets, the
+    result is the name and version of the data set.
 
     Raises:
       UserError: there are no files, or the split is unknown.
@@ -23,7 +24,11 @@ def source_fingerprint(task: DataTask, split: str) -> str:
         return _files_fingerprint(corpora.corpus_files(task))
     if task.files is None:
         return task.dataset.tfds
-    return _files_fingerprint(example_readers.example_files(task, split))
+    splits = {split} if task.trained_size is None else {split, "train"}
+    files = {
+        file for name in splits for file in example_readers.example_files(task, name)
+    }
+    return _files_fingerprint(sorted(files))
 
 
 def _files_fingerprint(source_files: Iterable[SourceFile]) -> str:

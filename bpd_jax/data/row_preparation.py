@@ -85,7 +85,8 @@ def prepare_rows(
             f"{length}, and this host cannot make them, because seqio is not "
             "installed: make them on another machine, and copy the folder."
         )
-    differing = sorted(k for k in fingerprint if fingerprint[k] != existing.get(k))
+    differing = [k for k in fingerprint if fingerprint[k] != existing.get(k)]
+    differing.sort(key=lambda name: (name == "source", name))
     shards = folder.is_dir() and shard_folders(folder)
     if existing and (shards or differing != ["source"]):
         name = differing[0]

@@ -26,6 +26,17 @@ def test_fingerprint_of_examples_depends_on_the_files(tmp_path):
     assert source_fingerprint(ExampleTask("xsum"), "train") == "xsum:1.1.0"
 
 
+def test_fingerprint_of_examples_depends_on_the_text_of_a_trained_vocabulary(tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("{}\n")
+    fixed = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
+    trained = dataclasses.replace(fixed, vocabulary="bpe:300")
+    before = [source_fingerprint(task, "validation") for task in (fixed, trained)]
+    (tmp_path / "train.jsonl").write_text("{}\n{}\n")
+    assert source_fingerprint(fixed, "validation") == before[0]
+    assert source_fingerprint(trained, "validation") != before[1]
+
+
 def test_fingerprint_of_a_vocabulary_depends_on_its_content(tmp_path):
     assert vocabulary_fingerprint(TextTask(vocabulary="bpe:280")) == "bpe:280"
     for name in ("a", "b"):
