@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 
 import tokenizers
@@ -18,6 +19,9 @@ FILE_NAME = "tokenizer.json"
 
 # Names that published tokenizers give to the token that ends a document.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
+
+# Names that SentencePiece gives to single bytes.
+_BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 
 # A limit on the highest id, because some tables have a row for every id.
 _MAX_TOKENS = 2**24
@@ -132,12 +136,16 @@ class Tokenizer:
         return self.piece_bytes(token).decode("utf-8", errors="backslashreplace")
 
     def piece_bytes(self, token: int) -> bytes:
-        """Returns the bytes of a token; b"" for an unused id."""
+        """Returns the bytes of a token within a text; b"" for an unused id."""
         name = self._backend.id_to_token(int(token))
         if name is None:
             return b""
         if not self._is_byte_level:
-            return self.decode([token]).encode()
+            alone, byte = self.decode([token]), _BYTE_NAME.fullmatch(name)
+            if byte and alone != name:
+                return bytes.fromhex(byte[1])
+            # Some decoders omit the space before the first token of a text.
+            return self.decode([token, token])[len(alone) :].encode()
         table = _byte_of_character()
         if not all(character in table for character in name):
             return name.encode()

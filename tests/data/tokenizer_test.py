@@ -3,8 +3,10 @@ import importlib.util
 import json
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from bpd_jax.data import tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
@@ -97,6 +99,24 @@ def test_every_byte_has_a_piece(gpt3):
     assert "".join(gpt3.piece(token) for token in ids) == "naïve déjà vu\r\n\0"
     with pytest.raises(IndexError, match="token 50257"):
         gpt3.piece(50257)
+
+
+def test_pieces_of_sentencepiece_are_those_within_a_text():
+    """Its decoder omits the first space, and cannot show a part of a character."""
+    names = ["</s>", "▁", "a", "▁b", "<0x0A>", "<0xE2>", "<0x80>", "<0xA6>"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    pieces = Tokenizer(backend).all_bytes()
+    assert pieces[:5] == [b"</s>", b" ", b"a", b" b", b"\n"]
+    assert b"".join(pieces[5:]).decode() == "…"
 
 
 def test_byte_table_is_the_library_alphabet():
