@@ -16,7 +16,7 @@ help: ## show this list
 env: ## create .venv, once; PYTHON=/path/to/python3.12 selects the Python
 	@PYTHON="$(PYTHON)" bash scripts/env.sh
 
-demo: env ## SmolLM2 answers prompts by several methods; table, drafts, report
+demo: env ## SmolLM2 answers prompts with several methods; table, drafts, report
 	@bash experiments/smollm2/demo.sh
 
 train-demo: env ## train a small model from scratch, n-grams too, decode, write a report

@@ -3,7 +3,7 @@
 #
 #   paper    sections 4, 6.3 and 7.2, at a size for two CPU cores
 #   needs    only the environment: the corpus is Python's standard library
-#   takes    about five minutes on two cores
+#   takes    six to eight minutes on two cores
 #   shows    block efficiency: oracle > tree > 16-best 3-gram > BPD > 1.2, outputs
 #            identical
 #

