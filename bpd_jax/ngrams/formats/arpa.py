@@ -110,10 +110,12 @@ class _Writer:
         model = self._model
         if order == model.order:
             return np.zeros(model.keys[-1].size, bool)
-        has_children = trie.child_counts(model.keys, order, model.width) > 0
+        is_history = trie.child_counts(model.keys, order, model.width) > 0
+        # Models of other programs may have weights of n-grams without extensions.
+        is_history |= model.log_backoffs[order - 1] != 0
         if order == 1:
-            has_children |= model.keys[0] == model.bos
-        return has_children
+            is_history |= model.keys[0] == model.bos
+        return is_history
 
     def _block(self, order: int, is_history: np.ndarray, part: slice) -> bytes:
         from bpd_jax.ngrams.formats import arpa_kernels

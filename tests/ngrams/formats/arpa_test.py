@@ -185,6 +185,13 @@ def test_ngrams_of_unknown_words_are_dropped(tmp_path):
     assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
 
 
+def test_weights_of_ngrams_without_extensions_are_written(tmp_path):
+    text = SMALL.replace("-0.6\t1", "-0.6\t1\t-0.3")
+    model = read_text(tmp_path, text)
+    write_arpa(model, tmp_path / "again.arpa")
+    assert_same(read_arpa(tmp_path / "again.arpa"), model, **ROUNDED)
+
+
 def test_symbol_table_may_contain_unk(tmp_path):
     text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
     model = read_text(tmp_path, text, symbols=["<unk>", "1"])
