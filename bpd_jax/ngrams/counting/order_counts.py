@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -144,8 +144,11 @@ class _Column:
     """A growing array in memory or in a file."""
 
     def __init__(self, dtype: type, most: int, path: pathlib.Path | None) -> None:
-        self._path = path
-        self._file = None if path is None else path.open("wb")
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            # Another process may have mapped the file of an earlier count.
+            path.unlink(missing_ok=True)
+            self._file = path.open("x+b")
         # The operating system allocates only the pages that are written.
         self._array: np.ndarray = np.empty(0 if path else most, dtype)
         self.size = 0
@@ -159,9 +162,8 @@ class _Column:
         self.size = size
 
     def array(self) -> np.ndarray:
-        self.close()
-        if self._path is not None and self.size:
-            return np.asarray(np.memmap(self._path, self._array.dtype, "r"))
+        if self._file is not None and self.size:
+            return np.asarray(np.memmap(self._file, self._array.dtype, "r"))
         return self._array[: self.size]
 
     def close(self) -> None:
