@@ -204,6 +204,7 @@ class Method:
                 source=new if owner is self.source else self.source,
                 refiners=tuple(new if p is owner else p for p in self.refiners),
                 search=new if owner is self.search else self.search,
+                lookup=new if owner is self.lookup else self.lookup,
             )
         raise UserError(f"{self.name} has no setting {name!r}.")
 

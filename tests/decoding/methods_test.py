@@ -123,6 +123,8 @@ def test_settings_of_compositions_are_changed_as_those_of_aliases():
     assert method.name == "heads+ngram+neural:alpha=0.5/best:2"
     engine = parse_method("heads+ngram/best:2").with_setting("engine", "fst")
     assert engine.name == "heads+ngram/best:2:engine=fst"
+    lookup = parse_method("block/tree:8+lookup:8").with_setting("match", 2)
+    assert lookup.name == "block/tree:8+lookup:8:match=2"
 
 
 @pytest.mark.parametrize("text", ["heads+markov+ngram:alpha=0.5/tree:32+lookup:8"])
