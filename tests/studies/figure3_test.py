@@ -72,6 +72,16 @@ def test_findings(full_exhibit):
     assert "On 2 of 2 tasks" in full_exhibit.findings[2].evidence
 
 
+def test_numbers_of_heads_alone_are_no_evidence():
+    """All tasks are equal: both values are the number of heads, 2 or 3."""
+    tasks = [*"abcdef"]
+    records = [drafts(task, "333", (1.0, 2.0, 3.0)) for task in tasks]
+    records += [drafts(task, "2222", contender="bpd:heads=2") for task in tasks]
+    finding = exhibit_of("figure3", records, tasks).findings[3]
+    assert "R = 1.00" in finding.evidence
+    assert finding.holds is None
+
+
 # Ranks and heads differ by 2 and 100 in all, squared: 1 - 6 · 2 / 720 is 0.98, and
 # 1 - 6 · 100 / 720 is 0.17.
 RISING = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0)
