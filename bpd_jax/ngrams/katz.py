@@ -25,6 +25,9 @@ MOST_BINS = 1_000_000
 # factor is not in (0, 1), so that every history leaves mass for unseen symbols.
 _SMALLEST_DISCOUNT = 0.001
 
+# Relative errors of `NGramCounts.followed`, which `round_counts` rounds, are smaller.
+_ROUNDING = 1e-5
+
 
 def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.ndarray:
     """Returns the discount factors d of the counts of one order.
@@ -82,7 +85,9 @@ def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
       UserError: the counts are inconsistent, or `bins` is out of range.
     """
     unigrams = np.where(counts.keys[0] == counts.bos, 0, counts.counts[0])
-    probs = [unigrams / unigrams.sum()]
+    if not unigrams.any():
+        raise UserError("the counts hold no text: there is no unigram but <s>.")
+    probs = [unigrams / unigrams.sum(dtype=np.float64)]
     events = int(np.count_nonzero(unigrams))
     orders = range(2, len(counts.keys) + 1)
     probs += [
@@ -116,10 +121,13 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     numbers, width = counts.counts[order - 1], counts.width
     offsets = trie.child_offsets(counts.keys, order - 1, width)
     followed, children = counts.followed[order - 2], np.diff(offsets)
-    if (followed[children > 0] < 1).any():
+    is_history = children > 0
+    begins = offsets[:-1][is_history]
+    sums = np.add.reduceat(numbers, begins, dtype=np.float64)
+    if (sums > followed[is_history] * (1 + _ROUNDING)).any():
         raise UserError(
-            "the counts are inconsistent: the history of an n-gram has no followers; "
-            "count again."
+            "the counts are inconsistent: the extensions of a history are more "
+            "frequent than the history; count again."
         )
     table = rounded_counts_table()
     probs = np.empty(numbers.size)
@@ -132,8 +140,15 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     complete = np.flatnonzero(children == events)
     if complete.size:
         unassigned = [
-            1 - probs[offsets[h] : offsets[h + 1]].sum() for h in complete.tolist()
+            max(0.0, 1 - probs[offsets[h] : offsets[h + 1]].sum())
+            for h in complete.tolist()
         ]
         eos = np.array(counts.eos)
-        probs[trie.find(counts.keys[order - 1], complete, eos, width)] += unassigned
+        ends = trie.find(counts.keys[order - 1], complete, eos, width)
+        if (ends < 0).any():
+            raise UserError(
+                "the counts lack </s>, which gets the remaining probability after a "
+                "history that all other symbols follow: count complete sequences."
+            )
+        probs[ends] += unassigned
     return probs

@@ -1,10 +1,12 @@
 """Tests of bpd_jax.ngrams.katz."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz, good_turing_discounts
 
 
@@ -50,3 +52,26 @@ def test_remaining_mass_of_a_complete_history_goes_to_eos():
     probability = np.exp(model.log_prob([0], 0))
     assert probability < 0.5
     assert np.exp(model.log_prob([0], model.eos)) == pytest.approx(1 - probability)
+
+
+def test_inconsistent_counts_are_refused():
+    counts = count_ngrams([[0, 0]] * 3, order=2)
+    for followed in (0.0, 4.0):
+        changed = dataclasses.replace(counts, followed=(np.full(3, followed),))
+        with pytest.raises(UserError, match="the extensions of a history are more"):
+            estimate_katz(changed)
+
+
+def test_counts_of_begins_only_are_refused():
+    begins = NGramCounts(1, (np.array([2]),), (np.array([3]),), ())
+    with pytest.raises(UserError, match="there is no unigram but <s>"):
+        estimate_katz(begins)
+
+
+def test_mass_of_a_complete_history_is_not_lost_without_eos():
+    # The n-grams 0, 1, 0 0, 0 1 and 1 0.
+    keys = np.array([0, 1]), np.array([0, 1, 4])
+    numbers = np.array([4, 2]), np.array([2, 2, 1])
+    counts = NGramCounts(2, keys, numbers, (np.array([4.0, 2.0]),))
+    with pytest.raises(UserError, match="the counts lack </s>"):
+        estimate_katz(counts)
