@@ -156,7 +156,9 @@ def _heldout(settings: Settings) -> sources.TokenSource | None:
     if text is None and settings.heldout_tokens is None:
         return None
     return sources.open_source(
-        text=text, tokens=settings.heldout_tokens, vocabulary=settings.vocabulary
+        text=text,
+        tokens=settings.heldout_tokens,
+        vocabulary=settings.generations or settings.vocabulary,
     )
 
 

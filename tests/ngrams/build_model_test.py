@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.data import generations
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_model import (
@@ -78,6 +79,20 @@ def test_perplexity_is_measured_on_held_out_tokens(tmp_path, tokens):
     expected = NGramModel.load(output).evaluate([[0, 1, 2], [3], [1]])
     assert report.measure.model.events == expected.events == 8
     assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
+
+
+def test_held_out_text_has_the_vocabulary_of_the_generated_texts(tmp_path):
+    folder, heldout = tmp_path / "texts", tmp_path / "heldout.txt"
+    tokenizer = train_bpe(["some text"], 257)
+    generations.write_header(folder, base="abc", vocab_size=257, facts={})
+    generations.write_shard(folder, 0, [np.array(tokenizer.encode("some text"))], [1])
+    tokenizer.save(folder / "tokenizer.json")
+    heldout.write_text("some text")
+    options = {"split": "all", "heldout_text": str(heldout)}
+    report = make(tmp_path / "model", generations=str(folder), **options)
+    assert report.measure is not None
+    assert report.measure.model.events == len(tokenizer.encode("some text")) + 1
+    assert report.measure.model.unknown == 0
 
 
 def test_model_of_counts_equals_model_of_the_text(tmp_path, tokens):
