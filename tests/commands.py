@@ -33,12 +33,17 @@ _PROCESSES.set_forkserver_preload(
         "tests.commands",
         "flax.linen",
         "gin",
+        "jinja2",
         "numba",
         "optax",
         "orbax.checkpoint",
         "rich.console",
+        "scipy.stats",
         "seqio",
         "tokenizers",
+        # Modules that define no flags: a command must have only its own.
+        "bpd_jax.api",
+        "bpd_jax.training.trainer",
     ]
 )
 
