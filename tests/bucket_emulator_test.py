@@ -178,7 +178,7 @@ def test_files_models_and_checkpoints_round_trip(
     assert result.stdout.endswith("equal\n")
 
 
-def test_interrupted_uploads_are_refused_and_replaced(
+def test_interrupted_upload_is_refused_and_replaced(
     emulator: str, tmp_path: pathlib.Path
 ) -> None:
     """Each folder is written again by a process that is killed in another upload."""
