@@ -15,13 +15,12 @@ import contextlib
 import functools
 import itertools
 import os
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import folders
+from bpd_jax import folders, temporaries
 from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import beam_pipelines
 from bpd_jax.errors import UserError
@@ -94,9 +93,7 @@ def count_with_beam(
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
         result_folder = stack.enter_context(
-            tempfile.TemporaryDirectory(
-                dir=on_disk(output).parent, prefix=f".{output.name}."
-            )
+            temporaries.part(on_disk(output), folder=True)
         )
         sorted_windows = read_parts(folder, packing)
         counts = bounded_memory.assemble(
