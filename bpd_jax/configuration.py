@@ -245,18 +245,21 @@ class _GinReader:
     def __init__(self) -> None:
         self.files: list[str] = []
         self.settings: list[Setting] = []
+        self._open: list[str] = []  # Files that are being read.
 
     def read_file(self, name: str, location: str) -> None:
         """Reads a file that is named at `location`."""
         name, path = _find_file(name, location)
-        if self.files.count(name) > 1:
+        if name in self._open:
             raise UserError(f"{location} includes {name}, which includes itself.")
         self.files.append(name)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
+        self._open.append(name)
         self._read(text, name)
+        self._open.pop()
 
     def read_binding(self, binding: str) -> None:
         """Reads one statement from the command line."""

@@ -72,6 +72,13 @@ def test_a_file_of_the_working_directory_comes_first(write, tmp_path):
     assert parse(["run.gin"], [], TrainConfig).value.steps == 5
 
 
+def test_a_file_may_be_included_several_times(write):
+    names = [write("include 'gin_configs/runs/train.gin'", f"{x}.gin") for x in "abc"]
+    parsed = parse([*names, write(RUN)], [], TrainConfig)
+    assert parsed.files.count("gin_configs/runs/train.gin") == 4
+    assert parsed.value == parse(["run.gin"], [], TrainConfig).value
+
+
 def test_every_statement_records_its_location(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
     assert parsed.files == (
