@@ -15,7 +15,7 @@ import pathlib
 import re
 import tokenize
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import gin
@@ -136,6 +136,11 @@ class Setting:
         """Whether the statement defines a macro."""
         return "." not in self.name
 
+    @property
+    def target(self) -> str:
+        """The dataclass whose parameter is set; "" for a macro."""
+        return re.split("[./]", f".{self.name}")[-2]
+
 
 @dataclasses.dataclass(frozen=True)
 class Parsed(Generic[T]):
@@ -214,8 +219,8 @@ def parse(
       *others: one of these is built instead if something sets a field of it.
 
     Raises:
-      UserError: a file is missing or malformed, a name is unknown, a macro has no
-        effect, or a value is missing or out of range.
+      UserError: a file is missing or malformed, a name is unknown, a macro or a setting
+        has no effect, or a value is missing or out of range.
     """
     gin.clear_config()
     try:
@@ -226,6 +231,7 @@ def parse(
             reader.read_binding(binding)
         reader.check_required()
         reader.check_macros()
+        reader.check_references({kind.__name__, *(other.__name__ for other in others)})
         bound = {setting.name.partition(".")[0] for setting in reader.settings}
         value = _build(next((o for o in others if o.__name__ in bound), kind))
         return Parsed(
@@ -351,6 +357,27 @@ class _GinReader:
                 raise UserError(
                     f"{setting.location}: nothing uses {setting.name}"
                     f"{_suggest(setting.name, sorted(used - {_REQUIRED}))}."
+                )
+
+    def check_references(self, used: Collection[str]) -> None:
+        """Raises a `UserError` for a setting of a dataclass that nothing refers to.
+
+        Files may have such settings, because a command builds only what it needs; on
+        the command line they would be ignored.
+
+        Args:
+          used: names of the dataclasses that may be built without a reference.
+        """
+        used = {*used, ""}  # Macros have their own check.
+        for setting in self.settings:
+            used.update(re.findall(r"@(?:\w+[./])*(\w+)", setting.value))
+            if setting.source != _COMMAND_LINE:
+                used.add(setting.target)
+        for setting in self.settings:
+            if setting.target not in used:
+                raise UserError(
+                    f"{setting.location}: nothing uses {setting.target}: leave the "
+                    f"setting out, or set a parameter to @{setting.target}()."
                 )
 
 
