@@ -15,7 +15,7 @@ import pathlib
 import re
 import tokenize
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import gin
@@ -231,9 +231,10 @@ def parse(
             reader.read_binding(binding)
         reader.check_required()
         reader.check_macros()
-        reader.check_references({kind.__name__, *(other.__name__ for other in others)})
         bound = {setting.name.partition(".")[0] for setting in reader.settings}
-        value = _build(next((o for o in others if o.__name__ in bound), kind))
+        built = next((o for o in others if o.__name__ in bound), kind)
+        reader.check_references(built.__name__)
+        value = _build(built)
         return Parsed(
             value,
             tuple(reader.files),
@@ -359,16 +360,16 @@ class _GinReader:
                     f"{_suggest(setting.name, sorted(used - {_REQUIRED}))}."
                 )
 
-    def check_references(self, used: Collection[str]) -> None:
+    def check_references(self, built: str) -> None:
         """Raises a `UserError` for a setting of a dataclass that nothing refers to.
 
         Files may have such settings, because a command builds only what it needs; on
         the command line they would be ignored.
 
         Args:
-          used: names of the dataclasses that may be built without a reference.
+          built: name of the dataclass that is built, which needs no reference.
         """
-        used = {*used, ""}  # Macros have their own check.
+        used = {built, ""}  # Macros have their own check.
         for setting in self.settings:
             used.update(re.findall(r"@(?:\w+[./])*(\w+)", setting.value))
             if setting.source != _COMMAND_LINE:

@@ -348,6 +348,9 @@ def test_parse_builds_the_kind_that_the_file_sets(write):
     config = parse([ROOT / "gin_configs/runs/heads.gin"], bindings, *kinds).value
     assert (config.model, config.heads.draft_vocabulary) == ("base", 8192)
     assert isinstance(parse([write(RUN)], [], *kinds).value, TrainConfig)
+    bindings.append("TrainConfig.steps = 5")
+    with pytest.raises(UserError, match="nothing uses TrainConfig"):
+        parse([ROOT / "gin_configs/runs/heads.gin"], bindings, *kinds)
 
 
 @pytest.mark.parametrize(
