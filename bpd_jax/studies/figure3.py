@@ -44,7 +44,7 @@ class _Interpretation:
       name: name of the interpretation.
       points: label, h_max and block efficiency of each point.
       fit: the fitted line.
-      independent: whether every point is of another task, as a p-value requires.
+      independent: whether each point is of a different task, as a p-value requires.
     """
 
     name: str

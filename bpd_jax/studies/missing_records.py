@@ -149,7 +149,7 @@ def measure_timing(context: StudyContext, run: StudyRun, store: Store) -> None:
     _same_device(run, run.of(TimingRecord))
     done = {record.key for record in run.of(TimingRecord)}
     for records in timing_records(context, done):
-        store(records)
+        store(record for record in records if record.key not in done)
 
 
 def _same_device(run: StudyRun, records: Collection[Record]) -> None:

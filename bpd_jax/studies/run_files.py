@@ -25,8 +25,8 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import KINDS, ExplorerRecord, Record
 
 HEADER, RECORDS = "study.json", "records.jsonl"
-# Every shard of a run has a file of records.
-_RECORD_FILES = ("records*.jsonl", "records*.jsonl.gz")
+# Every shard of a run has a file of records. Published records are the oldest.
+_RECORD_FILES = ("records*.jsonl.gz", "records*.jsonl")
 PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
 # A folder of unfinished results may contain other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
@@ -98,7 +98,7 @@ def _complete_size(path: pathlib.Path) -> int:
 
 
 def read_records(folder: pathlib.Path) -> list[Record]:
-    """Reads all `records*.jsonl` and `records*.jsonl.gz` of a folder.
+    """Reads all `records*.jsonl.gz` and `records*.jsonl` of a folder, in this order.
 
     A run with further contenders records a text of the explorer again; the last record
     of each is returned.

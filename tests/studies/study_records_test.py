@@ -111,8 +111,12 @@ def test_a_text_of_the_explorer_with_further_contenders_replaces_the_earlier_one
         )
         for example, name in ((0, "bpd"), (0, "ngram:16"), (1, "bpd"))
     )
-    run_files.append_records(tmp_path, [earlier, other, later])
-    assert run_files.open_run(tmp_path).records == [other, later]
+    published = tmp_path / "published"
+    run_files.append_records(tmp_path, [earlier, other])
+    run_files.publish(run_files.open_run(tmp_path), published)
+    for folder in (tmp_path, published):
+        run_files.append_records(folder, [later])
+        assert run_files.open_run(folder).records == [other, later]
 
 
 def test_an_incomplete_line_is_dropped(tmp_path):
