@@ -18,6 +18,12 @@
 #   studies     tunes α for each task, then measures all tables and figures
 #   report      one page of all results
 #
+# The stage `pretrained`, in place of `pretrain`, uses the committed model of
+# experiments/small/model, with which the committed results were made:
+#
+#   bash experiments/small/recipe.sh TEXT DATA rows pretrained rescorers ngrams finetune \
+#       in_domain studies report
+#
 # The same command resumes: finished stages are skipped, and training and studies resume
 # where they stopped. For a low priority: nice -n 19 bash experiments/small/recipe.sh …
 #
@@ -103,6 +109,17 @@ stage_pretrain() {
     finished "$run/lambada/slim.json" && return
     "$python" -m bpd_jax.train --gin_file=experiments/small/pretrain.gin \
         --gin.TEXT_FILES="'$text'" "${more_pretrain[@]}" --workdir="$base"
+    export_model "$base" lambada
+}
+
+stage_pretrained() {
+    finished "$run/lambada/slim.json" && return
+    if [ -e "$base/checkpoints" ]; then
+        echo "$base holds a training run: use the stage pretrain, or move it" >&2
+        exit 1
+    fi
+    mkdir -p "$base"
+    cp experiments/small/model/* "$base"
     export_model "$base" lambada
 }
 

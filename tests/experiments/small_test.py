@@ -10,12 +10,19 @@ import pytest
 from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
 from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.exported_params import load_run_parameters
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 RECIPE = "experiments/small/recipe.sh"
 TRAINED = ("cnn_dailymail", "squad", "samsum")
+
+PRETRAINING = [
+    *("-m", "bpd_jax.train", "--gin_file=experiments/small/pretrain.gin"),
+    *("--gin.TEXT_FILES='text/*.txt'", "--workdir=runs/small/training/base"),
+]
 
 # Replaces Python: logs its arguments and creates the outputs of the command.
 STUB = """#!/usr/bin/env bash
@@ -133,6 +140,28 @@ def test_studies_have_all_models(recipe):
                     )
     news = folder / "runs/small/xsum"
     assert news.resolve() == (folder / "runs/small/cnn_dailymail").resolve()
+
+
+def test_the_committed_model_replaces_pretraining(tmp_path):
+    """It can be exported and finetuned, and does not replace a run."""
+    model = ROOT / "experiments/small/model"
+    shutil.copytree(model, tmp_path / "experiments/small/model")
+    shutil.copy(ROOT / RECIPE, tmp_path / RECIPE)
+    stub = tmp_path / "python"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    [words] = run_recipe(tmp_path, "pretrained")
+    assert words[1] == "bpd_jax.export_params"
+    assert run_recipe(tmp_path, "pretrained") == []
+    base = tmp_path / "runs/small/training/base"
+    config = load_config(base / "model.json")
+    assert config == trainings([PRETRAINING])["base"].model
+    params = load_run_parameters(base, config)
+    assert params["trunk"]["embedding"].shape == (8192, 256)
+    shutil.rmtree(tmp_path / "runs/small/lambada")
+    (base / "checkpoints").mkdir()
+    with pytest.raises(AssertionError, match="holds a training run"):
+        run_recipe(tmp_path, "pretrained")
 
 
 def test_finished_stages_are_skipped(recipe):
