@@ -9,9 +9,9 @@ digit; `cost` is the corrected formula. They differ as follows:
   cache traffic is 12288 / 1536 = 8 times too large. (For the rescorer it uses 1536,
   4 times the model's width of 384; with attention heads of width 128, the reading that
   gives 61M parameters, 1536 would be correct.)
-- In the paper the rescorer is read once per serial call, as in the parallel variant. In
-  Algorithm 2 each of L - 1 = 8 steps reads it again: 2.306 GB of parameters per token,
-  compared with 1.823 GB for plain BPD.
+- In the paper the rescorer is read once per serial call, as in the parallel reading of
+  Algorithm 2. In the sequential one each of L - 1 = 8 steps reads it again: 2.306 GB of
+  parameters per token, compared with 1.823 GB for plain BPD.
 - In the paper the weights are multiplied by one token per call, 2 FLOPs each,
   regardless of the number of draft tokens, and attention is recomputed for all pairs of
   positions, at 8 FLOPs per layer, pair and unit of width: twice the cost of scores and
@@ -103,7 +103,7 @@ def _count(shapes: Params, name: str = "") -> int:
 
 @functools.cache
 def paper_sizes() -> tuple[ModelSize, ModelSize]:
-    """The paper's 1.5B model and 61M rescorer, in the closest readings of their sizes.
+    """The paper's 1.5B model and 61M rescorer, as their sizes are read here.
 
     A gated trunk and eight further heads of width 12288 have 1.57e9 parameters; a
     rescorer with attention heads of width 128 has 62.7e6.

@@ -1,6 +1,7 @@
 """Figure 3: the entropy of each head, and its relation to block efficiency."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,7 +23,7 @@ from bpd_jax.studies.refinements import bpd_by_heads
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
-from bpd_jax.studies.study_records import DraftRecord
+from bpd_jax.studies.study_records import ENTROPY_BIN, DraftRecord, from_digits
 from bpd_jax.studies.tables import (
     Judgement,
     by_row,
@@ -152,9 +153,9 @@ def _fit_table(data: _Entropies) -> Table:
 
 def _charts(data: _Entropies) -> list[Chart]:
     """All panels that have a point."""
-    entropies = Chart(
-        "figure3a",
-        "Entropy of each head",
+    means = Chart(
+        "figure3_means",
+        "Mean entropy of each head",
         LINES,
         "head",
         "mean entropy, nats",
@@ -164,7 +165,30 @@ def _charts(data: _Entropies) -> list[Chart]:
         ],
     )
     fits = map(_fit_chart, ("figure3b", "figure3b_2"), data.interpretations)
-    return [chart for chart in (entropies, *fits) if chart.series]
+    return [c for c in (_density_chart(data.run), means, *fits) if c.series]
+
+
+def _density_chart(run: StudyRun) -> Chart:
+    """The distribution of each head's entropy on LAMBADA, as in Figure 3a."""
+    records = [r for r in run.drafts(BPD, printed.LAMBADA) if r.entropy_counts]
+    counts = [
+        itertools.zip_longest(*map(from_digits, heads), fillvalue=0)
+        for heads in zip(*(record.entropy_counts for record in records), strict=True)
+    ]
+    series = []
+    for head, bins in enumerate(counts, start=1):
+        density = np.array([*bins], float).sum(1)
+        density /= density.sum() * ENTROPY_BIN
+        points = {(i + 0.5) * ENTROPY_BIN: float(d) for i, d in enumerate(density)}
+        series.append(line_of(f"head {head}", points))
+    return Chart(
+        "figure3a",
+        f"Entropy of each head on {run.task_label(printed.LAMBADA)}: distribution",
+        LINES,
+        "entropy, nats",
+        "density per nat",
+        series,
+    )
 
 
 def _fit_chart(name: str, interpretation: _Interpretation) -> Chart:

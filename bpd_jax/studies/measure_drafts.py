@@ -13,6 +13,7 @@ from bpd_jax.evaluation.oracle_grid import oracle_calls
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
+    ENTROPY_BIN,
     DraftRecord,
     OracleRecord,
     call_positions,
@@ -113,9 +114,9 @@ def _draft_record(
     drafts = generation.proposed
     equal, longest = repeats(drafts)
     calls = call_positions(generation.accepted)
-    entropies = np.zeros(0)
+    entropies = np.zeros((1, 0))
     if contender == BPD:
-        entropies = example.text.predicted_by(source).entropies.mean(0)
+        entropies = example.text.predicted_by(source).entropies
     return DraftRecord(
         task=example.task,
         example=example.example.index,
@@ -126,7 +127,12 @@ def _draft_record(
         equal=to_digits(equal),
         longest=to_digits(longest),
         nodes=int(generation.nodes[calls].sum()),
-        head_entropy=[round(float(value), 5) for value in entropies],
+        head_entropy=[round(float(value), 5) for value in entropies.mean(0)],
+        entropy_counts=[
+            # Rounding can make an entropy of 0 slightly negative.
+            to_digits(np.bincount(np.maximum(bins, 0)))
+            for bins in (entropies.T / ENTROPY_BIN).astype(int)
+        ],
     )
 
 

@@ -260,7 +260,10 @@ TABLE_E_METHODS = {
 """Rows of the rebuttal's Table E, with their labels here."""
 
 TABLE_E_TASKS = ("mt_bench", "summarization", "qa", "math_reasoning", "rag")
-"""Columns of Table E by their names in Spec-Bench: MT-Bench, Sum, QA, GSM8K, RAG."""
+"""Columns of Table E: MT-Bench, Sum, QA, GSM8K, RAG.
+
+The rebuttal does not say where their questions come from; they are taken to be the
+categories of these names in Spec-Bench."""
 
 TABLE_E = {
     "Vicuna 7B": _read(

@@ -22,6 +22,9 @@ _BEYOND = 0x100
 _LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
 _NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
 
+ENTROPY_BIN = 0.5
+"""Width of the bins of `DraftRecord.entropy_counts`, in nats."""
+
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
     """Encodes small numbers as one character each.
@@ -89,6 +92,9 @@ class DraftRecord(Record):
       nodes: number of draft tokens verified, summed over the calls of decoding.
       head_entropy: mean entropy of heads 1 … L over all positions, in nats; only in
         records of `bpd`.
+      entropy_counts: histogram of the entropy of heads 1 … L: for each head one digit
+        per bin of `ENTROPY_BIN` nats, from 0 on, with its number of positions; as
+        `head_entropy` only in records of `bpd`, and not in older ones.
     """
 
     task: str
@@ -101,13 +107,14 @@ class DraftRecord(Record):
     longest: str
     nodes: int
     head_entropy: list[float] = dataclasses.field(default_factory=list)
+    entropy_counts: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         # With a yield of 0, `call_positions` would not terminate.
         statistics = (self.length, self.equal, self.longest)
         if (
             not _YIELDS.fullmatch(self.accepted)
-            or not all(map(_NUMBERS.fullmatch, statistics))
+            or not all(map(_NUMBERS.fullmatch, (*statistics, *self.entropy_counts)))
             or min(map(len, statistics)) < len(self.accepted)
         ):
             raise UserError("its numbers per token are inconsistent")

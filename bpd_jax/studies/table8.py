@@ -67,10 +67,7 @@ class _Choice(NamedTuple):
 
     @property
     def best(self) -> float:
-        """The weight chosen on the reported examples, as the paper may have done.
-
-        It writes of an "evaluation set" in appendix C.2, of held-out examples in E.
-        """
+        """The weight chosen on the reported examples, for comparison."""
         return best_alpha(self.efficiencies)
 
     @property
@@ -296,8 +293,7 @@ def _tuning_bias(family: _Family) -> Finding:
         statement,
         mean < 1,
         f"{decimal(mean)} % on average over {counted(len(costs), 'task')}, at most "
-        f"{decimal(max(costs))} %. The paper does not state this: it mentions two "
-        "kinds of tuning examples.",
+        f"{decimal(max(costs))} %. The paper does not state this.",
     )
 
 
@@ -313,8 +309,7 @@ STUDY = Study(
     findings=[_findings],
     notes=[
         "Alpha maximises block efficiency on held-out examples; among equal values, "
-        "the one nearest to 1 is chosen. The paper mentions an evaluation set in one "
-        "place and held-out examples in another, so the result of tuning on the "
+        "the one nearest to 1 is chosen. For comparison, the result of tuning on the "
         "reported examples is shown as well.",
         "At alpha = 0 the rescorer has no effect, and the draft is BPD's. The charts "
         "have a logarithmic axis and omit this value.",

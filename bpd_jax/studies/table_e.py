@@ -92,25 +92,31 @@ def _table(timings: Timings, temperature: float) -> Table:
     )
 
 
+def _measured_counterparts(timings: Timings) -> dict[str, str]:
+    """Contenders at temperature 0 that correspond to rows of the printed Table E."""
+    names = [
+        name
+        for name in timings.contenders(0.0)
+        if name != GREEDY.name and method_of(name).lookup is None
+    ]
+    # The authors refine the block before Medusa's tree (slides).
+    names.sort(key=lambda name: method_of(name).setting("order") != BLOCK)
+    ours = {
+        row: next((name for name in names if matches(method_of(name))), None)
+        for row, matches in _COUNTERPARTS.items()
+    }
+    return {row: name for row, name in ours.items() if name is not None}
+
+
 def _printed_tables(timings: Timings) -> list[Table]:
     """Table E for each of its models, with our speed-ups at temperature 0."""
-    rows, ours = {}, {}
+    ours, rows = _measured_counterparts(timings), {}
     for method, label in printed.TABLE_E_METHODS.items():
-        counterparts = [
-            name
-            for name in timings.contenders(0.0)
-            if name != GREEDY.name
-            and _COUNTERPARTS[method](method_of(name))
-            and method_of(name).lookup is None
-        ]
-        # The authors refine the block before Medusa's tree (slides).
-        counterparts.sort(key=lambda name: method_of(name).setting("order") != BLOCK)
-        ours[method] = counterparts[0] if counterparts else None
-        our_label = timings.label(counterparts[0]) if counterparts else label
+        our_label = timings.label(ours[method]) if method in ours else label
         rows[method] = label if our_label == label else f"{label}: {our_label}"
 
     def entry(model: str, task: str, method: str) -> Cell:
-        paper, name = printed.TABLE_E[model][method][task], ours[method]
+        paper, name = printed.TABLE_E[model][method][task], ours.get(method)
         # MT-Bench may have been measured by category.
         columns = [task, *MT_BENCH] if task == "mt_bench" else [task]
         measured = [task for task in timings.tasks if task in columns]
@@ -183,28 +189,71 @@ def _refinement_table(timings: Timings) -> list[Table]:
     return [refinement] if pairs else []
 
 
-def _chart(timings: Timings) -> list[Chart]:
+def _charts(timings: Timings) -> list[Chart]:
+    """All speed-ups, and the rebuttal's figure: both measures by category."""
+    if not timings.tasks:
+        return []
     every = [n for t in timings.temperatures for n in timings.contenders(t)]
     names = [name for name in dict.fromkeys(every) if name != GREEDY.name]
-    chart = Chart(
+    speedups = {
+        f"T = {temperature:g}": [
+            timings.speed(name, GREEDY.name, temperature) for name in names
+        ]
+        for temperature in timings.temperatures
+    }
+    overall = Chart(
         "table_e_speedup",
         "Speedup over plain decoding, all categories",
         BARS,
         "method",
         "times as fast",
-        [
-            line_of(
-                f"T = {temperature:g}",
-                {
-                    index: timings.speed(name, GREEDY.name, temperature)
-                    for index, name in enumerate(names)
-                },
-            )
-            for temperature in timings.temperatures
-        ],
+        [line_of(label, dict(enumerate(cells))) for label, cells in speedups.items()],
         categories=[timings.label(name) for name in names],
     )
-    return [chart] if timings.tasks else []
+    return [overall, *_category_charts(timings)]
+
+
+def _category_charts(timings: Timings) -> list[Chart]:
+    """Tokens per call and speed-up at temperature 0, of drafts with and without scores.
+
+    By categories of MT-Bench, as in the figure of the blog and the slides; by task if
+    none of them was measured.
+    """
+    shown = ("bpd", "bpd_rescored", "medusa", "medusa_rescored")
+    ours = _measured_counterparts(timings)
+    names = [ours[method] for method in shown if method in ours]
+    categories = [task for task in timings.tasks if task in MT_BENCH]
+    title = "by category of MT-Bench" if categories else "by task"
+    tasks = categories or timings.tasks
+
+    def speed(name: str, task: str) -> Cell:
+        return timings.speed(name, GREEDY.name, 0.0, [task])
+
+    def efficiency(name: str, task: str) -> Cell:
+        return timings.efficiency(name, 0.0, [task])
+
+    return [
+        Chart(
+            f"table_e_categories_{suffix}",
+            f"{measure} at temperature 0, {title}",
+            BARS,
+            "category" if categories else "task",
+            unit,
+            [
+                line_of(
+                    timings.label(name),
+                    {index: value(name, task) for index, task in enumerate(tasks)},
+                )
+                for name in names
+            ],
+            categories=[timings.run.task_label(task) for task in tasks],
+        )
+        for suffix, measure, unit, value in (
+            ("efficiency", "Block efficiency", "tokens per call", efficiency),
+            ("speedup", "Speedup over plain decoding", "times as fast", speed),
+        )
+        if names
+    ]
 
 
 @finding("With exact acceptance every method produces the text of plain decoding.")
@@ -326,15 +375,15 @@ STUDY = Study(
     measures=(TIMING,),
     prepare=Timings,
     tables=[_printed_tables, _tables, _refinement_table],
-    charts=[_chart],
+    charts=[_charts],
     findings=[_lossless, _refinement_findings, _printed_findings],
     notes=[
         "Table E reports greedy decoding of Vicuna 7B and 13B with four heads on one "
         "A100; its speed-ups are shown with ours at temperature 0, for the measured "
-        "contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and RAG are "
-        "mt_bench (or its eight categories), summarization, qa, math_reasoning and rag "
-        "of Spec-Bench. A second turn follows the model’s greedy answer to the first. "
-        "Sampling at temperatures 0.7 and 1 is in the rebuttal’s Tables A to D, in a "
+        "contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and RAG "
+        "are taken to be mt_bench (or its eight categories), summarization, qa, "
+        "math_reasoning and rag of Spec-Bench. A second turn follows the model’s "
+        "greedy answer to the first. Sampling at temperatures 0.7 and 1 is in the rebuttal’s Tables A to D, in a "
         "PDF that is not public.",
         "Draft models, lookahead and prompt lookup do not draft from a lattice and "
         "cannot be refined. With lookup, the drafts of prompt lookup are in the same "

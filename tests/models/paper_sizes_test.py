@@ -35,6 +35,13 @@ def deviations(*, gated: bool, head_dim: int | None) -> dict[str, float]:
     return percentages
 
 
+def test_wider_heads_would_also_fit():
+    """A plain 1.5B model with heads of twice the printed width (docs/training.md)."""
+    trunk = TransformerConfig(50257, 18, 1536, 12288, num_heads=12)
+    config = BlockwiseConfig(trunk, BlockHeadsConfig(9, hidden=24576))
+    assert count_parameters(config)["total"] == 1_534_348_800
+
+
 @pytest.mark.parametrize(
     ("gated", "head_dim", "percent"),
     [

@@ -18,6 +18,7 @@ def draft(
     longest="",
     nodes=1,
     entropy=(),
+    entropy_counts=(),
 ):
     """A record of drafts of three tokens; `accepted` and `equal` have a digit each."""
     count = len(accepted)
@@ -32,6 +33,7 @@ def draft(
         longest=longest or "1" * count,
         nodes=nodes,
         head_entropy=[*entropy],
+        entropy_counts=[*entropy_counts],
     )
 
 

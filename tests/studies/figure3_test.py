@@ -47,6 +47,19 @@ def test_entropy_by_head(full_exhibit):
     assert (lines[0].x, lines[0].y) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
+def test_distribution_of_entropies():
+    """Head 1: positions at 0 … 0.5 and 0.5 … 1 nats: 1 + 1 and 0 + 2. Head 2: 3 at 0.5
+    … 1 and 1 at 1 … 1.5. Four positions in bins of half a nat: shares times 2."""
+    records = [
+        draft("bpd", "lambada", "11", entropy_counts=["1", "011"]),
+        draft("bpd", "lambada", "11", entropy_counts=["12", "02"], example=1),
+        draft("bpd", "lambada", "11", example=2),  # As of an older version.
+    ]
+    first, second = exhibit_of("figure3", records, ["lambada"]).charts[0].series
+    assert (first.label, first.x, first.y) == ("head 1", [0.25, 0.75], [1.0, 1.0])
+    assert (second.x, second.y) == ([0.25, 0.75, 1.25], [0.0, 1.5, 0.5])
+
+
 def test_both_interpretations_are_fitted(full_exhibit):
     """Tasks alone lie on a line. Of all six points, x is 2 3 2 2 1 1 and y 2 3 1 2 1 1:
     means 11/6 and 10/6; Sxx = 17/6, Syy = 20/6, Sxy = 16/6."""

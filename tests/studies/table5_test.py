@@ -107,7 +107,7 @@ def texts_of(contender, repaired_wins, repaired_losses):
 def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
     """All texts are equal, so that no bootstrap sample differs from the data."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
-    records += texts_of("ngram:1", *first) + texts_of("neural:1", *second)
+    records += texts_of("ngram:1", *first) + texts_of("ngram:16", *second)
     findings = build_exhibit(records, ("qa",)).findings
     assert [finding.holds for finding in findings] == [repairs, introduces, None]
     points = 100 * (first[0] - first[1]) / 2
@@ -116,6 +116,15 @@ def test_shares_are_compared_for_all_refinements(first, second, repairs, introdu
         f"{percentage} percentage points ({percentage} … {percentage})"
         in findings[0].evidence
     )
+
+
+def test_local_neural_rescoring_decides():
+    """The paper's table is about it: 100 % of its wins repair, of the n-gram's 0 %."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += texts_of("neural:1", 2, 0) + texts_of("ngram:1", 0, 2)
+    repairs, *_ = build_exhibit(records, ("qa",)).findings
+    assert repairs.holds is True
+    assert "ngram:1: 0.0 % of wins repair, 100.0 % of losses" in repairs.evidence
 
 
 def test_disagreeing_texts_are_inconclusive():

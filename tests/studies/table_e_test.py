@@ -138,6 +138,26 @@ def test_refined_methods_follow_the_methods_that_they_refine():
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
 
+def test_charts_by_category_of_mt_bench():
+    """12 tokens in 6 calls and 2 of 6 seconds on writing, in 4 and 1 on QA."""
+    records = [
+        record(name, task, calls=calls, seconds=seconds)
+        for name, task, calls, seconds in (
+            ("greedy", "writing", 12, 6.0),
+            ("bpd", "writing", 6, 2.0),
+            ("greedy", "qa", 12, 6.0),
+            ("bpd", "qa", 4, 1.0),
+        )
+    ]
+    _, efficiency, speedup = build_exhibit(*records).charts
+    assert efficiency.title.endswith("by category of MT-Bench")
+    assert [series.label for series in efficiency.series] == ["BPD"]
+    assert (efficiency.series[0].y, speedup.series[0].y) == ([2.0], [3.0])
+    _, efficiency, speedup = build_exhibit(*records[2:]).charts
+    assert efficiency.title.endswith("by task")
+    assert (efficiency.categories, efficiency.series[0].y) == (["QA"], [3.0])
+
+
 def test_speculative_sampling_is_explained_where_it_was_measured():
     lossless = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
     sampled = dataclasses.replace(lossless[0], contender="medusa:8 (speculative)")

@@ -8,7 +8,7 @@ import numpy as np
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.model import NGramModel
 
-# Log-probability of unseen n-grams (paper appendix C).
+# Log-probability of unseen n-grams (paper appendix D).
 UNSEEN = -1000.0
 
 
