@@ -1,16 +1,13 @@
 """Renders conversations as text with the Jinja template of a model.
 
 A template is code. It runs in Jinja's immutable sandbox, which allows it to
-read its variables and to change nothing. Powers are refused, and the lengths of ranges
-and of repeated texts are limited, so that a mistake in a short template does not run
-for long. This does not protect against a template that is designed to exhaust memory or
-time, for example by doubling a text repeatedly.
+read its variables and to change nothing, but does not limit its time and memory.
 """
 
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -20,11 +17,6 @@ import jinja2.parser
 import jinja2.sandbox
 
 from bpd_jax.errors import UserError
-
-# Limits for the total length of all ranges of one rendering, and for a repeated text or
-# list.
-_MAX_RANGE_TOTAL = 1_000_000
-_MAX_REPEAT = 1_000_000
 
 
 def render_chat(
@@ -59,7 +51,6 @@ def render_chat(
                 "add_generation_prompt": add_generation_prompt,
                 "bos_token": bos_token,
                 "eos_token": eos_token,
-                "range": _limited_range(),
             }
         )
     # A template is code: besides Jinja's errors it raises any exception of Python's.
@@ -88,29 +79,10 @@ def _compiled(template: str) -> jinja2.Template:
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    environment.intercepted_binops = frozenset({"*", "**"})
-    environment.binop_table |= {"*": _product, "**": _power}
     environment.filters["tojson"] = _to_json
-    # `lipsum` generates unlimited text.
-    del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     return environment.from_string(template)
-
-
-def _product(left: Any, right: Any) -> Any:
-    for repeated, times in ((left, right), (right, left)):
-        if (
-            isinstance(repeated, str | list | tuple)
-            and isinstance(times, int)
-            and len(repeated) * times > _MAX_REPEAT
-        ):
-            raise jinja2.TemplateError("it repeats a text or list too often")
-    return left * right
-
-
-def _power(left: Any, right: Any) -> Any:
-    raise jinja2.TemplateError("it computes a power")
 
 
 def _to_json(
@@ -136,18 +108,3 @@ def _refuse(message: str) -> str:
 
 def _now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _limited_range() -> Callable[..., range]:
-    """`range` with a limit for the total length of the ranges of all calls."""
-    remaining = _MAX_RANGE_TOTAL
-
-    def limited(*arguments: int) -> range:
-        nonlocal remaining
-        numbers = range(*arguments)
-        remaining -= len(numbers)
-        if remaining < 0:
-            raise jinja2.TemplateError("its loops are too long")
-        return numbers
-
-    return limited
