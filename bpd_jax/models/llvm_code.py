@@ -10,13 +10,10 @@ POINTER, FLOATS = ir.IntType(8).as_pointer(), FLOAT.as_pointer()
 
 
 def add_function(
-    module: ir.Module,
-    name: str,
-    arguments: Sequence[ir.Type],
-    result: ir.Type | None = None,
+    module: ir.Module, name: str, arguments: Sequence[ir.Type]
 ) -> tuple[ir.Function, ir.IRBuilder]:
     """An internal function with an empty first block."""
-    kind = ir.FunctionType(result or ir.VoidType(), arguments)
+    kind = ir.FunctionType(ir.VoidType(), arguments)
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
     return function, ir.IRBuilder(function.append_basic_block("entry"))

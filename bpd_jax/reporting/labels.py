@@ -61,18 +61,15 @@ class Label:
         return Box(left, self.y - 0.8 * SIZE, left + width, self.y + 0.25 * SIZE)
 
 
-def place_labels(
-    points: Sequence[tuple[float, float, str]], frame: Box, occupied: Sequence[Box] = ()
-) -> list[Label]:
+def place_labels(points: Sequence[tuple[float, float, str]], frame: Box) -> list[Label]:
     """Chooses a position for the label of every point, one after another.
 
     Args:
       points: x, y and name of each point. A point has no label if its name is empty, or
         if every position overlaps with others by more than `_MOST_OVERLAP`.
       frame: rectangle that should contain the labels.
-      occupied: rectangles that labels should not cover, in addition to the points.
     """
-    covered = list(occupied) + [
+    covered = [
         Box(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y, _ in points
     ]
     labels = []
