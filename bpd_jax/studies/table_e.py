@@ -383,8 +383,8 @@ STUDY = Study(
         "contender of each kind. Its categories MT-Bench, Sum, QA, GSM8K and RAG "
         "are taken to be mt_bench (or its eight categories), summarization, qa, "
         "math_reasoning and rag of Spec-Bench. A second turn follows the model’s "
-        "greedy answer to the first. Sampling at temperatures 0.7 and 1 is in the rebuttal’s Tables A to D, in a "
-        "PDF that is not public.",
+        "greedy answer to the first. Sampling at temperatures 0.7 and 1 is in the "
+        "rebuttal’s Tables A to D, in a PDF that is not public.",
         "Draft models, lookahead and prompt lookup do not draft from a lattice and "
         "cannot be refined. With lookup, the drafts of prompt lookup are in the same "
         "tree as refined drafts: the effect of refinement is reported only for trees "
