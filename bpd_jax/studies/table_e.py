@@ -246,7 +246,7 @@ def _category_charts(timings: Timings) -> list[Chart]:
                 )
                 for name in names
             ],
-            categories=[timings.run.task_label(task) for task in tasks],
+            categories=categories or [timings.run.task_label(task) for task in tasks],
         )
         for suffix, measure, unit, value in (
             ("efficiency", "Block efficiency", "tokens per call", efficiency),
