@@ -26,6 +26,7 @@ from bpd_jax.settings import (
 DEFAULT_ORDER = 4
 TEXT_SOURCES = ("task", "text")
 SPLIT_SOURCES = (*TEXT_SOURCES, "generations")
+_COUNTED = (*SPLIT_SOURCES, "tokens", "counts")
 
 _LIMIT = Check(
     "an integer, or all for no limit",
@@ -44,8 +45,10 @@ _ONLY_WITH = {
     "heldout_split": SPLIT_SOURCES,
     "vocab_size": ("tokens", "counts", "model"),
     "end_of_text": ("tokens", "counts", "model"),
-    "order": ("task", "text", "tokens", "generations", "counts"),
-    "min_counts": ("task", "text", "tokens", "generations", "counts"),
+    "order": _COUNTED,
+    "min_counts": _COUNTED,
+    "memory": _COUNTED,
+    "bins": _COUNTED,
     "weight": ("model",),
     "model_symbols": ("model",),
 }
@@ -103,10 +106,14 @@ class CountSettings(Validated):
             raise UserError(
                 f"give exactly one of {_flags(self.sources)}: found {listed}."
             )
-        for name, sources in _ONLY_WITH.items():
-            if getattr(self, name, None) is not None and selected[0] not in sources:
+        for field in dataclasses.fields(self):
+            sources = _ONLY_WITH.get(field.name, self.sources)
+            is_set = getattr(self, field.name) != field.default
+            if is_set and selected[0] not in sources:
                 known_sources = [source for source in sources if source in self.sources]
-                raise UserError(f"--{name} applies to {_flags(known_sources)} only.")
+                raise UserError(
+                    f"--{field.name} applies to {_flags(known_sources)} only."
+                )
         order = self.order or (None if selected == ["counts"] else DEFAULT_ORDER)
         if self.min_counts is not None and order not in (None, len(self.min_counts)):
             raise UserError(

@@ -308,7 +308,8 @@ def test_failed_build_keeps_the_existing_model(tmp_path, tokens, monkeypatch):
         ({"model": ("a", "b", "c"), "weight": 0.5}, "--model takes one"),
         ({"model": ("a", ""), "weight": 0.5}, "--model takes one"),
         ({"model": ("a", "b"), "weight": 1.5}, "--weight must be"),
-        ({"model": ("a",), "order": 3}, "--order applies to --task, --text, --tokens"),
+        ({"model": ("a",), "order": 3}, "--order applies to --task, --text, --gen"),
+        ({"model": ("a",), "bins": 6}, "--bins applies to --task, --text"),
         (
             {"counts": "x", "split": "train"},
             "--split applies to --task, --text and --generations only",

@@ -197,6 +197,7 @@ def cluster_of_two():
 
 
 @needs_dask
+@pytest.mark.exhaustive
 def test_cluster_gives_the_same_bytes(tmp_path, token_files, monkeypatch):
     source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
     bounded_memory.count_to_folder(source, tmp_path / "one", order=3)
