@@ -4,7 +4,6 @@ Checkpoints in a bucket are tested with `fake_storage` (bucket_runs_test), becau
 emulator ignores the conditions of uploads, which TensorStore needs.
 """
 
-import os
 import pathlib
 import signal
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.commands import ROOT, free_port
+from tests.commands import free_port, python
 
 BUCKET = "gs://bpd-test"
 # In a new process, because clients look up the server once per process.
@@ -107,18 +106,11 @@ def run(
     emulator: str, cache: pathlib.Path, program: str, *arguments: object
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program in a new process, whose bucket is the emulator's."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "STORAGE_EMULATOR_HOST": emulator,
-            "NO_GCE_CHECK": "true",
-            "XDG_CACHE_HOME": str(cache),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    return python(
+        *("-c", program, *map(str, arguments)),
+        STORAGE_EMULATOR_HOST=emulator,
+        NO_GCE_CHECK="true",
+        XDG_CACHE_HOME=str(cache),
     )
 
 

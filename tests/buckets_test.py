@@ -1,6 +1,5 @@
 """Paths under gs://, against a storage server in this process."""
 
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -12,6 +11,7 @@ import pytest
 from bpd_jax import artifacts, buckets, files, folders
 from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.errors import UserError
+from tests.commands import forked
 
 BUCKET = "gs://bpd-test"
 KIND = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
@@ -181,9 +181,7 @@ def _write_killed(number, value):
 @pytest.mark.parametrize("last", [".upload.part", "1.npz", "letter.json"])
 def test_interrupted_upload_is_refused_and_replaced(storage, last):
     write_letter(f"{BUCKET}/mine", value=1)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_write_killed, args=(0, 2)
-    )
+    process = forked(_write_killed, 0, 2)
     uploads = []
 
     def kill(name):

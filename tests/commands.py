@@ -16,10 +16,12 @@ import pathlib
 import runpy
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -83,7 +85,9 @@ def call(module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT) ->
     return result
 
 
-def assert_refused(result: Done, message: str) -> None:
+def assert_refused(
+    result: Done | subprocess.CompletedProcess[str], message: str
+) -> None:
     """Checks that a command ended with one sentence, which contains `message`."""
     errors = [line for line in result.stderr.splitlines() if "error: " in line]
     assert result.returncode == 1, result
@@ -111,6 +115,27 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def python(
+    *arguments: str, folder: str | os.PathLike[str] = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a new interpreter in a folder, with the repository on its path."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def forked(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """A process, not yet started, that calls a function, in this environment."""
+    return _PROCESSES.Process(
+        target=_call_in, args=(dict(os.environ), function, arguments)
+    )
 
 
 class Script:
@@ -154,6 +179,16 @@ class Script:
         status = self._process.exitcode
         assert status is not None
         return Done(status, out, err)
+
+
+def _call_in(
+    environment: dict[str, str],
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*arguments)
 
 
 def _run_script(

@@ -13,6 +13,7 @@ from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.studies.study import NAMES
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
@@ -220,7 +221,9 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     kind, paths = target_and_files(name)
     text = "\n" + "".join(map(with_includes, paths))
-    bindings = ["StudyConfig.study = 'table4'"] if kind is StudyConfig else []
+    folder = name.split("/")[1]
+    study = folder if folder in NAMES else "table4"
+    bindings = [f"StudyConfig.study = {study!r}"] if kind is StudyConfig else []
     bindings += [
         f"{macro} = {value}"
         for macro, value in REQUIRED_VALUES.items()
@@ -234,6 +237,10 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     if kind is TrainConfig and name.startswith("gin_configs/tasks/"):
         of_examples = "ExampleTask" in FILES[name]
         assert isinstance(value.task, ExampleTask if of_examples else TextTask)
+    if folder in NAMES:
+        assert value.study == folder
+        assert value.tasks
+        assert value.parsed
 
 
 def test_the_vocabulary_of_gpt3_is_known_without_its_tokenizer():

@@ -97,6 +97,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
+def pytest_collection_finish() -> None:
+    """Excludes what the imports have made, which stays, from later collections.
+
+    Otherwise every full collection, which many tests and JAX itself request, visits
+    millions of objects.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Deletes compiled programs when there are many: most are of old code."""
     if hasattr(session.config, "workerinput") or not _COMPILED.is_dir():

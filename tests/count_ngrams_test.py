@@ -1,14 +1,11 @@
 """`bpd_jax.count_ngrams` as a command."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
-from tests.commands import ROOT, Done, assert_all_refused, call
+from tests.commands import Done, assert_all_refused, call, python
 
 SEQUENCES = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
 
@@ -42,18 +39,11 @@ def test_token_files_to_counts(folder: pathlib.Path) -> None:
 def test_beam_workers_give_the_same_counts(folder: pathlib.Path) -> None:
     pytest.importorskip("apache_beam")
     assert run(folder, "--tokens=*.txt", "--output=one").returncode == 0
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "bpd_jax.count_ngrams", "--tokens=*.txt"),
-            *("--output=beam", "--beam_runner=DirectRunner"),
-            "--beam_options=--direct_num_workers=2 "
-            "--direct_running_mode=multi_processing",
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+    result = python(
+        *("-m", "bpd_jax.count_ngrams", "--tokens=*.txt"),
+        *("--output=beam", "--beam_runner=DirectRunner"),
+        "--beam_options=--direct_num_workers=2 --direct_running_mode=multi_processing",
+        folder=folder,
     )
     assert result.returncode == 0, result.stderr
     for path in (folder / "one").iterdir():

@@ -2,13 +2,10 @@
 
 import ast
 import importlib
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -17,7 +14,7 @@ from bpd_jax.decoding.options import ACCEPTANCES, VERIFICATIONS
 from bpd_jax.drafting.parts import RefinerPart, SourcePart, StandalonePart, parts
 from bpd_jax.studies.run_files import read_records
 from bpd_jax.studies.study_records import REPORT, DraftRecord
-from tests.commands import call
+from tests.commands import call, python
 
 ROOT = pathlib.Path(__file__).parent.parent
 NGRAMS, DECODING = ROOT / "docs" / "ngrams.md", ROOT / "docs" / "decoding.md"
@@ -28,14 +25,7 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 
 
 def run(folder: pathlib.Path, *arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python(*arguments, folder=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -6,24 +6,21 @@ import pathlib
 import re
 import shlex
 
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax.decoding.asset_files import read_drafter
+from bpd_jax.decoding.asset_files import load_assets, read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import load_drafter, save_drafter
-from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads_files import load_heads, save_heads
+from bpd_jax.models.drafter_files import load_drafter
+from bpd_jax.models.heads_files import load_heads
 from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_layout import VLLM, check_exportable
 from tests.commands import assert_refused, start
+from tests.decoding.random_models import save_random_drafter, save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
@@ -39,27 +36,12 @@ def heads(tmp_path_factory):
     """Folders of random heads of the base: `medusa`, and `plain` of another kind."""
     folder = tmp_path_factory.mktemp("heads")
     loaded = load_model(str(BASE))
-    model = loaded.functions.config
     vocabulary = np.array([9, 4, 30, 5], np.int32)
     for name, config, ids in (
         ("plain", BlockHeadsConfig(3, hidden=8), None),
         ("medusa", BlockHeadsConfig(3, kind="medusa", draft_vocabulary=4), vocabulary),
     ):
-        params = init_heads(model, loaded.params, config, jax.random.key(0), ids)
-        kernel = "kernel" if name == "medusa" else "kernel_out"
-        random = np.random.default_rng(1).normal(size=params[kernel].shape)
-        params[kernel] = random.astype(np.float32)
-        save_heads(
-            folder / name,
-            config,
-            params,
-            base=fingerprint(model, loaded.params),
-            base_name=loaded.name,
-            d_model=model.trunk.d_model,
-            vocab_size=model.trunk.vocab_size,
-            facts={},
-            dtype="float32",
-        )
+        save_random_heads(folder / name, loaded, config, ids, dtype="float32")
     return folder
 
 
@@ -141,21 +123,8 @@ def test_exported_medusa_heads_are_imported_unchanged(heads, tmp_path):
 def drafter(tmp_path_factory):
     """A folder of a random block drafter of the base."""
     folder = tmp_path_factory.mktemp("drafter") / "drafter"
-    loaded = load_model(str(BASE))
-    model = loaded.functions.config
     config = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=8)
-    functions = DrafterFunctions(config.resolve(model.trunk), model.trunk)
-    save_drafter(
-        folder,
-        functions.config,
-        functions.init(jax.random.key(2)),
-        base=fingerprint(model, loaded.params),
-        base_name=loaded.name,
-        d_model=model.trunk.d_model,
-        vocab_size=model.trunk.vocab_size,
-        facts={},
-        dtype="int8",
-    )
+    save_random_drafter(folder, load_model(str(BASE)), config, dtype="int8")
     return folder
 
 
@@ -190,17 +159,11 @@ def test_exported_block_drafter_drafts(drafter, tmp_path):
     for name, value in first.tensors.items():
         np.testing.assert_array_equal(imported.tensors[name], value, err_msg=name)
 
-    options = [f"--model={BASE}", "--prompt=w5 w9 w30", "--max_new_tokens=12"]
-    plain, drafted, refused = call(
-        tmp_path,
-        "decode",
-        [*options, "--method=greedy"],
-        [*options, "--method=block/tree:6", "--drafter=out"],
-        [*options, "--method=block/tree:6", "--drafter=never"],
-    )
-    assert drafted[0] == 0, drafted[2]
-    assert drafted[1].splitlines()[0] == plain[1].splitlines()[0] != ""
-    assert_refused(refused, "never")
+    # Methods draft with it.
+    attached = load_assets(loaded, {"drafter": str(tmp_path / "out")}).drafter
+    assert attached.functions.config == first.config
+    with pytest.raises(UserError, match="never"):
+        load_assets(loaded, {"drafter": str(tmp_path / "never")})
 
 
 def test_documented_command_matches_the_heads_of_the_recipe():

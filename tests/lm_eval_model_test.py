@@ -38,15 +38,6 @@ def with_loaded(harness, loaded):
     return copy
 
 
-def test_generated_text_does_not_depend_on_the_method(harness, trained):
-    drafted = HarnessModel(
-        model=str(trained / "run"), method="zero_gram:4", batch_size=2
-    )
-    task = {"until": ["\n", "7."], "max_gen_toks": 20}
-    requests = [request(text, task) for text in CONTEXTS]
-    assert drafted.generate_until(requests) == harness.generate_until(requests)
-
-
 def test_texts_end_before_their_stop_texts(harness):
     [complete] = harness.generate_until([request("3 times", {"max_gen_toks": 40})])
     first, second = complete[5:7], complete[9:11]

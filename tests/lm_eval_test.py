@@ -1,31 +1,17 @@
 """The Evaluation Harness with our models, and the error message if it is missing."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.lm_eval_model import HarnessModel
-from tests.commands import Script
+from tests.commands import Script, python
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "lm_eval.md").read_text()
-
-
-def run(folder, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("missing", ["lm_eval", "lm_eval.api.model"])
@@ -97,13 +83,12 @@ def write_lines(path, records):
 
 
 def evaluate(folder, model, *arguments):
-    return run(
-        folder,
-        "-m",
-        "bpd_jax.lm_eval",
+    return python(
+        *("-m", "bpd_jax.lm_eval"),
         *("--model", "bpd_jax", "--model_args", model),
         *("--include_path", "tasks", "--tasks", "gsm8k_20,choice,rolling"),
         *arguments,
+        folder=folder,
         HF_HOME=str(folder / "cache"),
     )
 

@@ -90,7 +90,8 @@ def test_random_damage_is_read_or_refused(name: str) -> None:
     row = read_damaged(FORMATS[name], inputs, 0)
     assert row["failures"] == []
     assert row["read"] + row["refused"] == inputs
-    gc.collect()  # The warnings about these reads belong to this test.
+    if name == "checkpoint":
+        gc.collect()  # The warnings about these reads belong to this test.
 
 
 LONG = b"a" * 300

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 import bpd_jax
 from bpd_jax.__main__ import commands
+from tests.commands import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUILT = [
@@ -317,10 +318,7 @@ def test_commands_are_the_entry_points_of_the_package():
 
 def test_importing_the_package_imports_no_heavy_library():
     program = "import sys; import bpd_jax; print(*sys.modules); print(dir(bpd_jax))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program]
-    out = subprocess.check_output(command, env=environment, text=True)
-    modules, names = out.splitlines()
+    modules, names = python("-c", program).stdout.splitlines()
     heavy = {"jax", "numba", "numpy", "flax", "absl", "gin", "bpd_jax.api"}
     assert heavy.isdisjoint(modules.split())
     assert {"generate", "load", "stream"} <= set(ast.literal_eval(names))

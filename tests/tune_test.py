@@ -4,44 +4,29 @@ import json
 import pathlib
 import shutil
 
-import jax
 import numpy as np
 
 from bpd_jax import provenance
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.speedup import tuned_choice
-from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.heads_files import save_heads
 from tests.commands import call
+from tests.decoding.random_models import save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
 HEADS = BlockHeadsConfig(num_heads=3, hidden=8)
 
 
-def write_heads(loaded, folder, seed):
-    config, params = loaded.functions.config, loaded.params
-    heads = init_heads(config, params, HEADS, jax.random.key(seed))
-    save_heads(
-        folder,
-        HEADS,
-        heads,
-        base=fingerprint(config, params),
-        base_name=loaded.name,
-        d_model=config.trunk.d_model,
-        vocab_size=config.trunk.vocab_size,
-        facts={"accuracies": [[0.5], [0.25]]},
-    )
+FACTS = {"accuracies": [[0.5], [0.25]]}
 
 
 def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "tests" / "pretrained" / "golden" / "llama", "tiny")
     without_heads = load_model("tiny")
-    write_heads(without_heads, "runs/tiny/heads", 0)
-    write_heads(without_heads, "other", 1)
+    for seed, folder in enumerate(("runs/tiny/heads", "other")):
+        save_random_heads(folder, without_heads, HEADS, seed=seed, facts=FACTS)
     pathlib.Path("prompts.txt").write_text("w5 w6 w7\nw8 w9\nw10\nw11\n")
     command = (
         "--model=tiny --prompts_file=prompts.txt --methods=bpd "

@@ -1,11 +1,8 @@
 """The accelerator benchmark, at the smallest sizes and on a CPU."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +11,7 @@ from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.errors import UserError
-from tests.commands import ROOT, call
+from tests.commands import ROOT, call, python
 
 COMMAND = "benchmarks.accelerator"
 GOLDEN = ROOT / "tests" / "pretrained" / "golden" / "llama"
@@ -42,14 +39,7 @@ def measured(tmp_path_factory):
         f"sys.argv = {arguments}\n"
         "runpy.run_module('benchmarks.accelerator', run_name='__main__')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python("-c", program)
     assert result.returncode == 0, result.stderr
     return folder
 

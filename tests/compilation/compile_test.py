@@ -5,10 +5,7 @@ Tests that need a compiler are run by `make tpu-test` and `make gpu-test`.
 
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -17,7 +14,7 @@ from bpd_jax import configuration
 from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.training.config import TrainConfig
-from tests.commands import start
+from tests.commands import assert_refused, python, start
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,21 +35,8 @@ def arguments_of(*flags, batch_size=8, length=128):
 
 
 def run(*flags, **sizes):
-    return subprocess.run(
-        [sys.executable, "-m", "bpd_jax.compile", *arguments_of(*flags, **sizes)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def assert_refused(result, message):
-    assert result.returncode == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    (error,) = (line for line in result.stderr.splitlines() if "error: " in line)
-    assert message in error
+    arguments = arguments_of(*flags, **sizes)
+    return python("-m", "bpd_jax.compile", *arguments, XLA_FLAGS="")
 
 
 @pytest.mark.parametrize(

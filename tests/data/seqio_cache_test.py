@@ -99,6 +99,7 @@ def test_cache_is_reused_and_refused_for_other_tasks(squad_task, cached):
         seqio_cache.use_cache(other_task, cached)
 
 
+@pytest.mark.exhaustive
 def test_documents_are_cached(text_task, tmp_path):
     task = dataclasses.replace(text_task, vocabulary="gpt3")
     cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)

@@ -15,11 +15,10 @@ from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.refiner_files import save_refiner
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from tests.decoding.random_models import save_random_heads
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
 HEADS = BlockHeadsConfig(num_heads=4, hidden=8, draft_vocabulary=24)
@@ -38,20 +37,12 @@ def folder(tmp_path, monkeypatch):
 
 def write_heads(loaded, output, base=None, dtype="float32"):
     """Random heads of a model, in the folder `output`."""
-    config, params = loaded.functions.config, loaded.params
-    vocabulary = np.arange(3, 27, dtype=np.int32)
-    heads = init_heads(config, params, HEADS, jax.random.key(0), vocabulary)
-    noise = jax.random.normal(jax.random.key(1), heads["kernel_out"].shape)
-    heads["kernel_out"] = noise
-    trunk = config.trunk
-    save_heads(
+    save_random_heads(
         output,
+        loaded,
         HEADS,
-        heads,
+        np.arange(3, 27, dtype=np.int32),
         base=base or loaded.fingerprint,
-        base_name="tiny",
-        d_model=trunk.d_model,
-        vocab_size=trunk.vocab_size,
         facts={"accuracies": [[0.5, 0.25], [0.25, 0.125], [0.125, 0.0625]]},
         dtype=dtype,
     )

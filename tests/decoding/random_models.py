@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
+from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -138,6 +141,35 @@ def make_refiner(kind, vocab_size=13, heads=4):
     config = KINDS[kind](vocab_size, 16, heads)
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
     return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
+
+
+def save_random_heads(folder, loaded, config, vocabulary=None, *, seed=0, **options):
+    """Saves random block heads of a loaded model; options are those of `save_heads`."""
+    model = loaded.functions.config
+    heads = init_heads(model, loaded.params, config, jax.random.key(seed), vocabulary)
+    # New heads add nothing: these kernels are zeros.
+    last = "kernel" if config.kind == "medusa" else "kernel_out"
+    heads[last] = random_params(heads[last], 1, seed)
+    save_heads(folder, config, heads, **{**_base(loaded), **options})
+
+
+def save_random_drafter(folder, loaded, config, *, seed=0, **options):
+    """Saves a new block drafter of a loaded model, as `save_random_heads` does."""
+    trunk = loaded.functions.config.trunk
+    functions = DrafterFunctions(config.resolve(trunk), trunk)
+    params = functions.init(jax.random.key(seed))
+    save_drafter(folder, functions.config, params, **{**_base(loaded), **options})
+
+
+def _base(loaded):
+    trunk = loaded.functions.config.trunk
+    return {
+        "base": loaded.fingerprint,
+        "base_name": loaded.name,
+        "d_model": trunk.d_model,
+        "vocab_size": trunk.vocab_size,
+        "facts": {},
+    }
 
 
 def make_prompts(lengths, vocab_size=13, seed=0):

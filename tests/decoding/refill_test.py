@@ -38,7 +38,7 @@ def small_sizes(monkeypatch):
 @pytest.mark.parametrize(
     "method, temperature, batch_size, round_size",
     [
-        ("greedy", 0, 3, 100),
+        pytest.param("greedy", 0, 3, 100, marks=pytest.mark.exhaustive),
         ("greedy", 1.5, 2, 5),
         # Groups of two rows.
         ("bpd", 0, 32, 100),

@@ -78,7 +78,14 @@ def test_the_cut_does_not_depend_on_the_tokens():
 BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
 
 
-@pytest.mark.parametrize("name", ["greedy", "zero_gram:5", "medusa:8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "greedy",
+        "zero_gram:5",
+        pytest.param("medusa:8", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_rows_end_at_their_own_stop_texts(name):
     """Each row ends with the token that completes a stop text, whatever its drafts."""
     prompts = make_prompts([4, 9, 2, 6, 12], seed=4)

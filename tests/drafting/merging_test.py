@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes, union, unroll
-from tests.drafting.naive import path_to
+from tests.drafting.naive import path_to, prefixes
 
 SIZE, DEPTH = 14, 5
 SEEDS = given(seed=st.integers(0, 10_000))
@@ -45,15 +45,6 @@ def random_chains(seed, count=5, length=4):
     tokens[:, :, 0] = 7
     scores = np.where(rng.random((2, count)) < 0.2, -np.inf, 0.0)
     return from_drafts(Drafts(tokens, scores))
-
-
-def prefixes(tree, row):
-    """Every prefix of the valid nodes with its best rank, in order of appearance."""
-    ranks = {}
-    for node in np.flatnonzero(tree.valid[row]):
-        prefix = path_to(tree, row, node)
-        ranks[prefix] = min(int(tree.ranks[row, node]), ranks.get(prefix, 10**6))
-    return ranks
 
 
 def assert_is_merged(merged, tree, limit):

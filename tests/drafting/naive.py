@@ -116,6 +116,15 @@ def naive_steps(
     return steps
 
 
+def prefixes(tree, row):
+    """Every prefix of the valid nodes with its best rank, in order of appearance."""
+    ranks: dict[tuple[int, ...], int] = {}
+    for node in np.flatnonzero(tree.valid[row]):
+        rank, prefix = int(tree.ranks[row, node]), path_to(tree, row, node)
+        ranks[prefix] = min(rank, ranks.get(prefix, rank))
+    return ranks
+
+
 def path_tokens(lattice: Lattice, row: int, picks: tuple[int, ...]) -> tuple[int, ...]:
     """The certain token and the picked candidates."""
     tokens = lattice.tokens[row]

@@ -12,15 +12,7 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
 from bpd_jax.drafting.sources.none import PlainDrafter
 from bpd_jax.drafting.union import UnionDrafter
-from tests.drafting.naive import ngram_model, path_to, random_lattice, random_view
-
-
-def prefixes(tree, row):
-    ranks = {}
-    for node in np.flatnonzero(tree.valid[row]):
-        rank, path = int(tree.ranks[row, node]), path_to(tree, row, node)
-        ranks[path] = min(rank, ranks.get(path, rank))
-    return ranks
+from tests.drafting.naive import ngram_model, prefixes, random_lattice, random_view
 
 
 @pytest.mark.parametrize("copied, on_device", [(2, True), (7, False)])

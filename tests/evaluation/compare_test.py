@@ -1,3 +1,5 @@
+"""Methods on the same prompts, and the blocks that a report shows of their drafts."""
+
 import dataclasses
 
 import jax
@@ -8,6 +10,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
+from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
     MethodResult,
     compare,
@@ -18,6 +21,14 @@ from bpd_jax.evaluation.compare import (
 
 pytest.importorskip("pynini")
 METHODS = ["bpd", "zero_gram:3", "ngram:3", "oracle"]
+
+
+@pytest.fixture(scope="module")
+def results(decoder, prompts):
+    """Every kind of method on the prompts, by name."""
+    options = DecodeOptions(max_new_tokens=16, batch_size=3)
+    compared = compare(decoder, list(map(parse_method, METHODS)), prompts, options)
+    return {result.method.name: result for result in compared}
 
 
 def test_all_methods_decode_the_same_tokens(results):
@@ -106,3 +117,52 @@ def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch
         compare(
             plain, [parse_method("ngram:2")], prompts, DecodeOptions(max_new_tokens=4)
         )
+
+
+@pytest.mark.parametrize(
+    "refined, label",
+    [
+        ("ngram:3", "3-best 3-gram"),
+        ("zero_gram:3", "3-best 0-gram"),
+        (None, None),
+    ],
+)
+def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
+    bpd = results["bpd"]
+    view = most_improved_block(decoder, [bpd, *([results[refined]] if refined else [])])
+    labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
+    assert [path.label for path in view.paths] == labels
+    assert view.tokens.shape == view.log_probs.shape == (4, 6)
+
+    # The block begins at a serial call of BPD, and BPD's path is that call's draft.
+    calls = {}
+    for generation in bpd.generations:
+        end, tokens = 0, generation.output_ids
+        for draft, accepted in zip(generation.drafts, generation.accepted, strict=True):
+            text = np.concatenate([generation.input_ids, tokens[:end]])
+            calls[text.tobytes()] = draft, accepted, tokens[end : end + 4]
+            end += accepted
+    draft, accepted, greedy = calls[view.text.tobytes()]
+    np.testing.assert_array_equal(view.greedy, greedy)
+    np.testing.assert_array_equal(view.tokens[:, 0], draft)
+    assert view.paths[0].accepted == accepted
+
+    for path in view.paths:
+        drafted = view.tokens[np.arange(4), path.candidates]
+        agreed = 0
+        while agreed < 4 and drafted[agreed] == view.greedy[agreed]:
+            agreed += 1
+        assert path.accepted == agreed >= 1
+    assert view.paths[-1].accepted == max(path.accepted for path in view.paths)
+
+
+def test_there_is_no_block_without_bpd_or_in_short_texts(decoder, results):
+    assert most_improved_block(decoder, [results["greedy"]]) is None
+    limited = dataclasses.replace(results["bpd"], method=parse_method("bpd:heads=2"))
+    assert most_improved_block(decoder, [limited]) is None
+    texts = [
+        dataclasses.replace(g, output_ids=g.output_ids[:3], accepted=np.array([3]))
+        for g in results["bpd"].generations
+    ]  # shorter than a block of four
+    short = dataclasses.replace(results["bpd"], generations=texts)
+    assert most_improved_block(decoder, [short]) is None

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.evaluation.compare import compare
 from tests.evaluation.random_decoder import VOCAB, random_decoder
 
 
@@ -41,14 +38,3 @@ def make_generation():
         return Generation(**{**plain, **fields})
 
     return make
-
-
-@pytest.fixture(scope="session")
-def results(decoder, prompts):
-    """Every kind of method on the prompts, by name."""
-    pytest.importorskip("pynini")
-    methods = [parse_method(n) for n in ("bpd", "zero_gram:3", "ngram:3", "oracle")]
-    compared = compare(
-        decoder, methods, prompts, DecodeOptions(max_new_tokens=16, batch_size=3)
-    )
-    return {result.method.name: result for result in compared}

@@ -59,16 +59,3 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
 def test_plain_decoding_has_no_draft_statistics(make_generation):
     statistics = draft_statistics([make_generation([1, 2, 3], 3)])
     assert statistics == DraftStatistics(1.0, None, None, (), (1.0,))
-
-
-def test_statistics_of_a_real_model(results):
-    """Checks shapes and bounds."""
-    bpd = draft_statistics(results["bpd"].generations)
-    several = draft_statistics(results["zero_gram:3"].generations)
-    oracle = draft_statistics(results["oracle"].generations)
-    assert bpd.nodes == 4.0
-    assert 4.0 < several.nodes <= 1 + 3 * 3
-    assert (len(bpd.entropies), len(bpd.accepted)) == (3, 4)
-    assert all(0 < entropy <= np.log(13) for entropy in bpd.entropies)
-    np.testing.assert_allclose(sum(bpd.accepted), 1)
-    assert oracle.accepted[0] <= several.accepted[0] <= bpd.accepted[0]

@@ -55,9 +55,7 @@ def recorded(decoder, prompts):
     return record(decoder, texts, options, width=6)
 
 
-@pytest.mark.parametrize(
-    "heads, width", [(2, 1), (2, 6), (3, 2), (4, 1), (4, 3), (4, 6)]
-)
+@pytest.mark.parametrize("heads, width", [(2, 1), (3, 2), (4, 3)])
 def test_every_cell_equals_the_oracle_method(recorded, heads, width):
     replayed = recorded.decode(parse_method(f"oracle:k={width}:heads={heads}"))
     for text, generation in zip(recorded.texts, replayed, strict=True):

@@ -155,6 +155,7 @@ def finish_after(cloud, follows):
 ROUND = ["scp", "setup", "start", "follow"]
 
 
+@pytest.mark.exhaustive
 def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255\n255")
@@ -166,6 +167,7 @@ def test_broken_connection_ends_neither_run_nor_launcher(cloud):
     assert steps(cloud) == 1
 
 
+@pytest.mark.exhaustive
 def test_long_outage_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255")
@@ -193,6 +195,7 @@ def test_second_launcher_waits_for_the_run_of_a_killed_one(cloud):
     assert steps(cloud) == 2
 
 
+@pytest.mark.exhaustive
 def test_preempted_slice_is_requested_again(cloud):
     (cloud / "states").write_text(
         "\n".join(["ACTIVE", "PREEMPTED"] * 2 + ["NOT_FOUND", "ACTIVE", "READY"])

@@ -15,15 +15,10 @@ from experiments.launch import checks
 from experiments.launch.checks import check_run, check_travels, git_folder
 from experiments.launch.commands import train_words
 from experiments.launch.slurm_script import SlurmJob, batch_script
+from tests.commands import assert_refused
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
-
-
-def assert_refused(result, message):
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 def test_slurm_dry_run(dry_run):

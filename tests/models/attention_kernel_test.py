@@ -50,14 +50,29 @@ def exact(queries, keys, values, lengths):
 
 # Full groups of slots and remainders, full tiles of queries and remainders, and heads
 # whose features do not fill a group of vectors.
+SIZES = [
+    ((3, 3, 3, 64, 385), "float32"),
+    ((4, 2, 7, 48, 64), "bfloat16"),
+    ((2, 1, 13, 128, 77), "float32"),
+    ((2, 2, 5, 16, 5), "bfloat16"),
+]
+TILES = {"this": None, "avx2": (8, 2, 4), "arm": (4, 4, 4)}
+
+
 @pytest.mark.parametrize(
-    "tile", [None, (8, 2, 4), (4, 4, 4)], ids=["this", "avx2", "arm"]
+    "sizes, dtype, tile",
+    [
+        pytest.param(
+            *case,
+            tile,
+            id=f"{'_'.join(map(str, case[0]))}-{name}",
+            # Each of these cases compiles a kernel.
+            marks=pytest.mark.exhaustive if tile and number > 1 else (),
+        )
+        for number, case in enumerate(SIZES)
+        for name, tile in TILES.items()
+    ],
 )
-@pytest.mark.parametrize(
-    "sizes, dtype",
-    [((3, 3, 3, 64, 385), "float32"), ((2, 1, 13, 128, 77), "float32"),
-     ((4, 2, 7, 48, 64), "bfloat16"), ((2, 2, 5, 16, 5), "bfloat16")],
-)  # fmt: skip
 def test_attention_equals_that_in_float64(sizes, dtype, tile):
     arrays = inputs(*sizes, dtype)
     results = prefix_attention(*arrays, tile and Tile(*tile))

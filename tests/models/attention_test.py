@@ -3,7 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.attention import attention
+from bpd_jax.models import attention as module
+
+# As a whole: operation by operation it would be compiled for every shape.
+attention = jax.jit(module.attention)
 
 
 def naive(queries, keys, values, visible):
@@ -112,7 +115,7 @@ def test_gradients_equal_those_of_a_softmax_written_out():
         probs = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
         return (jnp.einsum("bntu,bunh->btnh", probs, values) * weights).sum()
 
-    got = jax.grad(by_attention, (0, 1, 2))(queries, keys, values)
-    want = jax.grad(written_out, (0, 1, 2))(queries, keys, values)
+    got = jax.jit(jax.grad(by_attention, (0, 1, 2)))(queries, keys, values)
+    want = jax.jit(jax.grad(written_out, (0, 1, 2)))(queries, keys, values)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -23,6 +23,7 @@ from bpd_jax.models.drafter_functions import (
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
+from tests.decoding.random_models import random_params
 
 TARGET = TransformerConfig(
     vocab_size=23,
@@ -52,12 +53,9 @@ def drafter(**changes):
     """Functions and random parameters."""
     config = dataclasses.replace(CONFIG, **changes)
     functions = DrafterFunctions(config, TARGET)
-    rng = np.random.default_rng(3)
     shapes = jax.eval_shape(functions.init, jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
-    )
-    softmax = rng.normal(0, 1, (23, 12)).astype(np.float32)
+    params = random_params(shapes, 0.5, 3)
+    softmax = random_params(jax.ShapeDtypeStruct((23, 12), jnp.float32), 1, 4)
     vocabulary = None if config.draft_vocabulary is None else VOCABULARY
     return functions, with_softmax(params, softmax, vocabulary)
 

@@ -15,6 +15,7 @@ from bpd_jax.models.blockwise_config import (
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
+from tests.decoding.random_models import random_params
 
 TRUNK = TransformerConfig(23, 1, 16, 24, 4, max_length=32)
 VOCABULARY = np.array([1, 4, 5, 9, 12, 20, 22], np.int32)
@@ -24,13 +25,9 @@ HEADS = {
     "own and draft": BlockHeadsConfig(4, 8, own_softmax=True, draft_vocabulary=7),
     "medusa": BlockHeadsConfig(4, kind="medusa", layers=2, draft_vocabulary=7),
 }
-
-
-def draw(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
-    )
+# Compiled as wholes: operation by operation they would take longer.
+head_logits = jax.jit(ModelFunctions.head_logits, static_argnums=0)
+block_candidates = jax.jit(ModelFunctions.block_candidates, static_argnums=(0, 3, 4))
 
 
 @functools.cache
@@ -39,10 +36,11 @@ def model(name, tied=True):
     config = HEADS[name]
     trunk = TransformerConfig(23, 1, 16, 24, 4, max_length=32, tied_softmax=tied)
     base = BlockwiseConfig(trunk)
-    params = draw(parameter_shapes(base))
+    params = random_params(parameter_shapes(base), 0.3, 0)
     ids = VOCABULARY if config.draft_vocabulary else None
     heads = init_heads(base, params, config, jax.random.key(0), ids)
-    noise = draw({k: v for k, v in heads.items() if is_trained(config, k)}, 1)
+    drawn = {k: v for k, v in heads.items() if is_trained(config, k)}
+    noise = random_params(drawn, 0.3, 1)
     heads |= {name: heads[name] + value for name, value in noise.items()}
     return BlockwiseConfig(trunk, config), {**params, "heads": heads}
 
@@ -55,11 +53,11 @@ def states():
 def test_head_one_is_the_language_model_and_heads_differ(first_has_ffn):
     heads = BlockHeadsConfig(num_heads=3, hidden=8, first_has_ffn=first_has_ffn)
     config = BlockwiseConfig(TRUNK, heads)
-    params = draw(parameter_shapes(config))
+    params = random_params(parameter_shapes(config), 0.3, 0)
     assert params["heads"]["kernel_in"].shape[0] == 2 + first_has_ffn
     functions = ModelFunctions(config)
     hidden = states()
-    logits = functions.head_logits(params, hidden)
+    logits = head_logits(functions, params, hidden)
     np.testing.assert_allclose(
         logits[:, 0], functions.next_token_logits(params, hidden), atol=1e-5
     )
@@ -102,16 +100,16 @@ def test_draft_vocabulary_equals_the_full_one_restricted(tied):
     }
     full_params = {"trunk": params["trunk"], "heads": layers}
     hidden = states()
-    full_logits = ModelFunctions(full).head_logits(full_params, hidden)
+    full_logits = head_logits(ModelFunctions(full), full_params, hidden)
     is_drafted = np.isin(np.arange(23), VOCABULARY)
     restricted = jnp.where(is_drafted, full_logits[:, 1:], -jnp.inf)
 
     functions = ModelFunctions(config)
-    logits = functions.head_logits(params, hidden)
+    logits = head_logits(functions, params, hidden)
     np.testing.assert_allclose(logits[:, 0], full_logits[:, 0], atol=1e-5)
     np.testing.assert_allclose(logits[:, 1:], restricted, atol=1e-5)
 
-    tokens, log_probs, entropies = functions.block_candidates(params, hidden, 4, 5)
+    tokens, log_probs, entropies = block_candidates(functions, params, hidden, 4, 5)
     want = jax.nn.log_softmax(restricted)
     best_tokens = np.argsort(-np.asarray(want), axis=-1)[..., :5]
     np.testing.assert_array_equal(tokens, best_tokens)
@@ -132,10 +130,10 @@ def test_draft_vocabulary_equals_the_full_one_restricted(tied):
 def test_single_levels_equal_all_levels(name):
     config, params = model(name)
     functions, hidden = ModelFunctions(config), states()
-    logits = functions.head_logits(params, hidden)
+    logits = head_logits(functions, params, hidden)
     ids = params["heads"].get("vocabulary", jnp.arange(23))
     functions.states(params, hidden)
-    tokens, log_probs, _ = functions.block_candidates(params, hidden, 3, 2)
+    tokens, log_probs, _ = block_candidates(functions, params, hidden, 3, 2)
     assert tokens.shape == (5, 2, 2)
     assert set(np.unique(tokens)) <= set(np.asarray(ids).tolist())
     want = jax.nn.log_softmax(logits[:, 1:3])
@@ -159,14 +157,14 @@ def test_medusa_layers_are_those_of_the_paper():
         kernel, bias = heads["kernel"][1, layer], heads["bias"][1, layer]
         state = state + jax.nn.silu(state @ kernel + bias)
     want = state @ params["trunk"]["embedding"][VOCABULARY].T
-    logits = ModelFunctions(config).head_logits(params, hidden)[:, 2, VOCABULARY]
+    logits = head_logits(ModelFunctions(config), params, hidden)[:, 2, VOCABULARY]
     np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*HEADS.values(), BlockHeadsConfig(4, 8)])
 def test_new_heads_predict_like_the_model(kind):
     base = BlockwiseConfig(TRUNK)
-    params = draw(parameter_shapes(base))
+    params = random_params(parameter_shapes(base), 0.3, 0)
     ids = VOCABULARY if kind.draft_vocabulary else None
     heads = init_heads(base, params, kind, jax.random.key(0), ids)
     config = BlockwiseConfig(TRUNK, kind)
@@ -174,7 +172,8 @@ def test_new_heads_predict_like_the_model(kind):
     assert shapes == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)["heads"]
     )
-    logits = ModelFunctions(config).head_logits({**params, "heads": heads}, states())
+    params = {**params, "heads": heads}
+    logits = head_logits(ModelFunctions(config), params, states())
     chosen = logits[..., VOCABULARY]
     np.testing.assert_allclose(
         chosen, jnp.broadcast_to(chosen[:, :1], chosen.shape), atol=1e-5
@@ -197,32 +196,25 @@ def test_conditioned_heads_draft_from_the_anchor_and_layers():
     trunk = TransformerConfig(17, 2, 8, 12, 2, max_length=16)
     heads = BlockHeadsConfig(3, 6, reads_anchor=True, feature_layers=(1, 0))
     config = BlockwiseConfig(trunk, heads)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), leaf.dtype),
-        parameter_shapes(config),
-    )
+    params = random_params(parameter_shapes(config), 0.5, 0)
     assert params["heads"]["kernel_condition"].shape == (24, 8)
     tokens, positions = jnp.array([[3, 9, 1, 4]]), jnp.arange(4)[None]
     mask = causal_mask(jnp.ones((1, 4), int))
-    variables = {"params": params}
-    logits = BlockwiseLM(config).apply(
-        variables, tokens, positions, mask, method="all_logits"
-    )
+    apply = functools.partial(BlockwiseLM(config).apply, method="all_logits")
+    logits = jax.jit(apply)({"params": params}, tokens, positions, mask)
     functions = ModelFunctions(config)
-    hidden, _, features = functions.forward(
-        params, tokens, positions, mask, layers=heads.feature_layers
-    )
+    forward = functools.partial(functions.forward, layers=heads.feature_layers)
+    hidden, _, features = jax.jit(forward)(params, tokens, positions, mask)
     anchors = functions.greedy_tokens(params, hidden[:, 2])
-    candidates, log_probs, _ = functions.block_candidates(
-        params, hidden[:, 2], 3, 17, anchors, features[:, 2]
+    candidates, log_probs, _ = block_candidates(
+        functions, params, hidden[:, 2], 3, 17, anchors, features[:, 2]
     )
     expected = np.asarray(jax.nn.log_softmax(logits[:, 2, 1:]))
     np.testing.assert_allclose(
         log_probs, np.take_along_axis(expected, np.asarray(candidates), -1), rtol=1e-3
     )
-    other_candidates = functions.block_candidates(
-        params, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
+    other_candidates = block_candidates(
+        functions, params, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
     )
     assert not np.array_equal(other_candidates[0], candidates)
     with pytest.raises(UserError, match="certain token"):

@@ -17,6 +17,7 @@ from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_draf
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
+from tests.decoding.random_models import random_params
 
 TRUNK = TransformerConfig(19, 3, 8, 12, 2, rotary=RotaryConfig(500.0))
 MODEL = BlockwiseConfig(TRUNK)
@@ -31,20 +32,13 @@ CONFIG = BlockDrafterConfig(
 VOCABULARY = np.array([0, 3, 4, 9, 11, 18], np.int32)
 
 
-def draw(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32), shapes
-    )
-
-
-MODEL_PARAMS = draw(parameter_shapes(MODEL), 1)
+MODEL_PARAMS = random_params(parameter_shapes(MODEL), 0.5, 1)
 
 
 @pytest.fixture(scope="module")
 def trained():
     init = DrafterFunctions(CONFIG, TRUNK).init
-    return draw(jax.eval_shape(init, jax.random.key(0)))
+    return random_params(jax.eval_shape(init, jax.random.key(0)), 0.5, 0)
 
 
 def save(folder, trained, dtype, config=CONFIG):
@@ -82,7 +76,7 @@ def test_drafter_is_loaded_as_saved(tmp_path, trained, dtype, error):
     ):
         scale = float(jnp.abs(expected).max())
         np.testing.assert_allclose(actual, expected, atol=error * scale)
-    other_params = draw(parameter_shapes(MODEL), 2)
+    other_params = random_params(parameter_shapes(MODEL), 0.5, 2)
     with pytest.raises(UserError, match="another model"):
         attach_drafter(MODEL, other_params, loaded)
     attach_drafter(MODEL, other_params, loaded, check=False)
@@ -91,7 +85,8 @@ def test_drafter_is_loaded_as_saved(tmp_path, trained, dtype, error):
 def test_biases_of_heads_are_not_quantised(tmp_path):
     config = dataclasses.replace(CONFIG, qkv_bias=True)
     init = DrafterFunctions(config, TRUNK).init
-    save(tmp_path, draw(jax.eval_shape(init, jax.random.key(0))), "int8", config)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    save(tmp_path, random_params(shapes, 0.5, 0), "int8", config)
     stored = load_file(tmp_path / "drafter.safetensors")
     biases = [name for name in stored if "/bias" in name]
     assert "attention_0/query/bias" in biases

@@ -15,6 +15,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
 from bpd_jax.models.transformer_config import TransformerConfig
+from tests.decoding.random_models import random_params
 
 MODEL = BlockwiseConfig(TransformerConfig(40, 1, 16, 24, 4, max_length=32))
 VOCABULARY = np.arange(3, 33, 3, dtype=np.int32)
@@ -23,23 +24,19 @@ HEADS = {
     "whole": BlockHeadsConfig(3, 8),
     "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, own_softmax=True),
 }
+# Compiled as a whole: operation by operation it would take longer.
+block_candidates = jax.jit(ModelFunctions.block_candidates, static_argnums=(0, 3, 4))
 FACTS = {"accuracies": [[0.5, 0.25]], "seed": 3}
 
 
-def draw(shapes, seed):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
-    )
-
-
-PARAMS = draw(parameter_shapes(MODEL), 0)
+PARAMS = random_params(parameter_shapes(MODEL), 0.3, 0)
 
 
 def trained(config):
     ids = VOCABULARY if config.draft_vocabulary else None
     heads = init_heads(MODEL, PARAMS, config, jax.random.key(0), ids)
-    noise = draw({k: v for k, v in heads.items() if is_trained(config, k)}, 1)
+    drawn = {k: v for k, v in heads.items() if is_trained(config, k)}
+    noise = random_params(drawn, 0.3, 1)
     return heads | {name: heads[name] + value for name, value in noise.items()}
 
 
@@ -75,11 +72,10 @@ def test_attached_equals_saved(tmp_path, name, dtype, error):
         assert bool((jnp.abs(attached - value) <= error * largest / 2 + 1e-7).all()), (
             key
         )
-    hidden = draw(jax.ShapeDtypeStruct((4, 16), jnp.float32), 2)
-    got = ModelFunctions(model).block_candidates(params, hidden, 3, 3)
-    want = ModelFunctions(model).block_candidates(
-        {**PARAMS, "heads": heads}, hidden, 3, 3
-    )
+    hidden = random_params(jax.ShapeDtypeStruct((4, 16), jnp.float32), 0.3, 2)
+    functions = ModelFunctions(model)
+    got = block_candidates(functions, params, hidden, 3, 3)
+    want = block_candidates(functions, {**PARAMS, "heads": heads}, hidden, 3, 3)
     np.testing.assert_allclose(got[1], want[1], atol=20 * error + 1e-6)
 
 
@@ -98,7 +94,8 @@ def test_every_output_channel_has_a_scale(tmp_path):
 def test_fingerprints_tell_models_apart():
     key = fingerprint(MODEL, PARAMS)
     assert len(key) == 16
-    assert fingerprint(MODEL, draw(parameter_shapes(MODEL), 7)) != key
+    other_params = random_params(parameter_shapes(MODEL), 0.3, 7)
+    assert fingerprint(MODEL, other_params) != key
     # Heads and precision do not matter.
     half_params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     trunk = dataclasses.replace(MODEL.trunk, dtype="bfloat16", param_dtype="bfloat16")
@@ -117,7 +114,7 @@ def test_heads_of_another_model_are_refused(tmp_path):
     config = HEADS["feed forward"]
     save(tmp_path / "heads", config, trained(config))
     loaded = load_heads(tmp_path / "heads")
-    other_params = draw(parameter_shapes(MODEL), 7)
+    other_params = random_params(parameter_shapes(MODEL), 0.3, 7)
     message = rf"trained on smol .*, and big .* is another.* remove {loaded.folder}"
     with pytest.raises(UserError, match=message):
         attach_heads(MODEL, other_params, loaded, name="big")

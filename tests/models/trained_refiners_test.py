@@ -7,6 +7,7 @@ import pytest
 
 from bpd_jax.models import trained_refiners
 from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, RecurrentConfig
+from tests.decoding.random_models import random_params
 
 # A prime that no other size equals, so that arrays of size V are recognised.
 VOCAB, WIDTH, HEADS = 97, 8, 4
@@ -18,13 +19,10 @@ HYDRA = HydraConfig(VOCAB, WIDTH, HEADS, width=10)
 @functools.cache
 def parameters(config):
     """Random parameters, the zero-initialised ones included."""
-    rng = np.random.default_rng(0)
     shapes = jax.eval_shape(
         functools.partial(trained_refiners.init_refiner, config), jax.random.key(0)
     )
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), leaf.dtype), shapes
-    )
+    return random_params(shapes, 0.5, 0)
 
 
 def tokens(seed, *shape):

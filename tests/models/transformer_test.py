@@ -22,6 +22,7 @@ from bpd_jax.models.transformer_config import (
     TransformerConfig,
     check_feature_layers,
 )
+from tests.decoding.random_models import random_params
 
 TRUNK = TransformerConfig(
     vocab_size=24,
@@ -46,11 +47,7 @@ LLAMA = BlockwiseConfig(TRUNK)
 
 @functools.cache
 def parameters(config):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype),
-        parameter_shapes(config),
-    )
+    return random_params(parameter_shapes(config), 0.3, 0)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="layers")

@@ -28,6 +28,7 @@ from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.drafter_export import check_exportable, export_drafter
 from bpd_jax.pretrained.drafter_import import import_drafter
+from tests.decoding.random_models import random_params
 
 GOLDEN = pathlib.Path(__file__).parent / "golden_drafters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -47,18 +48,14 @@ def expected(name):
 
 
 @functools.cache
-def random_params():
-    random = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(random.normal(0, 0.3, leaf.shape), jnp.float32),
-        parameter_shapes(MODEL),
-    )
+def model_params():
+    return random_params(parameter_shapes(MODEL), 0.3, 0)
 
 
 def target_params(name):
     """Of a model that has the embedding and the softmax of a golden drafter."""
     tables = {key: jnp.asarray(expected(name)[key]) for key in ("embedding", "softmax")}
-    return {"trunk": {**random_params()["trunk"], **tables}}
+    return {"trunk": {**model_params()["trunk"], **tables}}
 
 
 def load(folder, name):
@@ -93,7 +90,8 @@ def drafter_logits(functions, params, name):
 def test_logits_are_those_of_the_reference(name):
     arrays = expected(name)
     _, functions, params = load(GOLDEN / name, name)
-    logits, confidence = drafter_logits(functions, params, name)
+    compute = jax.jit(functools.partial(drafter_logits, functions, name=name))
+    logits, confidence = compute(params)
     np.testing.assert_allclose(logits, arrays["logits"], atol=1e-4, rtol=1e-4)
     assert ("confidence" in arrays) == (confidence is not None)
     if confidence is not None:
@@ -149,14 +147,13 @@ def trained(tmp_path_factory):
     shapes = jax.eval_shape(
         DrafterFunctions(config, MODEL.trunk).init, jax.random.key(0)
     )
-    random = np.random.default_rng(3)
-    params = jax.tree.map(lambda leaf: random.normal(0, 0.5, leaf.shape), shapes)
+    params = random_params(shapes, 0.5, 3)
     params["vocabulary"] = np.array([7, 3, 19, 22, 2], np.int32)
     save_drafter(
         folder,
         config,
         params,
-        base=fingerprint(MODEL, random_params()),
+        base=fingerprint(MODEL, model_params()),
         base_name="tiny",
         d_model=8,
         vocab_size=24,
@@ -167,7 +164,7 @@ def trained(tmp_path_factory):
 
 
 def test_trained_drafter_is_exported(tmp_path, trained):
-    params, first = random_params(), load_drafter(trained)
+    params, first = model_params(), load_drafter(trained)
     export(tmp_path / "out", first, params)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert all(value.dtype != np.int8 for value in tensors.values())
@@ -207,8 +204,8 @@ def test_rotary_settings_round_trip(tmp_path, trained, rotary):
     drafter = load_drafter(trained)
     config = dataclasses.replace(drafter.config, rotary=rotary)
     changed = dataclasses.replace(drafter, config=config)
-    export(tmp_path / "out", changed, random_params())
-    imported = import_drafter(tmp_path / "out", MODEL, random_params()).config.rotary
+    export(tmp_path / "out", changed, model_params())
+    imported = import_drafter(tmp_path / "out", MODEL, model_params()).config.rotary
     np.testing.assert_allclose(imported.frequencies(8), rotary.frequencies(8))
     assert imported.amplitude == pytest.approx(rotary.amplitude)
 

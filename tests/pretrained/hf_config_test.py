@@ -44,11 +44,11 @@ LLAMA3 = {
 }
 
 # Published models: the relevant fields of config.json, and the number of parameters
-# (None if it is that of another model).
+# (None if another model has the same layout).
 PUBLISHED = {
     "Llama-2-13B": (
         llama_like("llama", 5120, 13824, 40, 40, 40, 32000, rms_norm_eps=1e-5),
-        13_015_864_320,
+        None,
     ),
     "Vicuna-13B-v1.5-16k": (
         llama_like(
@@ -76,7 +76,7 @@ PUBLISHED = {
             max_position_embeddings=32768,
             sliding_window=4096,
         ),
-        7_241_732_096,
+        None,
     ),
     "Qwen2-7B": (
         llama_like(

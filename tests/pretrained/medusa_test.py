@@ -22,6 +22,7 @@ from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.medusa_export import export_heads
 from bpd_jax.pretrained.medusa_import import import_heads
+from tests.decoding.random_models import random_params
 
 D, V = 12, 21
 TRUNK = TransformerConfig(
@@ -41,11 +42,7 @@ FILES = {"vllm": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
 @pytest.fixture(scope="module")
 def base():
     """Random parameters of a model without heads."""
-    random = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(random.normal(0, 0.3, leaf.shape), jnp.float32),
-        parameter_shapes(BlockwiseConfig(TRUNK)),
-    )
+    return random_params(parameter_shapes(BlockwiseConfig(TRUNK)), 0.3, 0)
 
 
 def with_heads(base, heads):

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import generate
+from bpd_jax.decoding.decode_loop import decode_on_device
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
+from bpd_jax.studies import measure_timing
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.study_config import StudyConfig
@@ -45,7 +47,15 @@ def bench():
     return functools.partial(TinyBench, random_decoder())
 
 
+@pytest.fixture
+def kept_programs(monkeypatch):
+    """Programs are not compiled again for every round."""
+    monkeypatch.setattr(measure_timing, "forget_compiled", lambda: None)
+
+
+@pytest.mark.usefixtures("kept_programs")
 def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
+    decode_on_device.clear_cache()  # Other tests may have compiled it.
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
@@ -90,6 +100,7 @@ def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
             assert all(1 <= r.calls <= r.tokens for r in part)
 
 
+@pytest.mark.usefixtures("kept_programs")
 def test_finished_measurements_are_skipped(bench):
     context = bench(tasks=["qa"], contenders=["bpd"], examples=1, speculative=["bpd"])
     measure = functools.partial(timing_records, context)

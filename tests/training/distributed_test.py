@@ -12,15 +12,14 @@ import pytest
 
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import distributed
-from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
 from tests.commands import Script, free_port
+from tests.training.runs import parameters
 
 CHILD = pathlib.Path(__file__).with_name("train_process.py")
 
@@ -56,11 +55,6 @@ def train_on_two(config, run, folder, stop=0, number=signal.SIGTERM, victim=1):
     if not all(path.exists() for path in paths):
         pytest.fail("\n".join(text for both in printed for text in both))
     return statuses, printed, [np.load(path) for path in paths]
-
-
-def parameters(run):
-    model = load_config(run / "model.json")
-    return jax.device_get(load_parameters(run / "checkpoints", model))
 
 
 def train_alone(config, run):
@@ -167,6 +161,7 @@ def kill_one(config, run, folder, victim, stop):
     assert "Traceback" not in errors
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_ends_the_other_with_one_sentence(config, alone, tmp_path):
     config = dataclasses.replace(config, checkpoint_every=2)
     run = tmp_path / "run"

@@ -1,6 +1,7 @@
 """A block drafter that is trained together with its model."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,30 +42,43 @@ def model_of(**changes):
     return BlockwiseConfig(TRUNK, drafter=dataclasses.replace(DRAFTER, **changes))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def block_log_probs(functions, params, context, lengths, anchor, embedding):
+    """Log-probabilities `[L-1, V]` of the block after a padded context."""
+    cache = functions.prefill(params, context, lengths, 64)
+    states = functions.states(params, cache, anchor)[0]
+    return jax.nn.log_softmax(states @ embedding.T)
+
+
 def plain_losses(model, params, batch, step):
     """Mean losses of positions 1 … L-1, one block of one document at a time."""
     functions = DrafterFunctions(model.drafter.resolve(TRUNK), TRUNK)
-    _, _, features = BlockwiseLM(model).apply(
-        {"params": params},
-        batch.tokens,
-        batch.positions,
-        Segments(jnp.asarray(batch.segment_ids)),
-        layers=(0, 2),
-    )
+    segments = Segments(jnp.asarray(batch.segment_ids))
+    features = jax.jit(
+        lambda params: BlockwiseLM(model).apply(
+            {"params": params}, batch.tokens, batch.positions, segments, layers=(0, 2)
+        )[2]
+    )(params)
+    features = np.asarray(features)
     losses = [[] for _ in range(model.drafter.block_size - 1)]
-    embedding = params["trunk"]["embedding"]
+    embedding = np.asarray(params["trunk"]["embedding"])
     for row, drawn in enumerate(draw_positions(batch, 5, step)):
         for last in drawn:
             segment = batch.segment_ids[row]
             document = np.flatnonzero((segment == segment[last]) & (segment > 0))
             if not len(document) or last + 1 not in document:
                 continue
-            context = features[row, document[document <= last]][None]
-            lengths = jnp.array([context.shape[1]])
-            cache = functions.prefill(params["drafter"], context, lengths, 64)
+            read = document[document <= last]
+            # Of one length, so that it is compiled once.
+            context = np.zeros_like(features[:1])
+            context[0, : len(read)] = features[row, read]
+            lengths = np.array([len(read)], np.int32)
             anchor = embedding[batch.tokens[row, last + 1]][None]
-            states = functions.states(params["drafter"], cache, anchor)[0]
-            log_probs = jax.nn.log_softmax(states @ embedding.T)
+            log_probs = np.asarray(
+                block_log_probs(
+                    functions, params["drafter"], context, lengths, anchor, embedding
+                )
+            )
             for level, level_losses in enumerate(losses):
                 if (target := last + 2 + level) in document:
                     level_losses.append(-log_probs[level, batch.tokens[row, target]])
@@ -127,10 +141,22 @@ def test_positions_differ_by_step_and_spread_over_the_row(batch):
 @pytest.mark.parametrize(
     "compute, mesh",
     [
-        (ComputeConfig(loss_chunk=2, accumulate=2), MeshConfig(2, 2, 2)),
-        (ComputeConfig(remat="full", scan_layers=True), MeshConfig(data=2, fsdp=4)),
+        (
+            ComputeConfig(remat="full", scan_layers=True, loss_chunk=2, accumulate=2),
+            MeshConfig(2, 2, 2),
+        ),
+        pytest.param(
+            ComputeConfig(loss_chunk=2, accumulate=2),
+            MeshConfig(2, 2, 2),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            ComputeConfig(remat="full", scan_layers=True),
+            MeshConfig(data=2, fsdp=4),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
-    ids=["accumulate", "scan"],
+    ids=["everything", "accumulate", "scan"],
 )
 def test_meshes_and_layouts_equal_one_device(batch, one_device, compute, mesh):
     model, optimizer = model_of(reads_last_token=True), optax.sgd(0.1)

@@ -6,12 +6,11 @@ import pytest
 
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise_config import load_config
-from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.distributed import LAG
 from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
+from tests.training.runs import parameters
 
 
 def test_steps_are_checked_after_a_lag(tmp_path, batch):
@@ -65,8 +64,3 @@ def test_diverging_run_saves_its_batch_and_can_resume(train_config, tmp_path):
     # The same command with a usable rate resumes from the last good checkpoint.
     train(dataclasses.replace(diverging, optimizer=config.optimizer), tmp_path)
     assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == 8
-
-
-def parameters(run):
-    model = load_config(run / "model.json")
-    return jax.device_get(load_parameters(run / "checkpoints", model))

@@ -1,5 +1,7 @@
 """The loss of several levels in chunks, against a plain one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,11 @@ def plain(inputs, matrix, targets, weights, teacher, share):
     return -jnp.sum(weights[..., None] * wanted * jax.nn.log_softmax(inputs @ matrix.T))
 
 
+def compiled(function, *arguments, **settings):
+    """A call of a function that is compiled anew, with the present size of chunks."""
+    return jax.jit(functools.partial(function, **settings))(*arguments)
+
+
 @pytest.fixture(params=[None, 4], ids=lambda size: f"chunk_{size}")
 def chunk(request, monkeypatch):
     """Positions of a chunk; None for all."""
@@ -51,9 +58,9 @@ def test_gradients_equal_those_of_the_plain_loss(columns, share, chunk):
         settings = {"trained_columns": columns, "teacher_share": share}
         return levels_loss(inputs, matrix, *rest, teacher, **settings)[0]
 
-    value, gradients = jax.value_and_grad(loss, (0, 1))(inputs, matrix)
-    wanted, (by_inputs, by_matrix) = jax.value_and_grad(plain, (0, 1))(
-        inputs, matrix, *rest, teacher, share
+    value, gradients = compiled(jax.value_and_grad(loss, (0, 1)), inputs, matrix)
+    wanted, (by_inputs, by_matrix) = compiled(
+        jax.value_and_grad(plain, (0, 1)), inputs, matrix, *rest, teacher, share=share
     )
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
     np.testing.assert_allclose(gradients[0], by_inputs, atol=1e-5)
@@ -69,7 +76,9 @@ def test_weights_may_depend_on_the_probabilities(chunk):
     def weigh(probabilities, weights):
         return weights * probabilities**2
 
-    total, found, hits = levels_loss(inputs, matrix, targets, weights, weigh=weigh)
+    total, found, hits = compiled(
+        levels_loss, inputs, matrix, targets, weights, weigh=weigh
+    )
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     np.testing.assert_array_equal(hits, log_probs.argmax(-1) == targets)
     expected = jnp.sum(weights * jnp.exp(-losses) ** 2 * losses)
@@ -80,7 +89,8 @@ def test_a_position_without_weight_changes_nothing():
     inputs, matrix, targets, weights, _ = arrays()
     weights = weights.at[5].set(0)
     broken = inputs.at[5].set(jnp.inf)
-    values = [levels_loss(x, matrix, targets, weights)[0] for x in (inputs, broken)]
+    loss = jax.jit(lambda x: levels_loss(x, matrix, targets, weights)[0])
+    values = [loss(x) for x in (inputs, broken)]
     assert np.isfinite(values).all()
     assert values[0] == values[1]
 
@@ -89,14 +99,18 @@ def test_levels_with_matrices_of_their_own_are_separate(chunk):
     inputs, _, targets, weights, _ = arrays()
     rng = np.random.default_rng(1)
     matrices = jnp.asarray(rng.normal(0, 0.5, (LEVELS, VOCAB, WIDTH)), jnp.float32)
-    total, losses, hits = by_level(
-        levels_loss, matrices, (inputs, targets, weights, None)
+    total, losses, hits = compiled(
+        functools.partial(by_level, levels_loss),
+        *(matrices, (inputs, targets, weights, None)),
     )
-    ranked, ranks = by_level(levels_ranks, matrices, (inputs, targets))
+    ranked, ranks = compiled(
+        functools.partial(by_level, levels_ranks), matrices, (inputs, targets)
+    )
+    loss = jax.jit(functools.partial(levels_loss))
     expected = 0.0
     for level, matrix in enumerate(matrices):
         part = slice(level, level + 1)
-        one, own_losses, own_hits = levels_loss(
+        one, own_losses, own_hits = loss(
             inputs[:, part], matrix, targets[:, part], weights[:, part]
         )
         expected += one

@@ -51,6 +51,7 @@ def main():
     address, count, index, victims, end = sys.argv[1:]
     if "LAST_SECONDS" in os.environ:
         peers._END = int(os.environ["LAST_SECONDS"])
+    peers._SAME_ERROR = float(os.environ.get("SAME_ERROR_SECONDS", 10))
     distributed.initialize(address, int(count), int(index), timeout=60)
     with peers.watched():  # ends regularly
         pass
@@ -72,6 +73,8 @@ def main():
 with cli.exit_on_errors():
     main()
 """
+# Only processes that fail together need longer.
+SHORT = {"SAME_ERROR_SECONDS": "2"}
 ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1, "early": 1}
 
 
@@ -117,7 +120,8 @@ def run(
 def test_a_failure_of_one_of_three_processes_is_one_sentence(
     end: str, victims: str, tmp_path: pathlib.Path
 ) -> None:
-    results = run(tmp_path, PROCESS, 3, victims, end)
+    alone = SHORT if len(victims) == 1 else {}
+    results = run(tmp_path, PROCESS, 3, victims, end, **alone)
     for index, (status, _, text) in enumerate(results):
         failed = str(index) in victims
         assert status == (ENDS[end] if failed else 1), results
@@ -134,8 +138,15 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
             assert line.startswith(f"error: process {victims} of this run {ending}")
 
 
-@pytest.mark.parametrize("end", ["kill", "error"])
-@pytest.mark.parametrize("log", ["device", "pipe"])
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        ("device", "error"),
+        ("pipe", "kill"),
+        pytest.param("device", "kill", marks=pytest.mark.exhaustive),
+        pytest.param("pipe", "error", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_processes_end_although_their_log_is_full(
     log: str, end: str, tmp_path: pathlib.Path
 ) -> None:
@@ -151,7 +162,8 @@ def test_processes_end_although_their_log_is_full(
                 while os.write(descriptor, bytes(2**16)):
                     pass
         # Within 4 seconds a process that cannot write tries to end by itself.
-        results = run(tmp_path, PROCESS, 3, "2", end, stderr=path, LAST_SECONDS="4")
+        limits = {"LAST_SECONDS": "4", **SHORT}
+        results = run(tmp_path, PROCESS, 3, "2", end, stderr=path, **limits)
     assert [result.returncode for result in results] == [1, 1, ENDS[end]]
 
 
@@ -168,6 +180,7 @@ from bpd_jax.training.state import TrainState
 
 def main():
     address, count, index, victim, folder, fault = sys.argv[1:]
+    peers._SAME_ERROR = float(os.environ.get("SAME_ERROR_SECONDS", 10))
     distributed.initialize(address, int(count), int(index), timeout=60)
     mesh = make_mesh(MeshConfig(data=2))
     values = np.random.default_rng(0).random(2**20, np.float32)
@@ -206,7 +219,7 @@ def test_a_failed_save_of_one_process_ends_both(
     tmp_path: pathlib.Path, victim: int, fault: str
 ) -> None:
     folder = tmp_path / "checkpoints"
-    results = run(tmp_path, SAVES, 2, str(victim), str(folder), fault)
+    results = run(tmp_path, SAVES, 2, str(victim), str(folder), fault, **SHORT)
     assert [result.returncode for result in results] == [1, 1], results
     errors = [
         [line for line in result.stderr.splitlines() if line.startswith("error: ")]

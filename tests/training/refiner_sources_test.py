@@ -11,8 +11,8 @@ from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import init_heads
-from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
@@ -23,6 +23,7 @@ from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
 from bpd_jax.training.refiners import RefinerObjective, train_refiner
+from tests.decoding.random_models import random_params
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
 
@@ -73,8 +74,7 @@ def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
     source = open_source(states, settings, config, params)
     refiner_config = settings.config_for(config)
     shapes = jax.eval_shape(lambda: init_refiner(refiner_config, jax.random.key(0)))
-    rng = np.random.default_rng(5)
-    refiner = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape)), shapes)
+    refiner = random_params(shapes, 0.1, 5)
 
     cached = open_states(states, fingerprint(config, params)).positions
     measured = split_texts(cached, 0.02, 10_000, seed=0)[1]
@@ -115,10 +115,8 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     frozen = freeze_states(config, params, batch, model_targets=True)
     objective = objective_on(source, settings, config)
     refiner = init_refiner(objective.config, jax.random.key(0))
-    sums = objective.held_out_sums(refiner, params, batch).plain_text
-    logits = BlockwiseLM(config).apply(
-        {"params": params}, frozen.hidden, method="head_logits"
-    )
+    sums = jax.jit(objective.held_out_sums)(refiner, params, batch).plain_text
+    logits = jax.jit(ModelFunctions(config).head_logits)(params, frozen.hidden)
     for level in (1, 2):
         log_probs = jax.nn.log_softmax(logits[:, level])
         target = frozen.targets[:, level - 1]
@@ -152,16 +150,15 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     batch = next(source.train(0))
     objective = objective_on(source, settings, config)
     shapes = jax.eval_shape(lambda: init_refiner(objective.config, jax.random.key(0)))
-    rng = np.random.default_rng(5)
-    refiner = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape)), shapes)
+    refiner = random_params(shapes, 0.1, 5)
 
     def plain(refiner):
         sums = objective.held_out_sums(refiner, params, batch).refined_text
         return jnp.mean(sums.loss / sums.scored), sums
 
-    (want, sums), gradients = jax.value_and_grad(plain, has_aux=True)(refiner)
-    (loss, actual_sums), actual_gradients = jax.value_and_grad(
-        objective.loss, has_aux=True
+    (want, sums), gradients = jax.jit(jax.value_and_grad(plain, has_aux=True))(refiner)
+    (loss, actual_sums), actual_gradients = jax.jit(
+        jax.value_and_grad(objective.loss, has_aux=True)
     )(refiner, params, batch)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
     np.testing.assert_allclose(actual_sums.loss, sums.loss, rtol=1e-5)

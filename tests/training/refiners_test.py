@@ -28,6 +28,7 @@ from bpd_jax.training.refiner_loss import freeze_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import held_out_rows
 from bpd_jax.training.refiners import RefinerHeldOut, RefinerObjective, train_refiner
+from tests.decoding.random_models import random_params
 
 VOCAB = 280
 KINDS = ["markov", "recurrent", "hydra"]
@@ -86,8 +87,7 @@ def losses(folder):
 def random_refiner(config):
     """Parameters without zeros."""
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
-    rng = np.random.default_rng(5)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape)), shapes)
+    return random_params(shapes, 0.5, 5)
 
 
 def walk(config, refiner, model, params, hidden, tokens, plain):

@@ -7,20 +7,15 @@ import jax
 import numpy as np
 
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
-from bpd_jax.training.checkpoints import best_step, load_parameters
+from bpd_jax.training.checkpoints import best_step
 from bpd_jax.training.config import columns
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-
-
-def parameters(run, step=None):
-    model = load_config(run / "model.json")
-    return jax.device_get(load_parameters(run / "checkpoints", model, step))
+from tests.training.runs import parameters
 
 
 def steps(run):

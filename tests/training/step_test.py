@@ -63,9 +63,14 @@ def alone(model, batch, one_device):
 @pytest.mark.parametrize(
     "compute, config",
     [
-        (DEFAULT, MeshConfig(data=2, fsdp=4)),
-        (DEFAULT, MeshConfig(data=1, fsdp=2, model=4)),
-        pytest.param(DEFAULT, MeshConfig(data=8), marks=pytest.mark.exhaustive),
+        *(
+            pytest.param(DEFAULT, mesh, marks=pytest.mark.exhaustive)
+            for mesh in (
+                MeshConfig(data=2, fsdp=4),
+                MeshConfig(data=1, fsdp=2, model=4),
+                MeshConfig(data=8),
+            )
+        ),
         (
             ComputeConfig(loss_chunk=5, accumulate=2),
             MeshConfig(data=2, fsdp=2, model=2),

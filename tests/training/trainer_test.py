@@ -14,9 +14,9 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
-from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
+from tests.training.runs import parameters
 
 
 class Killed(Exception):
@@ -41,10 +41,6 @@ def finished(train_config, tmp_path_factory):
     """A complete run, never interrupted."""
     folder = tmp_path_factory.mktemp("finished")
     return folder, train(train_config, folder, "text", "operative")
-
-
-def parameters(folder):
-    return load_parameters(folder / "checkpoints", load_config(folder / "model.json"))
 
 
 def assert_same_run(left, right):

@@ -143,9 +143,15 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize(
-    "temperature", [pytest.param(0.7, marks=pytest.mark.exhaustive), 1.0]
+    "name, temperature",
+    [
+        ("drawn tree", 1.0),
+        ("draft model", 1.0),
+        pytest.param("drawn draft", 1.0, marks=pytest.mark.exhaustive),
+        pytest.param("best tree", 1.0, marks=pytest.mark.exhaustive),
+        *(pytest.param(n, 0.7, marks=pytest.mark.exhaustive) for n in DRAFTERS),
+    ],
 )
-@pytest.mark.parametrize("name", DRAFTERS)
 def test_texts_follow_the_distribution_of_the_model(name, temperature):
     options = StepOptions(temperature=temperature, acceptance=SPECULATIVE)
     counts = count_texts(DRAFTERS[name](temperature), options)

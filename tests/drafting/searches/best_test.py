@@ -77,9 +77,11 @@ def context_of(rng, order, batch):
     [
         *(("device", *sizes) for sizes in ((1, 0), (2, 0), (3, None), (4, 0), (5, 0))),
         # Numba compiles the search for every order.
-        *(("viterbi", *sizes) for sizes in ((1, 0), (3, None), (4, 0))),
-        pytest.param("viterbi", 2, 0, marks=pytest.mark.exhaustive),
-        pytest.param("viterbi", 5, 0, marks=pytest.mark.exhaustive),
+        *(("viterbi", *sizes) for sizes in ((3, None), (4, 0))),
+        *(
+            pytest.param("viterbi", order, 0, marks=pytest.mark.exhaustive)
+            for order in (1, 2, 5)
+        ),
     ],
 )
 def test_best_drafts_equal_brute_force(engine, order, end_of_text):
@@ -90,7 +92,7 @@ def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     assert_all_best(drafts, model, 0.4, lattice, context)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     order=st.integers(3, 4),

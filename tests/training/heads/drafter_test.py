@@ -22,6 +22,7 @@ from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.train_heads import train_heads
 from bpd_jax.training.metrics import read_rows
+from tests.decoding.random_models import random_params
 
 DRAFTER = BlockDrafterConfig(
     feature_layers=(0,), block_size=4, num_layers=1, window=8, draft_vocabulary=20
@@ -120,10 +121,7 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     objective = DrafterObjective(config, model)
     plan = module.make_plan(config, model, params)
     trained, arrays = objective.init(params, plan.vocabulary, jax.random.key(0))
-    rng = np.random.default_rng(0)
-    trained = jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), trained
-    )
+    trained = random_params(trained, 0.3, 0)
     batch = batch_of()
     gradient = jax.jit(jax.value_and_grad(objective.loss, has_aux=True))
     (loss, sums), gradients = gradient(trained, arrays, batch)
@@ -168,6 +166,7 @@ def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_k
     assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}
 
 
+@pytest.mark.exhaustive
 def test_resumed_run_equals_an_uninterrupted_one(
     tmp_path, config, stopped_at, model, params
 ):

@@ -90,8 +90,11 @@ def plain_loss(config, trained, frozen, batch, share=0.0):
 
 
 def gradients_of(objective):
-    """A function that returns ((loss, sums), gradients)."""
-    return jax.value_and_grad(objective.loss, has_aux=True)
+    """A compiled function that returns ((loss, sums), gradients)."""
+    return jax.jit(jax.value_and_grad(objective.loss, has_aux=True))
+
+
+plain_gradients = jax.jit(jax.value_and_grad(plain_loss, 1), static_argnums=(0, 4))
 
 
 def assert_close(gradients, wanted, tolerance=2e-6):
@@ -113,12 +116,8 @@ def small_chunks(monkeypatch):
 def test_loss_and_gradients_equal_those_of_the_plain_loss(name):
     config = CONFIGS[name]
     trained, frozen, batch = arrays(config)
-    (loss, sums), gradients = jax.jit(gradients_of(objective(config)))(
-        trained, frozen, batch
-    )
-    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
-        config, trained, frozen, batch
-    )
+    (loss, sums), gradients = gradients_of(objective(config))(trained, frozen, batch)
+    wanted, wanted_gradients = plain_gradients(config, trained, frozen, batch)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     targets = targets_of(batch, frozen, MODEL)
     np.testing.assert_array_equal(sums.scored, targets.scored.sum(0))
@@ -135,9 +134,7 @@ def test_loss_and_gradients_with_soft_targets(share):
     (loss, _), gradients = gradients_of(objective(config, soft_targets=share))(
         trained, frozen, batch
     )
-    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
-        config, trained, frozen, batch, share
-    )
+    wanted, wanted_gradients = plain_gradients(config, trained, frozen, batch, share)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     assert_close(gradients, wanted_gradients)
 
@@ -146,9 +143,7 @@ def test_gradients_of_conditioned_heads():
     trained, frozen, batch = arrays(CONDITIONED)
     batch = batch._replace(states=batch.states * np.float32([1] * 10 + [20] * 20))
     (loss, _), gradients = gradients_of(objective(CONDITIONED))(trained, frozen, batch)
-    wanted, wanted_gradients = jax.value_and_grad(plain_loss, 1)(
-        CONDITIONED, trained, frozen, batch
-    )
+    wanted, wanted_gradients = plain_gradients(CONDITIONED, trained, frozen, batch)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     assert_close(gradients, wanted_gradients, 1e-5)
 
@@ -218,7 +213,7 @@ def test_every_head_keeps_one_product_of_its_layer():
             np.zeros((2048, num_heads), np.int32),
             np.ones((2048, num_heads), bool),
         )
-        step = jax.jit(gradients_of(objective(config, **settings)))
+        step = gradients_of(objective(config, **settings))
         program = step.lower(trained, frozen, batch).compile()
         return program.memory_analysis().temp_size_in_bytes
 
