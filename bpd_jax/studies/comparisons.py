@@ -122,10 +122,10 @@ def gain_table(numbers: Numbers) -> Callable[[StudyRun], Table]:
 
 
 def headroom_table(run: StudyRun) -> list[Table]:
-    """Share of the oracle's headroom taken; an empty list without an oracle."""
+    """Share of the oracle's headroom taken; an empty list without oracle or BPD."""
     oracle, names = run.oracle, run.contenders
     others = [n for n in names if n != BPD and not method_of(n).is_oracle]
-    if oracle is None or not others:
+    if oracle is None or BPD not in names or not others:
         return []
 
     def share(name: str, task: str | None) -> Cell:

@@ -58,6 +58,16 @@ def test_table4_has_efficiency_gain_and_headroom():
     assert shares["all"] == pytest.approx(100 * 0.75 / 1.25)
 
 
+@pytest.mark.parametrize("missing", ["bpd", "oracle"])
+def test_headroom_requires_bpd_and_the_oracle(missing):
+    kept = [record for record in records() if record.contender != missing]
+    names = [table.name for table in exhibit_of("figure7", kept).tables]
+    assert names == ["figure7"]
+    assert "figure7_headroom" in [
+        table.name for table in exhibit_of("figure7", records()).tables
+    ]
+
+
 def test_findings_of_table4():
     findings = {f.statement: f for f in exhibit_of("table4", records()).findings}
     bound = findings["The oracle is an upper bound for all drafts from its lattice."]
