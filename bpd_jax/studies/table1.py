@@ -1,6 +1,7 @@
 """Table 1: quality of the texts, and block efficiency of BPD."""
 
 import functools
+from collections.abc import Iterable
 
 from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
@@ -12,17 +13,44 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import REPORT, QualityRecord
-from bpd_jax.studies.tables import Judgement, by_row, finding, missing_cell, table
+from bpd_jax.studies.tables import Judgement, by_row, cell, finding, missing_cell, table
 
 _SCORE, _EXAMPLES = Column("score"), Column("examples", digits=0)
+_REPEATED = Column("repeated 4-grams", digits=0, unit="%")
 
 
-def _scores(run: StudyRun, task: str) -> list[dict[str, float]]:
+def _records(run: StudyRun, task: str) -> list[QualityRecord]:
     return [
-        record.scores
+        record
         for record in run.of(QualityRecord)
         if record.task == task and record.part == REPORT
     ]
+
+
+def _scores(run: StudyRun, task: str) -> list[dict[str, float]]:
+    return [record.scores for record in _records(run, task)]
+
+
+def repeated_ngrams(texts: Iterable[str], order: int = 4) -> float | None:
+    """Share of word n-grams that occurred before in the same text.
+
+    >>> repeated_ngrams(["the first time, the first time, the", "new"], order=3)
+    0.4
+
+    Args:
+      texts: texts, whose words are separated by white space.
+      order: number of words of an n-gram.
+
+    Returns:
+      The share over all texts, or None if they have no n-gram.
+    """
+    total = distinct = 0
+    for text in texts:
+        words = text.split()
+        ngrams = list(zip(*(words[start:] for start in range(order)), strict=False))
+        total += len(ngrams)
+        distinct += len(set(ngrams))
+    return (total - distinct) / total if total else None
 
 
 def _score_cells(run: StudyRun, task: str, name: str) -> list[Cell]:
@@ -31,12 +59,12 @@ def _score_cells(run: StudyRun, task: str, name: str) -> list[Cell]:
     value, paper = estimate(name, scores), None
     if printed.METRICS.get(task) == name:
         paper = printed.TABLE1[task]["quality"]
-    cell = (
+    score = (
         missing_cell(paper)
         if value is None
         else Cell(value.value, paper, value.interval)
     )
-    return [cell, Cell(float(len(scores)))]
+    return [score, Cell(float(len(scores)))]
 
 
 def _label(name: str) -> str:
@@ -47,8 +75,10 @@ def _table(run: StudyRun) -> Table:
     def quality(task: str) -> list[Cell]:
         name = headline_of(task)
         if name is None:
-            return [Cell(text="none"), Cell(text="-"), Cell(text="-")]
-        return [Cell(text=_label(name)), *_score_cells(run, task, name)]
+            return [Cell(text="none"), *[Cell(text="-")] * 3]
+        texts = (record.prediction for record in _records(run, task))
+        repeated = cell(repeated_ngrams(texts), scale=100, text="-")
+        return [Cell(text=_label(name)), *_score_cells(run, task, name), repeated]
 
     def efficiency(contender: str, task: str) -> Cell:
         # In the paper, all heads are nine heads.
@@ -62,14 +92,16 @@ def _table(run: StudyRun) -> Table:
         "task",
         {task: run.task_label(task) for task in run.tasks},
         [
-            *by_row([Column("metric"), _SCORE, _EXAMPLES], quality),
+            *by_row([Column("metric"), _SCORE, _EXAMPLES, _REPEATED], quality),
             *(
                 (Column(label, "block efficiency"), functools.partial(efficiency, name))
                 for name, label in _by_heads(run).items()
             ),
         ],
         "Scores with 95 % bootstrap intervals over examples. Drafting does not change "
-        "the texts, so the quality is that of plain decoding.",
+        "the texts, so the quality is that of plain decoding. Repeated 4-grams are "
+        "those of four words that occurred before in the same text: drafts of a text "
+        "that repeats itself are easy to predict.",
     )
 
 

@@ -10,8 +10,8 @@ from bpd_jax.studies.study_records import QualityRecord
 from tests.studies.builders import draft, exhibit_of, rows_of
 
 
-def quality(task, example, part="report", **scores):
-    return QualityRecord(task, example, part, "", [], scores)
+def quality(task, example, part="report", text="", **scores):
+    return QualityRecord(task, example, part, text, [], scores)
 
 
 def test_scores_and_efficiency_of_each_task():
@@ -31,8 +31,9 @@ def test_scores_and_efficiency_of_each_task():
         quality(
             "lambada", 1, log_prob=2 * math.log(1 / 4), tokens=2.0, **last_word_scores
         ),
-        quality("squad", 0, exact_match=0.0, f1=0.5),
-        quality("squad", 1, exact_match=1.0, f1=1.0),
+        # Two 4-grams of which one is new, then one.
+        quality("squad", 0, text="a a a a a", exact_match=0.0, f1=0.5),
+        quality("squad", 1, text="a a a a", exact_match=1.0, f1=1.0),
         quality("squad", 2, "tune", exact_match=1.0, f1=1.0),
         draft("bpd", "lambada", "3111"),
         draft("bpd:heads=3", "lambada", "2111"),
@@ -44,18 +45,21 @@ def test_scores_and_efficiency_of_each_task():
         "metric",
         "score",
         "examples",
+        "repeated 4-grams",
         "3 heads",
         "BPD",
     ]
     by_task = rows_of(table)
-    metric, score, examples, three, bpd = by_task["LAMBADA"]
+    metric, score, examples, repeated, three, bpd = by_task["LAMBADA"]
+    assert repeated.text == "-"  # No text is stored.
     assert metric.text == "Perplexity"
     assert score.value == pytest.approx(2 ** (4 / 3))
     assert score.interval == pytest.approx((2, 4))
     assert (score.paper, examples.value) == (7.88, 2)
     assert three == Cell(4 / 3, 1.79)
     assert bpd == Cell(2.0, 3.12)
-    metric, score, _, _, bpd = by_task["SQUAD"]
+    metric, score, _, repeated, _, bpd = by_task["SQUAD"]
+    assert repeated.value == pytest.approx(100 / 3)
     assert (metric.text, score) == ("Exact match, %", Cell(50.0, 57.6, (0.0, 100.0)))
     assert bpd == Cell(paper=2.08, text="not measured")
     assert by_task["QA"][0].text == "none"
