@@ -1,6 +1,6 @@
 """Creates the records of drafts and of the oracle by replaying the texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
     ENTROPY_BIN,
+    PARTS,
     DraftRecord,
     OracleRecord,
     call_positions,
@@ -34,11 +35,16 @@ class ExampleText(NamedTuple):
 
 
 def draft_records(
-    context: StudyContext, contender: str, tasks: Sequence[str]
+    context: StudyContext,
+    contender: str,
+    tasks: Sequence[str],
+    parts: Collection[str] = PARTS,
 ) -> Iterator[list[DraftRecord]]:
     """Yields groups of records of a contender's drafts along the texts of tasks."""
     source = context.config.source
-    for group, generations in replay(context, contender, tasks, every_position=True):
+    for group, generations in replay(
+        context, contender, tasks, every_position=True, parts=parts
+    ):
         yield [
             _draft_record(example, generation, contender, source)
             for example, generation in zip(group, generations, strict=True)
@@ -51,7 +57,7 @@ def replay(
     tasks: Sequence[str],
     *,
     every_position: bool,
-    part: str | None = None,
+    parts: Collection[str] = PARTS,
 ) -> Iterator[tuple[list[ExampleText], list[Generation]]]:
     """Replays a contender on texts of some tasks.
 
@@ -64,7 +70,7 @@ def replay(
       tasks: names of the tasks.
       every_position: whether to draft at every position of a text, or only at those
         where decoding calls the model.
-      part: part of the examples, `TUNE` or `REPORT`; None for both.
+      parts: parts of the examples: `TUNE`, `REPORT` or both.
 
     Yields:
       A group of examples, and the replayed generation of each.
@@ -75,7 +81,7 @@ def replay(
         for example, text in zip(
             context.examples(task), context.texts(task), strict=True
         )
-        if len(text.output_ids) and part in (None, example.part)
+        if len(text.output_ids) and example.part in parts
     ]
     if not examples:
         return

@@ -19,12 +19,13 @@ def explorer_records(context: StudyContext, task: str) -> list[ExplorerRecord]:
     examples: dict[int, ExampleText] = {}
     by_contender: dict[int, dict[str, Generation]] = {}
     for name in context.config.contenders:
-        for group, generations in replay(context, name, [task], every_position=False):
+        for group, generations in replay(
+            context, name, [task], every_position=False, parts=[REPORT]
+        ):
             for example, generation in zip(group, generations, strict=True):
                 index = example.example.index
-                if example.example.part == REPORT:
-                    examples[index] = example
-                    by_contender.setdefault(index, {})[name] = generation
+                examples[index] = example
+                by_contender.setdefault(index, {})[name] = generation
     return [
         _record(context, examples[index], by_contender[index])
         for index in sorted(examples)[: context.config.shown]

@@ -34,11 +34,16 @@ def measure_drafts(context: StudyContext, run: StudyRun, store: Store) -> None:
 
     Records that another study of the same folder already has are copied.
     """
+    parts = study.find_study(run.study).parts
+    examples = {
+        task: [e.index for e in context.examples(task) if e.part in parts]
+        for task in context.config.tasks
+    }
     done = {record.key for record in run.of(DraftRecord)}
     copied = {
         record.key: record
         for record in _of_other_studies(context, run)
-        if record.key not in done
+        if record.key not in done and record.example in examples[record.task]
     }
     store(copied.values())
     done |= copied.keys()
@@ -46,17 +51,15 @@ def measure_drafts(context: StudyContext, run: StudyRun, store: Store) -> None:
         name: [
             task
             for task in context.config.tasks
-            if any((name, task, e.index) not in done for e in context.examples(task))
+            if any((name, task, index) not in done for index in examples[task])
         ]
         for name in context.config.contenders
     }
-    total = sum(
-        len(context.examples(task)) for tasks in missing.values() for task in tasks
-    )
+    total = sum(len(examples[task]) for tasks in missing.values() for task in tasks)
     with progress.bar(label="replaying", total=total, unit=" texts") as bar:
         for name, tasks in missing.items():
             bar.set_postfix_str(name, refresh=False)
-            for records in draft_records(context, name, tasks) if tasks else ():
+            for records in draft_records(context, name, tasks, parts) if tasks else ():
                 store(record for record in records if record.key not in done)
                 bar.update(len(records))
 
@@ -67,9 +70,6 @@ def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRec
     A draft that several studies have recorded is repeated.
     """
     config = context.config
-    wanted = {
-        (t, example.index) for t in config.tasks for example in context.examples(t)
-    }
     for header in sorted(context.workdir.glob(f"*/{HEADER}")):
         if header.parent == run.folder:
             continue
@@ -86,11 +86,7 @@ def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRec
             if texts.get(task) == context.digest(task, context.whole_draw(task))
         ]
         for record in open_run(header.parent).of(DraftRecord):
-            if (
-                record.contender in contenders
-                and record.task in tasks
-                and (record.task, record.example) in wanted
-            ):
+            if record.contender in contenders and record.task in tasks:
                 yield record
 
 

@@ -10,6 +10,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender
+from bpd_jax.studies.study_records import REPORT
 
 DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "drafts",
@@ -37,6 +38,7 @@ class Study:
         "Beyond the paper".
       question: the question of the study, in one or two sentences.
       measures: the kinds of records that it needs; see `MEASURES`.
+      parts: the parts of the examples whose drafts it needs.
       prepare: computes the data of the parts from a run; the run itself by default.
       tables, charts, lattices, findings: functions of the prepared data. Every number
         in them comes from the run's records or from the paper.
@@ -48,6 +50,7 @@ class Study:
     paper: str
     question: str
     measures: tuple[str, ...] = (DRAFTS,)
+    parts: tuple[str, ...] = (REPORT,)
     prepare: Callable[[StudyRun], Any] = lambda run: run
     tables: Sequence[Part] = ()
     charts: Sequence[Part] = ()

@@ -21,7 +21,7 @@ from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD, parse_contender
-from bpd_jax.studies.study_records import REPORT, TUNE
+from bpd_jax.studies.study_records import PARTS, REPORT, TUNE
 from bpd_jax.studies.tables import (
     by_row,
     correlation,
@@ -303,6 +303,7 @@ STUDY = Study(
     "Table 8",
     "How much weight should a rescorer have relative to the block heads on each task, "
     "and how much does tuning gain?",
+    parts=PARTS,
     prepare=_prepare,
     tables=[_tables],
     charts=[_charts],

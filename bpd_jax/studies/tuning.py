@@ -90,7 +90,7 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
         tokens = calls = examples = 0
         for _, generations in replay(
-            context, name, [task], every_position=False, part=TUNE
+            context, name, [task], every_position=False, parts=[TUNE]
         ):
             examples += len(generations)
             tokens += sum(len(text.output_ids) for text in generations)
