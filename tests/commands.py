@@ -1,7 +1,7 @@
 """Runs entry points as a user does, without importing every library each time.
 
 A server process imports the libraries once; every call forks from it, imports the
-command and runs it there. What must be tested with a new interpreter uses subprocess.
+command and runs it there. What must be tested with a new interpreter uses `python`.
 """
 
 import atexit

@@ -238,7 +238,6 @@ def test_every_file_builds_its_objects(name, monkeypatch):
         of_examples = "ExampleTask" in FILES[name]
         assert isinstance(value.task, ExampleTask if of_examples else TextTask)
     if folder in NAMES:
-        assert value.study == folder
         assert value.tasks
         assert value.parsed
 

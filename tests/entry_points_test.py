@@ -128,6 +128,7 @@ def test_invalid_input_is_refused_and_leaves_no_files(folder):
         (base, "exactly one of --prompt and --prompts_file"),
         ([*base, "--prompt="], "prompt 1 is empty: give at least one character"),
         ([*prompt, "--ngram=nowhere", "--method=ngram"], "nowhere"),
+        ([*prompt, "--drafter=nowhere", "--method=block/tree:6"], "nowhere"),
         ([*prompt, "--alpha=-1"], "alpha must be a finite number of at least 0, not"),
         ([*prompt, "--stop="], "stop must be a list"),
         ([*prompt, "--model=nowhere", "--output=run"], "it is a folder; name a file"),

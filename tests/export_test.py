@@ -128,7 +128,7 @@ def drafter(tmp_path_factory):
     return folder
 
 
-def test_exported_block_drafter_drafts(drafter, tmp_path):
+def test_exported_block_drafter_can_be_loaded(drafter, tmp_path):
     base = [f"--model={BASE}", "--format=speculators"]
     exported, without_drafter, heads, layout = call(
         tmp_path,
@@ -159,7 +159,6 @@ def test_exported_block_drafter_drafts(drafter, tmp_path):
     for name, value in first.tensors.items():
         np.testing.assert_array_equal(imported.tensors[name], value, err_msg=name)
 
-    # Methods draft with it.
     attached = load_assets(loaded, {"drafter": str(tmp_path / "out")}).drafter
     assert attached.functions.config == first.config
     with pytest.raises(UserError, match="never"):

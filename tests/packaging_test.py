@@ -318,7 +318,9 @@ def test_commands_are_the_entry_points_of_the_package():
 
 def test_importing_the_package_imports_no_heavy_library():
     program = "import sys; import bpd_jax; print(*sys.modules); print(dir(bpd_jax))"
-    modules, names = python("-c", program).stdout.splitlines()
+    result = python("-c", program)
+    assert result.returncode == 0, result.stderr
+    modules, names = result.stdout.splitlines()
     heavy = {"jax", "numba", "numpy", "flax", "absl", "gin", "bpd_jax.api"}
     assert heavy.isdisjoint(modules.split())
     assert {"generate", "load", "stream"} <= set(ast.literal_eval(names))

@@ -170,10 +170,13 @@ def _charts(data: _Entropies) -> list[Chart]:
 
 def _density_chart(run: StudyRun) -> Chart:
     """The distribution of each head's entropy on LAMBADA, as in Figure 3a."""
-    records = [r for r in run.drafts(BPD, printed.LAMBADA) if r.entropy_counts]
+    records = run.drafts(BPD, printed.LAMBADA)
+    histograms = [record.entropy_counts for record in records]
+    # Older records have none.
+    by_head = zip(*histograms, strict=True) if all(histograms) else ()
     counts = [
-        itertools.zip_longest(*map(from_digits, heads), fillvalue=0)
-        for heads in zip(*(record.entropy_counts for record in records), strict=True)
+        itertools.zip_longest(*map(from_digits, of_texts), fillvalue=0)
+        for of_texts in by_head
     ]
     series = []
     for head, bins in enumerate(counts, start=1):

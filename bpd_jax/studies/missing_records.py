@@ -34,9 +34,9 @@ def measure_drafts(context: StudyContext, run: StudyRun, store: Store) -> None:
 
     Records that another study of the same folder already has are copied.
     """
-    parts = study.find_study(run.study).parts
+    parts = study.find_study(run.study).example_parts
     examples = {
-        task: [e.index for e in context.examples(task) if e.part in parts]
+        task: {e.index for e in context.examples(task) if e.part in parts}
         for task in context.config.tasks
     }
     done = {record.key for record in run.of(DraftRecord)}

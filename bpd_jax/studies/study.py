@@ -38,7 +38,7 @@ class Study:
         "Beyond the paper".
       question: the question of the study, in one or two sentences.
       measures: the kinds of records that it needs; see `MEASURES`.
-      parts: the parts of the examples whose drafts it needs.
+      example_parts: the parts of the examples along which it needs drafts.
       prepare: computes the data of the parts from a run; the run itself by default.
       tables, charts, lattices, findings: functions of the prepared data. Every number
         in them comes from the run's records or from the paper.
@@ -50,7 +50,7 @@ class Study:
     paper: str
     question: str
     measures: tuple[str, ...] = (DRAFTS,)
-    parts: tuple[str, ...] = (REPORT,)
+    example_parts: tuple[str, ...] = (REPORT,)
     prepare: Callable[[StudyRun], Any] = lambda run: run
     tables: Sequence[Part] = ()
     charts: Sequence[Part] = ()

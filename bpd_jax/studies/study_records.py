@@ -17,7 +17,7 @@ from bpd_jax.errors import UserError
 TUNE, REPORT = PARTS = ("tune", "report")
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-# Larger numbers, which are rare, are characters from this code point on.
+# Larger numbers are characters from this code point on.
 _BEYOND = 0x100
 _LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
 _NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
@@ -78,7 +78,8 @@ class Record:
 class DraftRecord(Record):
     """The drafts of one contender along one text, position by position.
 
-    The strings have one digit (`from_digits`) per token of the text.
+    `accepted`, `length`, `equal` and `longest` have one digit (`from_digits`) per token
+    of the text.
 
     Attributes:
       task: name of the task or category.

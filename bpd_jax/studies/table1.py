@@ -100,8 +100,8 @@ def _table(run: StudyRun) -> Table:
         ],
         "Scores with 95 % bootstrap intervals over examples. Drafting does not change "
         "the texts, so the quality is that of plain decoding. Repeated 4-grams are "
-        "those of four words that occurred before in the same text: drafts of a text "
-        "that repeats itself are easy to predict.",
+        "those of four words that occurred before in the same text: a text that "
+        "repeats itself is easy to draft.",
     )
 
 

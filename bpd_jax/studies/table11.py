@@ -277,8 +277,8 @@ def _chart(data: _Table11Data) -> Chart:
 
 
 @finding(
-    "Table 11: all cells follow from its own block efficiencies and the printed sizes "
-    "of the models."
+    "Table 11: its block efficiencies are the means of Table 4, and all other cells "
+    "follow from them and from the printed sizes of the models."
 )
 def _cells_follow(data: _Table11Data) -> Judgement:
     cells = [cell for row in _printed_table(data).rows for cell in row.cells]

@@ -303,7 +303,7 @@ STUDY = Study(
     "Table 8",
     "How much weight should a rescorer have relative to the block heads on each task, "
     "and how much does tuning gain?",
-    parts=PARTS,
+    example_parts=PARTS,
     prepare=_prepare,
     tables=[_tables],
     charts=[_charts],

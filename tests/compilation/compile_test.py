@@ -5,7 +5,6 @@ Tests that need a compiler are run by `make tpu-test` and `make gpu-test`.
 
 import json
 import math
-import pathlib
 
 import pytest
 
@@ -17,7 +16,6 @@ from bpd_jax.training.config import TrainConfig
 from tests.commands import assert_refused, python, start
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
-ROOT = pathlib.Path(__file__).parents[2]
 TINY = [
     "--gin_file=gin_configs/models/tiny.gin",
     "--gin_file=gin_configs/tasks/text_files.gin",

@@ -47,6 +47,7 @@ def test_slurm_dry_run(dry_run):
         strict=True,
     ):
         assert_refused(result, message)
+        assert result.stderr.count("\n") == 1
 
 
 # Trains until it is told to stop, and takes a moment to save.

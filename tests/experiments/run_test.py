@@ -31,6 +31,7 @@ from bpd_jax.studies.study_records import (
     ExplorerRecord,
     OracleRecord,
     TimingRecord,
+    from_digits,
 )
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
@@ -113,10 +114,28 @@ def test_records_equal_those_of_decoding(context):
             assert record.tokens == len(generation.output_ids)
             assert record.calls == generation.serial_calls
             assert record.nodes == generation.nodes.sum()
+    [records] = draft_records(context, "bpd", ["held_out"])
+    for record in records:
+        # Every position has an entropy of each head.
+        counts = [from_digits(counts).sum() for counts in record.entropy_counts]
+        assert counts == [record.tokens] * len(record.head_entropy) != []
     plain = context.contender("bpd", "held_out")[0].decode(GREEDY, prompts, options)
     texts = context.texts("held_out")
     for text, generation in zip(texts, plain, strict=True):
         assert text.output_ids.tolist() == generation.output_ids.tolist()
+
+
+@pytest.mark.slow
+def test_records_of_a_block_drafter_equal_those_of_decoding(with_drafter):
+    prompts = [example.input_ids for example in with_drafter.examples("held_out")]
+    (records,) = draft_records(with_drafter, "bpd", ["held_out"])
+    decoder, method = with_drafter.contender("bpd", "held_out")
+    assert method.source.name == "block"
+    options = with_drafter.options("held_out")
+    generations = decoder.decode(method, prompts, options)
+    for record, generation in zip(records, generations, strict=True):
+        assert record.calls == generation.serial_calls
+        assert len(record.entropy_counts) == len(record.head_entropy) > 0
 
 
 @pytest.mark.slow

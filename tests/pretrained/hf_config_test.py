@@ -44,7 +44,7 @@ LLAMA3 = {
 }
 
 # Published models: the relevant fields of config.json, and the number of parameters
-# (None if another model has the same layout).
+# (None if another test counts it, or if another model has the same layout).
 PUBLISHED = {
     "Llama-2-13B": (
         llama_like("llama", 5120, 13824, 40, 40, 40, 32000, rms_norm_eps=1e-5),
