@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import generate
-from bpd_jax.decoding.decode_loop import decode_on_device
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.studies import measure_timing
@@ -53,9 +52,7 @@ def kept_programs(monkeypatch):
     monkeypatch.setattr(measure_timing, "forget_compiled", lambda: None)
 
 
-@pytest.mark.usefixtures("kept_programs")
 def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
-    decode_on_device.clear_cache()  # Other tests may have compiled it.
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         listen := lambda event, *_, **__: "compile" in event and compiled.append(event)
