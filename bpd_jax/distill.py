@@ -7,6 +7,11 @@ Prompts are read from files; a model with a chat template can also generate them
 are decoded greedily or by sampling, in a batch whose rows are refilled as they finish,
 and written in shards of 256 texts. The same command resumes an interrupted run, which
 loses at most the texts of the current shard.
+
+With --states=FOLDER the model's states are written too. Training heads or a block
+drafter needs them (`HeadsTrainConfig.states`) and otherwise runs the model again:
+
+        --states=runs/smollm2/states --feature_layers=2,15,28 --states_dtype=bfloat16
 """
 
 import dataclasses
@@ -21,7 +26,14 @@ from absl import flags
 
 from bpd_jax import cli, decode_flags, files, folders, progress
 from bpd_jax.buckets import as_path
-from bpd_jax.data.generations import HEADER, KIND, read_header, write_header
+from bpd_jax.data.generations import (
+    HEADER,
+    KIND,
+    open_generations,
+    read_header,
+    shard_paths,
+    write_header,
+)
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -29,6 +41,14 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
+from bpd_jax.models.transformer_config import check_feature_layers
+from bpd_jax.training.heads.frozen_states import states_dtype
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.heads.states_cache import (
+    StatesWriter,
+    check_states,
+    describe_states,
+)
 
 OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(
@@ -58,6 +78,18 @@ ANSWERED_FOLDERS = flags.DEFINE_multi_string(
     "another folder of texts, whose prompts are skipped; may be repeated.",
 )
 
+STATES = flags.DEFINE_string(
+    "states", None, "folder for the model's states, which training on the texts needs."
+)
+FEATURE_LAYERS = flags.DEFINE_list(
+    "feature_layers",
+    [],
+    "layers whose outputs are stored with the final hidden states, counted from 0, as "
+    "a block drafter or conditioned heads need them; with layers, the states of "
+    "prompts are stored too.",
+)
+cli.define_flags(HeadsTrainConfig, "states_dtype")
+
 _PROMPTS = "prompts.json"
 _MADE_UP_TOP_K = 100
 
@@ -71,8 +103,8 @@ def main() -> None:
     folders.check_folder(output, KIND)
     for folder in ANSWERED_FOLDERS.value:
         read_header(folder)
-    texts = decode_flags.prompt_texts()
-    if not texts and MADE_UP.value < 1:
+    prompt_texts = decode_flags.prompt_texts()
+    if not prompt_texts and MADE_UP.value < 1:
         raise UserError(
             "there are no prompts: give --prompts_file, or "
             "--made_up_prompts=1000 if the model has a chat template."
@@ -89,7 +121,8 @@ def main() -> None:
             f"{loaded.name} has no chat template, so it cannot generate prompts: give "
             "--prompts_file."
         )
-    inputs = [loaded.encode_prompt(text) for text in texts]
+    inputs = [loaded.encode_prompt(text) for text in prompt_texts]
+    states_header = _states_header(loaded)
     facts = _facts(loaded, options, inputs)
     _check_same(output, loaded, facts)
     # Validates the request before generating prompts, which takes long.
@@ -121,10 +154,51 @@ def main() -> None:
     finished = done | elsewhere
     order = distillation.shuffled_indices(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
+    task, states = decoder.task(method, options), None
+    if states_header is not None and waiting:
+        texts = open_generations(output) if shard_paths(output) else None
+        states = StatesWriter(cli.required("states"), states_header, texts)
+        task = distillation.recording_states(
+            task,
+            max(len(accepted[index]) for index in waiting),
+            tuple(states_header["layers"]),
+            states_dtype(states_header["dtype"]),
+        )
     with decode_flags.token_bar("writing", len(waiting), config) as bar:
-        task = decoder.task(method, options)
-        distillation.distill(task, accepted, waiting, output, on_progress=bar.update)
+        distillation.distill(
+            task, accepted, waiting, output, states=states, on_progress=bar.update
+        )
     print(f"{len(distillation.answered_prompts(accepted, output))} texts: {output}")
+
+
+def _states_header(loaded: LoadedModel) -> dict[str, Any] | None:
+    """The header of the states to write; None without --states.
+
+    Raises:
+      UserError: the flags are unsuitable, or the folder contains other states.
+    """
+    layers = cli.whole_numbers("feature_layers") or ()
+    if not STATES.value:
+        if layers:
+            raise UserError("--feature_layers needs --states: name a folder for them.")
+        return None
+    trunk, precision = loaded.functions.config.trunk, decode_flags.PRECISION.value
+    check_feature_layers(layers, trunk.num_layers)
+    if precision == "float16":
+        raise UserError(
+            "states for training are of a model in float32 or bfloat16: give one of "
+            "them as --precision, or leave out --states."
+        )
+    header = describe_states(
+        loaded.fingerprint,
+        trunk.d_model,
+        layers,
+        dtype=flags.FLAGS.states_dtype or HeadsTrainConfig.states_dtype,
+        products=precision or "float32",
+        include_prompts=bool(layers),
+    )
+    check_states(STATES.value, header)
+    return header
 
 
 def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -11,6 +11,8 @@ from bpd_jax.data.generations import open_generations, read_header, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachments import fingerprint
+from bpd_jax.training.heads.frozen_states import FrozenModel
+from bpd_jax.training.heads.states_cache import cached_states
 from tests.commands import Done, assert_all_refused, assert_refused, call
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
@@ -94,6 +96,23 @@ def test_a_run_resumes_with_any_batch_size(written):
     assert read_header(folder / "other")["facts"]["options"]["end_of_text"] == 3
 
 
+def test_states_are_those_that_training_reads(written):
+    folder, arguments = written
+    loaded = load_model(str(folder / "tiny"))
+    states = ["--states=kept", "--feature_layers=1,0", "--states_dtype=bfloat16"]
+    again = [*arguments[:-1], "--output=kept_texts"]
+    result = distill(folder, *again, *states)
+    assert result.returncode == 0, result.stderr
+    config = loaded.functions.config
+    base = FrozenModel(config, loaded.params, 64, "bfloat16", (1, 0), "bfloat16")
+    texts = open_generations(folder / "kept_texts")
+    kept = cached_states(
+        folder / "kept", texts, base, loaded.fingerprint, include_prompts=False
+    )
+    assert kept.width == 3 * config.trunk.d_model
+    assert len(kept.positions) == (texts.lengths - texts.prompt_lengths).sum()
+
+
 def test_incompatible_settings_are_refused(written):
     folder, arguments = written
     cases = [
@@ -109,6 +128,13 @@ def test_incompatible_settings_are_refused(written):
         (["--prompts_file=nowhere.jsonl"], "nowhere.jsonl"),
         (["--output=short", "--answered=txets"], "txets"),
         (["--output=short", "--method=oracle"], "the oracle needs decoded texts"),
+        (["--output=short", "--feature_layers=0"], "--feature_layers needs --states"),
+        (["--output=short", "--states=s", "--feature_layers=9"], "layers [9] must be"),
+        (
+            ["--output=short", "--states=s", "--precision=float16"],
+            "states for training",
+        ),
+        (["--output=short", "--states=texts"], "texts"),
     ]
     cases = [([*arguments, *changed], message) for changed, message in cases]
     cases += [(["--model=tiny", "--output=short"], "there are no prompts")]

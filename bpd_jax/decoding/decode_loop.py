@@ -132,7 +132,7 @@ def _first_state(
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
         memory=drafter.start(
-            weights.drafter, Prompts(tokens, lengths, features, reference)
+            weights.drafter, Prompts(tokens, lengths, features, hidden, reference)
         ),
         history=empty_history(max_calls, batch, drafter.max_depth) if record else None,
     )
@@ -201,7 +201,7 @@ def serial_call(
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
-    outcome = Outcome(tree, verified.choices, count, verified.features)
+    outcome = Outcome(tree, verified.choices, count, verified.features, verified.hidden)
     memory = drafter.learn(weights.drafter, state.memory, outcome)
     return dataclasses.replace(
         state,

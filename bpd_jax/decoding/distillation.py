@@ -23,7 +23,9 @@ from bpd_jax.data.generations import (
 )
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.refill import bucketed_length, decode_refilled
+from bpd_jax.decoding.states_recorder import StatesRecorder
 from bpd_jax.errors import UserError
+from bpd_jax.training.heads.states_cache import StatesWriter
 
 # A stopped run loses at most this number of texts.
 TEXTS_PER_SHARD = 256
@@ -84,16 +86,18 @@ def distill(
     indices: Sequence[int],
     folder: str | os.PathLike[str],
     *,
+    states: StatesWriter | None = None,
     texts_per_shard: int = TEXTS_PER_SHARD,
     on_progress: Callable[[int], object] = lambda tokens: None,
 ) -> None:
     """Writes the model's continuations of prompts into new shards of a folder.
 
     Args:
-      task: model, method and options.
+      task: model, method and options; with `states`, from `recording_states`.
       prompts: token ids of all prompts.
       indices: indices of the prompts to continue, in order.
       folder: folder of the shards; see `bpd_jax.data.generations`.
+      states: writes the states of the model too; None if they are not needed.
       texts_per_shard: number of texts of a shard; the last one may have fewer.
       on_progress: called after each text with the number of its new tokens.
     """
@@ -108,14 +112,35 @@ def distill(
             [index for index, _ in texts],
         )
         texts.clear()
+        if states is not None:
+            states.flush()
 
-    for index, text in decode_refilled(task, prompts, indices):
+    for index, text, memory in decode_refilled(task, prompts, indices):
         texts.append((index, text))
+        if states is not None:
+            states.add(text, len(prompts[index]), np.asarray(memory.states))
         on_progress(len(text) - len(prompts[index]))
         if len(texts) == texts_per_shard:
             flush()
     if texts:
         flush()
+
+
+def recording_states(
+    task: Task, longest: int, layers: tuple[int, ...], dtype: np.dtype
+) -> Task:
+    """The same task, which also keeps the model's states for `distill`.
+
+    Args:
+      task: model, method and options.
+      longest: length of the longest prompt.
+      layers: layers whose outputs are kept beside the final hidden states.
+      dtype: of the kept states.
+    """
+    slots = bucketed_length(longest) + task.options.max_new_tokens
+    slots += task.drafter.max_depth
+    recorder = StatesRecorder(task.drafter, layers, slots, dtype)
+    return dataclasses.replace(task, drafter=recorder)
 
 
 def generate_prompts(

@@ -367,15 +367,6 @@ class Method:
             # A greedy walk without refiners needs one candidate per head.
             context = dataclasses.replace(context, width=1)
         source = self.source.build(context, self.search)
-        if not self.source.offers_lattice:
-            for part in self.refiners:
-                if part.is_finite or part.needs_hidden:
-                    raise UserError(
-                        f"{self.name}: {part.name} needs a lattice source, but the "
-                        f"candidates of {self.source.name} depend on the path."
-                    )
-            if self.is_oracle:
-                raise UserError(f"{self.name}: the oracle needs a lattice source.")
         return self.search.drafter(context, source, self.refiners)
 
 
@@ -426,7 +417,17 @@ def _parse_composed(text: str, name: str) -> Method:
     search_text = search_word if slash else source.default_search
     search = _parse_part(search_text, name, (SearchPart,))
     assert isinstance(search, SearchPart)
-    return Method(source, refiners, search, lookups[0] if lookups else None)
+    method = Method(source, refiners, search, lookups[0] if lookups else None)
+    if not source.offers_lattice:
+        for part in refiners:
+            if part.is_finite or part.needs_hidden:
+                raise UserError(
+                    f"{name}: {part.name} needs a lattice source, but the candidates "
+                    f"of {source.name} depend on the path."
+                )
+        if method.is_oracle:
+            raise UserError(f"{name}: the oracle needs a lattice source.")
+    return method
 
 
 def _parse_part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:

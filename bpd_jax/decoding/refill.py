@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ import numpy as np
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.generate import Task, check_prompts
 from bpd_jax.models.cache import grow
-from bpd_jax.typing import Array, Int
+from bpd_jax.typing import Array, Int, PyTree
 
 # Padded lengths grow by a factor of 1.5, rounded to a multiple of _STEP: few shapes are
 # compiled, and little padding is computed.
@@ -58,13 +59,27 @@ def rounds_of(
         yield sorted(batch, key=lambda index: bucketed_length(len(prompts[index])))
 
 
+class Refilled(NamedTuple):
+    """A finished text.
+
+    Attributes:
+      prompt: index of its prompt.
+      tokens: tokens of the prompt and of its continuation.
+      memory: its row of the drafter's memory, or None.
+    """
+
+    prompt: int
+    tokens: np.ndarray
+    memory: PyTree
+
+
 def decode_refilled(
     task: Task,
     prompts: Sequence[np.ndarray],
     indices: Sequence[int],
     *,
     round_size: int = ROUND,
-) -> Iterator[tuple[int, np.ndarray]]:
+) -> Iterator[Refilled]:
     """Decodes prompts with continuous batching and yields texts as they finish.
 
     Args:
@@ -74,9 +89,6 @@ def decode_refilled(
         depend on the index of its prompt: texts equal those of `Decoder.decode` for all
         prompts, up to rounding differences between batch shapes.
       round_size: number of prompts of a round.
-
-    Yields:
-      The index of a prompt, and the tokens of the prompt and of its continuation.
 
     Raises:
       UserError: a prompt is empty or leaves no room for `max_new_tokens`.
@@ -98,36 +110,36 @@ class _Batch:
         # The index of the prompt of each row; -1 for a free row.
         self.row_prompts = np.full(self.rows, -1)
 
-    def decode(self, indices: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    def decode(self, indices: Sequence[int]) -> Iterator[Refilled]:
         """Decodes prompts that are sorted by padded length."""
         begin = 0
         while begin < len(indices) or (self.row_prompts >= 0).any():
             free = np.flatnonzero(self.row_prompts < 0)
             if begin < len(indices) and len(free) >= self.group:
                 padded = bucketed_length(len(self.prompts[indices[begin]]))
-                if padded > self.padded:
-                    if self.state is not None and self.state.memory is not None:
-                        # The memory of a drafter cannot be resized.
-                        yield from self._run(self.rows)
-                        self.state = None
-                    if self.state is not None:
-                        self.state = _grow(self.state, padded - self.padded)
-                    self.padded = padded
-                    free = np.flatnonzero(self.row_prompts < 0)
                 group = [
                     index
                     for index in indices[begin : begin + self.group]
                     if bucketed_length(len(self.prompts[index])) == padded
                 ]
-                self._fill(free[: len(group)], group, padded)
+                fresh = self._prefill(group, padded)
+                if self.state is not None and padded > self.padded:
+                    if _row_shapes(fresh.memory) == _row_shapes(self.state.memory):
+                        self.state = _grow(self.state, padded - self.padded)
+                    else:
+                        # The memory of a drafter cannot be resized.
+                        yield from self._run(self.rows)
+                        self.state = None
+                self.padded = padded
+                self._fill(np.flatnonzero(self.row_prompts < 0), fresh, group)
                 begin += len(group)
             else:
                 last = begin == len(indices)
                 yield from self._run(self.rows if last else len(free) + self.group)
 
-    def _fill(self, rows: np.ndarray, indices: list[int], padded: int) -> None:
-        """Prefills prompts and writes their states into free rows."""
-        fresh = self.task.prefill(
+    def _prefill(self, indices: list[int], padded: int) -> DecodeState:
+        """The state of a group of prompts."""
+        return self.task.prefill(
             self.prompts,
             indices,
             self.group,
@@ -135,15 +147,19 @@ class _Batch:
             padded,
             record=False,
         )
+
+    def _fill(self, free: np.ndarray, fresh: DecodeState, indices: list[int]) -> None:
+        """Writes the state of a group of prompts into free rows."""
         if self.state is None:
             self.state = _empty(fresh, self.rows)
+        rows = free[: len(indices)]
         # Padding rows of the group have a target out of range and are dropped.
         targets = np.full(self.group, self.rows, np.int32)
         targets[: len(rows)] = rows
         self.state = _merge(self.state, fresh, jnp.asarray(targets))
         self.row_prompts[rows] = indices
 
-    def _run(self, done_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    def _run(self, done_rows: int) -> Iterator[Refilled]:
         """Decodes until `done_rows` rows are done; yields and frees them."""
         assert self.state is not None
         self.state = self.task.run(self.state, done_rows=min(done_rows, self.rows))
@@ -151,8 +167,21 @@ class _Batch:
         finished = np.flatnonzero(done & (self.row_prompts >= 0))
         tokens = np.asarray(self.state.tokens)
         for row in finished:
-            yield int(self.row_prompts[row]), tokens[row, : lengths[row]].copy()
+            text = tokens[row, : lengths[row]].copy()
+            memory = _row(self.state.memory, row)
+            yield Refilled(int(self.row_prompts[row]), text, memory)
         self.row_prompts[finished] = -1
+
+
+def _row_shapes(memory: PyTree) -> list[tuple[int, ...]]:
+    """The shapes of a row of the drafter's memory."""
+    return [leaf.shape[1:] for leaf in jax.tree.leaves(memory)]
+
+
+@jax.jit
+def _row(memory: PyTree, row: Int[Array, ""]) -> PyTree:
+    """One row of the drafter's memory."""
+    return jax.tree.map(lambda leaf: leaf[row], memory)
 
 
 @functools.partial(jax.jit, donate_argnames="state")

@@ -115,12 +115,14 @@ class Prompts:
       lengths: lengths of the prompts.
       features: outputs of `Drafter.feature_layers` at every position of the padded
         prompts, concatenated.
+      hidden: final hidden states at these positions.
       reference: the reference texts of the oracle; None for other methods.
     """
 
     tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
     features: Float[Array, "B T F"]
+    hidden: Float[Array, "B T D"]
     reference: Int[Array, "B S"] | None = None
 
 
@@ -134,12 +136,14 @@ class Outcome:
       count: number of accepted tokens, 0 in finished rows.
       features: outputs of `Drafter.feature_layers` along the accepted path; entries
         from `count` on are arbitrary.
+      hidden: final hidden states along it, likewise.
     """
 
     tree: DraftTree
     choices: Int[Array, "B M"]
     count: Int[Array, " B"]
     features: Float[Array, "B L F"]
+    hidden: Float[Array, "B L D"]
 
 
 class Drafter(Protocol):

@@ -4,13 +4,15 @@ A part is a frozen dataclass in `sources/`, `refiners/` or `searches/`: its fiel
 its settings, its class variables are printed by `--method=help`, and `build` creates
 the source, refiner or search. `@register` registers it under its name. All modules of
 the three packages are imported when the registry is first read, so that a part is added
-with one file; `register` may also be called on a class defined elsewhere.
+with one file. Other packages name modules with parts as entry points of the group
+`bpd_jax.parts`, or call `register` before a method is parsed.
 """
 
 import abc
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import pkgutil
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -241,6 +243,9 @@ def short_text(value: Any) -> str:
 
 _PARTS: dict[str, type[Part]] = {}
 _PACKAGES = ("sources", "refiners", "searches")
+
+# Installed packages name modules with parts in this group of entry points.
+ENTRY_POINTS = "bpd_jax.parts"
 _PartType = TypeVar("_PartType", bound=type[Part])
 
 
@@ -264,6 +269,8 @@ def _import_parts() -> None:
         folder = importlib.import_module(f"{package.__name__}.{name}")
         for module in pkgutil.iter_modules(folder.__path__):
             importlib.import_module(f"{folder.__name__}.{module.name}")
+    for installed in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        installed.load()
 
 
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:

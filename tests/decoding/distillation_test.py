@@ -12,18 +12,29 @@ from bpd_jax.data.generations import (
     write_header,
     write_shard,
 )
+from bpd_jax.decoding import refill
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.distillation import (
     answered_prompts,
     conversation_opening,
     distill,
     generate_prompts,
+    recording_states,
     shuffled_indices,
 )
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import bucketed_length
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from tests.decoding.random_models import make_model
+from bpd_jax.training.heads import states_cache
+from bpd_jax.training.heads.frozen_states import FrozenModel
+from bpd_jax.training.heads.states_cache import (
+    StatesWriter,
+    cached_states,
+    describe_states,
+)
+from tests.decoding.random_models import make_drafter, make_model
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
 LENGTHS = [5, 2, 9, 2, 7, 4, 3]
@@ -48,6 +59,22 @@ def test_bucketed_lengths_grow_by_at_most_two_thirds():
     assert len(shapes) < 14
 
 
+class Stopped(Exception):
+    """Raised to stop a run."""
+
+
+def stopping_after(texts):
+    """A callback that stops a run after some texts, and the list of its calls."""
+    counts = []
+
+    def stop(tokens):
+        counts.append(tokens)
+        if len(counts) == texts:
+            raise Stopped
+
+    return stop, counts
+
+
 def texts_of(folder):
     texts = open_generations(folder)
     return {
@@ -66,16 +93,7 @@ def test_a_stopped_run_resumes_with_the_remaining_prompts(model, prompts, tmp_pa
     task = decoder.task(GREEDY, options)
     write_header(tmp_path, base="b", vocab_size=13, facts={})
 
-    class Stopped(Exception):
-        pass
-
-    counts = []
-
-    def stop(tokens):
-        counts.append(tokens)
-        if len(counts) == 5:
-            raise Stopped
-
+    stop, counts = stopping_after(5)
     order = shuffled_indices(prompts, 0)
     with pytest.raises(Stopped):
         distill(task, prompts, order, tmp_path, texts_per_shard=2, on_progress=stop)
@@ -90,6 +108,82 @@ def test_a_stopped_run_resumes_with_the_remaining_prompts(model, prompts, tmp_pa
         for index, text in enumerate(plain)
     }
     assert sum(counts[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
+
+
+@pytest.mark.parametrize(
+    "method, layers, include_prompts",
+    [
+        # The drafter reads layer 0, too, and its cache grows with the prompts.
+        ("block/tree:4", (1, 0), True),
+        ("greedy", (), False),
+        pytest.param("bpd", (0,), True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_states_kept_while_decoding_equal_those_of_the_texts(
+    model, prompts, tmp_path, monkeypatch, method, layers, include_prompts
+):
+    """The run is stopped once: only the states around the stop are computed again."""
+    monkeypatch.setattr(refill, "_SHORTEST", 8)
+    monkeypatch.setattr(refill, "_STEP", 8)
+    # Shards of 12 states.
+    monkeypatch.setattr(states_cache, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
+    drafter = make_drafter(model, window=None)
+    decoder = Decoder(*model, width=4, assets=Assets(drafter=drafter))
+    decoded = decoder.task(parse_method(method), OPTIONS)
+    task = recording_states(decoded, max(LENGTHS), layers, np.dtype(np.float16))
+    header = describe_states(
+        "b",
+        16,
+        layers,
+        dtype="float16",
+        products="float32",
+        include_prompts=include_prompts,
+    )
+    texts, states = tmp_path / "texts", tmp_path / "states"
+    write_header(texts, base="b", vocab_size=13, facts={})
+    stop, _ = stopping_after(5)
+    order = shuffled_indices(prompts, 0)
+    with pytest.raises(Stopped):
+        distill(
+            task,
+            prompts,
+            order,
+            texts,
+            states=StatesWriter(states, header, None),
+            texts_per_shard=2,
+            on_progress=stop,
+        )
+    earlier = {path.name for path in states.glob("states-*.npy")}
+    done = answered_prompts(prompts, texts)
+    writer = StatesWriter(states, header, open_generations(texts))
+    remaining = [index for index in order if index not in done]
+    distill(task, prompts, remaining, texts, states=writer, texts_per_shard=2)
+    written = {path.name for path in states.glob("states-*.npy")}
+    assert earlier < written
+    assert {path.name for path in states.iterdir()} == {*written, "states.json"}
+
+    computed = []
+    original_states = FrozenModel.states
+
+    def counted(self, some):
+        computed.append(len(some))
+        yield from original_states(self, some)
+
+    monkeypatch.setattr(FrozenModel, "states", counted)
+    base = FrozenModel(model.functions.config, model.params, 64, "float16", layers)
+    generations = open_generations(texts)
+    parts = [
+        cached_states(folder, generations, base, "b", include_prompts=include_prompts)
+        for folder in (states, tmp_path / "again")
+    ]
+    shards = {path.name for path in (tmp_path / "again").glob("states-*.npy")}
+    assert written <= shards == {path.name for path in states.glob("states-*.npy")}
+    assert len(shards - written) <= 2
+    assert len(computed) == len(shards - written) + len(shards)
+    indices = np.arange(len(parts[0].positions))
+    np.testing.assert_allclose(
+        parts[0].read(indices), parts[1].read(indices), rtol=2e-3, atol=2e-3
+    )
 
 
 def test_shards_without_indices_are_identified_by_their_prompts(prompts, tmp_path):

@@ -1,3 +1,5 @@
+import importlib.metadata
+
 import pytest
 
 from bpd_jax.decoding.aliases import ALIASES
@@ -5,6 +7,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.methods_help import describe_methods
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting import parts as registry
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
 from bpd_jax.errors import UserError
@@ -149,8 +152,8 @@ def test_parts_compose(text):
 
 
 def test_labels_of_chains_name_the_refiners():
-    label = parse_method("draft_model:3+ngram/chains:2").label(4)
-    assert label == "Draft model, 3 tokens, 4-gram, 2 chains"
+    label = parse_method("draft_model:3+neural/chains:2").label()
+    assert label == "Draft model, 3 tokens, neural, 2 chains"
 
 
 def test_numbers_and_searches_have_defaults():
@@ -203,11 +206,42 @@ def test_numbers_and_searches_have_defaults():
         ("lookahead:4:order=1", "order must be an integer from 2 to 32"),
         ("prompt_lookup:4:k=2", "'k=2' is not a setting of prompt_lookup"),
         ("bpd:lookup=0", "must be an integer from 1 to 1024"),
+        ("hydra+ngram/tree:16", "ngram needs a lattice source, but .* of hydra"),
+        ("draft_model+recurrent/best:2", "recurrent needs a lattice source"),
+        ("hydra/oracle", "the oracle needs a lattice source"),
     ],
 )
 def test_unknown_methods_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse_method(text)
+
+
+PLUGIN = """
+import dataclasses
+
+from bpd_jax.drafting.parts import register
+from bpd_jax.drafting.searches.tree import Tree
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Bush(Tree):
+    name = "bush"
+"""
+
+
+def test_installed_packages_add_parts(tmp_path, monkeypatch):
+    (tmp_path / "bushes.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = importlib.metadata.EntryPoint("bush", "bushes", registry.ENTRY_POINTS)
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda group: [installed] if group == installed.group else [],
+    )
+    monkeypatch.setattr(registry, "_PARTS", dict(registry._PARTS))
+    registry._import_parts.cache_clear()
+    assert parse_method("heads+ngram/bush:4").search_name == "bush"
 
 
 def test_help_names_every_part_setting_and_alias():
@@ -240,8 +274,7 @@ def test_help_names_every_part_setting_and_alias():
         ("zero_gram:4:k=14", "asks for 14 candidates, but there are only 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
         ("auto", "auto is not a method by itself"),
-        ("hydra+ngram/best:2", "needs a trained hydra"),
-        ("draft_model+ngram/best:2", "needs a smaller"),
+        ("hydra+neural/best:2", "needs a trained hydra"),
         ("heads+ngram/oracle", "refiners change nothing"),
     ],
 )

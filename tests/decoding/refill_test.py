@@ -55,9 +55,9 @@ def test_texts_equal_those_of_decode(
     options = dataclasses.replace(options, batch_size=batch_size)
     task = decoder.task(parse_method(method), options)
     order = np.random.default_rng(1).permutation(len(prompts)).tolist()
-    texts = dict(decode_refilled(task, prompts, order, round_size=round_size))
-    assert sorted(texts) == list(range(len(prompts)))
-    for index, text in texts.items():
+    texts = list(decode_refilled(task, prompts, order, round_size=round_size))
+    assert sorted(text.prompt for text in texts) == list(range(len(prompts)))
+    for index, text, _ in texts:
         assert text.tolist() == [*plain[index].input_ids, *plain[index].output_ids]
 
 
@@ -78,7 +78,7 @@ def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypa
         return state
 
     monkeypatch.setattr(type(task), "run", counted)
-    texts = dict(decode_refilled(task, prompts, range(len(prompts))))
+    texts = list(decode_refilled(task, prompts, range(len(prompts))))
     assert len(texts) == len(prompts)
     # Both rows are in use, except during the last text of the round.
     assert sum(calls) <= tokens / 2 + OPTIONS.max_new_tokens

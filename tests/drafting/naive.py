@@ -252,7 +252,7 @@ def _grow(paths, searches, functions, arrays, fields):
         **{name: value for name, value in fields.items() if name != "params"},
         model=model,
     )
-    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
+    memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None, None))
     state, _ = paths.start(view, arrays, memory)
     return [search.grow(paths, arrays, state, view.next_token) for search in searches]
 
@@ -298,7 +298,7 @@ def grow_tree(paths, view: View, search, keys=None) -> DraftTree:
 
     @jax.jit
     def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None))
+        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None, None))
         state, _ = paths.start(view, arrays, memory)
         return search.grow(paths, arrays, state, view.next_token, keys)
 

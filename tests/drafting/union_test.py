@@ -28,7 +28,7 @@ def test_union_holds_the_drafts_of_both(copied, on_device):
     union = UnionDrafter(first, second)
     assert union.on_device == on_device
     assert union.max_depth == max(4, copied + 1)
-    memory = union.start(union.arrays, Prompts(view.tokens, view.lengths, None))
+    memory = union.start(union.arrays, Prompts(view.tokens, view.lengths, None, None))
     seen, _ = jax.jit(lambda: union.look(view, union.arrays, memory))()
     seen = jax.device_get(seen)
 

@@ -80,6 +80,10 @@ class FrozenModel:
         """C, the width of a state: the final hidden state, then the layers in order."""
         return self.d_model * (1 + len(self.layers))
 
+    def with_products(self, products: str) -> "FrozenModel":
+        """The same model with another precision of its products."""
+        return FrozenModel(*self._arguments, self.layers, products, self._mesh)
+
     def with_layers(self, layers: tuple[int, ...]) -> "FrozenModel":
         """The same model with other layers in its states."""
         return FrozenModel(*self._arguments, layers, self.products, self._mesh)
@@ -113,17 +117,22 @@ class FrozenModel:
             states = np.asarray(self._run(self._params, placed))
             for row, index in enumerate(batch):
                 text_states = states[row, : len(texts[index])]
-                if not np.isfinite(text_states).all():
-                    raise UserError(
-                        f"the model's states exceed the range of {self.dtype.name}: "
-                        "set HeadsTrainConfig.states_dtype = 'bfloat16'."
-                    )
+                check_finite(text_states)
                 yield index, text_states
 
     def _rows(self, length: int) -> int:
         """Texts of a batch, a multiple of the number of parts of the mesh."""
         rows, parts = max(1, self._batch_tokens // length), row_parts(self._mesh)
         return -(-rows // parts) * parts
+
+
+def check_finite(states: np.ndarray) -> None:
+    """Raises a `UserError` if states are too large for their dtype."""
+    if not np.isfinite(states).all():
+        raise UserError(
+            f"the model's states exceed the range of {states.dtype.name}: store them "
+            "in bfloat16 (states_dtype)."
+        )
 
 
 def states_dtype(name: str) -> np.dtype:

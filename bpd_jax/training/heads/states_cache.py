@@ -4,6 +4,8 @@ A folder contains `states.json`, which identifies the model, shards of states, w
 memory-mapped, and, when the states are complete, the texts in `texts.npz`. The name of
 a shard contains the hash of its texts: a killed run resumes with the first missing
 shard, and texts that are added later require only their own states to be computed.
+`StatesWriter` writes the shards while the texts are generated; `cached_states` computes
+those that are missing.
 """
 
 import hashlib
@@ -20,7 +22,11 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
+from bpd_jax.training.heads.frozen_states import (
+    FrozenModel,
+    check_finite,
+    states_dtype,
+)
 from bpd_jax.training.heads.positions import (
     Positions,
     position_counts,
@@ -36,6 +42,9 @@ KIND = Artifact(
     in_place=True,
     remedy="train heads with HeadsTrainConfig.mode = 'cache'",
 )
+
+# Ending of the name of a shard whose texts have not been written yet.
+_PENDING = ".pending"
 
 # Bytes of a shard, which is computed in memory.
 _SHARD_BYTES = 2**26
@@ -110,7 +119,8 @@ def cached_states(
 ) -> States:
     """Computes missing states of texts and opens the cache.
 
-    A cache with more layers, or with the positions of prompts, can be used as well.
+    A cache with more layers, with the positions of prompts, or with products in float32
+    instead of bfloat16 can be used as well.
 
     Args:
       folder: folder of the cache, which is created if it does not exist.
@@ -128,18 +138,18 @@ def cached_states(
     stored = _stored_header(folder)
     if stored and set(layers) <= set(stored["layers"]):
         base = base.with_layers(tuple(stored["layers"]))
+    if stored.get("products") == "float32":
+        base = base.with_products("float32")
     stores_prompts = include_prompts or stored.get("include_prompts", False)
-    header: dict[str, Any] = {
-        "base": fingerprint,
-        "d_model": base.d_model,
-        "layers": list(base.layers),
-        "dtype": base.dtype.name,
-        "products": base.products,
-        "include_prompts": stores_prompts,
-    }
-    folders.check_folder(folder, KIND)
-    if (folder / HEADER).exists():
-        _check_header(folder, header)
+    header = describe_states(
+        fingerprint,
+        base.d_model,
+        base.layers,
+        dtype=base.dtype.name,
+        products=base.products,
+        include_prompts=stores_prompts,
+    )
+    check_states(folder, header)
     earlier = _earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
     width = base.width
@@ -174,6 +184,43 @@ def cached_states(
     positions = positions_of(texts, include_prompts)
     indices = _indices(positions, include_prompts, stores_prompts)
     return States(positions, arrays, indices, _columns(base, layers))
+
+
+def describe_states(
+    fingerprint: str,
+    d_model: int,
+    layers: tuple[int, ...],
+    *,
+    dtype: str,
+    products: str,
+    include_prompts: bool,
+) -> dict[str, Any]:
+    """The header of a cache.
+
+    Args:
+      fingerprint: fingerprint of the model.
+      d_model: width of the model.
+      layers: layers whose outputs are part of a state, after the final hidden state.
+      dtype: dtype of the states, float16 or bfloat16.
+      products: precision of the model's products; see `FrozenModel`.
+      include_prompts: whether the positions in prompts are included.
+    """
+    return {
+        "base": fingerprint,
+        "d_model": d_model,
+        "layers": list(layers),
+        "dtype": dtype,
+        "products": products,
+        "include_prompts": include_prompts,
+    }
+
+
+def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None:
+    """Raises a `UserError` if a folder holds other files or states than `header`."""
+    folder = as_path(folder)
+    folders.check_folder(folder, KIND)
+    if (folder / HEADER).exists():
+        _check_header(folder, header)
 
 
 def _indices(positions: Positions, prompts: bool, stored: bool) -> np.ndarray | None:
@@ -291,26 +338,137 @@ def _shards(
     folder: pathlib.Path, texts: Generations, counts: np.ndarray, width: int
 ) -> list[_Shard]:
     """The shards of some texts, the full ones of which do not depend on later texts."""
-    limit = max(1, _SHARD_BYTES // (2 * width))
+    limit = _full_shard(width)
     shards: list[_Shard] = []
     first, size = 0, 0
     for row, count in enumerate(counts.tolist()):
         size += count
         if size and (size >= limit or row == len(counts) - 1):
             rows = range(first, row + 1)
-            name = f"states-{len(shards):05d}-{_hash(texts, rows)}.npy"
+            name = _shard_name(
+                len(shards),
+                texts.tokens[texts.offsets[first] : texts.offsets[row + 1]],
+                texts.lengths[first : row + 1],
+                texts.prompt_lengths[first : row + 1],
+            )
             shards.append(_Shard(rows, folder / name, (size, width)))
             first, size = row + 1, 0
     return shards
 
 
-def _hash(texts: Generations, rows: range) -> str:
-    tokens = texts.tokens[texts.offsets[rows.start] : texts.offsets[rows.stop]]
+def _full_shard(width: int) -> int:
+    """Number of states from which on a shard is full."""
+    return max(1, _SHARD_BYTES // (2 * width))
+
+
+def _shard_name(
+    number: int,
+    tokens: np.ndarray,
+    lengths: Sequence[int] | np.ndarray,
+    prompt_lengths: Sequence[int] | np.ndarray,
+) -> str:
+    """The name of a shard with the states of some texts."""
     digest = hashlib.sha256(np.ascontiguousarray(tokens, np.int32).tobytes())
-    digest.update(texts.lengths[rows.start : rows.stop].astype(np.int64).tobytes())
-    prompts = texts.prompt_lengths[rows.start : rows.stop]
-    digest.update(prompts.astype(np.int64).tobytes())
-    return digest.hexdigest()[:12]
+    for values in (lengths, prompt_lengths):
+        digest.update(np.asarray(values, np.int64).tobytes())
+    return f"states-{number:05d}-{digest.hexdigest()[:12]}.npy"
+
+
+class StatesWriter:
+    """Writes the states of texts in the order in which the texts are generated.
+
+    Its shards are those of `cached_states`, which computes what is missing: the last
+    shard, which is not full, and those with texts of which only the tokens are known.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        header: dict[str, Any],
+        texts: Generations | None,
+    ) -> None:
+        """Continues a cache after the texts that exist already.
+
+        Args:
+          folder: folder of the cache, which is created if it does not exist.
+          header: its header; see `describe_states`.
+          texts: the texts that exist already, or None.
+
+        Raises:
+          UserError: the folder holds other files, or other states.
+        """
+        self._folder = as_path(folder)
+        check_states(self._folder, header)
+        KIND.write_header(self._folder, header)
+        self._include_prompts = header["include_prompts"]
+        self._width = header["d_model"] * (1 + len(header["layers"]))
+        # Shards whose texts a killed run had not written.
+        for path in self._folder.glob(f"*{_PENDING}"):
+            path.unlink()
+        self._pending: list[pathlib.Path] = []
+        self._number = self._size = 0
+        self._texts: list[np.ndarray] = []
+        self._prompt_lengths: list[int] = []
+        # None for a text without states.
+        self._states: list[np.ndarray | None] = []
+        if texts is not None:
+            for row, prompt_length in enumerate(texts.prompt_lengths.tolist()):
+                self._append(texts[row], prompt_length, None)
+
+    def add(self, text: np.ndarray, prompt_length: int, states: np.ndarray) -> None:
+        """Adds a text.
+
+        Args:
+          text: tokens of the prompt and of its continuation.
+          prompt_length: number of tokens of the prompt.
+          states: `[T, C]` states after the tokens of the text; that of the last one is
+            not needed.
+
+        Raises:
+          UserError: a state is too large for the dtype, or the disk is full.
+        """
+        kept = states[self._skipped(prompt_length) : len(text) - 1]
+        check_finite(kept)
+        self._append(text, prompt_length, kept)
+
+    def flush(self) -> None:
+        """Completes the shards of all texts so far, which have been written."""
+        for path in self._pending:
+            path.replace(path.with_suffix(""))
+        self._pending.clear()
+
+    def _skipped(self, prompt_length: int) -> int:
+        """Number of states at the beginning of a text that are not stored.
+
+        See `position_counts`.
+        """
+        return 0 if self._include_prompts else max(prompt_length - 1, 0)
+
+    def _append(
+        self, text: np.ndarray, prompt_length: int, states: np.ndarray | None
+    ) -> None:
+        self._texts.append(text)
+        self._prompt_lengths.append(prompt_length)
+        self._states.append(states)
+        self._size += len(text) - 1 - self._skipped(prompt_length)
+        if self._size >= _full_shard(self._width):
+            self._write()
+
+    def _write(self) -> None:
+        """Writes a full shard until `flush`, unless some of its states are missing."""
+        states = [part for part in self._states if part is not None]
+        if len(states) == len(self._texts):
+            name = _shard_name(
+                self._number,
+                np.concatenate(self._texts),
+                [len(text) for text in self._texts],
+                self._prompt_lengths,
+            )
+            self._pending.append(self._folder / (name + _PENDING))
+            _save(self._pending[-1], np.concatenate(states))
+        self._number += 1
+        self._texts, self._prompt_lengths, self._states = [], [], []
+        self._size = 0
 
 
 def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:

@@ -87,7 +87,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
     rng = np.random.default_rng(window)
     lengths = np.array([1, order, 18], np.int32)
     tokens = rng.integers(0, VOCAB, (3, 30)).astype(np.int32)
-    memory = jax.jit(drafter.start)(None, Prompts(tokens, lengths, None))
+    memory = jax.jit(drafter.start)(None, Prompts(tokens, lengths, None, None))
     twins = []
     for row, length in enumerate(lengths):
         prompt = tokens[row, :length].tolist()
@@ -108,7 +108,7 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
 
     @jax.jit
     def learn(memory, tree, choices, count):
-        return drafter.learn(None, memory, Outcome(tree, choices, count, None))
+        return drafter.learn(None, memory, Outcome(tree, choices, count, None, None))
 
     used = 0
     for turn in range(8):
@@ -141,7 +141,7 @@ def test_a_text_does_not_depend_on_its_batch():
     drafter = LookaheadDrafter(4, 3, 2)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (3, 20)))
     lengths = jnp.array([20, 11, 3])
-    start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts, None)))
+    start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts, None, None)))
     batched = start(tokens, lengths)
     for row in range(3):
         unbatched = start(tokens[row : row + 1], lengths[row : row + 1])

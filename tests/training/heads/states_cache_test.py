@@ -184,14 +184,24 @@ def test_states_of_another_model_are_refused(tmp_path, model, params, texts, bas
         make(tmp_path, model, params, texts, "other")
     with pytest.raises(UserError, match="include_prompts"):
         make(tmp_path, model, params, texts, base_key, include_prompts=True)
-    with pytest.raises(UserError, match=r"products = 'float32'.*needs 'bfloat16'"):
-        make(tmp_path, model, params, texts, base_key, products="bfloat16")
     with pytest.raises(UserError, match="with base"):
         open_states(tmp_path, "other")
     header = tmp_path / "states.json"
     header.write_text(json.dumps([]))
     with pytest.raises(UserError, match="not of format 1"):
         make(tmp_path, model, params, texts, base_key)
+
+
+def test_products_in_float32_serve_runs_in_bfloat16(
+    tmp_path, model, params, texts, base_key
+):
+    make(tmp_path / "exact", model, params, texts, base_key)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("exact/states-*")}
+    make(tmp_path / "exact", model, params, texts, base_key, products="bfloat16")
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    make(tmp_path / "rounded", model, params, texts, base_key, products="bfloat16")
+    with pytest.raises(UserError, match=r"products = 'bfloat16'.*needs 'float32'"):
+        make(tmp_path / "rounded", model, params, texts, base_key)
 
 
 def test_full_disk_is_reported_before_anything_is_computed(

@@ -1,0 +1,131 @@
+"""Keeps the model's states while it writes texts, for the training of heads on them."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+
+from bpd_jax.drafting.draft_tree import DraftTree
+from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
+from bpd_jax.models.cache import write_rows
+from bpd_jax.typing import Array, Float, Int, PyTree
+
+
+@flax.struct.dataclass
+class RecordedStates:
+    """The memory of a `StatesRecorder`.
+
+    Attributes:
+      drafter: the memory of its drafter.
+      states: the final hidden state and the outputs of the layers after every token of
+        the text; arbitrary from `lengths` on.
+      lengths: lengths of the texts.
+    """
+
+    drafter: PyTree
+    states: Float[Array, "B S C"]
+    lengths: Int[Array, " B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StatesRecorder:
+    """A drafter that drafts as another one does, and keeps the model's states.
+
+    The passes of decoding compute them anyway; training would run the model over the
+    texts once more.
+
+    Attributes:
+      drafter: proposes the drafts.
+      layers: layers whose outputs are kept beside the final hidden states.
+      slots: S, at least the slots of the longest text.
+      dtype: of the kept states.
+    """
+
+    drafter: Drafter
+    layers: tuple[int, ...]
+    slots: int
+    dtype: Any
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers that are kept, and the others that the drafter reads."""
+        return tuple(dict.fromkeys((*self.layers, *self.drafter.feature_layers)))
+
+    @property
+    def on_device(self) -> bool:
+        """See `Drafter`, as for all members without a docstring of their own."""
+        return self.drafter.on_device
+
+    @property
+    def max_depth(self) -> int:
+        """See `Drafter`."""
+        return self.drafter.max_depth
+
+    @property
+    def max_nodes(self) -> int:
+        """See `Drafter`."""
+        return self.drafter.max_nodes
+
+    @property
+    def max_drafts(self) -> int:
+        """See `Drafter`."""
+        return self.drafter.max_drafts
+
+    @property
+    def arrays(self) -> PyTree:
+        """See `Drafter`."""
+        return self.drafter.arrays
+
+    def start(self, arrays: PyTree, prompts: Prompts) -> RecordedStates:
+        """Keeps the states of the prompts."""
+        kept, read = self._split(prompts.features, prompts.hidden)
+        batch, length, width = kept.shape
+        states = jnp.zeros((batch, self.slots, width), self.dtype)
+        memory = self.drafter.start(arrays, dataclasses.replace(prompts, features=read))
+        return RecordedStates(
+            memory, states.at[:, :length].set(kept), jnp.asarray(prompts.lengths)
+        )
+
+    def look(
+        self, view: View, arrays: PyTree, memory: RecordedStates
+    ) -> tuple[PyTree, RecordedStates]:
+        """See `Drafter`."""
+        seen, drafter = self.drafter.look(view, arrays, memory.drafter)
+        return seen, dataclasses.replace(memory, drafter=drafter)
+
+    def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
+        """See `Drafter`."""
+        return self.drafter.propose(seen, arrays)
+
+    def learn(
+        self, arrays: PyTree, memory: RecordedStates, outcome: Outcome
+    ) -> RecordedStates:
+        """Keeps the states of the accepted tokens."""
+        kept, read = self._split(outcome.features, outcome.hidden)
+        drafter = self.drafter.learn(
+            arrays, memory.drafter, dataclasses.replace(outcome, features=read)
+        )
+        return RecordedStates(
+            drafter,
+            write_rows(memory.states, kept, memory.lengths),
+            memory.lengths + outcome.count,
+        )
+
+    def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
+        """See `Drafter`."""
+        return self.drafter.entropies(seen)
+
+    def _split(
+        self, features: Float[Array, "B T F"], hidden: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T C"], Float[Array, "B T G"]]:
+        """The states to keep, and the features that the drafter reads."""
+        outputs = features.reshape(*features.shape[:-1], -1, hidden.shape[-1])
+
+        def of(layers: tuple[int, ...]) -> list[Array]:
+            return [outputs[..., self.feature_layers.index(n), :] for n in layers]
+
+        kept = jnp.concatenate([hidden, *of(self.layers)], axis=-1)
+        none = features[..., :0]
+        read = jnp.concatenate([none, *of(self.drafter.feature_layers)], axis=-1)
+        return kept.astype(self.dtype), read
