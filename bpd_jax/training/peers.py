@@ -27,8 +27,8 @@ from bpd_jax import progress, startup
 from bpd_jax.errors import UserError
 from bpd_jax.training import distributed
 
-# Kinds of messages, each followed by the number of the process that they are about: it
-# ends regularly, ends with an error, or has died.
+# Kinds of messages, each followed by the number of the process that it concerns: the
+# process exits normally, exits with an error, or has died.
 _GOODBYE, _ERROR, _DEATH = b".", b"?", b"!"
 # The answer of process 0 to a greeting; from then on the end of a connection counts.
 _WELCOME = b"+"
@@ -87,14 +87,14 @@ def watched() -> Iterator[None]:
     except KeyboardInterrupt:
         peers.leave(_DEATH, startup.INTERRUPTED)
         raise
-    except UserError:
-        peers.leave(_ERROR)
-        raise
     except Exception as error:
-        # The end of another process makes collective operations of this one fail.
-        known = peers.noticed.wait(_NOTICE)
+        # The end of another process makes collective operations of this one fail, some
+        # of them within a save, whose error is a UserError with a cause.
+        is_ours = isinstance(error, UserError)
+        may_follow = not is_ours or error.__cause__ is not None
+        known = may_follow and peers.noticed.wait(_NOTICE)
         peers.leave(_ERROR)
-        if known:
+        if known and (peers.died or not is_ours):
             raise UserError(peers.message) from error
         raise
     finally:
@@ -106,13 +106,14 @@ class _Peers:
     """Connections to the other processes, each with a thread that reads from it.
 
     Attributes:
-      noticed: set when another process has failed; `message` names it.
+      noticed: set when another process has failed; `message` names it, and `died` is
+        whether it did not report an error.
     """
 
     def __init__(self, index: int) -> None:
         """Initializes without connections; `index` is the number of this process."""
         self.noticed = threading.Event()
-        self.message = ""
+        self.message, self.died = "", False
         self._index = index
         self._links: dict[int, socket.socket] = {}
         self._threads: list[threading.Thread] = []
@@ -170,7 +171,8 @@ class _Peers:
         """Ends this process because process `failed` has, unless it ends by itself."""
         if not self._index:
             self._send(kind, failed)
-        end = "has died" if kind == _DEATH else "has ended with an error"
+        self.died = kind == _DEATH
+        end = "has died" if self.died else "has ended with an error"
         self.message = (
             f"process {failed} of this run {end}: see its own output; start the run "
             "again to resume from the last checkpoint."
@@ -229,7 +231,7 @@ def _connect_all(run: distributed.Membership, key: str) -> dict[int, socket.sock
     lock, closed = threading.Lock(), False
 
     def greet(link: socket.socket) -> None:
-        """Keeps a connection whose greeting has the token; others may connect too."""
+        """Accepts a connection that presents the token, and closes others."""
         with contextlib.suppress(OSError):
             link.settimeout(_GREETING_TIMEOUT)
             greeting = _receive(link, len(token) + 4)

@@ -59,10 +59,15 @@ def main():
         if end == "early" and index in victims:
             raise UserError(f"the disk of host {index} is full.")
         for step in range(10**6):
-            distributed.agree(step)
+            try:
+                distributed.agree(step)
+            except Exception as error:
+                if end != "save":
+                    raise
+                raise UserError("cannot write a checkpoint.") from error
             time.sleep(0.01)
             if step == 20 and index in victims:
-                if end == "kill":
+                if end in ("kill", "save"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if end == "interrupt":
                     raise KeyboardInterrupt
@@ -75,7 +80,15 @@ with cli.exit_on_errors():
 """
 # Only processes that fail together need longer.
 SHORT = {"SAME_ERROR_SECONDS": "2"}
-ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "bug": 1, "error": 1, "early": 1}
+# In "save" a process is killed while the others save.
+ENDS = {
+    "kill": -signal.SIGKILL,
+    "save": -signal.SIGKILL,
+    "interrupt": 130,
+    "bug": 1,
+    "error": 1,
+    "early": 1,
+}
 
 
 def run(
@@ -107,7 +120,7 @@ def run(
 @pytest.mark.parametrize(
     ("end", "victims"),
     [
-        ("kill", "2"),
+        ("save", "2"),
         ("error", "012"),
         ("early", "1"),
         *(
@@ -133,7 +146,7 @@ def test_a_failure_of_one_of_three_processes_is_one_sentence(
             assert lines == ([expected] if end in ("error", "early") else [])
         else:
             [line] = lines
-            died = end in ("kill", "interrupt")
+            died = end in ("kill", "save", "interrupt")
             ending = "has died" if died else "has ended with an error"
             assert line.startswith(f"error: process {victims} of this run {ending}")
 
