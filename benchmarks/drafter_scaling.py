@@ -34,8 +34,8 @@ def main() -> None:
     output = pathlib.Path(OUTPUT.value)
     text = table(rows)
     records.write(output, {**records.about("drafter_scaling"), "runs": rows})
-    _write(output.with_suffix(".md"), text)
-    _write(output.with_suffix(".svg"), charts.standalone(chart(rows)))
+    files.write_text(output.with_suffix(".md"), text)
+    files.write_text(output.with_suffix(".svg"), charts.standalone(chart(rows)))
     print(text)
     print(f"written to {output}")
 
@@ -153,11 +153,6 @@ def chart(rows: list[dict[str, Any]]) -> Chart:
         series,
         logarithmic=True,
     )
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ one call, and its time is divided by their number.
 
 import time
 
+import jax
 import numpy as np
 from absl import flags
 
@@ -69,8 +70,8 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     rescorer = make_rescorer(engine, model)
     result: dict[str, object] = {"seconds_to_build": time.perf_counter() - begin}
     if isinstance(rescorer, NGramRefiner):
-        table = rescorer.arrays.table
-        result["bytes_per_ngram"] = table.nbytes / sum(model.sizes)
+        leaves = jax.tree.leaves(rescorer.arrays.table)
+        result["bytes_per_ngram"] = sum(x.nbytes for x in leaves) / sum(model.sizes)
     cells = [*PAPER_PATHS, *PAPER_SHAPES]
     times = {}
     for length, width, paths in progress.bar(cells, label=engine, unit=" cells"):

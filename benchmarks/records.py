@@ -1,6 +1,5 @@
 """The JSON files that the benchmarks write."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -27,6 +26,4 @@ def write(
     path: str | os.PathLike[str], result: Mapping[str, Any], *, indent: int = 2
 ) -> None:
     """Writes a result atomically."""
-    text = json.dumps(result, indent=indent) + "\n"
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    files.write_json(path, result, indent=indent)

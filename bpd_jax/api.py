@@ -247,13 +247,12 @@ def resolve(
     with progress.bar(
         label="measuring", total=total, unit=" methods", disable=not verbose
     ) as bar:
-
-        def advance(method: Method) -> None:
-            bar.set_postfix_str(method.name, refresh=False)
-            bar.update(1)
-
         choice = choose_method(
-            decoder, prompts, options, methods=methods, on_progress=advance
+            decoder,
+            prompts,
+            options,
+            methods=methods,
+            on_progress=lambda method: progress.advance(bar, method.name),
         )
     if verbose:
         print(f"auto: {choice}")

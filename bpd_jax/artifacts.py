@@ -20,7 +20,6 @@ file, the reason and the remedy.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ from bpd_jax import array_files, buckets, files, folders
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
-SAFETENSORS, NPZ = ".safetensors", ".npz"
+SAFETENSORS = ".safetensors"
 
 # Exceptions while reading and interpreting a damaged or forged file.
 _DAMAGE = (
@@ -93,9 +92,8 @@ class Artifact(folders.FolderKind):
         self, folder: str | os.PathLike[str], header: Mapping[str, Any]
     ) -> None:
         """Writes only the header, atomically; see `write`."""
-        text = json.dumps({self.version_name: self.version, **header}, indent=2) + "\n"
-        with files.replacing_file(as_path(folder) / self.marker) as path:
-            path.write_text(text, encoding="utf-8")
+        content = {self.version_name: self.version, **header}
+        files.write_json(as_path(folder) / self.marker, content)
 
     def read_header(
         self,
@@ -162,6 +160,10 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
     Raises:
       OSError, SafetensorError: the file cannot be read, or is damaged.
     """
-    tensors = load_file(path)
+    return load_file(path), file_digest(path)[:16]
+
+
+def file_digest(path: pathlib.Path) -> str:
+    """The SHA-256 digest of a file in hexadecimal."""
     with path.open("rb") as file:
-        return tensors, hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -33,7 +33,7 @@ from bpd_jax.errors import UserError
 UPLOAD = ".upload" + temporaries.SUFFIX
 _THREADS = 8
 _PATIENCE = 60.0  # seconds for which a request that fails is repeated
-_NO_PARTS = "a file under gs:// is only replaced as a whole"
+_NO_PARTS = "objects under gs:// cannot be modified in place"
 
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -59,8 +59,8 @@ def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
 class BucketPath(pathlib.PosixPath):
     """A file or folder under gs://.
 
-    A folder is what names of objects have in common up to a slash, so it exists as long
-    as it is not empty. Every failure is an `OSError`.
+    A folder is a common prefix of object names that ends with a slash; it exists while
+    it contains objects. Every failure is an `OSError`.
     """
 
     __slots__ = ()
@@ -297,7 +297,7 @@ def upload_folder(
             _delete(path / marker, uploaded[marker])
             raise FileExistsError
     except FileExistsError as error:
-        words = "another process uploads to it; run the command again when it has ended"
+        words = "another process is uploading to it; retry after it has finished"
         raise _failure(errno.EBUSY, path, words) from error
     _delete(path / UPLOAD, uploaded[UPLOAD])
 
@@ -370,7 +370,7 @@ def _copy(path: BucketPath, blob: Any) -> pathlib.Path:
 
 def _check_size(path: BucketPath, size: int, wanted: int) -> None:
     if size != wanted:
-        words = f"{size:,} of its {wanted:,} bytes arrived; run the command again"
+        words = f"received {size:,} of {wanted:,} bytes; run the command again"
         raise _failure(errno.EIO, path, words)
 
 
@@ -482,7 +482,7 @@ def _requests(path: BucketPath) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """The first line of what went wrong, not of how often it was tried."""
+    """The first line of the error message, without the details of the retries."""
     cause: Any = getattr(error, "cause", None) or error
     text = getattr(cause, "message", None) or str(cause)
     with contextlib.suppress(AttributeError, ValueError, LookupError, TypeError):

@@ -17,17 +17,17 @@ From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or inte
 
 from bpd_jax import cli
 from bpd_jax.ngrams.build_model import BuildReport, Measure, build
-from bpd_jax.ngrams.build_settings import Settings
+from bpd_jax.ngrams.build_settings import BuildSettings
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting.terminal import print_rows
 
-cli.define_flags(Settings)
+cli.define_flags(BuildSettings)
 
 
 def main() -> None:
     """Builds the model and prints a summary."""
     cli.required("output")
-    report = build(Settings(**cli.flag_values(Settings)))
+    report = build(BuildSettings(**cli.flag_values(BuildSettings)))
     print_report(report)
 
 

@@ -105,8 +105,8 @@ def exit_on_errors() -> Iterator[None]:
             raise
         platforms = os.environ["JAX_PLATFORMS"]
         _fail(
-            f"JAX cannot start what JAX_PLATFORMS={platforms} names{reason}: "
-            "unset it, or install what this device needs."
+            f"JAX cannot initialize JAX_PLATFORMS={platforms}{reason}: "
+            "unset it, or install the backend of this device."
         )
     except OSError as error:
         if error.errno in _UNUSABLE_PATH and error.filename:

@@ -13,7 +13,6 @@ If a configuration does not fit into memory, the error message contains the comp
 numbers.
 """
 
-import json
 import sys
 
 from absl import flags
@@ -32,7 +31,7 @@ from bpd_jax.compilation.programs import (
 )
 from bpd_jax.compilation.topology import find_slice
 from bpd_jax.errors import UserError
-from bpd_jax.files import check_writable, replacing_file
+from bpd_jax.files import check_writable, write_json
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import TrainConfig
@@ -107,8 +106,7 @@ def main() -> None:
         compile_report.print_collectives(one)
     if _OUTPUT.value:
         figures = compile_report.as_json(accelerators, dict(mesh.shape), measured)
-        with replacing_file(_OUTPUT.value) as path:
-            path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(_OUTPUT.value, figures)
         print(f"written to {_OUTPUT.value}")
 
 

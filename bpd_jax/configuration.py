@@ -107,7 +107,7 @@ def vocabulary_size(task: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class GinBinding:
     """One statement `NAME = VALUE`.
 
     Attributes:
@@ -156,7 +156,7 @@ class Parsed(Generic[T]):
 
     value: T
     files: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[GinBinding, ...]
     text: str
     operative: str
 
@@ -251,7 +251,7 @@ class _GinReader:
 
     def __init__(self) -> None:
         self.files: list[str] = []
-        self.settings: list[Setting] = []
+        self.settings: list[GinBinding] = []
         self._open: list[str] = []  # Files that are being read.
 
     def read_file(self, name: str, location: str) -> None:
@@ -288,7 +288,7 @@ class _GinReader:
     def _bind(self, statement: config_parser.BindingStatement, source: str) -> None:
         scope, selector, argument, value, location = statement
         scoped = f"{scope}/{selector}" if scope else selector
-        setting = Setting(
+        setting = GinBinding(
             name=f"{scoped}.{argument}" if argument else scoped,
             value=repr(value),
             source=source,
@@ -315,7 +315,7 @@ class _GinReader:
         gin.bind_parameter((scope, selector, argument), value)
 
     @functools.cached_property
-    def effective(self) -> dict[str, Setting]:
+    def effective(self) -> dict[str, GinBinding]:
         """The effective (last) statement for each name."""
         return {setting.name: setting for setting in self.settings}
 
@@ -439,7 +439,7 @@ def _find_file(name: str, location: str) -> tuple[str, pathlib.Path]:
 
 
 def _check_nested(
-    setting: Setting, target: Callable[..., Any], argument: str, value: object
+    setting: GinBinding, target: Callable[..., Any], argument: str, value: object
 ) -> None:
     """Raises a `UserError` if a value is given instead of a registered dataclass."""
     if value is None or isinstance(value, ConfigurableReference):
@@ -474,7 +474,7 @@ def _build(kind: type[T]) -> T:
         # gin appends lines about its own calls.
         raise UserError(str(error).partition("\n")[0]) from None
     except RecursionError:
-        raise UserError("macros of the configuration form a circle.") from None
+        raise UserError("the configuration has a cycle of macros.") from None
     except TypeError as error:
         # The missing arguments are only in Python's message.
         missing = re.match(r"(\w+)(?:\.__init__)?\(\) missing .*?: (.*)", str(error))

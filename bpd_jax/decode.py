@@ -173,12 +173,11 @@ def write_records(
     path: str | os.PathLike[str], records: Sequence[DecodeRecord]
 ) -> None:
     """Writes one JSON line per record, atomically."""
-    with files.replacing_file(path) as temporary:
-        lines = [
-            json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS})
-            for record in records
-        ]
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    lines = [
+        json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS}) + "\n"
+        for record in records
+    ]
+    files.write_text(path, "".join(lines))
 
 
 if __name__ == "__main__":

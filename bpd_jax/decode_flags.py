@@ -1,4 +1,4 @@
-"""Flags and setup that `decode`, `evaluate`, `tune` and the benchmarks share.
+"""Flags and setup that `decode`, `distill`, `evaluate`, `tune` and benchmarks share.
 
 gin files set `DecodeConfig` and `DecodeOptions`; a flag that is given overrides them.
 """

@@ -44,11 +44,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.states_cache import (
-    StatesWriter,
-    check_states,
-    describe_states,
-)
+from bpd_jax.training.heads.states_files import check_states, describe_states
+from bpd_jax.training.heads.states_writer import StatesWriter
 
 OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(

@@ -12,6 +12,7 @@ run, the fastest of the others in the first round.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, cli, decode_flags, folders, progress, provenance
+from bpd_jax import api, cli, decode_flags, files, folders, progress, provenance
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
@@ -185,19 +186,11 @@ def _compare(
     count = len({*methods, GREEDY})
     total = len({GREEDY, *(m for m in methods if not m.is_oracle)})
     with progress.bar(label="compiling", total=total, unit=" methods") as bar:
-
-        def ready(label: str) -> None:
-            bar.set_postfix_str(label, refresh=False)
-            bar.update(1)
-
+        ready = functools.partial(progress.advance, bar)
         compile_methods(decoder, methods, prompts, config.options, ready)
     decodings = len(prompts) * count * ROUNDS.value
     with decode_flags.token_bar("decoding", decodings, config) as bar:
-
-        def advance(label: str, tokens: int) -> None:
-            bar.set_postfix_str(label, refresh=False)
-            bar.update(tokens)
-
+        advance = functools.partial(progress.advance, bar)
         return compare(
             decoder, methods, prompts, config.options, advance, rounds=ROUNDS.value
         )
@@ -262,10 +255,8 @@ def _write(
     with folders.replacing_folder(output, _KIND) as folder:
         save_report(report, folder / "report.json")
         write_html(report, folder / "report.html")
-        lines = [json.dumps(dataclasses.asdict(record)) for record in records]
-        (folder / "records.jsonl").write_text(
-            "".join(f"{line}\n" for line in lines), encoding="utf-8"
-        )
+        lines = [json.dumps(dataclasses.asdict(record)) + "\n" for record in records]
+        files.write_text(folder / "records.jsonl", "".join(lines))
     return report
 
 

@@ -20,7 +20,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
-from bpd_jax.pretrained.export_folder import DTYPES, vllm_command
+from bpd_jax.pretrained.export_folder import TENSOR_DTYPES, vllm_command
 from bpd_jax.pretrained.medusa_export import KIND, export_heads
 from bpd_jax.pretrained.medusa_layout import LAYOUTS, VLLM
 from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
@@ -56,7 +56,7 @@ _BASE = flags.DEFINE_string(
     "base", None, "name or path of the base for the other engine; default: --model."
 )
 _PRECISION = flags.DEFINE_enum(
-    "precision", "bfloat16", DTYPES, "dtype of the stored tensors."
+    "precision", "bfloat16", TENSOR_DTYPES, "dtype of the stored tensors."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
 

@@ -10,17 +10,19 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 from absl import flags
 
 from bpd_jax import cli
-from bpd_jax.training.exported_params import DTYPES, write_exported
+from bpd_jax.training.exported_params import EXPORT_DTYPES, write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
 _DTYPE = flags.DEFINE_string(
-    "dtype", "bfloat16", f"dtype of the stored parameters: {' or '.join(DTYPES)}."
+    "dtype",
+    "bfloat16",
+    f"dtype of the stored parameters: {' or '.join(EXPORT_DTYPES)}.",
 )
 _PRECISION = flags.DEFINE_enum(
     "precision",
     None,
-    list(DTYPES),
+    list(EXPORT_DTYPES),
     "Activations and products of the exported model. Default: as in the run.",
 )
 

@@ -90,6 +90,24 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
                 temporaries.sync_folder(target.parent)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text file atomically, in UTF-8; see `replacing_file`."""
+    with replacing_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(
+    path: str | os.PathLike[str],
+    value: object,
+    *,
+    indent: int = 2,
+    ensure_ascii: bool = True,
+) -> None:
+    """Writes a JSON file atomically; see `replacing_file` and `json.dumps`."""
+    text = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    write_text(path, text + "\n")
+
+
 def is_stream(path: str | os.PathLike[str]) -> bool:
     """Whether a path is written directly: a device, a pipe or an open file.
 
@@ -112,14 +130,14 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
     """The absolute path that is written, with all links followed.
 
     Raises:
-      UserError: the path has no name, or its links form a circle.
+      UserError: the path has no name, or its symbolic links form a loop.
     """
     target = as_path(path)
     if not isinstance(target, BucketPath):
         with os_errors_as_user_errors(path):
             target = pathlib.Path(os.path.realpath(path))
             if target.is_symlink():
-                raise UserError(f"cannot write {path}: its links form a circle.")
+                raise UserError(f"cannot write {path}: its symbolic links form a loop.")
     if not target.name or (isinstance(target, BucketPath) and not target.key):
         raise UserError(f"cannot write {path}: give it a name.")
     return target

@@ -14,7 +14,7 @@ from bpd_jax import cli, folders
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import DTYPES, fingerprint
+from bpd_jax.models.attachments import STORED_DTYPES, fingerprint
 from bpd_jax.models.heads_files import KIND, save_heads
 from bpd_jax.pretrained.medusa_import import import_heads
 
@@ -27,7 +27,7 @@ MEDUSA = flags.DEFINE_string(
     "medusa", None, "folder with config.json and safetensors files of Medusa heads."
 )
 PRECISION = flags.DEFINE_enum(
-    "precision", "bfloat16", DTYPES, "dtype of the stored tensors."
+    "precision", "bfloat16", STORED_DTYPES, "dtype of the stored tensors."
 )
 OUTPUT = flags.DEFINE_string("output", None, "folder of block heads to write.")
 

@@ -55,6 +55,12 @@ def bar(
     )
 
 
+def advance(bar: "tqdm[Any]", label: str, count: int = 1) -> None:
+    """Advances a bar by `count` units of what `label` names."""
+    bar.set_postfix_str(label, refresh=False)
+    bar.update(count)
+
+
 def say(text: str, stream: TextIO | None = None) -> None:
     """Prints a line, by default to standard output, or drops it if that fails."""
     _NonBlocking(sys.stdout if stream is None else stream).write(f"{text}\n")

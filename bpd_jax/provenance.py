@@ -1,8 +1,10 @@
 """Date, device and versions, which are recorded with results."""
 
+import contextlib
 import datetime
 import os
 import platform
+from collections.abc import Iterable
 from importlib import metadata
 
 import jax
@@ -25,10 +27,13 @@ def device() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect results."""
-    result = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            result[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return result
+    return {"python": platform.python_version(), **package_versions(_PACKAGES)}
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those of the packages that are installed."""
+    installed = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed

@@ -79,8 +79,7 @@ def main(folders: Sequence[str]) -> None:
     _write_files(parts)
     if PICTURE.value:
         picture = draft_picture.largest_gain(report.texts, *DRAFTS.value)
-        with files.replacing_file(PICTURE.value) as path:
-            path.write_text(draft_picture.svg(picture), encoding="utf-8", newline="\n")
+        files.write_text(PICTURE.value, draft_picture.svg(picture))
         print(f"picture: {PICTURE.value} ({picture.text.key}, token {picture.at})")
 
 
@@ -182,8 +181,7 @@ def _folders() -> list[str]:
 
 def _write(folder: str | None, name: str, text: str) -> None:
     if folder:
-        with files.replacing_file(as_path(folder) / name) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+        files.write_text(as_path(folder) / name, text)
 
 
 if __name__ == "__main__":

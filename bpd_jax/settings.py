@@ -169,7 +169,7 @@ SWITCH = Check("0 or 1", int, lambda value: value in (0, 1))
 TRUTH = Check("True or False", _unreadable, _is(bool), flag=bool)
 TEXT = Check("text, in quotes", str, _is(str))
 WORDS = Check(
-    "text, in quotes, that is not empty",
+    "a non-empty text, in quotes",
     str,
     lambda value: _is(str)(value) and value != "",
 )

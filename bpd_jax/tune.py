@@ -10,7 +10,6 @@ the fastest method for every batch size.
 """
 
 import dataclasses
-import json
 import pathlib
 
 from absl import flags
@@ -18,7 +17,7 @@ from absl import flags
 from bpd_jax import cli, decode_flags, files, progress, provenance
 from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
     Choice,
@@ -71,12 +70,13 @@ def main() -> None:
     replay = record(decoder, texts, options, width=max(widths), keep_hidden=True)
     total = len({GREEDY, *methods})
     with progress.bar(label="predicting", total=total, unit=" methods") as bar:
-
-        def advance(method: Method) -> None:
-            bar.set_postfix_str(method.name, refresh=False)
-            bar.update(1)
-
-        by_size = predict(decoder, replay, methods, sizes, on_progress=advance)
+        by_size = predict(
+            decoder,
+            replay,
+            methods,
+            sizes,
+            on_progress=lambda method: progress.advance(bar, method.name),
+        )
     choices = {size: Choice.among(predictions) for size, predictions in by_size.items()}
     for size, choice in choices.items():
         _print(size, choice)
@@ -138,8 +138,7 @@ def _write(
             for size, choice in choices.items()
         },
     }
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    files.write_json(path, facts)
 
 
 if __name__ == "__main__":

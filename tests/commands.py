@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
@@ -106,6 +107,15 @@ def assert_all_refused(
     results = start(module, *(arguments for arguments, _ in cases), folder=folder)
     for result, (_, message) in zip(results, cases, strict=True):
         assert_refused(result, message)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Waits for a condition, 30 seconds at most."""
+    for _ in range(1500):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("nothing happened")
 
 
 def free_port() -> int:

@@ -146,7 +146,7 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+: x+ … x+ is not a gin value"),
         ("RotaryConfig.base = 5.0", r"base=5.0: nothing uses RotaryConfig: .*@Rotary"),
         ("BlockwiseConfig.heads = 5", r"heads must be a .* @BlockHeadsConfig\(\)"),
-        ("STEPS = %STEPS", "form a circle"),
+        ("STEPS = %STEPS", "cycle of macros"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
     ],
 )

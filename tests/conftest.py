@@ -190,7 +190,7 @@ def _train(folder: pathlib.Path) -> None:
     from bpd_jax.data.text_task import TextTask
     from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
     from bpd_jax.models.transformer_config import TransformerConfig
-    from bpd_jax.ngrams.build_model import Settings, build
+    from bpd_jax.ngrams.build_model import BuildSettings, build
     from bpd_jax.training.config import OptimizerConfig, TrainConfig
     from bpd_jax.training.trainer import train
 
@@ -214,7 +214,7 @@ def _train(folder: pathlib.Path) -> None:
         )
         train(config, folder / name)
     build(
-        Settings(
+        BuildSettings(
             output=str(folder / "run" / "ngram"),
             text=texts,
             order=3,

@@ -58,7 +58,7 @@ def test_target_of_a_symlink_is_replaced(tmp_path):
         assert (tmp_path / "there" / "file").read_text() == text
     link.unlink()
     link.symlink_to("link")
-    with pytest.raises(UserError, match="circle"):
+    with pytest.raises(UserError, match="loop"):
         write(link, "three")
 
 

@@ -9,6 +9,7 @@ import pytest
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.lm_eval_model import HarnessModel
 from tests.commands import Script, python
+from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "lm_eval.md").read_text()
@@ -47,7 +48,7 @@ def tasks(tmp_path):
         {"question": f"{n} times 2 is", "answer": f"{2 * n}. #### {2 * n}"}
         for n in range(3, 8)
     ]
-    write_lines(tmp_path / "gsm8k.jsonl", data)
+    write_json_lines(tmp_path / "gsm8k.jsonl", data)
     short = {"max_gen_toks: 96": "max_gen_toks: 12", "{{question}}\\nAnswer:": "3"}
     for old, new in short.items():
         assert old in task
@@ -58,7 +59,7 @@ def tasks(tmp_path):
         {"fact": f"{n} times 3 is", "answers": [f" {3 * n}.", f" {n}#"], "right": 0}
         for n in range(1, 5)
     ]
-    write_lines(tmp_path / "facts.jsonl", facts)
+    write_json_lines(tmp_path / "facts.jsonl", facts)
     common = {
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": "facts.jsonl"}},
@@ -76,10 +77,6 @@ def tasks(tmp_path):
         fields = {"task": name, "output_type": kind, **common, **overrides}
         (tmp_path / "tasks" / f"{name}.yaml").write_text(json.dumps(fields))
     return tmp_path
-
-
-def write_lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def evaluate(folder, model, *arguments):

@@ -66,11 +66,7 @@ def test_invalid_input_is_refused_in_one_sentence(folder):
         "--task=quad": "unknown task 'quad': choose one of c4, ",
         "--task=samsum": "--output or --cache_dir is missing",
         "--task=samsum --output=o": "--length is missing",
-        "--task=samsum --output=o --length=1": "length is 1",
         f"--task=samsum {rows} --num_shards=2": "--shard is missing",
-        f"--task=samsum {rows} --num_shards=2 --shard=2": "there is no shard 2 of 2",
-        f"--task=samsum {rows} --split=tset": "no split 'tset'",
-        f"--task=samsum {rows} --files=no.jsonl": "files='no.jsonl' matches no file",
         f"--task=xsum {rows} --files=train.jsonl": (
             "train.jsonl, line 1 has no text in the field 'document'"
         ),
@@ -80,9 +76,6 @@ def test_invalid_input_is_refused_in_one_sentence(folder):
         f"--task=samsum {rows} --beam_options=x": "--beam_options require --cache_dir",
         "--task=samsum --gin_file=gin_configs/tasks/samsum.gin": (
             "--task cannot be combined with --gin_file"
-        ),
-        f"--task=samsum --cache_dir=c {rows} --files=train.jsonl": (
-            "c has no complete cache of samsum.files.gpt3"
         ),
     }
     commands = [(command.split(), message) for command, message in cases.items()]

@@ -72,9 +72,8 @@ def update_page(page: pathlib.Path, folder: pathlib.Path) -> None:
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise UserError(f"{page} has no lines {_BEGIN} and {_END}: add them.")
-    with files.replacing_file(page) as temporary:
-        new = f"{before}{begin}\n\n{tables(folder)}\n\n{end}{after}"
-        temporary.write_text(new, encoding="utf-8")
+    new = f"{before}{begin}\n\n{tables(folder)}\n\n{end}{after}"
+    files.write_text(page, new)
 
 
 def _table(results: Results) -> Iterator[str]:

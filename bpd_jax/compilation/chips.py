@@ -28,7 +28,8 @@ class Chip:
       link: bytes per second of one link in one direction; of a GPU those of all its
         links, which a switch joins to all others.
       dimensions: dimensions of the torus of chips; 1 for GPUs.
-      wraps: a side of a slice closes to a ring if its length is a multiple of this.
+      wraps: a dimension of a slice has wrap-around links if its length is a multiple
+        of this.
       network: bytes per second that a chip can send to other slices; None where no
         public figure is known.
       gpu: the capability of a GPU, a key of `gpus.ARCHITECTURES`; None for a TPU.

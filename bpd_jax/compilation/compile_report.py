@@ -1,12 +1,11 @@
 """Reports compiled programs as tables and as JSON."""
 
 import dataclasses
-import importlib.metadata
-import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bpd_jax import provenance
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.measured_program import Measured
 from bpd_jax.compilation.topology import Slice
@@ -109,11 +108,7 @@ def as_json(
         "slices": accelerators.slices,
         "mesh": dict(mesh),
         "chip": dataclasses.asdict(accelerators.chip),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in _PACKAGES
-            if importlib.util.find_spec(name.replace("-", "_"))
-        },
+        "versions": provenance.package_versions(_PACKAGES),
         "programs": {one.program.name: _figures(one) for one in programs},
     }
 

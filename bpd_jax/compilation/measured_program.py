@@ -20,7 +20,7 @@ from bpd_jax.compilation.roofline import (
 )
 from bpd_jax.compilation.topology import Slice
 from bpd_jax.errors import UserError
-from bpd_jax.files import replacing_file
+from bpd_jax.files import write_text
 
 _REMEDY = (
     "shard the parameters over more devices (MeshConfig.fsdp, model), store fewer "
@@ -127,8 +127,7 @@ def compile_for(
     xla_costs = compiled.cost_analysis() or {}
     assert analysis is not None
     if folder is not None:
-        with replacing_file(as_path(folder) / f"{program.name}.txt") as path:
-            path.write_text(text, encoding="utf-8")
+        write_text(as_path(folder) / f"{program.name}.txt", text)
     # One program for a slice; its partitions are the devices of the first one.
     partitions = mesh.size // accelerators.slices
     costs = costs_of(parse(text), partitions)

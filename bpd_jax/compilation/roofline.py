@@ -66,9 +66,9 @@ def link_seconds(
 ) -> float:
     """The minimum time of one collective.
 
-    A group of devices that spreads along some sides of the torus can use the links of
-    those sides: two per chip where it fills a side that closes to a ring, else one (the
-    ends of a line have one). Cores of a chip that belong to different groups
+    A group of devices along some dimensions of the torus can use the links of those
+    dimensions: two per chip where it fills a dimension with wrap-around links, else one
+    (the ends of a line have one). Cores of a chip that belong to different groups
     share its links; those of one group pass on what the chip has received. A group
     inside one chip uses none.
 

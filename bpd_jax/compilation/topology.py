@@ -79,9 +79,9 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
         raise UserError(f"--slices={slices} must be 1 or more.")
     text = topology.partition(":")[2]
     if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.dimensions), text):
-        sides_of = "number of GPUs" if chip.gpu else f"{chip.dimensions} sides"
+        needed = "number of GPUs" if chip.gpu else f"{chip.dimensions} dimensions"
         raise UserError(
-            f"--topology={topology} lacks the {sides_of} of a slice: write "
+            f"--topology={topology} must give the {needed} of a slice, for example "
             f"{chip.name}:{'x'.join(['4'] * chip.dimensions)}."
         )
     sides = tuple(map(int, text.split("x")))
@@ -91,10 +91,10 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
             f"which only TPUs can be: give {gpus.MOST} or fewer GPUs and one slice."
         )
     if not has_compiler(topology):
-        kind, what = ("gpu", "GPU") if chip.gpu else ("tpu", "TPU")
+        kind, family = ("gpu", "GPU") if chip.gpu else ("tpu", "TPU")
         package = "jax's package for CUDA" if chip.gpu else "libtpu"
         raise UserError(
-            f"the {what} compiler, {package}, is not installed here: `make "
+            f"the {family} compiler, {package}, is not installed here: `make "
             f"{kind}-compile` sets up an environment that has it."
         )
     # The host computes nothing itself, and does not use an accelerator of its own.

@@ -38,7 +38,7 @@ class Generations:
       offsets: `[R+1]` int64: text r is `tokens[offsets[r]:offsets[r+1]]`.
       prompt_lengths: `[R]` int32, number of tokens of each text's prompt, with which
         the text begins.
-      base: fingerprint of the model that generated the texts (`models.heads_files`).
+      base: fingerprint of the model that generated the texts (`models.attachments`).
       vocab_size: V of that model.
       facts: command, versions and settings of the generation, as JSON values.
       indices: `[R]` int64, index of each prompt among all prompts; -1 if unknown.

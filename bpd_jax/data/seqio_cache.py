@@ -136,7 +136,7 @@ def check_fits(task: DataTask, folder: str) -> None:
     path = os.path.join(folder, DESCRIPTION)
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            # A device may have no end.
+            # A device file may be endless.
             content = file.read(_MOST_DESCRIPTION + 1)
         if len(content) > _MOST_DESCRIPTION:
             raise ValueError(f"it has more than {_MOST_DESCRIPTION:,} bytes")

@@ -157,8 +157,7 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a tokenizer.json that `load` and other programs read."""
-        with files.replacing_file(path) as temporary:
-            temporary.write_text(self.to_json(), encoding="utf-8")
+        files.write_text(path, self.to_json())
 
     def to_json(self) -> str:
         """Returns the text of a tokenizer.json."""

@@ -25,7 +25,7 @@ from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.refill import bucketed_length, decode_refilled
 from bpd_jax.decoding.states_recorder import StatesRecorder
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads.states_cache import StatesWriter
+from bpd_jax.training.heads.states_writer import StatesWriter
 
 # A stopped run loses at most this number of texts.
 TEXTS_PER_SHARD = 256

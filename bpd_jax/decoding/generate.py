@@ -321,7 +321,8 @@ def check_prompts(
         if longest < 1:
             raise UserError(
                 f"max_new_tokens is {options.max_new_tokens}, but the {name} holds "
-                f"{model.config.trunk.max_length} tokens, prompt included: lower it."
+                f"{model.config.trunk.max_length} tokens including the prompt: lower "
+                "max_new_tokens."
             )
         if len(prompt) > longest:
             raise UserError(

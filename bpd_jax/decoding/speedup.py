@@ -30,7 +30,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
-from bpd_jax.decoding.verification import laid_out
+from bpd_jax.decoding.verification import pass_tokens
 from bpd_jax.drafting.assets import REFINERS, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
@@ -191,7 +191,7 @@ def predict(
     lengths = [len(text.input_ids) + len(text.output_ids) for text in replay.texts]
     drafters = {method: decoder.drafter(method) for method in (GREEDY, *methods)}
     nodes = {
-        method: laid_out(drafter, replay.options.verification)
+        method: pass_tokens(drafter, replay.options.verification)
         for method, drafter in drafters.items()
     }
     timed = [size for size in _SIZES if size < 2 * max(nodes.values())]

@@ -51,7 +51,7 @@ class Verified:
     features: Float[Array, "B L F"]
 
 
-def laid_out(drafter: Drafter, verification: str) -> int:
+def pass_tokens(drafter: Drafter, verification: str) -> int:
     """The number of draft tokens in a forward pass, per row.
 
     Args:

@@ -9,7 +9,7 @@ from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
 @flax.struct.dataclass
-class Sources:
+class NodeOrigins:
     """The distributions that children were sampled from, for speculative sampling.
 
     The children of each node were sampled without replacement, in the order of their
@@ -57,7 +57,7 @@ class DraftTree:
     depths: Int[Array, "B M"]
     ranks: Int[Array, "B M"]
     valid: Bool[Array, "B M"]
-    sources: Sources | None = None
+    sources: NodeOrigins | None = None
     num_chains: int = flax.struct.field(pytree_node=False, default=0)
     sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
 
@@ -88,6 +88,12 @@ def from_drafts(drafts: Drafts) -> DraftTree:
         valid=jnp.repeat(jnp.isfinite(drafts.scores), length, axis=1),
         num_chains=count,
     )
+
+
+def from_chain(tokens: Int[Array, "B L"]) -> DraftTree:
+    """One draft per row, with score 0; see `from_drafts`."""
+    scores = jnp.zeros((len(tokens), 1), jnp.float32)
+    return from_drafts(Drafts(tokens[:, None], scores))
 
 
 def usual_sizes(most: int) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ def repetition(drafts: np.ndarray) -> tuple[float | None, float | None]:
     if not pairs.any():
         return None, None
     equal, longest = repeats(drafts)
-    return float(equal.sum() / pairs.sum()), float(longest[pairs > 0].mean())
+    return int(equal.sum()) / int(pairs.sum()), float(longest[pairs > 0].mean())
 
 
 def repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

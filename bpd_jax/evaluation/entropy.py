@@ -35,7 +35,7 @@ class Fit:
     """A least-squares line through points.
 
     Attributes:
-      slope, intercept: of y as a function of x.
+      slope, intercept: slope and intercept of the regression of y on x.
       correlation: Pearson's R.
       rank_correlation: Spearman's rank correlation; ties share the mean of their ranks.
       p_value: two-sided p-value of the rank correlation, from a permutation test.

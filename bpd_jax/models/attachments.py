@@ -26,7 +26,7 @@ from bpd_jax.typing import Params
 
 Config = TypeVar("Config")
 
-DTYPES = ("bfloat16", "float32", "int8")
+STORED_DTYPES = ("bfloat16", "float32", "int8")
 VOCABULARY = "vocabulary"
 SCALE = ".scale"
 
@@ -151,10 +151,10 @@ class AttachmentFiles(Generic[Config]):
             refuses the configuration.
         """
         stored = self.shapes(config, about["d_model"], about["vocab_size"])
-        if dtype not in DTYPES:
+        if dtype not in STORED_DTYPES:
             raise UserError(
-                f"{self.kind.title} can be stored as {', '.join(DTYPES)}, not as "
-                f"{dtype!r}."
+                f"{self.kind.title} can be stored as {', '.join(STORED_DTYPES)}, not "
+                f"as {dtype!r}."
             )
         leaves, tensors = by_path(params), {}
         for name, value in jax.device_get({x: leaves[x] for x in stored}).items():
@@ -204,7 +204,7 @@ class AttachmentFiles(Generic[Config]):
     def _packed(
         self, name: str, value: np.ndarray, dtype: str
     ) -> dict[str, np.ndarray]:
-        """The tensors that hold one float32 parameter in a precision of `DTYPES`."""
+        """The tensors that hold one float32 parameter in one of `STORED_DTYPES`."""
         if dtype == "float32":
             return {name: value}
         is_bias = name.rpartition("/")[2].startswith("bias")

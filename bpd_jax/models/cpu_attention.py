@@ -31,8 +31,8 @@ def causal_attention(
 
     Args:
       queries: unscaled.
-      keys: of K heads, which N is a multiple of.
-      values: likewise.
+      keys: keys of K heads; N is a multiple of K.
+      values: values of the same K heads.
       ids: the segment of every token.
     """
     batch, length, num_heads, width = queries.shape

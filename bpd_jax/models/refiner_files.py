@@ -14,7 +14,7 @@ from bpd_jax.artifacts import Artifact
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.trained_refiners import KINDS, RefinerConfig, init_refiner
+from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
 from bpd_jax.typing import Params
 
 HEADER, PARAMETERS = "refiner.json", "params.npz"
@@ -85,7 +85,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     folder = as_path(folder)
     header = KIND.read_header(folder, {"kind": str, "config": dict, "facts": dict})
     with KIND.reading(folder / HEADER):
-        config = KINDS[header["kind"]](**header["config"])
+        config = REFINER_KINDS[header["kind"]](**header["config"])
     path = folder / PARAMETERS
     with KIND.reading(path):
         key = jax.eval_shape(lambda: jax.random.key(0))

@@ -35,8 +35,8 @@ def segment_attention(
 
     Args:
       queries: unscaled.
-      keys: of K heads, which N is a multiple of.
-      values: likewise.
+      keys: keys of K heads; N is a multiple of K.
+      values: values of the same K heads.
       segments: the segment of every token.
       implementation: see `ComputeConfig.attention`.
       mesh: devices that split rows and heads; None for one device.
@@ -106,7 +106,7 @@ def _cudnn_obstacle(
         kind = f" of {capability}" if capability else ""
         return (
             "needs NVIDIA GPUs of compute capability 8.0 or higher, not "
-            f"{device.platform}{kind}: take others"
+            f"{device.platform}{kind}: use other devices"
         )
     if width % 8 or width > 128:
         return (

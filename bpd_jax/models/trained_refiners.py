@@ -101,7 +101,7 @@ class HydraConfig(RefinerConfig):
     kind = "hydra"
 
 
-KINDS: dict[str, type[RefinerConfig]] = {
+REFINER_KINDS: dict[str, type[RefinerConfig]] = {
     config.kind: config for config in (MarkovConfig, RecurrentConfig, HydraConfig)
 }
 

@@ -12,7 +12,7 @@ from bpd_jax.buckets import as_path, on_disk
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, Settings
+from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, counts_text, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, fst_files
@@ -27,7 +27,7 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
 
-__all__ = ["BuildReport", "Measure", "Settings", "build"]
+__all__ = ["BuildReport", "BuildSettings", "Measure", "build"]
 
 ARPA_FILE = "model.arpa.gz"
 FST_FILE = "model.fst"
@@ -82,7 +82,7 @@ class BuildReport:
         self.seconds[name] = time.perf_counter() - begin
 
 
-def build(settings: Settings) -> BuildReport:
+def build(settings: BuildSettings) -> BuildReport:
     """Builds a model and writes the output folder atomically.
 
     The folder contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load`
@@ -149,7 +149,7 @@ def build(settings: Settings) -> BuildReport:
     return report
 
 
-def _heldout(settings: Settings) -> sources.TokenSource | None:
+def _heldout(settings: BuildSettings) -> sources.TokenSource | None:
     split, text = settings.heldout_split, settings.heldout_text
     if split is not None:
         return sources.source_of(dataclasses.replace(settings, split=split))
@@ -163,7 +163,7 @@ def _heldout(settings: Settings) -> sources.TokenSource | None:
 
 
 def _check_fit(
-    settings: Settings,
+    settings: BuildSettings,
     symbols: list[str] | None,
     heldout: sources.TokenSource | None,
     order: int,
@@ -206,7 +206,7 @@ def _check_fit(
 
 
 def _counts(
-    settings: Settings, source: sources.TokenSource | None, work: pathlib.Path
+    settings: BuildSettings, source: sources.TokenSource | None, work: pathlib.Path
 ) -> NGramCounts:
     if source is not None:
         return bounded_memory.count(
@@ -246,7 +246,7 @@ def _counts(
     return counts
 
 
-def _read_models(settings: Settings) -> NGramModel:
+def _read_models(settings: BuildSettings) -> NGramModel:
     if all(as_path(name).is_dir() for name in settings.model):
         for name in ("vocab_size", "end_of_text", "model_symbols"):
             if getattr(settings, name) is not None:
@@ -271,7 +271,7 @@ def _read_models(settings: Settings) -> NGramModel:
     return interpolate(models[0], models[1], settings.weight)
 
 
-def _symbols(settings: Settings) -> list[str] | None:
+def _symbols(settings: BuildSettings) -> list[str] | None:
     """Returns the symbol table of the written files; None for ids."""
     if settings.symbols == IDS:
         return None
@@ -281,7 +281,7 @@ def _symbols(settings: Settings) -> list[str] | None:
     return printable_symbols(map(tokenizer.piece, range(tokenizer.vocab_size)))
 
 
-def _tokenizer(settings: Settings) -> tokenizer.Tokenizer:
+def _tokenizer(settings: BuildSettings) -> tokenizer.Tokenizer:
     if settings.text or settings.task in text_task.CORPORA:
         task = text_task.TextTask(
             settings.task or "text_files",

@@ -123,7 +123,7 @@ class CountSettings(Validated):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(CountSettings):
+class BuildSettings(CountSettings):
     """The settings of a build; every field is a flag of `build_ngram`.
 
     Attributes:

@@ -111,7 +111,7 @@ def prune(
     if max_ngrams is not None and max_ngrams < unigrams:
         raise UserError(
             f"max_ngrams is {max_ngrams}, but the model has {unigrams} unigrams, which "
-            "are never pruned: ask for at least that many."
+            "are never pruned: set max_ngrams to at least that number."
         )
     if theta is not None and not theta >= 0:
         raise UserError(f"theta is {theta}: it must be 0 or more.")

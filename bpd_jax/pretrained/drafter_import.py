@@ -10,6 +10,7 @@ import pathlib
 import jax
 import numpy as np
 
+from bpd_jax.artifacts import file_digest
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import check_vocabulary, fingerprint
@@ -224,6 +225,5 @@ def _own_softmax(
 def _identity(folder: pathlib.Path) -> str:
     digest = hashlib.sha256()
     for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(file_digest(path)))
     return digest.hexdigest()[:16]

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from bpd_jax import folders
+from bpd_jax import files, folders
 from bpd_jax.errors import UserError
 from bpd_jax.pretrained.safetensors_files import CONFIG
 
@@ -20,11 +20,11 @@ _DTYPES: dict[str, Any] = {
     "float16": np.float16,
     "float32": np.float32,
 }
-DTYPES = tuple(_DTYPES)
+TENSOR_DTYPES = tuple(_DTYPES)
 
 
 def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
-    """Returns an array in one of `DTYPES`, contiguous and on the host.
+    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host.
 
     Raises:
       UserError: a number of the tensor `name` exceeds float16.
@@ -56,8 +56,7 @@ def write_folder(
     with folders.replacing_folder(folder, kind) as temporary:
         # Readers of transformers' files expect this entry.
         save_file(tensors, temporary / file, metadata={"format": "pt"})
-        text = json.dumps(settings, indent=2) + "\n"
-        (temporary / CONFIG).write_text(text, encoding="utf-8")
+        files.write_json(temporary / CONFIG, settings)
 
 
 def vllm_command(base: str, method: str, folder: str, num_tokens: int) -> str:

@@ -7,7 +7,6 @@ FOLDER/part_001 …       its bytes, in order
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -68,8 +67,7 @@ def split_file(
             "file": dataclasses.asdict(Piece(path.name, size, total.hexdigest())),
             "parts": [dataclasses.asdict(part) for part in parts],
         }
-        text = json.dumps(manifest, indent=2) + "\n"
-        (temporary / HEADER).write_text(text, encoding="utf-8")
+        files.write_json(temporary / HEADER, manifest)
     return parts
 
 

@@ -111,8 +111,8 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
         begins = True
     else:
         raise UserError(
-            f"{file.path}: a tokenizer of kind {kind!r} cannot be read; gpt2 "
-            "(byte-level BPE) and llama (SentencePiece BPE) can."
+            f"{file.path} has a tokenizer of the unsupported kind {kind!r}; supported "
+            "are gpt2 (byte-level BPE) and llama (SentencePiece BPE)."
         )
     for number, special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
         added = [

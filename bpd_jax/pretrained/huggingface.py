@@ -69,7 +69,9 @@ def _layout(
 
 def _read_text(path: pathlib.Path) -> str:
     if path.stat().st_size > _MOST_BYTES:
-        raise UserError(f"{path} is larger than {_MOST_BYTES:,} bytes: wrong file?")
+        raise UserError(
+            f"{path} is larger than {_MOST_BYTES:,} bytes: is it the right file?"
+        )
     return read_text(path)
 
 

@@ -18,7 +18,7 @@ from bpd_jax.evaluation.efficiency import (
 )
 from bpd_jax.evaluation.equality import divergence
 from bpd_jax.reporting.records import (
-    GREEDY,
+    GREEDY_NAME,
     Candidate,
     DecodeRecord,
     LatticePicture,
@@ -42,7 +42,7 @@ def summaries(
     """
     plain = {r.method.name: r.generations for r in results}.get("bpd")
     base = block_efficiency(plain) if plain else 0.0
-    greedy = next((r for r in results if r.method.name == GREEDY), None)
+    greedy = next((r for r in results if r.method.name == GREEDY_NAME), None)
     rows = []
     for result in results:
         efficiency = block_efficiency(result.generations)

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from bpd_jax.reporting.records import GREEDY, EvaluationReport, MethodSummary
+from bpd_jax.reporting.records import GREEDY_NAME, EvaluationReport, MethodSummary
 from bpd_jax.reporting.wording import percent
 
 
 def drafting_methods(report: EvaluationReport) -> list[MethodSummary]:
     """The methods that draft and have statistics of their drafts."""
-    return [m for m in report.methods if m.name != GREEDY and m.nodes is not None]
+    return [m for m in report.methods if m.name != GREEDY_NAME and m.nodes is not None]
 
 
 def divergence_sentences(report: EvaluationReport) -> list[str]:
@@ -26,7 +26,7 @@ def divergence_sentences(report: EvaluationReport) -> list[str]:
 
 def verdict(method: MethodSummary) -> str:
     """Summarises how the outputs compare with greedy decoding."""
-    if method.name == GREEDY:
+    if method.name == GREEDY_NAME:
         return "reference"
     if method.identical:
         return "identical ✓"
@@ -55,12 +55,12 @@ def fastest_sentence(report: EvaluationReport) -> str:
     best = fastest_method(report)
     if best is None:
         return "No method was timed."
-    if best.name != GREEDY:
+    if best.name != GREEDY_NAME:
         return (
             f"Fastest: {labelled(best)}, {best.speedup:.2f} times as fast as plain "
             "greedy decoding."
         )
-    drafting = [m for m in report.methods if m.name != GREEDY]
+    drafting = [m for m in report.methods if m.name != GREEDY_NAME]
     without_greedy = dataclasses.replace(report, methods=drafting, records=[])
     second = fastest_method(without_greedy)
     if second is None:
@@ -93,7 +93,7 @@ def summary_sentence(report: EvaluationReport) -> str:
     if best.gain:
         side = "above" if best.gain > 0 else "below"
         sentence += f", {percent(abs(best.gain), sign=False)} {side} BPD"
-    plain = next((m.seconds for m in report.methods if m.name == GREEDY), 0.0)
+    plain = next((m.seconds for m in report.methods if m.name == GREEDY_NAME), 0.0)
     if plain and best.seconds > plain:
         sentence += f" (in {best.seconds / plain:.1f} times the wall time of greedy)"
     different = [m.label for m in report.methods if m.agreement == "different"]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bpd_jax.reporting.records import GREEDY, EvaluationReport, Step
+from bpd_jax.reporting.records import GREEDY_NAME, EvaluationReport, Step
 from bpd_jax.reporting.wording import readable, visible
 
 _TITLE = 56
@@ -67,7 +67,7 @@ def texts_of(report: EvaluationReport) -> list[ExplorerText]:
     labels = {method.name: method.label for method in report.methods}
     texts: dict[tuple[int, tuple[str, ...]], ExplorerText] = {}
     for record in report.records:
-        if record.method == GREEDY:
+        if record.method == GREEDY_NAME:
             continue
         decoded = tuple(p for step in record.steps for p in step.draft[: step.accepted])
         prompt = texts.get((record.prompt_index, decoded))

@@ -107,10 +107,8 @@ def write_page(page: Page, path: str | os.PathLike[str]) -> None:
     Raises:
       UserError: the file cannot be written.
     """
-    text = render(page)
-    with files.replacing_file(path) as temporary:
-        # Other line ends would change the script, and with it its digest.
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    # Other line ends than "\n" would change the script, and with it its digest.
+    files.write_text(path, render(page))
 
 
 def render(page: Page) -> str:

@@ -1,7 +1,6 @@
 """The records of a report: dataclasses of JSON values, without models or arrays."""
 
 import dataclasses
-import json
 import os
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ Facts = dict[str, Any]
 """Named values to show unchanged: strings, numbers, booleans, lists, None."""
 
 
-GREEDY = "greedy"
+GREEDY_NAME = "greedy"
 """`MethodSummary.name` of the reference for the outputs of all methods."""
 
 
@@ -205,6 +204,4 @@ class EvaluationReport:
 
 def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
     """Writes a report as one JSON file."""
-    text = json.dumps(dataclasses.asdict(report), indent=1)
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    files.write_json(path, dataclasses.asdict(report), indent=1)

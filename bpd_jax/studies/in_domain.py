@@ -13,7 +13,7 @@ from typing import Any
 from bpd_jax import files
 from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
-from bpd_jax.ngrams.build_model import Settings, build
+from bpd_jax.ngrams.build_model import BuildSettings, build
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import TaskRecord, has_train, read_sources, undrawn_texts
 
@@ -61,7 +61,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
         if header.is_file() and header.read_bytes() == json.dumps(facts).encode():
             return facts
         build(
-            Settings(
+            BuildSettings(
                 output=str(output),
                 tokens=str(tokens),
                 order=_ORDER,
@@ -70,8 +70,7 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
                 unseen_log_prob=_UNSEEN_LOG_PROB,
             )
         )
-    with files.replacing_file(header) as temporary:
-        temporary.write_text(json.dumps(facts), encoding="utf-8")
+    files.write_text(header, json.dumps(facts))
     return facts
 
 

@@ -1,18 +1,14 @@
 """Scores decoded texts against their references."""
 
-from typing import TYPE_CHECKING
-
 from bpd_jax.evaluation.metrics.lambada import passage_scores, split_last_word
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
 from bpd_jax.studies.printed import LAMBADA
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import plain_text
 
-if TYPE_CHECKING:
-    from bpd_jax.studies.study_context import StudyContext
 
-
-def quality_records(context: "StudyContext", task: str) -> list[QualityRecord]:
+def quality_records(context: StudyContext, task: str) -> list[QualityRecord]:
     """Scores the decoded texts of a task by its metric.
 
     The passages of LAMBADA are not decoded but scored by teacher forcing; their last

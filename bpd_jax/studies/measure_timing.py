@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,8 @@ from bpd_jax.compiled import forget_compiled
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
+from bpd_jax.studies.study_context import StudyContext, StudyExample
 from bpd_jax.studies.study_records import REPORT, TimingRecord
-
-if TYPE_CHECKING:
-    from bpd_jax.studies.study_context import StudyContext, StudyExample
 
 Key = tuple[str, str, float, int]
 """The unit of measurement: task, contender, temperature, round."""
@@ -41,7 +38,7 @@ def plain_name(contender: str) -> str:
 
 
 def timing_records(
-    context: "StudyContext", done: Collection[tuple[str, str, float, int, int]] = ()
+    context: StudyContext, done: Collection[tuple[str, str, float, int, int]] = ()
 ) -> Iterator[list[TimingRecord]]:
     """Decodes every prompt with every contender, one prompt at a time.
 
@@ -132,7 +129,7 @@ def timing_records(
             bar.update(1)
 
 
-def _options(context: "StudyContext", key: Key) -> DecodeOptions:
+def _options(context: StudyContext, key: Key) -> DecodeOptions:
     task, name, temperature, turn = key
     options = context.options(task)
     return dataclasses.replace(
@@ -145,9 +142,9 @@ def _options(context: "StudyContext", key: Key) -> DecodeOptions:
 
 
 def _decode(
-    context: "StudyContext",
+    context: StudyContext,
     key: Key,
-    examples: Sequence["StudyExample"],
+    examples: Sequence[StudyExample],
     reference: Sequence[Generation] | None = None,
 ) -> list[Generation]:
     decoder, method = context.contender(plain_name(key[1]), key[0])

@@ -22,7 +22,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import KINDS, ExplorerRecord, Record
+from bpd_jax.studies.study_records import RECORD_KINDS, ExplorerRecord, Record
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records. Published records are the oldest.
@@ -30,7 +30,7 @@ _RECORD_FILES = ("records*.jsonl.gz", "records*.jsonl")
 PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
 # A folder of unfinished results may contain other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
-_NAMES = {kind: name for name, kind in KINDS.items()}
+_NAMES = {kind: name for name, kind in RECORD_KINDS.items()}
 
 # Types of the facts that programs use, and of their elements.
 _TYPES: dict[str, tuple[type, type]] = {
@@ -45,9 +45,8 @@ _TYPES: dict[str, tuple[type, type]] = {
 
 def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
     """Writes `study.json`."""
-    with files.replacing_file(folder / HEADER) as temporary:
-        text = json.dumps({"study": study, **facts}, indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    content = {"study": study, **facts}
+    files.write_json(folder / HEADER, content, indent=1, ensure_ascii=False)
 
 
 def append_records(
@@ -130,7 +129,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
 def _record(line: bytes, location: str) -> Record:
     try:
         fields: dict[str, Any] = files.parse_json(line)
-        record: Record = _decode(KINDS[fields.pop("kind")], fields, "it")
+        record: Record = _decode(RECORD_KINDS[fields.pop("kind")], fields, "it")
         return record
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
         raise UserError(f"{location} is not a study record: {error}.") from error

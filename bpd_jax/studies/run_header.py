@@ -9,7 +9,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.reporting.records import Facts
 from bpd_jax.studies.run_files import HEADER, read_header
 from bpd_jax.studies.study_context import StudyContext
-from bpd_jax.studies.tasks import LABELS
+from bpd_jax.studies.tasks import TASK_LABELS
 
 
 def facts_of(context: StudyContext) -> Facts:
@@ -35,7 +35,7 @@ def facts_of(context: StudyContext) -> Facts:
         },
         "settings": config.settings,
         "assets": {name: dict(models) for name, models in config.assets.items()},
-        "tasks": {task: LABELS[task] for task in config.tasks},
+        "tasks": {task: TASK_LABELS[task] for task in config.tasks},
         "labels": {name: context.label(name) for name in config.contenders},
         "alphas": {
             name: {task: context.alphas[name][task] for task in config.tasks}

@@ -306,7 +306,7 @@ class ExplorerRecord(Record):
         return self.task, self.example
 
 
-KINDS: dict[str, type[Record]] = {
+RECORD_KINDS: dict[str, type[Record]] = {
     "draft": DraftRecord,
     "oracle": OracleRecord,
     "quality": QualityRecord,

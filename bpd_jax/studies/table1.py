@@ -4,7 +4,11 @@ import functools
 from collections.abc import Iterable
 
 from bpd_jax.evaluation.metrics.estimates import estimate
-from bpd_jax.evaluation.metrics.task_metrics import LABELS, PERPLEXITIES, headline_of
+from bpd_jax.evaluation.metrics.task_metrics import (
+    PERPLEXITIES,
+    SCORE_LABELS,
+    headline_of,
+)
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies import printed
 from bpd_jax.studies.comparisons import length_notes
@@ -68,7 +72,7 @@ def _score_cells(run: StudyRun, task: str, name: str) -> list[Cell]:
 
 
 def _label(name: str) -> str:
-    return LABELS[name] if name in PERPLEXITIES else f"{LABELS[name]}, %"
+    return SCORE_LABELS[name] if name in PERPLEXITIES else f"{SCORE_LABELS[name]}, %"
 
 
 def _table(run: StudyRun) -> Table:
@@ -117,7 +121,7 @@ def _all_scores(run: StudyRun) -> list[Table]:
     rows = {
         (task, name): f"{run.task_label(task)}: {_label(name)}"
         for task in run.tasks
-        for name in LABELS
+        for name in SCORE_LABELS
         if estimate(name, _scores(run, task)) is not None
     }
     columns = by_row([_SCORE, _EXAMPLES], lambda key: _score_cells(run, *key))

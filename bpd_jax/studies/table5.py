@@ -115,8 +115,8 @@ class _Comparisons(NamedTuple):
 
     def share(self, count: str, task: str | None = ALL) -> float | None:
         """The share of repairs or regressions of a side; None without positions."""
-        events, cases = (self.of(c, task).sum() for c in (count, _side(count)))
-        return float(events / cases) if cases else None
+        events, cases = (int(self.of(c, task).sum()) for c in (count, _side(count)))
+        return events / cases if cases else None
 
     def margins(self, task: str | None) -> np.ndarray:
         """Wins minus losses of each example, `[n]`."""

@@ -58,7 +58,7 @@ MT_BENCH = {
     )
 }
 """The categories of the task `mt_bench`, which are also tasks."""
-LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text"}
+TASK_LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text"}
 """Display names of tasks."""
 
 # In order of preference; the paper reports on the first one.
@@ -135,7 +135,7 @@ def read_sources(
         yield from _spec_bench(data, task)
         return
     if task not in PAPER_TASKS:
-        raise UserError(f"there is no task {task!r}: use {', '.join(LABELS)}.")
+        raise UserError(f"there is no task {task!r}: use {', '.join(TASK_LABELS)}.")
     about = DATASETS[task]
     for record in _task_records(data, task, splits):
         document = _texts(record, about.topic)

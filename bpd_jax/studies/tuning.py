@@ -60,9 +60,7 @@ def tune(context: StudyContext) -> None:
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
             path = folder / _name(unsharded, kind, tuner, task)
             if not path.is_file():
-                result = json.dumps(_tune_task(unsharded, tuner, task), indent=1)
-                with files.replacing_file(path) as temporary:
-                    temporary.write_text(result + "\n", encoding="utf-8")
+                files.write_json(path, _tune_task(unsharded, tuner, task), indent=1)
             alphas[kind][task] = _read(path)
     context.alphas = alphas
 

@@ -115,7 +115,7 @@ class Checkpoints:
             return
         rest = {"step": state.step, "opt_state": state.opt_state}
         with self._saving():
-            # Until the previous save has ended, `_seal` and the policy are about it.
+            # `_seal` and the policy refer to the previous save until it has finished.
             self._manager.wait_until_finished()
             self._policy.best, self._step = best, step
             self._manager.save(

@@ -56,7 +56,7 @@ class Losses(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxLoss:
-    """The static arguments of a cross-entropy, and how it lies on the devices.
+    """The static arguments of a cross-entropy, and its sharding.
 
     Attributes:
       size: V, rows of the softmax matrix.
@@ -84,20 +84,20 @@ class SoftmaxLoss:
         """G, the number of parts into which the mesh splits a batch."""
         return row_parts(self.mesh)
 
-    def spread(self, array: Array) -> Array:
+    def by_group(self, array: Array) -> Array:
         """Reshapes rows `[B, …]` to `[G, B/G, …]`, sharded over G.
 
         With an axis for the devices, their sums stay separate until the end: gradients
         of the softmax are reduced across devices once rather than for every chunk.
         """
         groups = self.groups
-        return self.pin(array.reshape(groups, -1, *array.shape[1:]), *BATCH_SPEC)
+        return self.sharded(array.reshape(groups, -1, *array.shape[1:]), *BATCH_SPEC)
 
     def gather(self, array: Array) -> Array:
-        """The inverse of `spread`."""
-        return self.pin(array.reshape(-1, *array.shape[2:]), *BATCH_SPEC)
+        """The inverse of `by_group`."""
+        return self.sharded(array.reshape(-1, *array.shape[2:]), *BATCH_SPEC)
 
-    def pin(self, array: Array, *axes: Any) -> Array:
+    def sharded(self, array: Array, *axes: Any) -> Array:
         """Constrains the leading axes of an array to mesh axes."""
         return constrain(array, self.mesh, PartitionSpec(*axes))
 
@@ -109,7 +109,7 @@ class SoftmaxLoss:
         """
         missing = 0 if self.mesh is None else -self.size % self.mesh.shape["model"]
         weights = jnp.pad(softmax.astype(self.dtype), ((0, missing), (0, 0)))
-        return self.pin(weights, "model", None)
+        return self.sharded(weights, "model", None)
 
     def logits(
         self, state: Float[Array, "n D"], matrix: Float[Array, "R D"]
@@ -135,21 +135,23 @@ class SoftmaxLoss:
         def cut(array: Array) -> Array:
             rest = array.shape[2:]
             fill = [(0, 0), (0, missing), *[(0, 0)] * len(rest)]
-            spread = self.spread(jnp.pad(array, fill))
+            spread = self.by_group(jnp.pad(array, fill))
             parts = spread.reshape(*spread.shape[:2], -1, size, *rest)
             parts = jnp.moveaxis(parts, 2, 0)
             return parts.reshape(len(parts), self.groups, -1, *rest)
 
         return jax.tree.map(cut, positions)
 
-    def joined(self, parts: Array, batch: int, length: int) -> Array:
+    def unchunked(self, parts: Array, batch: int, length: int) -> Array:
         """The inverse of `chunks`: `[B, T, …]` of an array `[chunks, G, n, …]`."""
         rows, rest = batch // self.groups, parts.shape[3:]
         parts = parts.reshape(len(parts), self.groups, rows, -1, *rest)
         whole = jnp.moveaxis(parts, 0, 2).reshape(self.groups, rows, -1, *rest)
         return self.gather(whole[:, :, :length])
 
-    def on_each(self, function: Callable[[LossInputs], Any], chunk: LossInputs) -> Any:
+    def per_group(
+        self, function: Callable[[LossInputs], Any], chunk: LossInputs
+    ) -> Any:
         """Maps a function of one group's chunk over all groups; results `[G, …]`."""
         if self.groups > 1:
             return jax.vmap(function)(chunk)
@@ -194,10 +196,10 @@ class SoftmaxLoss:
 
         def add(carry: Any, chunk: LossInputs) -> tuple[Any, tuple[Losses, Array]]:
             one = self._chunk_gradients
-            losses, by_state, added = self.on_each(lambda x: one(matrix, x), chunk)
+            losses, by_state, added = self.per_group(lambda x: one(matrix, x), chunk)
             # Scaled after the products, because bfloat16 would round the scale.
             if carry is not None:
-                carry = self.pin(carry + scale * added, *self._gradient_spec)
+                carry = self.sharded(carry + scale * added, *self._gradient_spec)
             return carry, (losses, (scale * by_state).astype(positions.state.dtype))
 
         chunks = self.chunks(positions)
@@ -205,10 +207,10 @@ class SoftmaxLoss:
         size = positions.targets.shape
         result = Losses(
             losses.total.sum(),
-            self.joined(losses.loss, *size),
-            self.joined(losses.correct, *size),
+            self.unchunked(losses.loss, *size),
+            self.unchunked(losses.correct, *size),
         )
-        return result, self.joined(by_state, *size), by_matrix
+        return result, self.unchunked(by_state, *size), by_matrix
 
     def _chunk_gradients(
         self, matrix: Float[Array, "R D"], chunk: LossInputs
@@ -251,7 +253,7 @@ class SoftmaxLoss:
             return None
         shape = (columns, rows) if self._by_columns else (rows, columns)
         zeros = jnp.zeros((self.groups, *shape), jnp.float32)
-        return self.pin(zeros, *self._gradient_spec)
+        return self.sharded(zeros, *self._gradient_spec)
 
     def matrix_gradient(self, by_matrix: Array) -> Float[Array, "V columns"]:
         """The gradient of the softmax from the sums of all groups."""

@@ -29,7 +29,7 @@ def draw_positions(
     Args:
       batch: B rows of T tokens.
       count: A.
-      step: of the training.
+      step: index of the training step.
 
     Raises:
       UserError: a row has fewer than A positions with a token after them.
@@ -65,10 +65,10 @@ def block_states(
 
     Args:
       model: sizes, with a block drafter.
-      params: of the model.
+      params: parameters of the model.
       batch: B rows.
       features: outputs of the drafter's layers of the trunk.
-      positions: of the last accepted tokens; see `draw_positions`.
+      positions: positions of the last accepted tokens; see `draw_positions`.
     """
     assert model.drafter is not None
     functions = DrafterFunctions(model.drafter.resolve(model.trunk), model.trunk)

@@ -45,7 +45,7 @@ class Evaluator:
         self._part, self._parts = batch_part(mesh)
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """The metrics that `selection.columns` lists; equal in all processes."""
+        """The metrics that `config.columns` lists; equal in all processes."""
         size, limit = self._config.batch_size, self._config.evaluate_batches
         count = -(-len(self._rows) // size)
         count = count if limit is None else min(count, limit)

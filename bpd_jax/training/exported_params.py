@@ -6,7 +6,6 @@ folder does, `parameters.safetensors`, whose tensors are named by their paths, s
 """
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import shutil
@@ -16,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from bpd_jax import array_files, folders
-from bpd_jax.artifacts import Artifact, read_tensors
+from bpd_jax.artifacts import Artifact, file_digest
 from bpd_jax.buckets import as_path
 from bpd_jax.data import tokenizer
 from bpd_jax.errors import UserError
@@ -30,7 +29,7 @@ from bpd_jax.training import checkpoints, run_folder
 from bpd_jax.typing import Params
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+EXPORT_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 _COPIED = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
 KIND = Artifact(
@@ -65,10 +64,10 @@ def write_exported(
       UserError: the run is missing or damaged, or `output` has other contents.
     """
     run, output = as_path(run), as_path(output)
-    if dtype not in DTYPES:
+    if dtype not in EXPORT_DTYPES:
         raise UserError(
-            f"the dtype of stored parameters must be one of {', '.join(DTYPES)}, not "
-            f"{dtype!r}."
+            "the dtype of stored parameters must be one of "
+            f"{', '.join(EXPORT_DTYPES)}, not {dtype!r}."
         )
     folders.check_folder(output, KIND)
     for name in _COPIED:
@@ -79,7 +78,7 @@ def write_exported(
     step = selected_step(run)
     params = jax.device_get(load_run_parameters(run, model, step))
     tensors = {
-        name: value.astype(DTYPES[dtype]) if _is_float(value.dtype) else value
+        name: value.astype(EXPORT_DTYPES[dtype]) if _is_float(value.dtype) else value
         for name, value in by_path(params).items()
     }
     with folders.replacing_folder(output, KIND) as temporary:
@@ -89,7 +88,7 @@ def write_exported(
         save_config(written, temporary / run_folder.MODEL)
         path = temporary / TENSORS
         path.write_bytes(save(tensors))
-        KIND.write_header(temporary, {"dtype": dtype, "sha256": _digest(path)})
+        KIND.write_header(temporary, {"dtype": dtype, "sha256": file_digest(path)})
         size = path.stat().st_size
     return size
 
@@ -146,9 +145,9 @@ def _load_exported(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     header = KIND.read_header(folder, {"sha256": str})
     path, shapes = folder / TENSORS, parameter_shapes(model)
     with KIND.reading(path):
-        if header["sha256"] != _digest(path):
+        if header["sha256"] != file_digest(path):
             raise ValueError(f"it does not match {HEADER}")
-        stored, _ = read_tensors(path)
+        stored = load_file(path)
         leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]
@@ -157,8 +156,3 @@ def _load_exported(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
 
 def _is_float(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
-
-
-def _digest(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

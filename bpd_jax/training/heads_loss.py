@@ -121,7 +121,7 @@ def heads_sums(
     def run(carry: None, head: _Head) -> tuple[None, tuple[LossSums, None]]:
         state = _head_state(layout.model, head.weights, hidden)
         chunks = loss.chunks(LossInputs(state, head.targets, head.valid))
-        parts = jax.lax.map(lambda chunk: loss.on_each(sums_of, chunk), chunks)
+        parts = jax.lax.map(lambda chunk: loss.per_group(sums_of, chunk), chunks)
         return carry, (jax.tree.map(jnp.sum, parts), None)
 
     scale = jnp.zeros(len(targets))
@@ -149,8 +149,8 @@ def best_tokens(
 
     nothing = jnp.zeros(hidden.shape[:2], jnp.int32)
     chunks = loss.chunks(LossInputs(state, nothing, nothing))
-    parts = jax.lax.map(lambda chunk: loss.on_each(best, chunk), chunks)
-    return loss.joined(parts, *hidden.shape[:2])
+    parts = jax.lax.map(lambda chunk: loss.per_group(best, chunk), chunks)
+    return loss.unchunked(parts, *hidden.shape[:2])
 
 
 def _forward(
@@ -180,7 +180,7 @@ def _forward(
         sums = LossSums(losses.total, correct)
         return (by_matrix, by_hidden + by_input), (sums, by_head)
 
-    zeros = loss.pin(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC)
+    zeros = loss.sharded(jnp.zeros(hidden.shape, jnp.float32), *BATCH_SPEC)
     start = (loss.no_gradient(matrix), zeros)
     (by_matrix, by_hidden), sums, by_heads = _over_heads(
         run, start, _Head(heads, targets, valid, scale)

@@ -151,8 +151,8 @@ def blockwise_loss(
       lambdas: λ_h, L of them.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
       settings: see `LossSettings`.
-      mesh: devices that the batch lies on; None for one device.
-      step: of the training; blocks of a drafter are drawn anew in each.
+      mesh: devices over which the batch is sharded; None for one device.
+      step: index of the training step; blocks of a drafter are drawn anew in each.
 
     Returns:
       The loss, float32, and sums for the metrics.

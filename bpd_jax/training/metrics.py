@@ -16,7 +16,7 @@ from bpd_jax.buckets import as_path
 from bpd_jax.errors import UserError
 
 FILE_NAME = "metrics.jsonl"
-DAMAGED = f"{FILE_NAME}.damaged"  # lines that were taken out of it
+DAMAGED = f"{FILE_NAME}.damaged"  # damaged lines that were removed from it
 TENSORBOARD = "tensorboard"
 
 _FLUSH_SECONDS = 120  # between two times that events are written to the disk
@@ -59,8 +59,7 @@ class MetricsWriter:
             _append(folder / DAMAGED, damaged.values())
         text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
         for copy in {path, self._local / FILE_NAME}:
-            with files.replacing_file(copy) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            files.write_text(copy, text)
         # One write per line, so that a kill can truncate only the last line.
         path = self._local / FILE_NAME
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)

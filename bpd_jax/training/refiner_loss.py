@@ -29,7 +29,7 @@ from bpd_jax.training.loss import head_targets
 from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
-class Frozen(NamedTuple):
+class BaseOutputs(NamedTuple):
     """The outputs of the frozen model on a batch, and the targets.
 
     Attributes:
@@ -47,9 +47,9 @@ class Frozen(NamedTuple):
     valid: Bool[Array, "n levels"]
 
 
-def freeze_rows(
+def outputs_of_rows(
     model: BlockwiseConfig, base: Params, batch: Batch, *, model_targets: bool
-) -> Frozen:
+) -> BaseOutputs:
     """Runs the frozen model and its block heads on B rows of T tokens.
 
     Args:
@@ -76,16 +76,16 @@ def freeze_rows(
             [jnp.roll(best, -level, axis=1) for level in range(1, model.block_size)]
         )
     by_position = (x.reshape(len(x), -1).T for x in (after, targets, valid[1:]))
-    return Frozen(
+    return BaseOutputs(
         hidden.reshape(-1, hidden.shape[-1]),
         states[..., 1:, :].reshape(-1, *states[0, 0, 1:].shape),
         *by_position,
     )
 
 
-def freeze_states(
+def outputs_of_states(
     model: BlockwiseConfig, base: Params, batch: PositionBatch, *, model_targets: bool
-) -> Frozen:
+) -> BaseOutputs:
     """Runs the block heads on cached states of n positions.
 
     Args:
@@ -98,7 +98,7 @@ def freeze_states(
     hidden = jnp.asarray(batch.states).astype(model.trunk.dtype)
     states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    return Frozen(hidden, states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
+    return BaseOutputs(hidden, states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
 
 
 def draft_softmax(
@@ -118,7 +118,7 @@ def refined_inputs(
     params: Params,
     model: BlockwiseConfig,
     base: Params,
-    frozen: Frozen,
+    frozen: BaseOutputs,
 ) -> tuple[Float[Array, "n levels R"], Float[Array, "#levels draft R"]]:
     """Inputs and matrices of the refined softmax of all levels.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.trained_refiners import KINDS, RefinerConfig
+from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import Rank, Size
 from bpd_jax.settings import Count, Natural, Positive, Validated, choice
 
@@ -35,7 +35,7 @@ class RefinerSettings(Validated):
 
     prefix = "--"
 
-    kind: Annotated[str, choice(*KINDS)]
+    kind: Annotated[str, choice(*REFINER_KINDS)]
     targets: Annotated[str, choice(*TARGETS)] = "model"
     steps: Count = 1000
     batch_size: Count | None = None
@@ -56,7 +56,7 @@ class RefinerSettings(Validated):
                 "the model has no block heads whose drafts could be refined: train it "
                 "with BlockHeadsConfig.num_heads of 2 or more."
             )
-        kind = KINDS[self.kind]
+        kind = REFINER_KINDS[self.kind]
         sizes: dict[str, int] = {}
         for name in ("rank", "width"):
             value = getattr(self, name)

@@ -26,9 +26,13 @@ from bpd_jax.training.heads.batches import (
 )
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import split_texts
-from bpd_jax.training.heads.states_cache import HEADER as STATES_HEADER
 from bpd_jax.training.heads.states_cache import STATES, open_states
-from bpd_jax.training.refiner_loss import Frozen, freeze_rows, freeze_states
+from bpd_jax.training.heads.states_files import HEADER as STATES_HEADER
+from bpd_jax.training.refiner_loss import (
+    BaseOutputs,
+    outputs_of_rows,
+    outputs_of_states,
+)
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA
 from bpd_jax.typing import Params
@@ -42,7 +46,7 @@ class RefinerData(NamedTuple):
     Attributes:
       train: returns endless batches, beginning at the given step.
       held_out: held-out batches of equal size.
-      freeze: `(model, base, batch, model_targets) → Frozen`; see `freeze_rows`.
+      freeze: `(model, base, batch, model_targets) → BaseOutputs`; see `refiner_loss`.
       batch_size: positions or rows of a batch.
       unit: `positions` or `rows`.
       key: identifies the data.
@@ -50,7 +54,7 @@ class RefinerData(NamedTuple):
 
     train: Callable[[int], Iterator[Any]]
     held_out: Sequence[Any]
-    freeze: Callable[..., Frozen]
+    freeze: Callable[..., BaseOutputs]
     batch_size: int
     unit: str
     key: str
@@ -100,7 +104,7 @@ def open_source(
 
     held_out = held_out_rows(validation, size, settings.heldout_rows)
     key = json.dumps([train.fingerprint, validation.fingerprint, len(train)])
-    return RefinerData(batches, held_out, freeze_rows, size, "rows", key)
+    return RefinerData(batches, held_out, outputs_of_rows, size, "rows", key)
 
 
 def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
@@ -145,7 +149,7 @@ def _states(
         return cached_batches(states, train, size, block, settings.seed, step)
 
     key = hashlib.sha256(states.positions.tokens.tobytes()).hexdigest()
-    return RefinerData(batches, held_out, freeze_states, size, "positions", key)
+    return RefinerData(batches, held_out, outputs_of_states, size, "positions", key)
 
 
 def _open_rows(folder: pathlib.Path, model: BlockwiseConfig) -> PackedRows:

@@ -40,7 +40,7 @@ from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
-from bpd_jax.training.refiner_loss import Frozen, draft_softmax, refined_inputs
+from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
 from bpd_jax.typing import Array, Params
@@ -111,7 +111,7 @@ class RefinerObjective:
 
     config: RefinerConfig
     model: BlockwiseConfig
-    freeze: Callable[..., Frozen]
+    freeze: Callable[..., BaseOutputs]
     model_targets: bool
 
     def loss(
@@ -153,7 +153,7 @@ class RefinerObjective:
                 sums.append(LevelSums.of(losses, ranks == 0, targets))
         return RefinerHeldOut(*sums)
 
-    def _targets(self, base: Params, outputs: Frozen) -> Targets:
+    def _targets(self, base: Params, outputs: BaseOutputs) -> Targets:
         vocabulary = base.get("heads", {}).get("vocabulary")
         vocab_size = self.model.trunk.vocab_size
         return draft_targets(outputs.targets, outputs.valid, vocabulary, vocab_size)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import datetime
-import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -13,7 +11,7 @@ from typing import Any
 
 import jax
 
-from bpd_jax import files
+from bpd_jax import files, provenance
 from bpd_jax.data import row_preparation, tokenizer
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
@@ -28,6 +26,7 @@ CONFIG, OPERATIVE = "config.gin", "operative.gin"
 # The folder of rows, and the file with the fingerprints of the run's rows.
 DATA, ROWS = "data", "data.json"
 
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _KNOWN = {
     run_lock.FILE_NAME,
     ROWS,
@@ -212,7 +211,7 @@ def _same_source(config: TrainConfig, split: str, fingerprint: dict) -> bool:
     return current.items() <= fingerprint.items()
 
 
-def describe(
+def write_run_files(
     folder: pathlib.Path, config: TrainConfig, text: str, operative: str
 ) -> None:
     """Writes the files that describe the run, `model.json`, which marks a run, last.
@@ -226,9 +225,9 @@ def describe(
             shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
     if not started:
         rows = {x: open_rows(folder / DATA / x).fingerprint for x in SPLITS}
-        _write(folder / ROWS, _json(rows))
-    _write(folder / TASK, _json(dataclasses.asdict(config.task)))
-    _write(folder / VERSIONS, _json(versions()))
+        files.write_json(folder / ROWS, rows)
+    files.write_json(folder / TASK, dataclasses.asdict(config.task))
+    files.write_json(folder / VERSIONS, versions())
     write_configuration(folder, text, operative)
     with files.replacing_file(folder / MODEL) as path:
         save_config(config.model, path)
@@ -237,12 +236,7 @@ def describe(
 def write_configuration(folder: pathlib.Path, text: str, operative: str) -> None:
     """Writes the gin text of a run and its operative configuration."""
     for name, content in ((CONFIG, text), (OPERATIVE, operative)):
-        _write(folder / name, content)
-
-
-def _write(path: pathlib.Path, content: str) -> None:
-    with files.replacing_file(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
+        files.write_text(folder / name, content)
 
 
 def versions() -> dict[str, str | None]:
@@ -250,10 +244,7 @@ def versions() -> dict[str, str | None]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        **{
-            name: importlib.metadata.version(name)
-            for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-        },
+        **provenance.package_versions(_PACKAGES),
         "git_commit": _git_commit(),
         "device": jax.devices()[0].device_kind,
         "device_count": str(jax.device_count()),
@@ -279,7 +270,3 @@ def _git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"

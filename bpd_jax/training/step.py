@@ -51,7 +51,7 @@ def make_train_step(
       abstract: result of `abstract_state` with the same `compute`.
       mesh: devices.
       compute: see `ComputeConfig`.
-      settings: of the loss.
+      settings: settings of the loss.
 
     Raises:
       UserError: at the first step, a row is too short for its blocks of a drafter.

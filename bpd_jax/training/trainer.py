@@ -99,7 +99,9 @@ def train(
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
             state = _initial_state(config, optimizer, abstract, load_start)
-        distributed.first(lambda: run_folder.describe(folder, config, text, operative))
+        distributed.first(
+            lambda: run_folder.write_run_files(folder, config, text, operative)
+        )
         print_once(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )

@@ -12,7 +12,6 @@ decoded texts: exact match and F1 of SQuAD's answers, ROUGE of summaries.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -39,7 +38,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
 from bpd_jax.evaluation.metrics.estimates import estimate
-from bpd_jax.evaluation.metrics.task_metrics import LABELS, metric_of
+from bpd_jax.evaluation.metrics.task_metrics import SCORE_LABELS, metric_of
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.studies.tasks import plain_text
@@ -108,8 +107,7 @@ def main() -> None:
         figures = _compare(parsed.value, base, runs / task)
         result["tasks"][task] = figures
         _print(task, figures)
-    with files.replacing_file(OUTPUT.value) as path:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    files.write_json(OUTPUT.value, result)
     print(f"written to {OUTPUT.value}")
 
 
@@ -282,7 +280,7 @@ def _print(task: str, figures: dict[str, Any]) -> None:
             f"{task:<14}{name:<7} perplexity of targets {row['perplexity']:9.2f}, "
             f"heads right {right} %, {row['block_efficiency']:.2f} tokens a call"
             + "".join(
-                f", {LABELS[score]} {value:.1f} %"
+                f", {SCORE_LABELS[score]} {value:.1f} %"
                 for score, value in row.get("scores", {}).items()
             ),
             flush=True,

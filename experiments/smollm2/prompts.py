@@ -84,8 +84,7 @@ def read(name: str, split: str) -> list[dict[str, Any]]:
 def write(path: pathlib.Path, prompts: Iterable[str]) -> None:
     """Writes prompts as JSON Lines."""
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
-    with files.replacing_file(path) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    files.write_text(path, "".join(lines))
     print(f"{len(lines)} prompts: {path}")
 
 

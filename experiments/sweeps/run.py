@@ -21,7 +21,6 @@ saves and ends the runs. Further gin files and settings apply to all points, and
 applied last.
 """
 
-import json
 import pathlib
 import shlex
 import sys
@@ -245,8 +244,7 @@ def _report(
         results[point.name] = {"finished": point.is_finished(), "best": measured}
         values = [f"{best[c]:16.4f}" if c in best else " " * 16 for c in columns]
         print(" ".join([f"{point.name:<{width}}", f"{best['step']:8,}", *values]))
-    with files.replacing_file(folder / "results.json") as path:
-        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    files.write_json(folder / "results.json", results)
     print(f"all figures: {folder / 'results.json'}")
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.compile_settings import SETTINGS
 from bpd_jax import configuration
-from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.compilation.chips import chip_of
 from bpd_jax.training.config import TrainConfig
 from tests.commands import assert_refused, python, start
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
+from tests.experiments.configurations import gin_arguments
 
 TINY = [
     "--gin_file=gin_configs/models/tiny.gin",
@@ -43,14 +43,7 @@ def run(*flags, **sizes):
 def test_compiled_settings_fit_their_slices(name):
     """Their gin files resolve, and the mesh divides the slice's cores and the rows."""
     topology, arguments = SETTINGS[name]
-    flags = [word.partition("=") for word in rewrite_gin_arguments(arguments)]
-    values = {
-        kind: [value for flag, _, value in flags if flag == f"--{kind}"]
-        for kind in ("gin_file", "gin_bindings")
-    }
-    config = configuration.parse(
-        values["gin_file"], values["gin_bindings"], TrainConfig
-    ).value
+    config = configuration.parse(*gin_arguments(arguments), TrainConfig).value
     cores = chip_of(topology).cores * math.prod(
         int(side) for side in topology.partition(":")[2].split("x")
     )

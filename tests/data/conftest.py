@@ -1,15 +1,13 @@
 """Small corpora for the tests of this folder."""
 
-import gzip
 import importlib.util
-import json
 import pathlib
-from collections.abc import Iterable
 
 import pytest
 
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.text_task import TextTask
+from tests.json_lines import write_json_lines
 
 # Hosts that only train and decode lack seqio; they still run the other tests.
 if importlib.util.find_spec("seqio") is None:
@@ -76,14 +74,6 @@ def squad_record(number: int) -> dict[str, object]:
         "question": f"!{number} 😀?",
         "answers": {"text": [" ".join(words), "another"], "answer_start": [0, 1]},
     }
-
-
-def write_json_lines(path: pathlib.Path, records: Iterable[object]) -> pathlib.Path:
-    """Writes one record per line, compressed if the name ends in .gz."""
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
 
 
 @pytest.fixture(scope="session")

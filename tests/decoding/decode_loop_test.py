@@ -18,9 +18,8 @@ from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.models.blockwise import init_boxed
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
-from tests.decoding.random_models import make_model
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from tests.decoding.random_models import make_model, sharded_params
 
 OPTIONS = StepOptions(end_of_text=0)
 DRAFTER = PathDrafter(Paths(HeadsSource(4, 4)), ExactBest(3))
@@ -120,8 +119,7 @@ def test_sharded_decoding_gives_the_same_texts():
     want = decode_on_device(functions, bound(params), DRAFTER, single, OPTIONS)
 
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
-    sharded = jax.device_put(params, parameter_shardings(boxed, mesh))
+    sharded = sharded_params((functions, params), mesh)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     state = start((functions, sharded), rows=8, sharding=rows)
     loop = decode_on_device.lower(functions, bound(sharded), DRAFTER, state, OPTIONS)

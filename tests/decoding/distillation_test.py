@@ -27,13 +27,11 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from bpd_jax.training.heads import states_cache
+from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.frozen_states import FrozenModel
-from bpd_jax.training.heads.states_cache import (
-    StatesWriter,
-    cached_states,
-    describe_states,
-)
+from bpd_jax.training.heads.states_cache import cached_states
+from bpd_jax.training.heads.states_files import describe_states
+from bpd_jax.training.heads.states_writer import StatesWriter
 from tests.decoding.random_models import make_drafter, make_model
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
@@ -126,7 +124,7 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
     monkeypatch.setattr(refill, "_SHORTEST", 8)
     monkeypatch.setattr(refill, "_STEP", 8)
     # Shards of 12 states.
-    monkeypatch.setattr(states_cache, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
+    monkeypatch.setattr(states_files, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
     drafter = make_drafter(model, window=None)
     decoder = Decoder(*model, width=4, assets=Assets(drafter=drafter))
     decoded = decoder.task(parse_method(method), OPTIONS)

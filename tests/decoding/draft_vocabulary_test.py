@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +12,6 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner
@@ -23,6 +21,7 @@ from tests.decoding.random_models import (
     make_model,
     make_ngram,
     make_prompts,
+    random_heads,
     random_params,
 )
 
@@ -35,13 +34,7 @@ def model():
     plain = make_model()
     heads = BlockHeadsConfig(4, 8, draft_vocabulary=len(VOCABULARY))
     trunk = plain.functions.config.trunk
-    head_params = init_heads(
-        BlockwiseConfig(trunk), plain.params, heads, jax.random.key(0), VOCABULARY
-    )
-    rng = np.random.default_rng(0)
-    head_params["kernel_out"] = jnp.asarray(
-        rng.normal(0, 0.3, head_params["kernel_out"].shape), jnp.float32
-    )
+    head_params = random_heads(BlockwiseConfig(trunk), plain.params, heads, VOCABULARY)
     params = {"trunk": plain.params["trunk"], "heads": head_params}
     return plain._replace(
         functions=ModelFunctions(BlockwiseConfig(trunk, heads)), params=params

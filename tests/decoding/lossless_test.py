@@ -22,15 +22,15 @@ from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
-from bpd_jax.models.blockwise import init_boxed
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import KINDS
+from bpd_jax.models.trained_refiners import REFINER_KINDS
 from tests.decoding.random_models import (
     make_drafter,
     make_model,
     make_ngram,
     make_refiner,
+    sharded_params,
 )
 
 # Each with the smallest sizes at which it could go wrong.
@@ -120,17 +120,14 @@ def make_decoder():
             seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
         )
         if mesh is not None:
-            boxed = jax.eval_shape(
-                lambda: init_boxed(functions.config, jax.random.key(0))
-            )
-            params = jax.device_put(params, parameter_shardings(boxed, mesh))
+            params = sharded_params((functions, params), mesh)
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
         assets = Assets(
             ngram=ngram,
             rescorer=SmallModel(*small),
             draft_model=SmallModel(*small),
             drafter=make_drafter((functions, params), seed=5),
-            **{kind: make_refiner(kind, 14, block_size) for kind in KINDS},
+            **{kind: make_refiner(kind, 14, block_size) for kind in REFINER_KINDS},
         )
         return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.assets import AttachedDrafter
-from bpd_jax.models.block_heads import init_heads
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.block_heads import init_heads, is_trained
+from bpd_jax.models.blockwise import init_boxed, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -18,8 +18,9 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.models.partitioning import parameter_shardings
 from bpd_jax.models.refiner_files import LoadedRefiner
-from bpd_jax.models.trained_refiners import KINDS, init_refiner
+from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -117,6 +118,13 @@ def random_params(shapes, deviation, seed):
     )
 
 
+def sharded_params(model, mesh):
+    """The parameters of a model, distributed over the devices of a mesh."""
+    functions, params = model
+    boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
+    return jax.device_put(params, parameter_shardings(boxed, mesh))
+
+
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     """A block drafter with random parameters that knows 9 of the model's tokens."""
     functions, params = model
@@ -138,18 +146,26 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
 
 def make_refiner(kind, vocab_size=13, heads=4):
     """A refiner of a model of width 16 with random parameters."""
-    config = KINDS[kind](vocab_size, 16, heads)
+    config = REFINER_KINDS[kind](vocab_size, 16, heads)
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
     return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
+
+
+def random_heads(model, params, config, vocabulary=None, *, deviation=0.3, seed=1):
+    """New heads of a model, with random values added to all that is trained."""
+    ids = vocabulary if config.draft_vocabulary else None
+    heads = init_heads(model, params, config, jax.random.key(seed), ids)
+    drawn = {name: heads[name] for name in heads if is_trained(config, name)}
+    noise = random_params(drawn, deviation, seed)
+    return heads | {name: heads[name] + value for name, value in noise.items()}
 
 
 def save_random_heads(folder, loaded, config, vocabulary=None, *, seed=0, **options):
     """Saves random block heads of a loaded model; options are those of `save_heads`."""
     model = loaded.functions.config
-    heads = init_heads(model, loaded.params, config, jax.random.key(seed), vocabulary)
-    # New heads add nothing: these kernels are zeros.
-    last = "kernel" if config.kind == "medusa" else "kernel_out"
-    heads[last] = random_params(heads[last], 1, seed)
+    heads = random_heads(
+        model, loaded.params, config, vocabulary, deviation=1, seed=seed
+    )
     save_heads(folder, config, heads, **{**_base(loaded), **options})
 
 

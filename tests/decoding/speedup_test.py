@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import pytest
 
 from bpd_jax.decoding import speedup
@@ -24,13 +23,13 @@ from bpd_jax.decoding.speedup import (
 )
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise import init_boxed
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import (
     make_drafter,
     make_model,
     make_ngram,
     make_prompts,
+    sharded_params,
 )
 
 OPTIONS = DecodeOptions(max_new_tokens=20, batch_size=2)
@@ -191,11 +190,10 @@ def test_batched_verification_counts_the_nodes_of_every_chain(decoder, prompts, 
 
 def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     """Two rows become four; the real measurements run on a mesh too."""
-    functions, params = make_model(3, num_layers=1, vocab_size=16)
+    model = make_model(3, num_layers=1, vocab_size=16)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
-    params = jax.device_put(params, parameter_shardings(boxed, mesh))
-    decoder = Decoder(functions, params, width=4, mesh=mesh)
+    params = sharded_params(model, mesh)
+    decoder = Decoder(model.functions, params, width=4, mesh=mesh)
     requests = costs(lambda size: 0.010)
     choose_method(decoder, prompts, OPTIONS, methods=[BPD])
     assert [batch for batch, *_ in requests] == [4]
@@ -296,10 +294,6 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
     assert tuned_choice(path, "cpu", 1) == SEVERAL
     assert tuned_choice(path, "cpu", 2) is None
     assert tuned_choice(path, "gpu", 1) is None
-    for damaged in ("{", "[]", '{"choices": 3}'):
-        path.write_text(damaged)
-        with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
-            tuned_choice(path, "cpu", 1)
 
 
 def test_default_method_is_a_candidate():

@@ -29,6 +29,7 @@ from tests.decoding.random_models import (
     make_ngram,
     make_prompts,
 )
+from tests.drafting.naive import path_to
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,8 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
             }
             paths = []
             for node in np.flatnonzero(valid):
-                path, ancestor = [], node
-                while ancestor >= 0:
-                    path.insert(0, int(merged.tokens[row, ancestor]))
-                    ancestor = int(merged.parents[row, ancestor])
-                paths.append(tuple(path))
+                path = path_to(merged, row, node)
+                paths.append(path)
                 text = [*prompts[row, : lengths[row]].tolist(), *path]
                 padded = np.zeros((1, 12), np.int32)
                 padded[0, : len(text)] = text

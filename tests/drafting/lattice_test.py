@@ -8,6 +8,7 @@ import pytest
 
 from bpd_jax.drafting.lattice import best_drafts, build_lattice
 from bpd_jax.models.functions import top_candidates
+from tests.drafting.naive import all_paths, assert_best, naive_steps
 
 
 def random_lattice(seed, batch=2, length=4, width=3, vocab=7):
@@ -38,25 +39,14 @@ def test_lattice_holds_the_best_tokens_with_their_log_probabilities():
 def test_best_drafts_equal_brute_force(seed, count):
     lattice, _ = random_lattice(seed)
     drafts = best_drafts(lattice, count)
-    scores = np.asarray(lattice.log_probs)
-    tokens = np.asarray(lattice.tokens)
     for row in range(2):
-        paths = []
-        for choice in itertools.product(range(3), repeat=3):
-            picked = [(row, i + 1, c) for i, c in enumerate(choice)]
-            score = sum(scores[p] for p in picked)
-            paths.append((-score, [tokens[row, 0, 0], *(tokens[p] for p in picked)]))
-        paths.sort(key=lambda path: path[0])
-        num_drafts = min(count, 27)
-        np.testing.assert_allclose(
-            drafts.scores[row, :num_drafts],
-            [-s for s, _ in paths[:num_drafts]],
-            rtol=1e-5,
-        )
-        assert not np.isfinite(drafts.scores[row, num_drafts:]).any()
-        got = {tuple(draft) for draft in np.asarray(drafts.tokens)[row, :num_drafts]}
-        assert len(got) == num_drafts
-        assert got == {tuple(int(t) for t in path) for _, path in paths[:num_drafts]}
+        paths = all_paths(naive_steps([], lattice, row), lattice, row)
+        used = np.isfinite(drafts.scores[row])
+        assert used.tolist() == (np.arange(count) < len(paths)).tolist()
+        tokens = np.asarray(drafts.tokens)[row][used]
+        assert_best(tokens, paths, count)
+        claimed = [paths[tuple(draft)] for draft in tokens.tolist()]
+        np.testing.assert_allclose(drafts.scores[row][used], claimed, rtol=1e-5)
 
 
 def test_entropies_are_of_the_whole_vocabulary():

@@ -200,6 +200,13 @@ def make_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
     )
 
 
+def lattice_of(view: View) -> Lattice:
+    """The lattice of the heads, as numpy arrays."""
+    return jax.device_get(
+        view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
+    )
+
+
 def whole_text(view: View, row: int) -> list[int]:
     """The text and the certain token."""
     text = view.tokens[row, : view.lengths[row]].tolist()

@@ -156,18 +156,6 @@ ROUND = ["scp", "setup", "start", "follow"]
 
 
 @pytest.mark.exhaustive
-def test_broken_connection_ends_neither_run_nor_launcher(cloud):
-    (cloud / "home" / "wait").touch()
-    (cloud / "follow").write_text("255\n255")
-    (cloud / "log").touch()
-    finisher = finish_after(cloud, 3)
-    keep(cloud)
-    finisher.join()
-    assert requests_of(cloud) == [*ROUND, "follow", "follow"]
-    assert steps(cloud) == 1
-
-
-@pytest.mark.exhaustive
 def test_long_outage_ends_neither_run_nor_launcher(cloud):
     (cloud / "home" / "wait").touch()
     (cloud / "follow").write_text("255")
@@ -193,16 +181,6 @@ def test_second_launcher_waits_for_the_run_of_a_killed_one(cloud):
     # The second launcher waits for that run, then starts its own.
     assert requests_of(cloud)[4:] == ["scp", "setup", "follow", *ROUND]
     assert steps(cloud) == 2
-
-
-@pytest.mark.exhaustive
-def test_preempted_slice_is_requested_again(cloud):
-    (cloud / "states").write_text(
-        "\n".join(["ACTIVE", "PREEMPTED"] * 2 + ["NOT_FOUND", "ACTIVE", "READY"])
-    )
-    keep(cloud)
-    assert requests_of(cloud)[:2] == ["delete", "create"]
-    assert steps(cloud) == 1
 
 
 def test_a_failed_run_is_stopped_in_the_pause_of_the_launcher(cloud):

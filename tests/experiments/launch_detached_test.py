@@ -8,13 +8,13 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import pytest
 
 from experiments.launch import detached
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
+from tests.commands import wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "experiments" / "launch" / "detached.py"
@@ -60,14 +60,6 @@ def work(tmp_path):
 def follower(tmp_path, **options):
     command = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "follow"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, **options)
-
-
-def wait_for(condition):
-    for _ in range(1500):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("nothing happened")
 
 
 def test_run_outlives_its_followers(host, work, tmp_path):

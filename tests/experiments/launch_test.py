@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -15,15 +14,15 @@ from experiments.launch import checks
 from experiments.launch.checks import check_run, check_travels, git_folder
 from experiments.launch.commands import train_words
 from experiments.launch.slurm_script import SlurmJob, batch_script
-from tests.commands import assert_refused
+from tests.commands import assert_refused, start, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
 
 
-def test_slurm_dry_run(dry_run):
+def test_slurm_dry_run():
     mesh = "--gin_file=gin_configs/meshes/gpu_8.gin"
-    valid, *invalid = dry_run(
+    valid, *invalid = start(
         "experiments.launch.slurm",
         [PRETRAIN, mesh, "--workdir=/w", "--nodes=4", "--sbatch=-p long", "--dry_run"],
         [PRETRAIN, mesh, "--workdir=/w", "--gpus=6", "--dry_run"],
@@ -106,20 +105,13 @@ def _signal(script, tmp_path, number):
     file.write_text(script)
     with subprocess.Popen(["bash", str(file)], start_new_session=True) as shell:
         try:
-            wait_for(tmp_path / "started")
+            started = tmp_path / "started"
+            wait_for(lambda: started.exists() and started.read_text())
             shell.send_signal(number)
             return shell.wait(timeout=30)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
-
-
-def wait_for(file):
-    for _ in range(1500):
-        if file.exists() and file.read_text():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{file} did not appear")
 
 
 @pytest.mark.parametrize("status", [143, 1, 0])

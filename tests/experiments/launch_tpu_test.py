@@ -12,6 +12,7 @@ import pytest
 from bpd_jax.compilation import chips
 from bpd_jax.errors import UserError
 from experiments.launch.tpu_slice import KINDS, TpuSlice
+from tests.commands import start
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
@@ -38,8 +39,8 @@ def commands_of(text):
     ]
 
 
-def test_tpu_dry_run(dry_run):
-    valid, network, bucket, stop, *invalid = dry_run(
+def test_tpu_dry_run():
+    valid, network, bucket, stop, *invalid = start(
         "experiments.launch.tpu",
         [
             *SLICE_FLAGS,
@@ -121,16 +122,16 @@ def test_tpu_dry_run(dry_run):
         for word in words
         if word.startswith("--command=")
     }
-    setup, data, start, follow, _ = remote
+    setup, data, begin, follow, _ = remote
     assert commands[0][2:5] == [str(ROOT), "bundle", "create"]
     assert commands[0][5] in commands[4]
     assert "tpu_setup.sh 10.0.0.2:/runs" in setup
     assert "rsync -r gs://bucket/rows share/blockwise_1b5/data" in data
     assert {"--node=0", "--worker=0"} <= set(remote[data]) & set(remote[follow])
     # Commands for all workers must be short: gcloud connects to 64 workers at a time.
-    assert {"--node=all", "--worker=all"} <= set(remote[start]) & set(remote[setup])
+    assert {"--node=all", "--worker=all"} <= set(remote[begin]) & set(remote[setup])
     # The command as the shell of a worker parses it.
-    program = shlex.split(start.partition("detached.py ")[2])
+    program = shlex.split(begin.partition("detached.py ")[2])
     assert program[:2] == ["bpd_jax_run", "start"]
     # The ID of the attempt begins with that of the launch.
     assert program[2] == f"{program[3]}-1"

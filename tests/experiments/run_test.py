@@ -36,7 +36,9 @@ from bpd_jax.studies.study_records import (
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
+from tests.commands import start
 from tests.decoding.random_models import save_random_drafter
+from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -290,13 +292,11 @@ def test_weights_are_tuned_per_task(context, tmp_path, trained):
 
 @pytest.mark.slow
 def test_second_turns_follow_the_models_answers(trained, tmp_path):
-    (tmp_path / "spec_bench").mkdir()
     records = [
         {"category": "math", "turns": [f"{n} times {n}?", "and then?"]}
         for n in range(3)
     ]
-    path = tmp_path / "spec_bench" / "test.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_json_lines(tmp_path / "spec_bench" / "test.jsonl", records)
     config = config_of(
         trained,
         data=str(tmp_path),
@@ -437,14 +437,14 @@ def test_times_of_two_machines_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_study_in_shards_is_completed_by_one_run(dry_run, trained, tmp_path):
+def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
     """Two shards, then a run without shards, which has nothing left to do."""
     workdir = f"--workdir={tmp_path}"
     contenders = "--gin.StudyConfig.contenders=['bpd', 'ngram:1', 'neural:1']"
     command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
     command.append(contenders)
     shards = [[*command, f"--shard={index}/2"] for index in range(2)]
-    results = dry_run("experiments.run", *shards, command, ["table4", "--size=big"])
+    results = start("experiments.run", *shards, command, ["table4", "--size=big"])
     assert [result.returncode for result in results] == [0, 0, 0, 1], results
     assert "left out: neural:1:" in results[2].stdout
     assert "Block efficiency" in results[2].stdout
@@ -465,14 +465,14 @@ def test_study_in_shards_is_completed_by_one_run(dry_run, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_results_of_other_settings_are_not_mixed(dry_run, trained, tmp_path):
+def test_results_of_other_settings_are_not_mixed(trained, tmp_path):
     folder = tmp_path / "table4"
     folder.mkdir()
     (folder / "study.json").write_text(
         json.dumps({"study": "table4", "settings": {"max_new_tokens": 99}})
     )
     command = ["table4", "--size=tiny", f"--workdir={tmp_path}", *bindings(trained)]
-    (refused, *invalid) = dry_run(
+    (refused, *invalid) = start(
         "experiments.run",
         command,
         [],

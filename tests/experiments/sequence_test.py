@@ -5,8 +5,6 @@ reads were made by an earlier command, and that studies find all their models; t
 exhaustive one runs the sequence for a laptop on a few small records.
 """
 
-import gzip
-import json
 import os
 import pathlib
 import re
@@ -17,12 +15,13 @@ import numpy as np
 import pytest
 
 from bpd_jax import configuration
-from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.studies.run_files import open_run
-from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
+from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_records import DraftRecord
 from experiments.sweeps import catalog
 from tests.commands import call
+from tests.experiments.configurations import folders_read, gin_arguments
+from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs" / "training.md").read_text().partition("## 9. The whole")[2]
@@ -80,23 +79,14 @@ def read_by_studies(path, steps):
     files, bindings = [path], []
     for step in steps:
         if step.words[0] == "experiments.run":
-            words = [word for word in step.words[1:] if word.startswith("--gin")]
-            for word in rewrite_gin_arguments(words):
-                name, _, value = word.partition("=")
-                (files if name == "--gin_file" else bindings).append(value)
+            more_files, more_bindings = gin_arguments(step.words[1:])
+            files += more_files
+            bindings += more_bindings
     bindings.append(f"StudyConfig.study={path.parent.name!r}")
     config = configuration.parse(files, bindings, StudyConfig).value
-    names = [*config.contenders, *config.tuners.values()]
-    used = {name.partition("@")[2] for name in names} - {""}
-    folders = [folder for name in used for folder in config.assets[name].values()]
-    return {
-        folder.replace(TASK_FIELD, task)
-        for folder in [config.model, *folders]
-        for task in config.tasks
-        # What a study makes itself; LAMBADA has no in-domain models.
-        if not folder.startswith("{workdir}")
-        and not (task == "lambada" and folder.endswith("_{task}"))
-    }
+    # LAMBADA has no in-domain models.
+    folders = folders_read(config)
+    return {folder for folder in folders if not folder.endswith("_lambada")}
 
 
 @pytest.mark.parametrize("block", [PAPER, LAPTOP], ids=["paper", "laptop"])
@@ -143,13 +133,6 @@ def test_repeated_commands_are_expanded():
     assert {f"runs/rescorer_{size}" for size in ("32m", "61m", "94m")} <= set(makes)
 
 
-def write_records(path, records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record) + "\n")
-
-
 def write_data(folder):
     """A few records of each data set that the sequence reads, of made-up words."""
     rng = np.random.default_rng(0)
@@ -159,11 +142,11 @@ def write_data(folder):
     def text(length):
         return " ".join(rng.choice(words, length)) + "."
 
-    write_records(
+    write_json_lines(
         folder / "c4" / "train.jsonl.gz", [{"text": text(40)} for _ in range(120)]
     )
     passages = [{"passage": text(12)} for _ in range(6)]
-    write_records(folder / "lambada" / "test.jsonl.gz", passages)
+    write_json_lines(folder / "lambada" / "test.jsonl.gz", passages)
     for split, count in (("train", 60), ("validation", 6)):
         records = [
             {
@@ -174,7 +157,7 @@ def write_data(folder):
             }
             for _ in range(count)
         ]
-        write_records(folder / "squad" / f"{split}.jsonl.gz", records)
+        write_json_lines(folder / "squad" / f"{split}.jsonl.gz", records)
 
 
 # Fewer steps and shorter rows for every recipe, and fewer examples.

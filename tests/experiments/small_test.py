@@ -8,12 +8,12 @@ import subprocess
 import pytest
 
 from bpd_jax import configuration
-from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import load_config
-from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
+from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.exported_params import load_run_parameters
+from tests.experiments.configurations import folders_read, gin_arguments
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 RECIPE = "experiments/small/recipe.sh"
@@ -79,15 +79,10 @@ def trainings(commands):
     for words in commands:
         if words[1] != "bpd_jax.train":
             continue
-        files, bindings = [], ["TransformerConfig.vocab_size=8192"]
-        for word in rewrite_gin_arguments(words[2:]):
-            name, _, value = word.partition("=")
-            if name == "--workdir":
-                folder = value.rpartition("/")[2]
-            else:
-                (files if name == "--gin_file" else bindings).append(
-                    value.removeprefix("=")
-                )
+        [workdir] = [word for word in words if word.startswith("--workdir=")]
+        folder = workdir.rpartition("/")[2]
+        files, bindings = gin_arguments(words[2:])
+        bindings.insert(0, "TransformerConfig.vocab_size=8192")
         configs[folder] = configuration.parse(files, bindings, TrainConfig).value
     return configs
 
@@ -128,16 +123,8 @@ def test_studies_have_all_models(recipe):
     for path in files:
         study = f"StudyConfig.study={path.parent.name!r}"
         config = configuration.parse([path], [study], StudyConfig).value
-        names = [*config.contenders, *config.tuners.values()]
-        used = {name.partition("@")[2] for name in names} - {""}
-        paths = [path for name in used for path in config.assets[name].values()]
-        for task in config.tasks:
-            for model_folder in [config.model, *paths]:
-                # What a study makes itself is in its own folder.
-                if not model_folder.startswith("{workdir}"):
-                    assert (folder / model_folder.replace(TASK_FIELD, task)).is_dir(), (
-                        path
-                    )
+        for model_folder in folders_read(config):
+            assert (folder / model_folder).is_dir(), path
     news = folder / "runs/small/xsum"
     assert news.resolve() == (folder / "runs/small/cnn_dailymail").resolve()
 

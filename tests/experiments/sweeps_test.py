@@ -10,6 +10,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.files import read_json
 from experiments.sweeps.catalog import SWEEPS, Grid, find_points, find_sweep
 from experiments.sweeps.points import make_point
+from tests.commands import start
+from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SIZES = [(name, size) for name, sweep in SWEEPS.items() for size in sweep.grids]
@@ -57,13 +59,13 @@ def test_every_point_builds_its_run(name, size, tmp_path, monkeypatch):
         assert max(heads, default=1) <= config.model.block_size
 
 
-def test_dry_run_of_every_sweep(dry_run):
-    start = ["--gin.START='base'"]
-    results = dry_run(
+def test_dry_run_of_every_sweep():
+    bindings = ["--gin.START='base'"]
+    results = start(
         "experiments.sweeps.run",
         *(
             [f"--sweep={name}", f"--size={size}", "--dry_run"]
-            + (start if name == "finetune" else [])
+            + (bindings if name == "finetune" else [])
             for name, size in SIZES
         ),
         ["--sweep=heads", *SLURM, "--gpus=8", "--dry_run"],
@@ -129,8 +131,7 @@ def point(tmp_path, monkeypatch):
             {"step": step, "validation_accuracy_head_1": value, "validation_loss": 1.0}
             for step, value in rows
         ]
-        text = "".join(json.dumps(line) + "\n" for line in [{"step": 1}, *lines])
-        (point.folder / "metrics.jsonl").write_text(text)
+        write_json_lines(point.folder / "metrics.jsonl", [{"step": 1}, *lines])
 
     return point, write
 
@@ -158,7 +159,7 @@ def test_evaluations_that_are_not_finite_count_as_evaluations(point):
     assert point.best() is None
 
 
-def test_table_of_runs_with_values_that_are_not_finite(dry_run, tmp_path):
+def test_table_of_runs_with_values_that_are_not_finite(tmp_path):
     nan = float("nan")
     rows = [
         [{"step": 2, "validation_loss": 1.5, "validation_loss_head_1": nan}],
@@ -166,12 +167,10 @@ def test_table_of_runs_with_values_that_are_not_finite(dry_run, tmp_path):
     ]
     for name, content in zip(NAMES, rows, strict=True):
         folder = tmp_path / "rescorers_tiny" / name
-        folder.mkdir(parents=True)
-        text = "".join(json.dumps(row) + "\n" for row in content)
-        (folder / "metrics.jsonl").write_text(text)
+        write_json_lines(folder / "metrics.jsonl", content)
     command = ["--sweep=rescorers", "--size=tiny", f"--output={tmp_path}", "--table"]
     command += [f"--point={name}" for name in NAMES]
-    [result] = dry_run("experiments.sweeps.run", command)
+    [result] = start("experiments.sweeps.run", command)
     assert result.returncode == 0, result.stderr
     assert "1.5000" in result.stdout
     assert "validation_loss is not finite" in result.stdout
@@ -225,10 +224,10 @@ def test_another_run_in_the_folder_is_refused(point):
         point.is_finished()
 
 
-def test_a_sweep_in_a_bucket_needs_no_share(dry_run, storage):
+def test_a_sweep_in_a_bucket_needs_no_share(storage):
     flags = [flag for flag in TPU if not flag.startswith("--share")]
     flags += ["--sweep=heads", "--output=gs://bpd-test/sweeps"]
-    planned, table, refused = dry_run(
+    planned, table, refused = start(
         "experiments.sweeps.run",
         [*flags, "--dry_run"],
         [*flags, "--table"],
@@ -249,7 +248,7 @@ NAMES = ["layers=1,width=64", "layers=1,width=128"]
 
 
 @pytest.mark.exhaustive
-def test_sweep_trains_resumes_and_makes_a_table(dry_run, tmp_path):
+def test_sweep_trains_resumes_and_makes_a_table(tmp_path):
     pytest.importorskip("seqio")
     (tmp_path / "texts").mkdir()
     for number in range(12):
@@ -268,9 +267,7 @@ def test_sweep_trains_resumes_and_makes_a_table(dry_run, tmp_path):
         "--gin.LENGTH=32",
         "--gin.WARMUP_STEPS=0",
     ]
-    first, repeated = dry_run(
-        "experiments.sweeps.run", command, [*command, "--dry_run"]
-    )
+    first, repeated = start("experiments.sweeps.run", command, [*command, "--dry_run"])
     assert first.returncode == 0, first.stderr
     assert repeated.stdout == "# 2 of 2 points are finished\n"
     path = tmp_path / "sweeps" / "rescorers_tiny" / "results.json"

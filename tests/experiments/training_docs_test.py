@@ -6,11 +6,12 @@ import shlex
 
 import pytest
 
-from bpd_jax.cli import rewrite_gin_arguments
 from bpd_jax.configuration import parse
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.sweeps.catalog import SWEEPS
+from tests.commands import start
+from tests.experiments.configurations import gin_arguments
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -45,10 +46,8 @@ LAUNCHERS = sorted(
 def test_runs_resolve(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [word for word in words if word != "--dry_run"]
-    arguments = [word.partition("=") for word in rewrite_gin_arguments(words[1:])]
-    files = [value for flag, _, value in arguments if flag == "--gin_file"]
-    bindings = [value for flag, _, value in arguments if flag == "--gin_bindings"]
-    assert len(files) + len(bindings) + 1 == len(arguments)
+    files, bindings = gin_arguments(words[1:])
+    assert len(files) + len(bindings) + 1 == len(words[1:])
     if any("runs/finetune/" in text or "gsm8k" in text for text in (*files, *bindings)):
         return  # Made by an earlier command, or by the tutorial itself.
     assert all((ROOT / name).is_file() for name in files)
@@ -57,13 +56,13 @@ def test_runs_resolve(words, monkeypatch):
 
 
 @pytest.mark.parametrize("module", LAUNCHERS)
-def test_launches_and_sweeps_pass_dry_run(module, dry_run):
+def test_launches_and_sweeps_pass_dry_run(module):
     commands = [
         [*words[1:], *(["--dry_run"] if "--dry_run" not in words else [])]
         for words in COMMANDS
         if words[0] == module
     ]
-    for result in dry_run(module, *commands):
+    for result in start(module, *commands):
         assert result.returncode == 0, result.stderr
 
 

@@ -7,17 +7,16 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.counting.counts_text import read_counts
-from bpd_jax.ngrams.counting.sources import TokenSource, open_source
-from bpd_jax.ngrams.counting.windows import Packing, TokenBatch, join
+from bpd_jax.ngrams.counting.sources import open_source
+from bpd_jax.ngrams.counting.windows import Packing
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.formats.fst_files import write_fst
 from bpd_jax.ngrams.formats.load_model import load_model
@@ -26,6 +25,7 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
 from tests.formats.registry import add, written
+from tests.ngrams.helpers import Sequences, as_text
 
 
 def _counts() -> NGramCounts:
@@ -115,19 +115,6 @@ for name in ("token_ids.txt", "token_ids.txt.gz", "token_ids.npy"):
     add(name, _token_ids(name), _read_token_ids, "*")
 
 
-def _counts_text() -> str:
-    """Counts in the format of `ngram-count -write`, with ids, `<s>` and `</s>`."""
-    counts = _counts()
-    names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
-    return "".join(
-        f"{' '.join(names[symbol] for symbol in row)}\t{number}\n"
-        for order, numbers in enumerate(counts.counts, start=1)
-        for row, number in zip(
-            trie.ngrams(counts.keys, order, counts.width), numbers, strict=True
-        )
-    )
-
-
 def _read_counts_text(folder: pathlib.Path) -> None:
     (path,) = folder.iterdir()
     _use(estimate_katz(read_counts(path)))
@@ -136,42 +123,28 @@ def _read_counts_text(folder: pathlib.Path) -> None:
 for name in ("counts.txt", "counts.txt.gz"):
     add(
         name,
-        lambda folder, name=name: written(name, _counts_text())(folder),
+        lambda folder, name=name: written(name, as_text(_counts()))(folder),
         _read_counts_text,
         "*",
     )
 
 
-class _Sequences(TokenSource):
-    """Sequences in batches of ten; an iteration fails after `fail_after` sequences."""
-
-    def __init__(self, fail_after: int | None = None) -> None:
-        super().__init__("sequences", 9, None)
-        self._fail_after = fail_after
-
-    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
-        random = np.random.default_rng(0)
-        sequences = list(random.integers(0, 9, (600, 200), dtype=np.int32))
-        for begin in range(skip, len(sequences), 10):
-            if self._fail_after is not None and begin >= self._fail_after:
-                raise InterruptedError
-            yield join(sequences[begin : begin + 10])
-
-    def fingerprint(self) -> str:
-        return "sequences"
-
-
 def _count_sequences(folder: pathlib.Path, fail_after: int | None = None) -> list[int]:
     """Counts, or resumes a count; returns checksums of the result."""
+    random = np.random.default_rng(0)
+    sequences = random.integers(0, 9, (600, 200), dtype=np.int32)
     counts = bounded_memory.count(
-        _Sequences(fail_after), folder, order=3, memory=1_000_000
+        Sequences([*sequences], fail_after, vocab_size=9),
+        folder,
+        order=3,
+        memory=1_000_000,
     )
     arrays = (*counts.keys, *counts.counts, *counts.followed)
     return [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]
 
 
 def _interrupt_count(folder: pathlib.Path) -> None:
-    with contextlib.suppress(InterruptedError):
+    with contextlib.suppress(KeyboardInterrupt):
         _count_sequences(folder / "runs", fail_after=500)
     assert len(list(folder.glob("runs/run_*.windows"))) > 1
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,7 @@ import pytest
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.block_heads import init_heads, is_trained
+from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
@@ -15,7 +15,7 @@ from bpd_jax.models.blockwise_config import (
 )
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import random_heads, random_params
 
 TRUNK = TransformerConfig(23, 1, 16, 24, 4, max_length=32)
 VOCABULARY = np.array([1, 4, 5, 9, 12, 20, 22], np.int32)
@@ -37,11 +37,7 @@ def model(name, tied=True):
     trunk = TransformerConfig(23, 1, 16, 24, 4, max_length=32, tied_softmax=tied)
     base = BlockwiseConfig(trunk)
     params = random_params(parameter_shapes(base), 0.3, 0)
-    ids = VOCABULARY if config.draft_vocabulary else None
-    heads = init_heads(base, params, config, jax.random.key(0), ids)
-    drawn = {k: v for k, v in heads.items() if is_trained(config, k)}
-    noise = random_params(drawn, 0.3, 1)
-    heads |= {name: heads[name] + value for name, value in noise.items()}
+    heads = random_heads(base, params, config, VOCABULARY)
     return BlockwiseConfig(trunk, config), {**params, "heads": heads}
 
 

@@ -9,13 +9,13 @@ from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.block_heads import init_heads, is_trained
+from bpd_jax.models.block_heads import is_trained
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
 from bpd_jax.models.transformer_config import TransformerConfig
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import random_heads, random_params
 
 MODEL = BlockwiseConfig(TransformerConfig(40, 1, 16, 24, 4, max_length=32))
 VOCABULARY = np.arange(3, 33, 3, dtype=np.int32)
@@ -33,11 +33,7 @@ PARAMS = random_params(parameter_shapes(MODEL), 0.3, 0)
 
 
 def trained(config):
-    ids = VOCABULARY if config.draft_vocabulary else None
-    heads = init_heads(MODEL, PARAMS, config, jax.random.key(0), ids)
-    drawn = {k: v for k, v in heads.items() if is_trained(config, k)}
-    noise = random_params(drawn, 0.3, 1)
-    return heads | {name: heads[name] + value for name, value in noise.items()}
+    return random_heads(MODEL, PARAMS, config, VOCABULARY)
 
 
 def save(folder, config, heads, **kwargs):

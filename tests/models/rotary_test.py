@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,15 +64,3 @@ def test_bfloat16_angles_are_exact():
     got = rotate(x.astype(jnp.bfloat16), jnp.array([[4001]]), RotaryConfig())
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(jnp.float32), exact, atol=0.02)
-
-
-def test_scaling_keeps_high_frequencies_and_divides_low_ones():
-    plain = CONFIGS["plain"].frequencies(64)
-    np.testing.assert_allclose(CONFIGS["linear"].frequencies(64), plain / 4)
-    for name, factor in (("llama3", 8), ("yarn", 4)):
-        config = dataclasses.replace(CONFIGS[name], original_length=512)
-        scaled = config.frequencies(64)
-        assert scaled[0] == plain[0]
-        np.testing.assert_allclose(scaled[-1], plain[-1] / factor)
-        assert (np.diff(scaled) < 0).all()
-        assert ((scaled <= plain) & (scaled >= plain / factor)).all()

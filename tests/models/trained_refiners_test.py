@@ -57,10 +57,11 @@ def test_markov_scores_equal_the_whole_bigram_table(level):
     np.testing.assert_allclose(scores, want, atol=1e-5)
 
 
-def unrolled_recurrent(hidden, path):
+def unrolled_recurrent(params, hidden, path):
     """Corrections of all tokens at every level, for one text and one path."""
-    w = {name: np.asarray(value) for name, value in parameters(RECURRENT).items()}
-    reset, keep, new = (slice(k * 6, k * 6 + 6) for k in range(3))
+    w = {name: np.asarray(value) for name, value in params.items()}
+    size = len(w["kernel_state"])
+    reset, keep, new = (slice(k * size, (k + 1) * size) for k in range(3))
     state = np.tanh(unit(hidden) @ w["kernel_start"] + w["bias_start"])
     corrections = []
     for level, token in enumerate(path, start=1):
@@ -79,7 +80,7 @@ def test_recurrent_step_by_step_equals_unrolled():
     candidates = tokens(5, 2, 3, 4)
     want = np.array(
         [
-            [unrolled_recurrent(hidden[row], path) for path in paths[row]]
+            [unrolled_recurrent(params, hidden[row], path) for path in paths[row]]
             for row in range(2)
         ]
     )
@@ -94,23 +95,25 @@ def test_recurrent_step_by_step_equals_unrolled():
         assert scores.dtype == jnp.float32
 
 
+def hydra_state(params, hidden, embedded):
+    """The state after one path of tokens, by an MLP of concatenated inputs."""
+    w = {name: np.asarray(value) for name, value in params.items()}
+    inputs = np.concatenate([unit(np.asarray(v)) for v in (hidden, *embedded)])
+    inner = inputs @ w["kernel_in"].reshape(len(inputs), -1) + w["bias_in"]
+    return hidden + (inner * sigmoid(inner)) @ w["kernel_out"] + w["bias_out"]
+
+
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_hydra_states_equal_an_mlp_of_concatenated_inputs(level):
     params = parameters(HYDRA)
     hidden, embedded = states(6, 2, WIDTH), states(7, 2, 3, level, WIDTH)
     compute = jax.jit(trained_refiners.hydra_states, static_argnums=(0, 4))
     result = compute(HYDRA, params, hidden, embedded, level)
-    w = {k: np.asarray(value) for k, value in params[f"level_{level}"].items()}
-    kernel = w["kernel_in"].reshape(-1, HYDRA.width)
+    weights = params[f"level_{level}"]
     for row in range(2):
         for path in range(3):
-            parts = [hidden[row], *embedded[row, path]]
-            concatenated = np.concatenate([unit(np.asarray(part)) for part in parts])
-            inner = concatenated @ kernel + w["bias_in"]
-            want = hidden[row] + (inner * sigmoid(inner)) @ w["kernel_out"]
-            np.testing.assert_allclose(
-                result[row, path], want + w["bias_out"], atol=1e-4
-            )
+            want = hydra_state(weights, hidden[row], embedded[row, path])
+            np.testing.assert_allclose(result[row, path], want, atol=1e-4)
 
 
 def test_hydra_keeps_the_precision_of_the_model():

@@ -1,11 +1,60 @@
-"""Comparison of models, counts and folders."""
+"""Sequences to count, and comparison of models, counts and folders."""
 
 import filecmp
 import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from bpd_jax.ngrams.counting.counts import NGramCounts
+from bpd_jax.ngrams.counting.sources import TokenSource
+from bpd_jax.ngrams.counting.windows import TokenBatch, join
 from bpd_jax.ngrams.storage import NGramArrays
+
+
+class Sequences(TokenSource):
+    """Sequences in batches of ten; an iteration fails after `fail_after` of them."""
+
+    def __init__(
+        self,
+        sequences: Sequence[np.ndarray],
+        fail_after: int | None = None,
+        *,
+        vocab_size: int,
+    ) -> None:
+        super().__init__("text", vocab_size, None)
+        self.rows = sequences
+        self.fail_after = fail_after
+        self.read_from: list[int] = []
+
+    def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
+        self.read_from.append(skip)
+        for begin in range(skip, len(self.rows), 10):
+            if self.fail_after is not None and begin >= self.fail_after:
+                raise KeyboardInterrupt
+            yield join(self.rows[begin : begin + 10])
+
+    def fingerprint(self) -> str:
+        return f"{len(self.rows)} sequences"
+
+
+def sequences_of(batches: Iterable[TokenBatch]) -> list[list[int]]:
+    """The sequences of all batches."""
+    return [
+        part.tolist()
+        for tokens, lengths in batches
+        for part in np.split(tokens, np.cumsum(lengths[:-1]))
+    ]
+
+
+def as_text(counts: NGramCounts) -> str:
+    """Counts in the format of `ngram-count -write`, with ids, `<s>` and `</s>`."""
+    names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
+    return "".join(
+        f"{' '.join(names[symbol] for symbol in row)}\t{number}\n"
+        for order, numbers in enumerate(counts.counts, start=1)
+        for row, number in zip(counts.ngrams(order), numbers, strict=True)
+    )
 
 
 def assert_same(

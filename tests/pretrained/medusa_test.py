@@ -7,7 +7,6 @@ head i = softmax_i · x, after x ← x + SiLU(W x + b) per layer.
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,14 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.medusa_export import export_heads
 from bpd_jax.pretrained.medusa_import import import_heads
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import random_heads, random_params
 
 D, V = 12, 21
 TRUNK = TransformerConfig(
@@ -47,14 +45,8 @@ def base():
 
 def with_heads(base, heads):
     """The model with random heads."""
-    vocabulary = None if heads.draft_vocabulary is None else VOCABULARY
     model = BlockwiseConfig(TRUNK, heads)
-    params = init_heads(model, base, heads, jax.random.key(1), vocabulary)
-    random = np.random.default_rng(2)
-    for name in ("kernel", "bias", *(["softmax"] if heads.own_softmax else [])):
-        values = random.normal(0, 0.5, params[name].shape)
-        params[name] = jnp.asarray(values, jnp.float32)
-    return model, {**base, "heads": params}
+    return model, {**base, "heads": random_heads(model, base, heads, VOCABULARY)}
 
 
 @pytest.fixture

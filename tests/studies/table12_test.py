@@ -1,15 +1,10 @@
-import pathlib
-
-from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study import find_study
 from bpd_jax.studies.study_records import LatencyRecord
 from bpd_jax.studies.table12 import LABELS
-
-STUDY = find_study("table12")
+from tests.studies.builders import exhibit_of
 
 
 def build_exhibit(*records):
-    return STUDY.exhibit(StudyRun(pathlib.Path("runs"), "table12", {}, list(records)))
+    return exhibit_of("table12", records)
 
 
 def test_cells_are_medians_with_their_range_beside_the_paper():

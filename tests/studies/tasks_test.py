@@ -1,7 +1,5 @@
 """Examples of studies: prompts, truncated documents, and reproducible sampling."""
 
-import gzip
-import json
 import types
 
 import pytest
@@ -9,12 +7,13 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.tasks import (
-    LABELS,
     MT_BENCH,
+    TASK_LABELS,
     draw_examples,
     read_sources,
     undrawn_texts,
 )
+from tests.json_lines import write_json_lines
 
 
 class Words:
@@ -45,9 +44,7 @@ def loaded():
 
 
 def write(folder, name, split, records):
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / name / f"{split}.jsonl.gz", "wt") as stream:
-        stream.writelines(json.dumps(record) + "\n" for record in records)
+    write_json_lines(folder / name / f"{split}.jsonl.gz", records)
 
 
 def draw(folder, task, loaded, **changes):
@@ -148,7 +145,7 @@ def test_missing_files_are_named(tmp_path):
         (tmp_path / "xsum" / "test.jsonl").write_text(f"{line}\n")
         with pytest.raises(UserError, match=r"test\.jsonl:1 is not valid JSON"):
             [*read_sources(tmp_path, "xsum")]
-    assert "held_out" in LABELS
+    assert "held_out" in TASK_LABELS
 
 
 def test_later_turns_follow_the_answers_of_the_model(tmp_path, loaded):

@@ -1,7 +1,6 @@
 """Bad settings end with one sentence that names the setting."""
 
 import dataclasses
-import math
 
 import pytest
 
@@ -20,24 +19,9 @@ DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"steps": 0}, "TrainConfig.steps must be a positive integer"),
-        ({"steps": 10.5}, "TrainConfig.steps must be a positive integer"),
-        ({"patience": True}, "patience must be a positive integer, not True"),
-        ({"seed": -1}, "TrainConfig.seed must be an integer"),
-        ({"seed": False}, "seed must be an integer"),
-        ({"start": 3}, "start must be text"),
-        ({"start": ""}, "start must be text"),
-        ({"head_targets": "own"}, "head_targets must be one of text, model, not"),
-        ({"select_by": "loss"}, "select_by must be one of validation_loss, "),
-        ({"model": "tiny"}, r"TrainConfig.model must be @BlockwiseConfig\(\)"),
-        ({"task": 1}, r"task must be @TextTask\(\) or @ExampleTask\(\)"),
         ({"length": 17}, "length = 17 exceeds TransformerConfig.max_length = 16"),
         ({"head_weights": (1.0,)}, "must hold 3 numbers"),
         ({"head_weights": (1.0, -1.0, 1.0)}, "head_weights"),
-        ({"head_weights": (math.nan, 1, 1)}, "head_weights"),
-        ({"head_weights": (True, 1, 1)}, "head_weights"),
-        ({"head_weights": "abc"}, "head_weights"),
-        ({"head_weights": 1.0}, "head_weights"),
     ],
 )
 def test_invalid_runs_are_refused(train_config, changes, message):
@@ -48,10 +32,6 @@ def test_invalid_runs_are_refused(train_config, changes, message):
 @pytest.mark.parametrize(
     "kind, fields, message",
     [
-        (OptimizerConfig, {"learning_rate": 0}, "OptimizerConfig.learning_rate must"),
-        (OptimizerConfig, {"learning_rate": "fast"}, "learning_rate must be a finite"),
-        (OptimizerConfig, {"learning_rate": math.inf}, "learning_rate must be a fin"),
-        (OptimizerConfig, {"learning_rate": 1, "schedule": "sine"}, "schedule must be"),
         (OptimizerConfig, {"learning_rate": 1, "beta2": 1.0}, "beta2 must be"),
         (OptimizerConfig, {"learning_rate": 1, "clip_norm": 0}, "clip_norm must be"),
         (
@@ -59,7 +39,6 @@ def test_invalid_runs_are_refused(train_config, changes, message):
             {"learning_rate": 1, "trunk_learning_rate": 0.0},
             "trunk_learning_rate .* above 0",
         ),
-        (HeadSchedule, {"decay": math.nan}, "HeadSchedule.decay must be a finite"),
         (HeadSchedule, {"waiting": 1.0}, "waiting must be a finite number"),
         (HeadSchedule, {"waiting": 0.1}, "set HeadSchedule.add_every or start_after"),
         (
@@ -68,7 +47,6 @@ def test_invalid_runs_are_refused(train_config, changes, message):
             "set HeadSchedule.add_every too",
         ),
         (HeadSchedule, {"order": "entropy", "add_every": 5}, "waiting above 0"),
-        (RefinerSettings, {"kind": "eagle"}, "--kind must be one of markov, recurrent"),
         (RefinerSettings, {"kind": "markov", "rank": 0}, "--rank must be an integer"),
     ],
 )
@@ -80,9 +58,7 @@ def test_invalid_settings_are_refused(kind, fields, message):
 @pytest.mark.parametrize(
     "config, changes, message",
     [
-        (HEADS, {"mode": "disk"}, "mode must be one of cache, ring"),
         (HEADS, {"held_out": 1.5}, "held_out must be"),
-        (HEADS, {"optimizer": 3}, "@OptimizerConfig"),
         (
             HEADS,
             {"optimizer": OptimizerConfig(1, trunk_learning_rate=0.1)},

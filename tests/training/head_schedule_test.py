@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from bpd_jax.training.head_schedule import HeadSchedule
 
@@ -15,39 +16,45 @@ def weights_at(schedule: HeadSchedule, step: int, base=ONES) -> list[float]:
     return weights.tolist()
 
 
-def test_default_schedule_keeps_the_base_weights():
-    for step in (1, 1000):
-        assert weights_at(HeadSchedule(), step, (1.0, 0.5, 2.0)) == [1.0, 0.5, 2.0]
-
-
-def test_weights_decay_with_the_distance():
-    weights = weights_at(HeadSchedule(decay=0.5), 1, (2.0, 1.0, 1.0, 4.0))
-    assert weights == [2.0, 0.5, 0.25, 0.5]
-
-
-def test_all_heads_ramp_in_from_the_start():
-    schedule = HeadSchedule(ramp_steps=4)
-    table = [weights_at(schedule, step) for step in (1, 2, 3, 4, 5, 99)]
-    shares = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert table == [[1.0, share, share] for share in shares]
-
-
-def test_example_of_the_docstring():
-    schedule = HeadSchedule(decay=0.5, ramp_steps=50, add_every=100)
-    steps = [1, 100, 101, 125, 150, 200, 201, 250, 300]
-    table = np.array([weights_at(schedule, step) for step in steps]).T
-    expected = [
-        [1, 1, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 0.01, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5],
-        [0, 0, 0, 0, 0, 0, 0.005, 0.25, 0.25],
-    ]
-    np.testing.assert_allclose(table, expected, rtol=1e-6)
-
-
-def test_waiting_heads_start_at_their_share():
-    schedule = HeadSchedule(ramp_steps=2, add_every=10, waiting=0.2)
-    weights = [weights_at(schedule, step)[1] for step in (1, 10, 11, 12, 13)]
-    np.testing.assert_allclose(weights, [0.2, 0.2, 0.6, 1.0, 1.0], rtol=1e-6)
+# The weights of the heads after the first one.
+@pytest.mark.parametrize(
+    "schedule, base, table",
+    [
+        (HeadSchedule(), (1.0, 0.5, 2.0), {1: [0.5, 2.0], 1000: [0.5, 2.0]}),
+        (HeadSchedule(decay=0.5), (2.0, 1.0, 1.0, 4.0), {1: [0.5, 0.25, 0.5]}),
+        (
+            HeadSchedule(ramp_steps=4),
+            ONES,
+            {1: [0.25] * 2, 2: [0.5] * 2, 3: [0.75] * 2, 4: [1.0] * 2, 99: [1.0] * 2},
+        ),
+        (
+            # The example of the docstring.
+            HeadSchedule(decay=0.5, ramp_steps=50, add_every=100),
+            ONES,
+            {
+                1: [0, 0],
+                100: [0, 0],
+                101: [0.01, 0],
+                125: [0.25, 0],
+                150: [0.5, 0],
+                200: [0.5, 0],
+                201: [0.5, 0.005],
+                250: [0.5, 0.25],
+                300: [0.5, 0.25],
+            },
+        ),
+        (
+            HeadSchedule(ramp_steps=2, add_every=10, waiting=0.2),
+            (1.0, 1.0),
+            {1: [0.2], 10: [0.2], 11: [0.6], 12: [1.0], 13: [1.0]},
+        ),
+    ],
+    ids=["default", "decay", "ramp", "docstring", "waiting"],
+)
+def test_weights_of_a_schedule(schedule, base, table):
+    weights = np.array([weights_at(schedule, step, base) for step in table])
+    assert set(weights[:, 0]) == {base[0]}
+    np.testing.assert_allclose(weights[:, 1:], list(table.values()), rtol=1e-6)
 
 
 def test_no_head_is_added_before_the_schedule_begins():

@@ -10,7 +10,6 @@ import pytest
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import load_refiner
@@ -19,11 +18,11 @@ from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
-from bpd_jax.training.refiner_loss import freeze_rows, freeze_states
+from bpd_jax.training.refiner_loss import outputs_of_rows, outputs_of_states
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
 from bpd_jax.training.refiners import RefinerObjective, train_refiner
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import random_heads, random_params
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
 
@@ -33,9 +32,7 @@ def base(model, params):
     """The tiny model with heads; their draft vocabulary: the even ones of 60 tokens."""
     heads = BlockHeadsConfig(3, 8, draft_vocabulary=len(VOCABULARY))
     trunk = BlockwiseConfig(model.trunk)
-    head_params = init_heads(trunk, params, heads, jax.random.key(0), VOCABULARY)
-    rng = np.random.default_rng(0)
-    head_params["kernel_out"] += rng.normal(0, 0.3, head_params["kernel_out"].shape)
+    head_params = random_heads(trunk, params, heads, VOCABULARY)
     return BlockwiseConfig(model.trunk, heads), {
         "trunk": params["trunk"],
         "heads": head_params,
@@ -93,7 +90,7 @@ def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
         )
         for freeze, batches in (
             (source.freeze, source.held_out),
-            (freeze_rows, [text_batch]),
+            (outputs_of_rows, [text_batch]),
         )
     )
     for name in ("plain_text", "refined_text"):
@@ -112,7 +109,7 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     settings = RefinerSettings("markov")
     source = open_source(states, settings, config, params)
     batch = source.held_out[0]
-    frozen = freeze_states(config, params, batch, model_targets=True)
+    frozen = outputs_of_states(config, params, batch, model_targets=True)
     objective = objective_on(source, settings, config)
     refiner = init_refiner(objective.config, jax.random.key(0))
     sums = jax.jit(objective.held_out_sums)(refiner, params, batch).plain_text

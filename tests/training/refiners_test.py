@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,11 @@ from bpd_jax.models.trained_refiners import (
 )
 from bpd_jax.training.frozen import LevelSums, measure
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.refiner_loss import freeze_rows
+from bpd_jax.training.refiner_loss import outputs_of_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import held_out_rows
 from bpd_jax.training.refiners import RefinerHeldOut, RefinerObjective, train_refiner
+from tests.data.row_files import save_rows
 from tests.decoding.random_models import random_params
 
 VOCAB = 280
@@ -47,22 +47,16 @@ def write_rows(folder, seed, rows):
     for i in range(1, 12):
         tokens[:, i] = (7 * tokens[:, i - 1] + rng.integers(0, 2, rows)) % 50
     segment_ids = np.tile([1] * 7 + [2] * 3 + [0] * 2, (rows, 1))
-    folder.mkdir(parents=True)
-    np.save(folder / "tokens.npy", (tokens * (segment_ids > 0)).astype(np.uint16))
-    np.save(folder / "segment_ids.npy", segment_ids.astype(np.uint16))
-    header = {
-        "format": 1,
-        "rows": rows,
-        "length": 12,
-        "tokens": rows * 10,
-        "documents": 2 * rows,
-        "split": folder.name,
-        "vocabulary": f"bpe:{VOCAB}",
-        "vocab_size": VOCAB,
-        "end_of_text": 0,
-        "fingerprint": {},
-    }
-    (folder / "rows.json").write_text(json.dumps(header))
+    save_rows(
+        folder,
+        tokens * (segment_ids > 0),
+        segment_ids,
+        split=folder.name,
+        vocabulary=f"bpe:{VOCAB}",
+        vocab_size=VOCAB,
+        end_of_text=0,
+        fingerprint={},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +119,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     refiner = random_refiner(config)
     rows = open_rows(data / "validation")
     batches = held_out_rows(rows, 2, 3)
-    held_out = evaluate(config, refiner, model, params, batches, freeze_rows)
+    held_out = evaluate(config, refiner, model, params, batches, outputs_of_rows)
 
     chosen_rows = [0, 3, 6]  # Three of ten rows, spread evenly.
     batch = make_batch(rows.tokens[chosen_rows], rows.segment_ids[chosen_rows])
@@ -203,7 +197,7 @@ def test_training_lowers_the_loss_and_keeps_the_model(
         model,
         params,
         held_out_rows(open_rows(data / "validation"), 8, 1000),
-        freeze_rows,
+        outputs_of_rows,
     )
     jax.tree.map(np.testing.assert_allclose, held_out, report.held_out)
 

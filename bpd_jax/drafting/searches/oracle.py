@@ -6,7 +6,7 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import (
     Drafter,
     Outcome,
@@ -15,7 +15,6 @@ from bpd_jax.drafting.interface import (
     SourceDrafter,
     View,
 )
-from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
     BuildContext,
     RefinerPart,
@@ -78,8 +77,7 @@ class OracleDrafter(SourceDrafter):
     def propose(self, seen: OracleDraft, arrays: PyTree) -> DraftTree:
         """Returns one chain per row."""
         del arrays
-        scores = jnp.zeros((seen.draft.shape[0], 1), jnp.float32)
-        return from_drafts(Drafts(seen.draft[:, None], scores))
+        return from_chain(seen.draft)
 
     def entropies(self, seen: OracleDraft) -> Float[Array, "B L"]:
         """Entropies of the heads."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.draft_tree import DraftTree, Sources, take
+from bpd_jax.drafting.draft_tree import DraftTree, NodeOrigins, take
 from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.parts import (
     COUNT,
@@ -136,7 +136,7 @@ class StaticTree(Search):
             if self.temperature is not None:
                 assert key is not None
                 scores, log_probs = _perturbed(scores, self.temperature, key, level)
-                sources.append(Sources(candidates.tokens, log_probs))
+                sources.append(NodeOrigins(candidates.tokens, log_probs))
             _, ranked = jax.lax.top_k(scores, 1 + max(node[-1] for node in nodes))
             row = np.array([before.index(node[:-1]) for node in nodes])
             picks = ranked[:, row, np.array([node[-1] for node in nodes])]
@@ -191,7 +191,9 @@ def _perturbed(
     return log_probs + jax.vmap(noise)(key), log_probs
 
 
-def _padded(sources: list[Sources], size: int, batch: int, width: int) -> Sources:
+def _padded(
+    sources: list[NodeOrigins], size: int, batch: int, width: int
+) -> NodeOrigins:
     """Sources of all nodes by level, padded for the nodes of the last level."""
     joined = jax.tree.map(lambda *levels: jnp.concatenate(levels, axis=1), *sources)
     missing = size - joined.tokens.shape[1]

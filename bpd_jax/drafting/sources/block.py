@@ -74,7 +74,7 @@ class BlockSource(LatticeSource):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class BlockPart(SourcePart):
+class Block(SourcePart):
     """Settings of the source `block`."""
 
     name: ClassVar[str] = "block"

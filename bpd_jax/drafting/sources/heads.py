@@ -129,16 +129,11 @@ class HeadsSource(LatticeSource):
         return lattice, memory
 
 
-@register
 @dataclasses.dataclass(frozen=True)
-class Heads(SourcePart):
-    """Settings of the source `heads`."""
+class HeadsPart(SourcePart):
+    """The settings that the sources `heads` and `hydra` share."""
 
-    name: ClassVar[str] = "heads"
-    help: ClassVar[str] = "the model's block heads"
-    reference: ClassVar[str] = "Stern et al. 2018"
     number_setting: ClassVar[str] = "heads"
-    offers_lattice: ClassVar[bool] = True
 
     heads: int | None = setting(
         None, "block heads used, head 1 included; default all", COUNT.or_none()
@@ -146,6 +141,17 @@ class Heads(SourcePart):
     k: int | None = setting(
         None, "candidates per head; default lattice_width", COUNT.or_none()
     )
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Heads(HeadsPart):
+    """The source `heads`."""
+
+    name: ClassVar[str] = "heads"
+    help: ClassVar[str] = "the model's block heads"
+    reference: ClassVar[str] = "Stern et al. 2018"
+    offers_lattice: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
         """Builds the source.

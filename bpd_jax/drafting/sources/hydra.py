@@ -14,18 +14,11 @@ from bpd_jax.drafting.interface import (
     Source,
     View,
 )
-from bpd_jax.drafting.parts import (
-    COUNT,
-    BuildContext,
-    SearchPart,
-    SourcePart,
-    register,
-)
-from bpd_jax.drafting.sources.heads import Heads
+from bpd_jax.drafting.parts import BuildContext, SearchPart, register
+from bpd_jax.drafting.sources.heads import Heads, HeadsPart
 from bpd_jax.models.functions import top_candidates
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
-from bpd_jax.settings import setting
 from bpd_jax.typing import Array, Float, Params
 
 
@@ -89,23 +82,15 @@ class HydraSource(Source):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Hydra(SourcePart):
-    """Settings of the source `hydra`."""
+class Hydra(HeadsPart):
+    """The source `hydra`."""
 
     name: ClassVar[str] = "hydra"
     title: ClassVar[str] = "Hydra"
     help: ClassVar[str] = "heads that see the earlier tokens of the draft"
     reference: ClassVar[str] = "Ankner et al. 2024"
-    number_setting: ClassVar[str] = "heads"
     needs: ClassVar[tuple[str, ...]] = ("hydra",)
     needs_hidden: ClassVar[bool] = True
-
-    heads: int | None = setting(
-        None, "block heads used, head 1 included; default all", COUNT.or_none()
-    )
-    k: int | None = setting(
-        None, "candidates per head; default lattice_width", COUNT.or_none()
-    )
 
     def build(self, context: BuildContext, search: SearchPart) -> HydraSource:
         """Builds the source, which has as many heads as the model.

@@ -6,9 +6,8 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import Stateless, View
-from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
     COUNT,
     BuildContext,
@@ -20,7 +19,7 @@ from bpd_jax.typing import Array, Bool, Int, PyTree
 
 
 @flax.struct.dataclass
-class Copy:
+class LookupMatch:
     """A copy of an earlier part of the text.
 
     Attributes:
@@ -65,7 +64,7 @@ class PromptLookup(Stateless):
         """The nodes of a single draft."""
         return self.max_depth
 
-    def look(self, view: View, arrays: None, memory: None) -> tuple[Copy, None]:
+    def look(self, view: View, arrays: None, memory: None) -> tuple[LookupMatch, None]:
         """Searches the text."""
         del arrays
         positions = jnp.arange(view.tokens.shape[1])
@@ -85,13 +84,12 @@ class PromptLookup(Stateless):
         copied = end + 1 + jnp.arange(self.num_tokens) % period
         draft = jnp.take_along_axis(text, copied, axis=1, mode="clip")
         tokens = jnp.concatenate([view.next_token[:, None], draft], axis=1)
-        return Copy(tokens, best[:, 0] > 0), memory
+        return LookupMatch(tokens, best[:, 0] > 0), memory
 
-    def propose(self, seen: Copy, arrays: PyTree) -> DraftTree:
+    def propose(self, seen: LookupMatch, arrays: PyTree) -> DraftTree:
         """Returns one chain per row; without a match only its root is valid."""
         del arrays
-        scores = jnp.zeros((len(seen.valid), 1), jnp.float32)
-        chain = from_drafts(Drafts(seen.tokens[:, None], scores))
+        chain = from_chain(seen.tokens)
         valid = (chain.depths == 0) | seen.valid[:, None]
         return dataclasses.replace(chain, valid=valid, sizes=(1,))
 

@@ -3,11 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-import jax.numpy as jnp
-
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import Stateless, View
-from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
 from bpd_jax.typing import Array, Int, PyTree
 
@@ -31,13 +28,12 @@ class PlainDrafter(Stateless):
     def propose(self, seen: Int[Array, " B"], arrays: PyTree) -> DraftTree:
         """Returns a tree of one node per row."""
         del arrays
-        scores = jnp.zeros((seen.shape[0], 1), jnp.float32)
-        return from_drafts(Drafts(seen[:, None, None], scores))
+        return from_chain(seen[:, None])
 
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Nothing(StandalonePart):
+class NoSource(StandalonePart):
     """The source `none`: plain decoding."""
 
     name: ClassVar[str] = "none"

@@ -24,7 +24,7 @@ def estimate(name: str, scores: Sequence[Mapping[str, float]]) -> Estimate | Non
     other scores are means in percent.
 
     Args:
-      name: name of the score, a key of `task_metrics.LABELS`.
+      name: name of the score, a key of `task_metrics.SCORE_LABELS`.
       scores: scores of every example, from a `Metric` or `lambada.passage_scores`.
 
     Returns:

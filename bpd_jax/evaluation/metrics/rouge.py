@@ -10,7 +10,7 @@ from typing import Any
 
 from bpd_jax.errors import UserError
 
-KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def _scorer() -> Any:
             f"ROUGE needs the package rouge-score, which cannot be imported ({error}): "
             "pip install 'rouge-score>=0.1.2,<0.2'."
         ) from error
-    return RougeScorer(KINDS, use_stemmer=True)
+    return RougeScorer(ROUGE_KINDS, use_stemmer=True)
 
 
 def scores(prediction: str, references: Sequence[str]) -> dict[str, float]:
@@ -40,4 +40,4 @@ def scores(prediction: str, references: Sequence[str]) -> dict[str, float]:
       UserError: the package is missing.
     """
     results = _scorer().score_multi(list(references), prediction)
-    return {kind: float(results[kind].fmeasure) for kind in KINDS}
+    return {kind: float(results[kind].fmeasure) for kind in ROUGE_KINDS}

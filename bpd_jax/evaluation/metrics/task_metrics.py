@@ -25,7 +25,7 @@ _METRICS: dict[str, Metric] = {
 # `rag` uses F1: long answers contain many correct words but never match exactly.
 _HEADLINES = {"lambada": "perplexity", "squad": "exact_match", "rag": "f1"}
 
-LABELS = {
+SCORE_LABELS = {
     "perplexity": "Perplexity",
     "last_word_perplexity": "Perplexity of last words",
     "last_word": "Last words right",

@@ -57,7 +57,7 @@ def count(
     if memory < _LEAST_MEMORY:
         raise UserError(
             f"memory is {memory} bytes: it must be at least {_LEAST_MEMORY:,}, and "
-            "should be some billions."
+            "should be several gigabytes."
         )
     check_min_counts(min_counts, order)
     packing = windows.Packing(order, source.vocab_size)

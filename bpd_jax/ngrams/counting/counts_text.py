@@ -194,9 +194,8 @@ def _read_blocks(path: pathlib.Path) -> Iterator[_Lines]:
         sizes = lengths[numbers] - 1
         ends = np.cumsum(sizes + 1) - 1
         counts, symbols = fields[ends], np.delete(fields[:size], ends)
-        usual = symbols.max(initial=0) <= HIGHEST_ID
-        usual &= sizes.min(initial=1) > 0 and counts.min(initial=1) > 0
-        if usual and not fault:
+        positive = (sizes > 0).all() and (counts > 0).all()
+        if positive and (symbols <= HIGHEST_ID).all() and not fault:
             yield _Lines(symbols.astype(np.int32), sizes, counts, before + numbers + 1)
         else:
             yield _parse(path, data, before)

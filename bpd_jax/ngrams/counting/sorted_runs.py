@@ -43,7 +43,7 @@ KIND = Artifact(
 )
 # The counts of a run have 32 bits, so a run has at most this number of windows.
 MOST_WINDOWS = 2**32 - 1
-# Copies of windows that merging holds at once: those of all runs, and their merger.
+# Copies of the windows in memory during a merge: those of all runs, and the result.
 _COPIES = 4
 _SAMPLES = 64  # per range of windows
 _BLOCK = 1 << 20

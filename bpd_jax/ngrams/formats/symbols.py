@@ -69,8 +69,7 @@ def _printable(character: str) -> str:
 def write_symbols(symbols: Sequence[str], path: str | os.PathLike[str]) -> None:
     """Writes a table in OpenFst's text format."""
     lines = [f"{name}\t{label}\n" for label, name in enumerate([EPSILON, *symbols])]
-    with files.replacing_file(path) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    files.write_text(path, "".join(lines))
 
 
 def read_symbols(path: str | os.PathLike[str]) -> list[str]:

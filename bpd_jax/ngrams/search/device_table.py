@@ -94,11 +94,6 @@ class DeviceTable:
         """N."""
         return len(self.log_probs)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
-
     def as_predicted(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
         """The symbols of predicted tokens: `</s>` for the end-of-text token."""
         if self.end_of_text is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from jax.sharding import Mesh
 
 from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import DTYPES
+from bpd_jax.models.attachments import STORED_DTYPES
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, check_rows
@@ -107,7 +107,7 @@ class HeadsTrainConfig(Validated):
     log_every: Count = 20
     evaluate_every: Count = 200
     checkpoint_every: Count = 200
-    heads_dtype: Annotated[str, choice(*DTYPES)] = "bfloat16"
+    heads_dtype: Annotated[str, choice(*STORED_DTYPES)] = "bfloat16"
     seed: Natural = 0
 
     def check_together(self) -> None:

@@ -22,7 +22,7 @@ from bpd_jax.training.heads.positions import (
     positions_of,
     split_texts,
 )
-from bpd_jax.training.heads.states_cache import cache_bytes
+from bpd_jax.training.heads.states_files import cache_bytes
 from bpd_jax.typing import Params
 
 

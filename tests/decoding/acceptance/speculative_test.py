@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
-from bpd_jax.drafting.draft_tree import DraftTree, Sources
+from bpd_jax.drafting.draft_tree import DraftTree, NodeOrigins
 
 VOCAB, WIDTH, SIZE, DEPTH = 7, 4, 12, 4
 sample = jax.jit(speculative_sampling, static_argnums=3)
@@ -30,7 +30,7 @@ def random_tree(rng, drawn):
         *(jnp.asarray([x]) for x in (tokens, parents, depths)),
         ranks=jnp.arange(SIZE)[None],
         valid=jnp.asarray([valid]),
-        sources=Sources(jnp.asarray([candidates]), jnp.asarray([log_probs]))
+        sources=NodeOrigins(jnp.asarray([candidates]), jnp.asarray([log_probs]))
         if drawn
         else None,
     )
@@ -120,7 +120,7 @@ def outcomes(tree, probs, count=400):
 def drawn_from(probs):
     log_probs = jnp.log(jnp.asarray([[probs] * 2], jnp.float32))
     candidates = jnp.broadcast_to(jnp.arange(len(probs)), log_probs.shape)
-    return Sources(candidates, log_probs)
+    return NodeOrigins(candidates, log_probs)
 
 
 def test_equal_distributions_never_reject():

@@ -1,6 +1,5 @@
 """Rescoring by a small LM against Algorithm 2 as printed, without a cache."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,18 +14,18 @@ from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
+from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
+    LENGTH,
+    WIDTH,
     check_every_search,
     grow_drafts,
+    lattice_of,
     make_model,
     make_view,
     slow_read,
     whole_text,
 )
-
-LENGTH, WIDTH = 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +36,6 @@ def base():
 @pytest.fixture(scope="module")
 def small():
     return make_model(3)
-
-
-def lattice_of(view):
-    return jax.device_get(
-        view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
-    )
 
 
 def sequential(small, weight, ngram=None):
@@ -88,14 +81,7 @@ def test_greedy_walk_is_algorithm_2(base, small, alpha, slope):
 
 
 def test_neural_and_ngram_scores_add_up(base, small):
-    rng = np.random.default_rng(5)
-    counts = count_ngrams(
-        [rng.integers(0, 13, 60).astype(np.int32) for _ in range(10)],
-        order=3,
-        vocab_size=13,
-        end_of_text=0,
-    )
-    ngram = estimate_katz(counts)
+    ngram = make_ngram()
     view = make_view(base, seed=2)
     lattice = lattice_of(view)
 

@@ -8,8 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
@@ -92,30 +90,6 @@ def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     assert_all_best(drafts, model, 0.4, lattice, context)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10_000),
-    order=st.integers(3, 4),
-    length=st.integers(2, 5),
-    width=st.integers(1, 5),
-    alpha=st.sampled_from([0.1, 1.0, 5.0]),
-)
-def test_the_exact_engines_agree(seed, order, length, width, alpha):
-    model = ngram_model(order, seed=seed % 3)
-    lattice = random_lattice(seed, batch=1, length=length, width=width)
-    context = context_of(np.random.default_rng(seed), order, 1)
-    results = [
-        refine(engine, model, 4, alpha, lattice, context)
-        for engine in ("viterbi", "device")
-    ]
-    for drafts in results:
-        assert_all_best(drafts, model, alpha, lattice, context)
-    for result in results[1:]:
-        np.testing.assert_allclose(
-            results[0].scores, result.scores, rtol=1e-5, atol=1e-4
-        )
-
-
 @pytest.mark.parametrize("engine", ["viterbi", "device"])
 def test_repeated_and_impossible_candidates(engine):
     model = ngram_model(3)
@@ -166,9 +140,9 @@ def test_search_grows_its_buffers(monkeypatch):
 def test_table_size_in_bytes():
     model = ngram_model(4)
     table = NGramRefiner.from_model(model).arrays.table
-    assert table.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(table))
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(table))
     middle, highest = model.sizes[1] + model.sizes[2], model.sizes[3]
-    unigrams = table.nbytes - 14 * middle - 6 * highest
+    unigrams = total - 14 * middle - 6 * highest
     # Three arrays over all symbols, and three ends of `first_child`.
     assert unigrams == 12 * model.width + 3 * 4
 

@@ -24,11 +24,11 @@ from bpd_jax.drafting.searches.static import (
 )
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.katz import estimate_katz
+from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
     grow_drafts,
     grow_tree,
+    lattice_of,
     make_model,
     make_view,
     naive_steps,
@@ -108,9 +108,7 @@ GREEDY_PATH = [0, 1, 4, 7]
 def test_a_refined_block_has_the_ranks_of_the_greedy_path(with_neural):
     """Against Algorithm 2, under an n-gram model, alone and with a small LM."""
     base, small = make_model(0, block_size=4), make_model(3)
-    rng = np.random.default_rng(5)
-    texts = [rng.integers(0, 13, 60).astype(np.int32) for _ in range(10)]
-    ngram = estimate_katz(count_ngrams(texts, order=3, vocab_size=13, end_of_text=0))
+    ngram = make_ngram()
     arrays = WeightedParams(Weight.of(8.0), small.params)
     neural = NeuralRefiner(SmallLM(small.functions, 4), arrays)
     paths = Paths(
@@ -120,7 +118,7 @@ def test_a_refined_block_has_the_ranks_of_the_greedy_path(with_neural):
     )
     for seed in (1, 2):
         view = make_view(base, seed=seed)
-        lattice = jax.device_get(view.model.lattice(view.hidden, view.next_token, 4, 3))
+        lattice = lattice_of(view)
         greedy, by_path, block = grow_drafts(
             paths, view, BeamSearch(1), StaticTree(TREE), StaticTree(TREE, None, True)
         )

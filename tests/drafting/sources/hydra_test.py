@@ -7,13 +7,14 @@ import numpy as np
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.sources.hydra import HydraSource
 from bpd_jax.models.trained_refiners import HydraConfig
-from tests.drafting.naive import check_every_search, make_model, make_view
-
-LENGTH, WIDTH = 4, 3
-
-
-def unit(vector):
-    return vector / np.sqrt(np.mean(vector**2) + 1e-12)
+from tests.drafting.naive import (
+    LENGTH,
+    WIDTH,
+    check_every_search,
+    make_model,
+    make_view,
+)
+from tests.models.trained_refiners_test import hydra_state
 
 
 def test_every_search_grows_paths_of_the_sequential_heads():
@@ -35,14 +36,8 @@ def test_every_search_grows_paths_of_the_sequential_heads():
 
     def offer(row, path):
         level = 1 + len(path)
-        w = params[f"level_{level}"]
-        inputs = [hidden[row], *embedding[[int(view.next_token[row]), *path]]]
-        inner = w["bias_in"] + sum(
-            unit(vector) @ kernel
-            for vector, kernel in zip(inputs, w["kernel_in"], strict=True)
-        )
-        inner = inner / (1 + np.exp(-inner))
-        state = hidden[row] + inner @ w["kernel_out"] + w["bias_out"]
+        embedded = embedding[[int(view.next_token[row]), *path]]
+        state = hydra_state(params[f"level_{level}"], hidden[row], embedded)
         logits = embedding @ state
         log_probs = logits - np.logaddexp.reduce(logits)
         tokens = np.argsort(-log_probs)[:WIDTH]

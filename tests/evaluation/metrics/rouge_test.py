@@ -42,7 +42,7 @@ def test_best_score_over_references_is_used():
     pytest.importorskip("rouge_score")
     scores = rouge.scores("warm sun", ["cold rain", "warm rain"])
     assert scores["rouge1"] == pytest.approx(0.5)
-    assert rouge.scores("", ["cold rain"]) == dict.fromkeys(rouge.KINDS, 0.0)
+    assert rouge.scores("", ["cold rain"]) == dict.fromkeys(rouge.ROUGE_KINDS, 0.0)
 
 
 def test_missing_package_is_reported():

@@ -3,7 +3,7 @@
 import pytest
 
 from bpd_jax.evaluation.metrics import final_number, rouge, squad
-from bpd_jax.evaluation.metrics.task_metrics import LABELS, headline_of, metric_of
+from bpd_jax.evaluation.metrics.task_metrics import SCORE_LABELS, headline_of, metric_of
 from bpd_jax.studies import printed, tasks
 
 
@@ -32,8 +32,8 @@ def test_metrics_of_tasks(task, metric, headline):
 
 def test_every_score_has_a_label():
     pytest.importorskip("rouge_score")
-    for task in tasks.LABELS:
+    for task in tasks.TASK_LABELS:
         metric = metric_of(task)
         if metric:
-            assert metric("1", ["1"]).keys() <= LABELS.keys()
+            assert metric("1", ["1"]).keys() <= SCORE_LABELS.keys()
             assert headline_of(task) in metric("1", ["1"])

@@ -12,9 +12,7 @@ from bpd_jax import files, temporaries
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory, order_counts, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
-from bpd_jax.ngrams.counting.sources import TokenSource
-from bpd_jax.ngrams.counting.windows import join
-from tests.ngrams.helpers import assert_same
+from tests.ngrams.helpers import Sequences, assert_same
 
 MANIFEST = sorted_runs.KIND.marker
 MEMORY = 1_000_000  # about 12 runs of the text below
@@ -23,26 +21,7 @@ count = functools.partial(bounded_memory.count, order=4, memory=MEMORY)
 count_to_folder = functools.partial(
     bounded_memory.count_to_folder, order=4, memory=MEMORY
 )
-
-
-class Batches(TokenSource):
-    """Sequences in batches of ten; the first iteration fails after `fail_after`."""
-
-    def __init__(self, text, fail_after=None):
-        super().__init__("text", V, None)
-        self.text = text
-        self.fail_after = fail_after
-        self.read_from = []
-
-    def batches(self, skip=0):
-        self.read_from.append(skip)
-        for begin in range(skip, len(self.text), 10):
-            if self.fail_after is not None and begin >= self.fail_after:
-                raise KeyboardInterrupt
-            yield join(self.text[begin : begin + 10])
-
-    def fingerprint(self):
-        return f"{len(self.text)} sequences"
+Batches = functools.partial(Sequences, vocab_size=V)
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,7 @@ from hypothesis import strategies as st
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.counts_text import read_counts
-from tests.ngrams.helpers import assert_same
-
-
-def as_text(counts):
-    names = [*map(str, range(counts.vocab_size)), "</s>", "<s>"]
-    return "".join(
-        f"{' '.join(names[symbol] for symbol in row)}\t{count}\n"
-        for order in range(1, len(counts.keys) + 1)
-        for row, count in zip(
-            counts.ngrams(order).tolist(),
-            counts.counts[order - 1].tolist(),
-            strict=True,
-        )
-    )
+from tests.ngrams.helpers import as_text, assert_same
 
 
 @given(

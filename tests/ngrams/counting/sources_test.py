@@ -10,14 +10,11 @@ from bpd_jax.data import generations, tokenizer
 from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
 from bpd_jax.ngrams.counting.sources import open_source
+from tests.ngrams.helpers import sequences_of
 
 
 def read(source, skip=0):
-    return [
-        part.tolist()
-        for tokens, lengths in source.batches(skip)
-        for part in np.split(tokens, np.cumsum(lengths[:-1]))
-    ]
+    return sequences_of(source.batches(skip))
 
 
 @pytest.fixture

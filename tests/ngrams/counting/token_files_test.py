@@ -12,14 +12,7 @@ from bpd_jax.ngrams.counting.token_files import (
     highest_id,
     read_batches,
 )
-
-
-def sequences(path):
-    return [
-        part.tolist()
-        for tokens, lengths in read_batches(path, None)
-        for part in np.split(tokens, np.cumsum(lengths[:-1]))
-    ]
+from tests.ngrams.helpers import sequences_of
 
 
 def test_lines_become_sequences(tmp_path):
@@ -28,7 +21,11 @@ def test_lines_become_sequences(tmp_path):
     # The format is recognised by the content.
     (tmp_path / "packed.txt").write_bytes(gzip.compress(text))
     for path in (tmp_path / "ids.txt", tmp_path / "packed.txt"):
-        assert sequences(path) == [[1, 2, 3], [4], [50256, 7, 2**31 - 1]]
+        assert sequences_of(read_batches(path, None)) == [
+            [1, 2, 3],
+            [4],
+            [50256, 7, 2**31 - 1],
+        ]
         assert all(batch.tokens.dtype == "int32" for batch in read_batches(path, None))
 
 
@@ -68,7 +65,11 @@ def test_lines_longer_than_a_block_are_complete(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text_blocks, "_BLOCK", block)
     path = tmp_path / "ids.txt"
     path.write_text("10 20 30 40\n\n5\n6 7777 8")
-    assert sequences(path) == [[10, 20, 30, 40], [5], [6, 7777, 8]]
+    assert sequences_of(read_batches(path, None)) == [
+        [10, 20, 30, 40],
+        [5],
+        [6, 7777, 8],
+    ]
     assert highest_id(path) == 7777
     path.write_text("1\n2\n3 x\n4\n")
     with pytest.raises(UserError, match="line 3: 'x' is not a token id"):
@@ -84,11 +85,7 @@ def test_end_of_text_separates_the_documents_of_an_array(
     path = tmp_path / "ids"
     with path.open("wb") as file:
         np.save(file, np.array([9, 0, 1, 9, 9, 9, 2, 3, 4, 5, 9, 6], dtype))
-    documents = [
-        part.tolist()
-        for tokens, lengths in read_batches(path, 9)
-        for part in np.split(tokens, np.cumsum(lengths[:-1]))
-    ]
+    documents = sequences_of(read_batches(path, 9))
     assert documents == [[0, 1], [2, 3, 4, 5], [6]]
     (batch,) = read_batches(path, None)
     assert batch.tokens.dtype == "int32"

@@ -97,7 +97,7 @@ def gradients_of(objective):
 plain_gradients = jax.jit(jax.value_and_grad(plain_loss, 1), static_argnums=(0, 4))
 
 
-def assert_close(gradients, wanted, tolerance=2e-6):
+def assert_close(gradients, wanted, tolerance):
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
         assert float(jnp.abs(gradient).max()) > 1e-3
@@ -112,40 +112,32 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(levels_loss, "chunk_size", lambda count, width: 4)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_loss_and_gradients_equal_those_of_the_plain_loss(name):
-    config = CONFIGS[name]
+@pytest.mark.parametrize(
+    "config, share",
+    [
+        *((config, 0.0) for config in CONFIGS.values()),
+        *((CONFIGS["feed_forward"], share) for share in (0.3, 1.0)),
+        (CONDITIONED, 0.0),
+    ],
+    ids=[*CONFIGS, "soft targets", "soft targets alone", "conditioned"],
+)
+def test_loss_and_gradients_equal_those_of_the_plain_loss(config, share):
     trained, frozen, batch = arrays(config)
-    (loss, sums), gradients = gradients_of(objective(config))(trained, frozen, batch)
-    wanted, wanted_gradients = plain_gradients(config, trained, frozen, batch)
-    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
-    targets = targets_of(batch, frozen, MODEL)
-    np.testing.assert_array_equal(sums.scored, targets.scored.sum(0))
-    np.testing.assert_array_equal(sums.valid, targets.valid.sum(0))
-    assert_close(gradients, wanted_gradients)
-
-
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_loss_and_gradients_with_soft_targets(share):
-    config = CONFIGS["feed_forward"]
-    trained, frozen, batch = arrays(config)
-    later = jax.random.normal(jax.random.key(9), (N, 2, WIDTH))
-    batch = batch._replace(later=later)
-    (loss, _), gradients = gradients_of(objective(config, soft_targets=share))(
+    if share:
+        later = jax.random.normal(jax.random.key(9), (N, 2, WIDTH))
+        batch = batch._replace(later=later)
+    if config.is_conditioned:
+        batch = batch._replace(states=batch.states * np.float32([1] * 10 + [20] * 20))
+    (loss, sums), gradients = gradients_of(objective(config, soft_targets=share))(
         trained, frozen, batch
     )
     wanted, wanted_gradients = plain_gradients(config, trained, frozen, batch, share)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
-    assert_close(gradients, wanted_gradients)
-
-
-def test_gradients_of_conditioned_heads():
-    trained, frozen, batch = arrays(CONDITIONED)
-    batch = batch._replace(states=batch.states * np.float32([1] * 10 + [20] * 20))
-    (loss, _), gradients = gradients_of(objective(CONDITIONED))(trained, frozen, batch)
-    wanted, wanted_gradients = plain_gradients(CONDITIONED, trained, frozen, batch)
-    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
-    assert_close(gradients, wanted_gradients, 1e-5)
+    targets = targets_of(batch, frozen, MODEL)
+    np.testing.assert_array_equal(sums.scored, targets.scored.sum(0))
+    np.testing.assert_array_equal(sums.valid, targets.valid.sum(0))
+    tolerance = 1e-5 if config.is_conditioned else 2e-6
+    assert_close(gradients, wanted_gradients, tolerance)
 
 
 def test_inputs_of_conditioned_heads_are_normalised_whatever_their_scale():

@@ -10,7 +10,7 @@ import pytest
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.training.heads import states_cache
+from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.batches import cached_batches
 from bpd_jax.training.heads.frozen_states import FrozenModel, _padded
 from bpd_jax.training.heads.states_cache import cached_states, open_states
@@ -18,7 +18,7 @@ from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(states_cache, "_SHARD_BYTES", 300 * 2 * 24)
+    monkeypatch.setattr(states_files, "_SHARD_BYTES", 300 * 2 * 24)
 
 
 def make(

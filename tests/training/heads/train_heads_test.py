@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.train_heads import train_heads
+from bpd_jax.training.metrics import read_rows
 
 HEADS = BlockHeadsConfig(4, 32, draft_vocabulary=20)
 
@@ -32,10 +32,6 @@ def config(data):
     )
 
 
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-
-
 @pytest.mark.parametrize("mode", ["cache", "ring"])
 def test_training_learns_the_next_tokens(
     tmp_path, config, mode, model, params, base_key
@@ -53,11 +49,12 @@ def test_training_learns_the_next_tokens(
     assert top[16][0] <= coverage[0]
     assert loaded.facts["accuracies"] == held_out.accuracies
     assert np.shape(held_out.accuracies) == (3, 16)
-    validation = [row for row in rows(tmp_path) if "validation_loss" in row]
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    validation = [row for row in rows if "validation_loss" in row]
     losses = [row["validation_loss"] for row in validation]
     assert losses[-1] < losses[0] - 0.3
     assert validation[-1]["validation_top_4_head_3"] == top[4][1]
-    assert "accuracy_head_4" in rows(tmp_path)[0]
+    assert "accuracy_head_4" in rows[0]
     assert "folder" not in (tmp_path / "heads" / "heads.json").read_text()
     counts = module.make_plan(config, model, params).counts
     attached_config, attached = attach_heads(model, params, loaded)
@@ -88,7 +85,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
     jax.tree.map(np.testing.assert_array_equal, got, want)
     speed = "positions_per_second"
     want, got = (
-        [{**row, speed: 0} for row in rows(tmp_path / name)]
+        [{**row, speed: 0} for row in read_rows(tmp_path / name / "metrics.jsonl")]
         for name in ("whole", "stopped")
     )
     assert got == want
@@ -144,9 +141,8 @@ def test_batch_of_a_non_finite_loss_is_saved(tmp_path, config, model, params):
 def test_other_kinds_of_heads_are_trained(tmp_path, config, heads, model, params):
     config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")
     train_heads(config, model, params, tmp_path)
-    losses = [
-        row["validation_loss"] for row in rows(tmp_path) if "validation_loss" in row
-    ]
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
     assert losses[-1] < losses[0] - 0.3
     tensors = load_heads(tmp_path / "heads").tensors
     assert ("softmax" in tensors) == heads.own_softmax
