@@ -17,14 +17,14 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import AttachedDrafter
-from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.typing import Array, Float, Int, Params
 
-# Positions of a text whose blocks are drafted in one batch.
-_CHUNK = 32
+# Positions for which logits and blocks are computed at once. The decoded parts of texts
+# are padded to a multiple of it.
+CHUNK = 32
 
 # Candidates, log-probabilities and entropies along one text; see `record_drafter`.
 TextDrafts = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -87,16 +87,21 @@ class RecordedDrafter:
 
 
 def record_drafter(
-    decoder: Decoder, tokens: Int[Array, " S"], start: int, width: int, count: int
+    decoder: Decoder,
+    features: Float[Array, "S F"],
+    next_tokens: Int[Array, " N"],
+    start: Int[Array, ""],
+    width: int,
 ) -> TextDrafts:
     """Candidates of the decoder's block drafter along one text.
 
     Args:
       decoder: the model and the drafter.
-      tokens: prompt and text, padded.
-      start: position of the prompt's last token.
+      features: outputs of the drafter's layers of the model at every token.
+      next_tokens: the model's choices of the tokens after N positions, a multiple of
+        `CHUNK`.
+      start: the first of these positions, that of the prompt's last token.
       width: W, number of candidates.
-      count: N, number of positions, beginning with `start`.
 
     Returns:
       Tokens and log-probabilities `[N, L-1, W]`, and entropies `[N, L-1]`.
@@ -110,51 +115,43 @@ def record_drafter(
         decoder.params,
         drafter.functions,
         drafter.params,
-        tokens,
-        jnp.int32(start),
+        features,
+        next_tokens,
+        start,
         min(width, choices),
-        count,
     )
     candidates, log_probs, entropies = map(np.asarray, jax.device_get(drafts))
     return candidates, log_probs, entropies
 
 
-@functools.partial(jax.jit, static_argnames=("model", "functions", "width", "count"))
+@functools.partial(jax.jit, static_argnames=("model", "functions", "width"))
 def _record(
     model: ModelFunctions,
     params: Params,
     functions: DrafterFunctions,
     drafter: Params,
-    tokens: Int[Array, " S"],
+    features: Float[Array, "S F"],
+    next_tokens: Int[Array, " N"],
     start: Int[Array, ""],
     width: int,
-    count: int,
 ) -> tuple[Array, Array, Array]:
-    every_position = jnp.arange(tokens.shape[0])[None]
-    mask = causal_mask(jnp.ones_like(every_position))
-    layers = functions.config.feature_layers
-    hidden, _, features = model.forward(
-        params, tokens[None], every_position, mask, layers=layers
-    )
-    next_tokens = model.greedy_tokens(params, hidden[0])
+    every_position = jnp.arange(features.shape[0])[None]
 
-    def drafts_at(chunk: Int[Array, " A"]) -> tuple[Array, Array, Array]:
-        # Results past the end of the text are not used.
-        positions = jnp.minimum(chunk, tokens.shape[0] - 1)
+    def drafts_at(chunk: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        positions, tokens = chunk
         states = functions.teacher_forced_states(
             drafter,
-            features,
+            features[None],
             every_position,
-            model.embed(params, next_tokens[positions])[None],
+            model.embed(params, tokens)[None],
             positions[None] + 1,
         )
         return functions.best(drafter, states[0], width)
 
     # In chunks, because of the memory for the attention of all blocks.
-    chunks = -(-count // _CHUNK)
-    positions = start + jnp.arange(chunks * _CHUNK).reshape(chunks, _CHUNK)
-    drafts = jax.lax.map(drafts_at, positions)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], drafts)
+    positions = (start + jnp.arange(len(next_tokens))).reshape(-1, CHUNK)
+    drafts = jax.lax.map(drafts_at, (positions, next_tokens.reshape(-1, CHUNK)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drafts)
 
 
 def stack_padded(arrays: Sequence[np.ndarray], length: int) -> Array:

@@ -12,17 +12,13 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.recorded_drafter import record_drafter, stack_padded
+from bpd_jax.decoding.recorded_drafter import CHUNK, record_drafter, stack_padded
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import ModelFunctions, entropy
 from bpd_jax.typing import Array, Bool, Float, Int, Params
-
-# Positions for which the logits of all heads are computed at once. The lengths of texts
-# are padded to a multiple of it.
-_CHUNK = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,18 +203,20 @@ def record_text(
     prompt, output = text.input_ids, text.output_ids
     tokens = np.zeros(slots, np.int32)
     tokens[: len(prompt) + len(output)] = np.concatenate([prompt, output])
-    outputs = _record(
+    start = jnp.int32(len(prompt) - 1)
+    drafter, drafts = decoder.assets.drafter, None
+    layers = () if drafter is None else drafter.functions.config.feature_layers
+    *outputs, features, next_tokens = _record(
         decoder.model,
         decoder.params,
         jnp.asarray(tokens),
-        jnp.int32(len(prompt) - 1),
+        start,
         width,
         positions,
+        layers,
     )
-    drafts = None
-    if decoder.assets.drafter is not None:
-        start = len(prompt) - 1
-        padded = record_drafter(decoder, jnp.asarray(tokens), start, width, positions)
+    if drafter is not None:
+        padded = record_drafter(decoder, features, next_tokens, start, width)
         candidates, log_probs, entropies = (array[: len(output)] for array in padded)
         drafts = candidates, log_probs, entropies
     # On the host, because a replay may run on another device than the model.
@@ -247,10 +245,10 @@ def padded_sizes(texts: Sequence[Generation | RecordedText]) -> tuple[int, int]:
 
 
 def _rounded(count: int) -> int:
-    return max(-(-count // _CHUNK), 1) * _CHUNK
+    return max(-(-count // CHUNK), 1) * CHUNK
 
 
-@functools.partial(jax.jit, static_argnames=("model", "width", "count"))
+@functools.partial(jax.jit, static_argnames=("model", "width", "count", "layers"))
 def _record(
     model: ModelFunctions,
     params: Params,
@@ -258,41 +256,54 @@ def _record(
     start: Int[Array, ""],
     width: int,
     count: int,
-) -> tuple[Array, Array, Array, Array]:
-    """The outputs at `count` positions from `start` on; see `RecordedText`."""
+    layers: tuple[int, ...],
+) -> tuple[Array, ...]:
+    """The outputs at `count` positions from `start` on; see `RecordedText`.
+
+    Returns:
+      Candidates, log-probabilities, entropies and final hidden states; and for
+      `record_drafter` the outputs `[S, F]` of `layers` and the model's choices of the
+      next tokens.
+    """
     positions = jnp.arange(tokens.shape[0])[None]
     mask = causal_mask(jnp.ones_like(positions))
+    read = model.head_features
     states, _, features = model.forward(
-        params, tokens[None], positions, mask, layers=model.head_features
+        params, tokens[None], positions, mask, layers=(*read, *layers)
     )
-    hidden, features = (
-        jax.lax.dynamic_slice_in_dim(array[0], start, count)
-        for array in (states, features)
+    for_heads, for_drafter = jnp.split(
+        features[0], [len(read) * states.shape[-1]], axis=-1
+    )
+    hidden, for_heads = (
+        jax.lax.dynamic_slice_in_dim(array, start, count)
+        for array in (states[0], for_heads)
     )
 
     def chunk_outputs(
         inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"]],
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Array, Array, Array]:
         states, features = inputs
         logits = model.next_token_logits(params, states).astype(jnp.float32)
         first = entropy(jax.nn.log_softmax(logits))[:, None]
+        chosen = logits.argmax(-1)
         if model.block_size == 1:
             empty = jnp.zeros((states.shape[0], 0, width))
-            return empty.astype(jnp.int32), empty, first
+            return empty.astype(jnp.int32), empty, first, chosen
         candidates, log_probs, entropies = model.block_candidates(
-            params, states, model.block_size, width, logits.argmax(-1), features
+            params, states, model.block_size, width, chosen, features
         )
-        return candidates, log_probs, jnp.concatenate([first, entropies], axis=1)
+        entropies = jnp.concatenate([first, entropies], axis=1)
+        return candidates, log_probs, entropies, chosen
 
     chunks = jax.tree.map(
-        lambda array: array.reshape(count // _CHUNK, _CHUNK, array.shape[-1]),
-        (hidden, features),
+        lambda array: array.reshape(count // CHUNK, CHUNK, array.shape[-1]),
+        (hidden, for_heads),
     )
-    candidates, log_probs, entropies = (
+    candidates, log_probs, entropies, chosen = (
         array.reshape(count, *array.shape[2:])
         for array in jax.lax.map(chunk_outputs, chunks)
     )
-    return candidates, log_probs, entropies, hidden
+    return candidates, log_probs, entropies, hidden, for_drafter, chosen
 
 
 def assemble(

@@ -49,8 +49,8 @@ class StatesRecorder:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """The layers that are kept, and the others that the drafter reads."""
-        return tuple(dict.fromkeys((*self.layers, *self.drafter.feature_layers)))
+        """The layers that are kept, then those that the drafter reads."""
+        return (*self.layers, *self.drafter.feature_layers)
 
     @property
     def on_device(self) -> bool:
@@ -120,12 +120,6 @@ class StatesRecorder:
         self, features: Float[Array, "B T F"], hidden: Float[Array, "B T D"]
     ) -> tuple[Float[Array, "B T C"], Float[Array, "B T G"]]:
         """The states to keep, and the features that the drafter reads."""
-        outputs = features.reshape(*features.shape[:-1], -1, hidden.shape[-1])
-
-        def of(layers: tuple[int, ...]) -> list[Array]:
-            return [outputs[..., self.feature_layers.index(n), :] for n in layers]
-
-        kept = jnp.concatenate([hidden, *of(self.layers)], axis=-1)
-        none = features[..., :0]
-        read = jnp.concatenate([none, *of(self.drafter.feature_layers)], axis=-1)
-        return kept.astype(self.dtype), read
+        width = len(self.layers) * hidden.shape[-1]
+        kept = jnp.concatenate([hidden, features[..., :width]], axis=-1)
+        return kept.astype(self.dtype), features[..., width:]

@@ -59,10 +59,11 @@ class ModelFunctions:
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
         """Final hidden states of T new tokens, their keys and values, and features.
 
-        Features are the outputs of `layers`, concatenated: F = len(layers) · D. See
-        `Transformer.__call__` for the arguments.
+        Features are the outputs of `layers`, which may be repeated, concatenated:
+        F = len(layers) · D. See `Transformer.__call__` for the arguments.
         """
-        check_feature_layers(layers, self.config.trunk.num_layers)
+        distinct = tuple(dict.fromkeys(layers))
+        check_feature_layers(distinct, self.config.trunk.num_layers)
         return self._apply(
             params, "__call__", tokens, positions, mask, cache, earlier, layers
         )
