@@ -407,6 +407,8 @@ def _fault(error: Exception) -> str:
         return "its value is nested too deeply"
     if isinstance(error, tokenize.TokenError):
         return "a bracket or a quote is not closed"
+    if isinstance(error, UnicodeError):  # from Python 3.12 on
+        return "its value is not a gin value, because it is not valid Unicode"
     text = str(error.args[0] if isinstance(error, SyntaxError) else error)
     # gin quotes Python's parser, which prints an object's address.
     token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
