@@ -44,7 +44,7 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.states_files import check_states, describe_states
+from bpd_jax.training.heads.states_files import describe_states
 from bpd_jax.training.heads.states_writer import StatesWriter
 
 OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
@@ -119,7 +119,7 @@ def main() -> None:
             "--prompts_file."
         )
     inputs = [loaded.encode_prompt(text) for text in prompt_texts]
-    states_header = _states_header(loaded)
+    states, layers = _states_writer(loaded, output)
     facts = _facts(loaded, options, inputs)
     _check_same(output, loaded, facts)
     # Validates the request before generating prompts, which takes long.
@@ -151,16 +151,11 @@ def main() -> None:
     finished = done | elsewhere
     order = distillation.shuffled_indices(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
-    task, states = decoder.task(method, options), None
-    if states_header is not None and waiting:
-        texts = open_generations(output) if shard_paths(output) else None
-        states = StatesWriter(cli.required("states"), states_header, texts)
-        task = distillation.recording_states(
-            task,
-            max(len(accepted[index]) for index in waiting),
-            tuple(states_header["layers"]),
-            states_dtype(states_header["dtype"]),
-        )
+    task = decoder.task(method, options)
+    if states is not None and waiting:
+        longest = max(len(accepted[index]) for index in waiting)
+        dtype = states_dtype(_states_dtype())
+        task = distillation.recording_states(task, longest, layers, dtype)
     with decode_flags.token_bar("writing", len(waiting), config) as bar:
         distillation.distill(
             task, accepted, waiting, output, states=states, on_progress=bar.update
@@ -168,8 +163,10 @@ def main() -> None:
     print(f"{len(distillation.answered_prompts(accepted, output))} texts: {output}")
 
 
-def _states_header(loaded: LoadedModel) -> dict[str, Any] | None:
-    """The header of the states to write; None without --states.
+def _states_writer(
+    loaded: LoadedModel, output: pathlib.Path
+) -> tuple[StatesWriter | None, tuple[int, ...]]:
+    """The writer of states, None without --states, and the layers to store.
 
     Raises:
       UserError: the flags are unsuitable, or the folder contains other states.
@@ -178,7 +175,9 @@ def _states_header(loaded: LoadedModel) -> dict[str, Any] | None:
     if not STATES.value:
         if layers:
             raise UserError("--feature_layers needs --states: name a folder for them.")
-        return None
+        return None, ()
+    if as_path(STATES.value) == output:
+        raise UserError("--states and --output must be different folders.")
     trunk, precision = loaded.functions.config.trunk, decode_flags.PRECISION.value
     check_feature_layers(layers, trunk.num_layers)
     if precision == "float16":
@@ -190,12 +189,16 @@ def _states_header(loaded: LoadedModel) -> dict[str, Any] | None:
         loaded.fingerprint,
         trunk.d_model,
         layers,
-        dtype=flags.FLAGS.states_dtype or HeadsTrainConfig.states_dtype,
+        dtype=_states_dtype(),
         products=precision or "float32",
         include_prompts=bool(layers),
     )
-    check_states(STATES.value, header)
-    return header
+    texts = open_generations(output) if shard_paths(output) else None
+    return StatesWriter(STATES.value, header, texts), layers
+
+
+def _states_dtype() -> str:
+    return flags.FLAGS.states_dtype or HeadsTrainConfig.states_dtype
 
 
 def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -263,8 +266,7 @@ def _write_beginning(
     # Training and counting on the texts need their tokenizer.
     loaded.tokenizer.save(output / TOKENIZER)
     if made_up:
-        with files.replacing_file(output / _PROMPTS) as temporary:
-            temporary.write_text(json.dumps(made_up, indent=1) + "\n", encoding="utf-8")
+        files.write_json(output / _PROMPTS, made_up, indent=1)
 
 
 def _made_up(

@@ -96,7 +96,7 @@ def test_a_run_resumes_with_any_batch_size(written):
     assert read_header(folder / "other")["facts"]["options"]["end_of_text"] == 3
 
 
-def test_states_are_those_that_training_reads(written):
+def test_states_are_those_that_training_reads(written, monkeypatch):
     folder, arguments = written
     loaded = load_model(str(folder / "tiny"))
     states = ["--states=kept", "--feature_layers=1,0", "--states_dtype=bfloat16"]
@@ -104,8 +104,10 @@ def test_states_are_those_that_training_reads(written):
     result = distill(folder, *again, *states)
     assert result.returncode == 0, result.stderr
     config = loaded.functions.config
-    base = FrozenModel(config, loaded.params, 64, "bfloat16", (1, 0), "bfloat16")
+    # A run with products in bfloat16 and states in float16 can use them.
+    base = FrozenModel(config, loaded.params, 64, "float16", (1, 0), "bfloat16")
     texts = open_generations(folder / "kept_texts")
+    monkeypatch.setattr(FrozenModel, "states", None)
     kept = cached_states(
         folder / "kept", texts, base, loaded.fingerprint, include_prompts=False
     )
@@ -135,6 +137,8 @@ def test_incompatible_settings_are_refused(written):
             "states for training",
         ),
         (["--output=short", "--states=texts"], "texts"),
+        (["--output=short", "--states=short"], "must be different folders"),
+        (["--output=short", "--states=gs://b/s"], "choose a folder on a local disk"),
     ]
     cases = [([*arguments, *changed], message) for changed, message in cases]
     cases += [(["--model=tiny", "--output=short"], "there are no prompts")]

@@ -126,6 +126,7 @@ def test_invalid_input_is_refused_and_leaves_no_files(folder):
     gin = ["--gin_file=gin_configs/runs/decode.gin", "--gin.DecodeOptions.tokens=3"]
     cases = [
         (base, "exactly one of --prompt and --prompts_file"),
+        ([*base, "--prompt="], "prompt 1 is empty: give at least one character"),
         ([*prompt, "--ngram=nowhere", "--method=ngram"], "nowhere"),
         ([*prompt, "--drafter=nowhere", "--method=block/tree:6"], "nowhere"),
         ([*prompt, "--alpha=-1"], "alpha must be a finite number of at least 0, not"),
@@ -139,6 +140,7 @@ def test_invalid_input_is_refused_and_leaves_no_files(folder):
         ([], "no model 'nowhere"),
         (["--temperature=1"], "temperature must be 0"),
         (["--methods=auto"], "has no methods to choose from"),
+        (["--rounds=0"], "positive integer"),
     ]
     cases = [(["--model=nowhere", *flags], message) for flags, message in cases]
     assert_all_refused("bpd_jax.evaluate", cases, folder)

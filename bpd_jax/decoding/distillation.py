@@ -124,6 +124,8 @@ def distill(
             flush()
     if texts:
         flush()
+    if states is not None:
+        states.close()
 
 
 def recording_states(

@@ -21,6 +21,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, Refiner, Search, Source
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.transitions import FiniteRefiner
+from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.settings import changed_settings, check_settings, integer
 
@@ -270,7 +271,13 @@ def _import_parts() -> None:
         for module in pkgutil.iter_modules(folder.__path__):
             importlib.import_module(f"{folder.__name__}.{module.name}")
     for installed in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        installed.load()
+        try:
+            installed.load()
+        except Exception as error:  # Its module may raise anything.
+            raise UserError(
+                f"the entry point {installed.name} = {installed.value} of an installed "
+                f"package cannot be imported ({error}): repair or uninstall it."
+            ) from error
 
 
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:

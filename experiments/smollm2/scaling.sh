@@ -5,7 +5,8 @@
 #
 # TEXTS is a folder of python -m bpd_jax.distill; RUNS gets the cached states, which all
 # runs share, and a folder for each run. All runs have the same held-out texts. Interrupted
-# runs resume and finished ones are skipped.
+# runs resume and finished ones are skipped. With the texts, distill can write the states:
+#   --states=RUNS/states --feature_layers=2,15,28 --states_dtype=bfloat16
 set -euo pipefail
 texts=$1 runs=$2
 shift 2

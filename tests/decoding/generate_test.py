@@ -1,5 +1,7 @@
 """Texts of the loop: exact acceptance on scripts, losslessness on real models."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,9 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.errors import UserError
 from tests.decoding.random_models import (
     ScriptedModel,
+    assert_same,
     make_model,
+    make_prompts,
 )
 
 
@@ -59,6 +63,29 @@ def test_script_ends_at_its_first_end_of_text():
     assert outputs[2].accepted.sum() == 7
 
 
+def test_a_prompts_text_does_not_depend_on_its_batch():
+    prompts = make_prompts([3, 30, 12, 7, 21])
+    decoder = Decoder(*make_model(2), width=4)
+    method = parse_method("zero_gram:3")
+    options = DecodeOptions(max_new_tokens=20, temperature=1.0)
+    batched = decoder.decode(method, prompts, options)
+    unbatched = decoder.decode(
+        method, prompts, dataclasses.replace(options, batch_size=1)
+    )
+    assert_same(batched, unbatched, "output_ids", "accepted")
+
+
+def test_sampling_differs_by_seed_and_repeats_by_seed():
+    decoder = Decoder(*make_model(0), width=4)
+    prompts = make_prompts([4, 4])
+    texts = []
+    for seed in (1, 1, 2):
+        options = DecodeOptions(max_new_tokens=30, temperature=1.0, seed=seed)
+        outputs = decoder.decode(parse_method("bpd"), prompts, options)
+        texts.append([g.output_ids.tolist() for g in outputs])
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_prompts_that_do_not_fit_are_refused():
     decoder = Decoder(*make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
@@ -67,7 +94,7 @@ def test_prompts_that_do_not_fit_are_refused():
     assert len(decoder.decode(bpd, [fitting], options)[0].output_ids) == 100
     with pytest.raises(UserError, match="prompt 2 has 61 tokens, but the model holds"):
         decoder.decode(bpd, [fitting, np.ones(61, np.int32)], options)
-    with pytest.raises(UserError, match="is 170, but the model holds 160 tokens"):
+    with pytest.raises(UserError, match="but the model holds 160 tokens including"):
         decoder.decode(bpd, [fitting], DecodeOptions(max_new_tokens=170))
 
 

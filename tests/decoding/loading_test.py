@@ -39,6 +39,11 @@ def test_task_is_loaded(tmp_path):
     fields = {"corpus": "text_files", "text_files": "a*.txt", "vocabulary": "bpe:300"}
     path.write_text(json.dumps(fields))
     assert load_task(path) == TextTask(**fields)
-    path.write_text('{"colour": 1}')
+
+
+@pytest.mark.parametrize("text", ['{"corpus"', '{"colour": 1}', "[1]"])
+def test_damaged_task_is_reported(text, tmp_path):
+    path = tmp_path / "task.json"
+    path.write_text(text)
     with pytest.raises(UserError, match=r"task\.json does not describe a task"):
         load_task(path)

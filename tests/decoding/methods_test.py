@@ -1,4 +1,5 @@
 import importlib.metadata
+import sys
 
 import pytest
 
@@ -242,6 +243,13 @@ def test_installed_packages_add_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_PARTS", dict(registry._PARTS))
     registry._import_parts.cache_clear()
     assert parse_method("heads+ngram/bush:4").search_name == "bush"
+    (tmp_path / "bushes.py").write_text("import no_such_module")
+    sys.modules.pop("bushes")
+    registry._import_parts.cache_clear()
+    with pytest.raises(UserError, match=r"entry point bush = bushes.*no_such_module"):
+        parse_method("heads/tree:4")
+    monkeypatch.undo()
+    registry._import_parts()
 
 
 def test_help_names_every_part_setting_and_alias():

@@ -230,7 +230,7 @@ def test_space_prefix_can_be_disabled(build, sentencepiece_values):
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"model": "bert"}, "'bert' cannot be read"),
+        ({"model": "bert"}, "the unsupported kind 'bert'"),
         ({"model": None}, "lacks tokenizer.ggml.model"),
         ({"pre": "martian"}, "'martian' is not supported; choose one of: gpt-2"),
         ({"tokens": ["a", "b", "a"]}, "the token 'a' twice"),

@@ -186,6 +186,9 @@ def test_invalid_records_are_refused(line, tmp_path):
 def test_invalid_results_are_refused(tmp_path):
     with pytest.raises(UserError, match="has no study results"):
         run_files.open_run(tmp_path)
+    (tmp_path / run_files.HEADER).write_text("[1]")
+    with pytest.raises(UserError, match="cannot read"):
+        run_files.open_run(tmp_path)
     run_files.write_header(tmp_path, "table4", {})
     (tmp_path / "records.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(UserError, match=r"cannot read .*records\.jsonl\.gz"):

@@ -58,7 +58,7 @@ class FrozenModel:
         self.max_length = model.trunk.max_length
         self.dtype = states_dtype(dtype)
         self.layers = layers
-        self._arguments = (model, params, batch_tokens, dtype)
+        self._arguments = (model, params, batch_tokens)
         self.products, self._mesh = products, mesh
         trunk, trunk_config = params["trunk"], model.trunk
         if mesh is not None:
@@ -80,13 +80,11 @@ class FrozenModel:
         """C, the width of a state: the final hidden state, then the layers in order."""
         return self.d_model * (1 + len(self.layers))
 
-    def with_products(self, products: str) -> "FrozenModel":
-        """The same model with another precision of its products."""
-        return FrozenModel(*self._arguments, self.layers, products, self._mesh)
-
-    def with_layers(self, layers: tuple[int, ...]) -> "FrozenModel":
-        """The same model with other layers in its states."""
-        return FrozenModel(*self._arguments, layers, self.products, self._mesh)
+    def with_states(
+        self, dtype: str, layers: tuple[int, ...], products: str
+    ) -> "FrozenModel":
+        """The same model with states of another kind; see `__init__`."""
+        return FrozenModel(*self._arguments, dtype, layers, products, self._mesh)
 
     def states(
         self, texts: Sequence[np.ndarray]

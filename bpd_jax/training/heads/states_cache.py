@@ -105,8 +105,8 @@ def cached_states(
 ) -> States:
     """Computes missing states of texts and opens the cache.
 
-    A cache with more layers, with the positions of prompts, or with products in float32
-    instead of bfloat16 can be used as well.
+    A cache with more layers, with the positions of prompts, of another dtype, or with
+    products in float32 instead of bfloat16 can be used as well.
 
     Args:
       folder: folder of the cache, which is created if it does not exist.
@@ -122,10 +122,14 @@ def cached_states(
     folder = as_path(folder)
     layers = base.layers
     stored = stored_header(folder)
-    if stored and set(layers) <= set(stored["layers"]):
-        base = base.with_layers(tuple(stored["layers"]))
-    if stored.get("products") == "float32":
-        base = base.with_products("float32")
+    if stored:
+        more = set(layers) <= set(stored["layers"])
+        exact = stored.get("products") == "float32"
+        base = base.with_states(
+            stored["dtype"],
+            tuple(stored["layers"]) if more else layers,
+            "float32" if exact else base.products,
+        )
     stores_prompts = include_prompts or stored.get("include_prompts", False)
     header = describe_states(
         fingerprint,
@@ -136,7 +140,7 @@ def cached_states(
         include_prompts=stores_prompts,
     )
     check_states(folder, header)
-    earlier = _earlier_shards(folder, texts, header)
+    earlier = earlier_shards(folder, texts, header)
     counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
     width = base.width
     shards = shards_of(folder, texts, counts, width)
@@ -195,7 +199,7 @@ def _columns(base: FrozenModel, layers: tuple[int, ...]) -> np.ndarray | None:
     return (np.array(blocks)[:, None] * width + np.arange(width)).ravel()
 
 
-def _earlier_shards(
+def earlier_shards(
     folder: pathlib.Path, texts: Generations, header: dict[str, Any]
 ) -> set[pathlib.Path]:
     """The shards of a complete cache, empty if it was never completed.

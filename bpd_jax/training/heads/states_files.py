@@ -15,7 +15,7 @@ import numpy as np
 
 from bpd_jax import array_files, files, folders
 from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import as_path
+from bpd_jax.buckets import BucketPath, as_path
 from bpd_jax.data.generations import Generations
 from bpd_jax.errors import UserError
 from bpd_jax.training.heads.frozen_states import states_dtype
@@ -64,6 +64,10 @@ def describe_states(
 def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None:
     """Raises a `UserError` if a folder holds other files or states than `header`."""
     folder = as_path(folder)
+    if isinstance(folder, BucketPath):
+        raise UserError(
+            f"{folder}: states are memory-mapped: choose a folder on a local disk."
+        )
     folders.check_folder(folder, KIND)
     if (folder / HEADER).exists():
         check_header(folder, header)
