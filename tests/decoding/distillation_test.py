@@ -210,6 +210,18 @@ def test_states_of_a_continued_run_are_complete(model, prompts, tmp_path, monkey
         StatesWriter(states, header, None)
 
 
+def test_shards_that_another_run_removed_are_left_out(tmp_path):
+    header = describe_states(
+        "b", 16, (), dtype="float16", products="float32", include_prompts=False
+    )
+    writer = StatesWriter(tmp_path, header, None)
+    writer.add(np.arange(5), 2, np.ones((5, 16), np.float16))
+    writer._write()
+    StatesWriter(tmp_path, header, None)
+    writer.flush()
+    assert [path.name for path in tmp_path.iterdir()] == ["states.json"]
+
+
 def test_shards_without_indices_are_identified_by_their_prompts(prompts, tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
     assert answered_prompts(prompts, tmp_path) == set()

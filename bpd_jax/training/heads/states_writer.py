@@ -1,5 +1,6 @@
 """Writes states while the texts are generated."""
 
+import contextlib
 import os
 import pathlib
 from typing import Any
@@ -92,7 +93,9 @@ class StatesWriter:
     def flush(self) -> None:
         """Completes the shards of all texts so far, which have been written."""
         for path in self._pending:
-            path.replace(path.with_suffix(""))
+            # Another run in this folder may have removed it: training computes it.
+            with contextlib.suppress(FileNotFoundError):
+                path.replace(path.with_suffix(""))
         for path in self._outdated:
             path.unlink(missing_ok=True)
         self._pending.clear()
