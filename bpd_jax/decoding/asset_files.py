@@ -85,7 +85,8 @@ def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
     softmax = softmax_rows(config, params, None)
     return AttachedDrafter.of(
-        functions, decoding_layout(with_softmax(params["drafter"], softmax, None))
+        functions,
+        decoding_layout(with_softmax(params["drafter"], softmax, None), exact=False),
     )
 
 
@@ -136,7 +137,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        return AttachedDrafter.of(functions, decoding_layout(params))
+        return AttachedDrafter.of(functions, decoding_layout(params, exact=False))
     if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)

@@ -15,7 +15,11 @@ from bpd_jax.models import attention_kernel
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.products import cast_matrices, decoding_layout
+from bpd_jax.models.products import (
+    cast_matrices,
+    decoding_layout,
+    with_decoding_softmax,
+)
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.typing import Params
@@ -148,11 +152,12 @@ class LoadedModel:
 
     def for_decoding(self) -> "LoadedModel":
         """Returns the model with parameters in the fastest layout for decoding."""
-        return dataclasses.replace(
-            self,
-            params={**self.params, "trunk": decoding_layout(self.params["trunk"])},
-            trunk_identity=self.fingerprint,
-        )
+        params = {**self.params, "trunk": decoding_layout(self.params["trunk"])}
+        heads = self.functions.config.heads
+        on_cpu = jax.default_backend() == "cpu"
+        if on_cpu and heads is not None and heads.has_softmax and not heads.own_softmax:
+            params["heads"] = with_decoding_softmax(params["heads"], exact=False)
+        return dataclasses.replace(self, params=params, trunk_identity=self.fingerprint)
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """Held-out prompts: the first `length` tokens of `count` documents.

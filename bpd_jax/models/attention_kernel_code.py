@@ -16,17 +16,20 @@ from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.models.llvm_code import (
     FLOAT,
     FLOATS,
+    HALF,
     INT,
     POINTER,
     accumulate,
     add_function,
     for_each,
     intrinsic,
+    load_floats,
     reduce_vector,
+    widened,
 )
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
-_HALF, _WORD = ir.IntType(16), ir.IntType(32)
+_WORD = ir.IntType(32)
 _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
 
 # exp(x) = 2^n exp(r) with n = round(x / ln 2): r = x - n ln 2, where ln 2 is the sum of
@@ -48,7 +51,7 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
       width: H, a multiple of the tile's width.
       half: whether keys and values are bfloat16.
     """
-    stored = _HALF if half else FLOAT
+    stored = HALF if half else FLOAT
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
@@ -273,31 +276,23 @@ class _Rows:
     ) -> ir.Value:
         """A vector of keys or values, in float32; what is masked is not read."""
         b, wide = self.b, self.tile.width
-        kind = ir.VectorType(self.stored, wide)
-        place = b.bitcast(b.gep(array, [at]), kind.as_pointer())
-        size = 2 if self.stored is _HALF else 4
+        place = b.gep(array, [at])
         if mask is None:
-            loaded = b.load(place)
-            loaded.align = size
-        else:
-            bits = ir.VectorType(ir.IntType(1), wide)
-            suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
-            kinds = [kind.as_pointer(), _WORD, bits, kind]
-            name = f"llvm.masked.load.{suffix}.p0"
-            masked_load = intrinsic(self.module, name, kind, kinds)
-            nothing = ir.Constant(kind, [0 if size == 2 else 0.0] * wide)
-            loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
-        if size == 4:
-            return loaded
-        words = ir.VectorType(_WORD, wide)
-        high = b.shl(b.zext(loaded, words), ir.Constant(words, [16] * wide))
-        return b.bitcast(high, self.vector)
+            return load_floats(b, place, wide)
+        kind = ir.VectorType(self.stored, wide)
+        size = 2 if self.stored is HALF else 4
+        bits = ir.VectorType(ir.IntType(1), wide)
+        suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
+        kinds = [kind.as_pointer(), _WORD, bits, kind]
+        name = f"llvm.masked.load.{suffix}.p0"
+        masked_load = intrinsic(self.module, name, kind, kinds)
+        nothing = ir.Constant(kind, [0 if size == 2 else 0.0] * wide)
+        place = b.bitcast(place, kind.as_pointer())
+        loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
+        return widened(b, loaded)
 
     def _load_mixed(self, at: ir.Value) -> ir.Value:
-        place = self.b.gep(self.mixed, [at])
-        loaded = self.b.load(self.b.bitcast(place, self.vector.as_pointer()))
-        loaded.align = 4
-        return loaded
+        return load_floats(self.b, self.b.gep(self.mixed, [at]), self.tile.width)
 
     def _store(self, vector: ir.Value, array: ir.Value, at: ir.Value) -> None:
         place = self.b.bitcast(self.b.gep(array, [at]), self.vector.as_pointer())

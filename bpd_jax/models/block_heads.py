@@ -152,8 +152,12 @@ class BlockHeads(nn.Module):
             kernel = self.kernel_condition.astype(self.trunk.dtype)
             side = condition(self.config, kernel, embedded, features)
         apply = functools.partial(apply_head, self.config, dtype=self.trunk.dtype)
-        states = jax.vmap(apply, in_axes=(0, None, None), out_axes=-2)(
-            self.layers, hidden, side
+        # A copy of the input for every head: if the heads shared it, XLA would make one
+        # product of theirs and rearrange all weights for it.
+        count = self.config.num_ffns
+        inputs = jnp.broadcast_to(hidden, (count, *hidden.shape))
+        states = jax.vmap(apply, in_axes=(0, 0, None), out_axes=-2)(
+            self.layers, inputs, side
         )
         if self.config.first_has_ffn:
             return states

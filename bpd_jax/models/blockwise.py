@@ -19,6 +19,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.products import DECODING_SOFTMAX, decoding_product
 from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
 from bpd_jax.typing import Array, Bool, Float, Int, Params, PyTree
@@ -84,7 +85,11 @@ class BlockwiseLM(nn.Module):
         heads = self.config.heads
         if heads is None or not heads.has_softmax:
             return self.trunk.logits(states)
-        matrix = self.heads.softmax.astype(self.config.trunk.dtype)
+        dtype = self.config.trunk.dtype
+        if self.heads.has_variable("params", DECODING_SOFTMAX):
+            matrix = self.heads.get_variable("params", DECODING_SOFTMAX)
+            return decoding_product(states, matrix, dtype).astype(jnp.float32)
+        matrix = self.heads.softmax.astype(dtype)
         if not heads.own_softmax:
             logits = jnp.einsum("...D,VD->...V", states, matrix)
         elif level is None:

@@ -7,6 +7,9 @@ from llvmlite import ir
 
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 POINTER, FLOATS = ir.IntType(8).as_pointer(), FLOAT.as_pointer()
+# The bits of bfloat16 numbers, which are the high half of float32.
+HALF = ir.IntType(16)
+HALVES = HALF.as_pointer()
 
 
 def add_function(
@@ -67,6 +70,23 @@ def accumulate(
     b.branch(head)
     b.position_at_end(after)
     return i, list(values)
+
+
+def load_floats(b: ir.IRBuilder, place: ir.Value, width: int) -> ir.Value:
+    """A vector of float32 from an address of `FLOATS` or `HALVES`."""
+    kind = place.type.pointee
+    loaded = b.load(b.bitcast(place, ir.VectorType(kind, width).as_pointer()))
+    loaded.align = 2 if kind is HALF else 4
+    return widened(b, loaded)
+
+
+def widened(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """A vector of float32, or of the bits of bfloat16, as float32."""
+    if vector.type.element is FLOAT:
+        return vector
+    words = ir.VectorType(ir.IntType(32), vector.type.count)
+    high = b.shl(b.zext(vector, words), ir.Constant(words, [16] * words.count))
+    return b.bitcast(high, ir.VectorType(FLOAT, words.count))
 
 
 def reduce_vector(

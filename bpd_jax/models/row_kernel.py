@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.typing import Array
 
-# Above this many rows XLA's products are as fast.
-MOST_ROWS = 48
+# Above this many rows XLA's products are as fast: with a matrix in float32, and with
+# one in bfloat16, which XLA first converts to float32.
+MOST_ROWS = {jnp.dtype("float32"): 192, jnp.dtype("bfloat16"): 512}
 
 
 @functools.cache
@@ -50,21 +51,21 @@ def applies(x: Array, matrix: Array) -> bool:
       x: `[..., K]`.
       matrix: `[O, K]`.
     """
-    if jax.default_backend() != "cpu" or (x.dtype, matrix.dtype) != (jnp.float32,) * 2:
+    if jax.default_backend() != "cpu" or x.dtype != jnp.float32:
         return False
     tile = tile_of_processor()
     length = x.shape[-1]
     if tile is None or not length or length % tile.width:
         return False
-    return 0 < x.size // length <= MOST_ROWS
+    return 0 < x.size // length <= MOST_ROWS.get(matrix.dtype, 0)
 
 
 def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Array:
     """`x @ matrix.T` in float32, where `applies`.
 
     Args:
-      x: `[M, K]`.
-      matrix: `[O, K]`.
+      x: `[M, K]` float32.
+      matrix: `[O, K]` float32 or bfloat16.
       tile: whose width divides K; None for that of this processor.
 
     Returns:
@@ -73,14 +74,16 @@ def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Arra
     tile = tile or tile_of_processor()
     assert tile is not None
     result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(_register(tile), result)(x, matrix)
+    name = _register(tile, matrix.dtype == jnp.bfloat16)
+    return jax.ffi.ffi_call(name, result)(x, matrix)
 
 
-def _register(tile: Tile) -> str:
+def _register(tile: Tile, half: bool) -> str:
     """Registers a kernel with XLA, and returns its name there."""
     from bpd_jax.models.row_kernel_code import product_module
     from bpd_jax.models.xla_kernel import register
 
-    name = f"bpd_jax_rows_times_matrix_{tile.width}_{tile.outputs}_{tile.rows}"
-    register(name, lambda: product_module(tile))
+    sizes = (tile.width, tile.outputs, tile.rows, int(half))
+    name = "bpd_jax_rows_times_matrix_" + "_".join(map(str, sizes))
+    register(name, lambda: product_module(tile, half))
     return name

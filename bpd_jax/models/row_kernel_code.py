@@ -11,11 +11,13 @@ from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.models.llvm_code import (
     FLOAT,
     FLOATS,
+    HALVES,
     INT,
     POINTER,
     add_function,
     for_each,
     intrinsic,
+    load_floats,
     sums_of,
 )
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
@@ -24,8 +26,14 @@ _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is processed by one thread.
 
 
-def product_module(tile: Tile) -> ir.Module:
-    """The kernel as LLVM's intermediate representation."""
+def product_module(tile: Tile, half: bool) -> ir.Module:
+    """The kernel as LLVM's intermediate representation.
+
+    Args:
+      tile: outputs and rows that registers hold.
+      half: whether the matrix is bfloat16; x and the result are float32.
+    """
+    matrix_kind = HALVES if half else FLOATS
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         rows, length = buffers.size(0, 0), buffers.size(0, 1)
@@ -35,7 +43,7 @@ def product_module(tile: Tile) -> ir.Module:
         size = b.and_(size, INT(-tile.outputs))
         size = b.select(b.icmp_signed("<", size, INT(1)), INT(tile.outputs), size)
         return Split(
-            values=[*map(buffers.data, range(3)), rows, length, outputs, size],
+            values=[*map(buffers.data, range(3), kinds), rows, length, outputs, size],
             chunks=b.sdiv(b.add(outputs, b.sub(size, INT(1))), size),
             alone=b.icmp_signed("<", b.mul(length, outputs), INT(_SINGLE)),
         )
@@ -45,22 +53,25 @@ def product_module(tile: Tile) -> ir.Module:
         first = b.mul(chunk, size)
         last = b.add(first, size)
         last = b.select(b.icmp_signed("<", last, outputs), last, outputs)
-        product = _add_product(b.module, tile)
+        product = _add_product(b.module, tile, matrix_kind)
         b.call(product, [*operands, outputs, first, last])
 
-    kinds = [FLOATS] * 3 + [INT] * 4
+    kinds = [FLOATS, matrix_kind, FLOATS] + [INT] * 4
     return kernel_module("row_kernel", 2, 1, split, kinds, run)
 
 
-def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
+def _add_tile(
+    module: ir.Module, tile: Tile, lines: int, stored: ir.Type
+) -> ir.Function:
     """`y[m, o] = sum_k x[m, k] w[o, k]` for a tile's outputs and rows; W divides K.
 
     Arguments: x, w, y, K, the numbers from one row of y to the next, and an address
     from which every step fetches `lines` vectors into the cache, for a later tile.
+    `stored` is the type of w and of this address.
     """
     vector = ir.VectorType(FLOAT, tile.width)
     name = f"tile_{tile.outputs}_{tile.rows}_{lines}"
-    kinds = [FLOATS, FLOATS, FLOATS, INT, INT, FLOATS]
+    kinds = [FLOATS, stored, FLOATS, INT, INT, stored]
     function, b = add_function(module, name, kinds)
     x, matrix, y, length, stride, later = function.args
     for pointer in (x, matrix, y):
@@ -83,9 +94,7 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
     sums = {place: b.phi(vector) for place in places}
 
     def vector_at(of: ir.Value) -> ir.Value:
-        loaded = b.load(b.bitcast(b.gep(of, [k]), vector.as_pointer()))
-        loaded.align = 4
-        return loaded
+        return load_floats(b, b.gep(of, [k]), tile.width)
 
     w = [vector_at(of) for of in w_rows]
     for line in range(lines):
@@ -120,15 +129,15 @@ def _add_tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
     return function
 
 
-def _add_product(module: ir.Module, tile: Tile) -> ir.Function:
+def _add_product(module: ir.Module, tile: Tile, stored: ir.Type) -> ir.Function:
     """Outputs `first <= o < last` of the product, by tiles.
 
     While a group of outputs is multiplied, the next group comes from memory: each tile
     fetches an equal part of it.
 
-    Arguments: x, matrix, y, M, K, O, first, last.
+    Arguments: x, matrix, y, M, K, O, first, last; `stored` is the type of the matrix.
     """
-    kinds = [FLOATS] * 3 + [INT] * 5
+    kinds = [FLOATS, stored, FLOATS] + [INT] * 5
     function, b = add_function(module, "product", kinds)
     x, matrix, y, rows, length, outputs, first, last = function.args
     tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
@@ -156,7 +165,8 @@ def _add_product(module: ir.Module, tile: Tile) -> ir.Function:
                         choice.add_case(INT(number), block)
                         b.position_at_end(block)
                         called = Tile(tile.width, count, number)
-                        b.call(_tile(module, called, lines), [*operands, later])
+                        function = _tile(module, called, lines, stored)
+                        b.call(function, [*operands, later])
                         b.branch(end)
                     b.position_at_end(end)
 
@@ -179,7 +189,7 @@ def _add_product(module: ir.Module, tile: Tile) -> ir.Function:
     return function
 
 
-def _tile(module: ir.Module, tile: Tile, lines: int) -> ir.Function:
+def _tile(module: ir.Module, tile: Tile, lines: int, stored: ir.Type) -> ir.Function:
     """The function of a tile, added once."""
     name = f"tile_{tile.outputs}_{tile.rows}_{lines}"
-    return module.globals.get(name) or _add_tile(module, tile, lines)
+    return module.globals.get(name) or _add_tile(module, tile, lines, stored)

@@ -67,6 +67,16 @@ def test_results_do_not_depend_on_the_number_of_rows():
         np.testing.assert_array_equal(multiply(x[-rows:], matrix), all_rows[-rows:])
 
 
+def test_matrices_in_bfloat16_are_multiplied_in_float32():
+    for tile in (None, Tile(8, 2, 4), Tile(4, 4, 4)):
+        for rows, length, outputs in ((1, 16, 1), (7, 576, 577), (49, 96, 2051)):
+            x, matrix = operands(rows, length, outputs)
+            half = matrix.astype("bfloat16")
+            product = row_kernel.rows_times_matrix(x, half, tile)
+            same = row_kernel.rows_times_matrix(x, half.astype("float32"), tile)
+            np.testing.assert_array_equal(product, same)
+
+
 def test_infinities_propagate_as_in_any_product():
     x, matrix = jnp.ones((2, 16)), jnp.zeros((3, 16)).at[1, 3].set(jnp.inf)
     np.testing.assert_array_equal(multiply(x, matrix), [[0, np.inf, 0]] * 2)
@@ -97,11 +107,15 @@ def test_products_may_run_at_the_same_time():
 
 def test_other_products_are_left_to_xla():
     x, matrix = operands(2, 64, 5)
-    assert row_kernel.applies(x, matrix)
-    assert not row_kernel.applies(jnp.ones((row_kernel.MOST_ROWS + 1, 64)), matrix)
+    for stored in (matrix, matrix.astype("bfloat16")):
+        assert row_kernel.applies(x, stored)
+        most = row_kernel.MOST_ROWS[stored.dtype]
+        assert row_kernel.applies(jnp.ones((most, 64)), stored)
+        assert not row_kernel.applies(jnp.ones((most + 1, 64)), stored)
+    assert not row_kernel.applies(x, matrix.astype("float16"))
     assert not row_kernel.applies(x[:, :-1], matrix[:, :-1])
     assert not row_kernel.applies(x.astype("bfloat16"), matrix)
-    many_rows = jnp.ones((2, 40, 64))
+    many_rows = jnp.ones((2, 120, 64))
     np.testing.assert_allclose(
         decoding_product(many_rows, matrix, "float32"), many_rows @ matrix.T, rtol=1e-5
     )
@@ -127,9 +141,15 @@ def test_layout_for_decoding_names_the_softmax():
     embedding = jnp.ones((7, 4))
     params = {"embedding": embedding, "mlp_0": {"input": {"kernel": jnp.ones((4, 6))}}}
     layout = decoding_layout(params)
-    assert layout[DECODING_SOFTMAX] is embedding
+    np.testing.assert_array_equal(layout[DECODING_SOFTMAX], embedding)
     assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 4)
     untied = decoding_layout({**params, "softmax": 2 * embedding})
     np.testing.assert_array_equal(untied[DECODING_SOFTMAX], 2 * embedding)
+    assert layout["mlp_0"]["input"][TRANSPOSED].dtype == "bfloat16"  # Ones are exact.
+    precise = jnp.full((7, 4), 1.0).at[6, 3].set(0.1)
+    layout = decoding_layout({**params, "embedding": precise})
+    assert layout[DECODING_SOFTMAX].dtype == "float32"
+    rounded = decoding_layout({**params, "embedding": precise}, exact=False)
+    assert rounded[DECODING_SOFTMAX].dtype == "bfloat16"
     repeated = decoding_layout(layout)
     assert jax.tree.structure(repeated) == jax.tree.structure(layout)
