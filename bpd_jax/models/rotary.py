@@ -119,8 +119,11 @@ def rotate(
     cosine, sine = (config.amplitude * f(angles) for f in (jnp.cos, jnp.sin))
     halves = x[..., : 2 * half].reshape(*x.shape[:-1], 2, half)
     # On a CPU, swapping the halves is several times as fast as concatenating results.
+    # Both factors are stacked, because XLA would fuse a single cosine with the product
+    # and compute it again for every layer and head.
+    cosines = jnp.stack([cosine, cosine], axis=-2)
     sines = jnp.stack([-sine, sine], axis=-2)
-    pairs = halves * cosine[..., None, :] + halves[..., ::-1, :] * sines
+    pairs = halves * cosines + halves[..., ::-1, :] * sines
     rotated = pairs.reshape(*x.shape[:-1], 2 * half).astype(x.dtype)
     if 2 * half == width:
         return rotated
