@@ -21,7 +21,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax import cli, decode_flags
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.speedup import measure_drafting, measure_passes
@@ -81,7 +81,7 @@ def figures(
     begins = range(0, len(prompts), batch)
     turns = sum(max(calls[begin : begin + batch]) for begin in begins)
     prefill = prefill_seconds(decoder, method, prompts, options, plain.generations)
-    call = (took - len(begins) * prefill) / turns
+    call = (took - prefill) / turns
     drafting = 0.0
     if method != GREEDY:
         drafting = measure_drafting(decoder, method, prompts[0], batch)
@@ -95,7 +95,7 @@ def figures(
         "slowest_seconds": max(result.seconds),
         "fastest_seconds": min(result.seconds),
         "speedup": result.speedup(plain),
-        "ms_prefill": 1e3 * prefill,
+        "ms_prefill": 1e3 * prefill / len(begins),
         "ms_per_serial_call": 1e3 * call,
         "ms_drafting_alone": 1e3 * drafting,
         "drafting_share_of_call": drafting / call,
@@ -112,18 +112,17 @@ def prefill_seconds(
     options: DecodeOptions,
     greedy: list[Generation],
 ) -> float:
-    """Median seconds of the prefill of a batch."""
+    """Seconds of the prefills of all batches."""
+    task = decoder.task(method, options, greedy if method.is_oracle else None)
+    compile_task(task, prompts)
     batch = min(options.batch_size, len(prompts))
-    times = []
-    for _ in range(max(ROUNDS.value, 3)):
-        start = time.perf_counter()
-        task = decoder.task(method, options, greedy if method.is_oracle else None)
+    start = time.perf_counter()
+    for begin in range(0, len(prompts), batch):
+        indices = range(begin, min(begin + batch, len(prompts)))
         rows = task.rows(batch)
-        jax.block_until_ready(
-            task.prefill(prompts, range(batch), rows, options.max_new_tokens)
-        )
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        state = task.prefill(prompts, indices, rows, options.max_new_tokens)
+        jax.block_until_ready(state)
+    return time.perf_counter() - start
 
 
 def verdict(result: MethodResult) -> str:

@@ -8,6 +8,7 @@ and attention; and the products of such a pass alone. Writes one JSON file with 
 date and versions.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -107,7 +108,10 @@ def main() -> None:
         for path, leaf in leaves
         if TRANSPOSED in str(path) or DECODING_SOFTMAX in str(path)
     ]
-    alone = {"xla": products_of(times_rows), "kernel": products_of(decoding_product)}
+    alone = {
+        "xla": (products_of(times_rows), [x.astype(jnp.float32) for x in matrices]),
+        "kernel": (products_of(decoding_product), matrices),
+    }
     table = {}
     widths = {matrix.shape[1] for matrix in matrices}
     for count in map(int, TOKENS.value):
@@ -123,8 +127,8 @@ def main() -> None:
             ),
             "products": medians(
                 {
-                    name: lambda product=product, rows=rows: product(matrices, rows)
-                    for name, product in alone.items()
+                    name: functools.partial(product, operands, rows)
+                    for name, (product, operands) in alone.items()
                 },
                 ROUNDS.value,
             ),

@@ -56,6 +56,7 @@ def prefill(
     options: StepOptions,
     max_calls: int,
     record: bool = True,
+    read: int | None = None,
 ) -> DecodeState:
     """Runs the prompts and returns the state before the first serial call.
 
@@ -72,9 +73,11 @@ def prefill(
       options: how tokens are chosen.
       max_calls: number of columns of the history.
       record: whether the state has a history.
+      read: columns of `prompts` that the model runs, at least the longest of `lengths`;
+        None for all.
     """
     outputs = _run_prompts(
-        model, weights.model, drafter.feature_layers, prompts, lengths
+        model, weights.model, drafter.feature_layers, prompts, lengths, read
     )
     rows = (prompts, lengths, limits, keys, reference)
     return _first_state(
@@ -82,19 +85,35 @@ def prefill(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("model", "layers"))
+@functools.partial(jax.jit, static_argnames=("model", "layers", "read"))
 def _run_prompts(
     model: ModelFunctions,
     params: Params,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
+    read: int | None,
 ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-    """The forward pass over the prompts, compiled once for all methods."""
+    """The forward pass over the prompts, compiled once for all methods.
+
+    The outputs of columns that are not read are zeros.
+    """
+    padded = prompts.shape[1]
+    prompts = prompts[:, :read]
     positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
     segments = (positions < lengths[:, None]).astype(jnp.int32)
     mask = causal_mask(segments)
-    return model.forward(params, prompts, positions, mask, layers=layers)
+    hidden, new, features = model.forward(
+        params, prompts, positions, mask, layers=layers
+    )
+
+    def pad(array: Array, axis: int) -> Array:
+        ends = [(0, 0)] * array.ndim
+        ends[axis] = (0, padded - prompts.shape[1])
+        return jnp.pad(array, ends)
+
+    new = KeyValues(pad(new.keys, 2), pad(new.values, 2))
+    return pad(hidden, 1), new, pad(features, 1)
 
 
 @functools.partial(

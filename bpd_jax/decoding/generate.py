@@ -25,6 +25,9 @@ from bpd_jax.typing import Array, Params
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
 
+# Fewer columns are not read alone: their program takes longer to compile than it saves.
+_SHORTEST_READ = 64
+
 # More serial calls than any text takes.
 _NO_LIMIT = 2**31 - 1
 
@@ -168,6 +171,7 @@ class Task:
             options=self.options.step,
             max_calls=self.options.max_new_tokens,
             record=record,
+            read=columns_to_read(prompts, indices, padded),
         )
 
     def run(
@@ -208,16 +212,14 @@ def generate(
       padded: length that prompts are padded to; None for the shortest possible.
     """
     options = task.options
-    batch = _batch(task, prompts)
     compile_task(task, prompts, padded=padded)
     generations: list[Generation] = []
-    for begin in range(0, len(prompts), batch):
-        indices = range(begin, min(begin + batch, len(prompts)))
+    for indices in _batches(task, prompts):
         start = time.perf_counter()
         state = _run(task, prompts, indices, options.max_new_tokens, padded)
         seconds = (time.perf_counter() - start) / len(indices)
         generations += _collect(state, [prompts[i] for i in indices], seconds)
-        on_progress(sum(len(g.output_ids) for g in generations[begin:]))
+        on_progress(sum(len(g.output_ids) for g in generations[indices.start :]))
     return generations
 
 
@@ -231,14 +233,29 @@ def compile_task(
       prompts: the prompts that will be decoded.
       padded: see `generate`.
     """
-    if prompts:
-        indices = range(min(_batch(task, prompts), len(prompts)))
-        _run(task, prompts, indices, 1, padded)
+    if not prompts:
+        return
+    width = padded or padded_length(prompts)
+    by_columns: dict[int, range] = {}
+    for indices in _batches(task, prompts):
+        by_columns.setdefault(columns_to_read(prompts, indices, width), indices)
+    first, *others = by_columns.values()
+    _run(task, prompts, first, 1, padded)
+    for indices in others:
+        state = task.prefill(prompts, indices, _batch(task, prompts), 1, padded)
+        jax.block_until_ready(state)
 
 
 def _batch(task: Task, prompts: Sequence[np.ndarray]) -> int:
     """The number of rows of each batch."""
     return task.rows(min(task.options.batch_size, max(len(prompts), 1)))
+
+
+def _batches(task: Task, prompts: Sequence[np.ndarray]) -> Iterator[range]:
+    """The indices of the prompts of each batch."""
+    size = _batch(task, prompts)
+    for begin in range(0, len(prompts), size):
+        yield range(begin, min(begin + size, len(prompts)))
 
 
 def _run(
@@ -257,6 +274,21 @@ def padded_length(prompts: Sequence[np.ndarray]) -> int:
     """The length that these prompts are padded to."""
     longest = max(len(prompt) for prompt in prompts)
     return -(-longest // _PADDING) * _PADDING
+
+
+def columns_to_read(
+    prompts: Sequence[np.ndarray], indices: Sequence[int], padded: int
+) -> int:
+    """The columns of a batch's padded prompts that the model runs.
+
+    They are all of them, a half or a quarter: prompts are padded to a common length, so
+    that the decoding loop is compiled once, but short ones need not take as long as the
+    longest.
+    """
+    longest = max((len(prompts[index]) for index in indices), default=0)
+    shares = (-(-padded // (part * _PADDING)) * _PADDING for part in (4, 2))
+    fitting = (share for share in shares if share >= max(longest, _SHORTEST_READ))
+    return min(next(fitting, padded), padded)
 
 
 def stream(

@@ -151,7 +151,10 @@ class LoadedModel:
         )
 
     def for_decoding(self) -> "LoadedModel":
-        """Returns the model with parameters in the fastest layout for decoding."""
+        """Returns the model with parameters in the fastest layout for decoding.
+
+        On a CPU, the softmax of the heads' draft vocabulary is rounded to bfloat16.
+        """
         params = {**self.params, "trunk": decoding_layout(self.params["trunk"])}
         heads = self.functions.config.heads
         on_cpu = jax.default_backend() == "cpu"

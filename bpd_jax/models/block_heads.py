@@ -152,13 +152,13 @@ class BlockHeads(nn.Module):
             kernel = self.kernel_condition.astype(self.trunk.dtype)
             side = condition(self.config, kernel, embedded, features)
         apply = functools.partial(apply_head, self.config, dtype=self.trunk.dtype)
-        # A copy of the input for every head: if the heads shared it, XLA would make one
-        # product of theirs and rearrange all weights for it.
+        # A copy of the inputs for every head: if the heads shared them, XLA would make
+        # one product of theirs and rearrange all weights for it.
         count = self.config.num_ffns
-        inputs = jnp.broadcast_to(hidden, (count, *hidden.shape))
-        states = jax.vmap(apply, in_axes=(0, 0, None), out_axes=-2)(
-            self.layers, inputs, side
+        inputs = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (count, *x.shape)), (hidden, side)
         )
+        states = jax.vmap(apply, out_axes=-2)(self.layers, *inputs)
         if self.config.first_has_ffn:
             return states
         return jnp.concatenate([hidden[..., None, :], states], axis=-2)

@@ -136,8 +136,9 @@ def decoding_layout(params: Params, *, exact: bool = True) -> Params:
 
     Args:
       params: the parameters.
-      exact: whether the results of products must stay the same. Otherwise all matrices
-        are rounded to bfloat16: drafts may differ slightly, decoded texts do not.
+      exact: whether the results of products must stay the same, as those of a model.
+        Otherwise all matrices are rounded to bfloat16, so that drafts may differ
+        slightly.
     """
     if jax.default_backend() != "cpu":
         return params
@@ -152,8 +153,12 @@ def with_decoding_softmax(params: Params, *, exact: bool) -> Params:
 
 
 def _in_bfloat16(matrix: Array, exact: bool) -> Array:
-    """The matrix in bfloat16, unless that would change numbers of an exact one."""
-    if matrix.dtype != jnp.float32 or row_kernel.tile_of_processor() is None:
+    """The matrix in bfloat16, unless that would change numbers of an exact one.
+
+    Matrices that the kernel cannot read stay in float32: XLA would convert them back.
+    """
+    tile = row_kernel.tile_of_processor()
+    if matrix.dtype != jnp.float32 or tile is None or matrix.shape[-1] % tile.width:
         return matrix
     if exact:
         bits = np.asarray(matrix).view(np.uint32).ravel()

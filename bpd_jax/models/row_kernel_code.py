@@ -22,7 +22,7 @@ from bpd_jax.models.llvm_code import (
 )
 from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
 
-_CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB.
+_CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB, or 64 in bfloat16.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is processed by one thread.
 
 

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.generate import Task, generate
+from bpd_jax.decoding import decode_loop
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.generate import Task, columns_to_read, generate
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
@@ -44,6 +45,40 @@ def test_acceptance_on_a_script_is_exact():
     assert generation.drafts.tolist() == drafts
     assert generation.serial_calls == len(accepted)
     assert generation.block_efficiency == 24 / len(accepted)
+
+
+@pytest.mark.parametrize(
+    "longest, padded, columns",
+    [(20, 256, 64), (64, 256, 64), (65, 256, 128), (129, 256, 256), (20, 128, 64),
+     (20, 96, 64), (65, 96, 96), (9, 64, 64), (9, 32, 32)],
+)  # fmt: skip
+def test_short_prompts_are_read_in_a_half_or_a_quarter(longest, padded, columns):
+    prompts = [np.zeros(length) for length in (longest, 3, padded)]
+    assert columns_to_read(prompts, [0, 1], padded) == columns
+    assert columns_to_read(prompts, [1, 2], padded) == padded
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_texts_do_not_depend_on_the_longest_prompt(batch_size, monkeypatch):
+    decoder = Decoder(*make_model(max_length=256), width=4)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(1, 13, length) for length in (9, 30, 50, 100)]
+    options = DecodeOptions(max_new_tokens=12, batch_size=batch_size)
+    read = []
+    run = decode_loop._run_prompts
+
+    def counted(model, params, layers, prompts, lengths, columns):
+        read.append(columns)
+        return run(model, params, layers, prompts, lengths, columns)
+
+    monkeypatch.setattr(decode_loop, "_run_prompts", counted)
+    texts = decoder.decode(parse_method("bpd"), prompts, options)
+    # The first calls compile the programs.
+    batches = len(prompts) // batch_size
+    assert read[-batches:] == ([64, 64, 64, 128] if batch_size == 1 else [64, 128])
+    for prompt, text in zip(prompts, texts, strict=True):
+        [alone] = decoder.decode(GREEDY, [prompt], options)
+        assert text.output_ids.tolist() == alone.output_ids.tolist()
 
 
 def test_script_ends_at_its_first_end_of_text():

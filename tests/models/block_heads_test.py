@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads
@@ -14,6 +15,7 @@ from bpd_jax.models.blockwise_config import (
     BlockwiseConfig,
 )
 from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.products import DECODING_SOFTMAX
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
 
@@ -142,6 +144,25 @@ def test_single_levels_equal_all_levels(name):
     has_own_softmax = "own" in name
     first, second = (functions.draft_logits(params, hidden, n) for n in (1, 2))
     assert bool(jnp.allclose(first, second)) != has_own_softmax
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_decoding_reads_only_a_shared_draft_softmax_in_bfloat16(name):
+    config, params = model(name)
+    fields = {"functions": ModelFunctions(config), "params": params}
+    loaded = LoadedModel("model", None, tokenizer=None, end_tokens=(0,), **fields)
+    prepared = loaded.for_decoding()
+    on_cpu = jax.default_backend() == "cpu"
+    shared = not HEADS[name].own_softmax
+    assert (DECODING_SOFTMAX in prepared.params["heads"]) == (on_cpu and shared)
+    for level in (None, 1, 3):
+        hidden = states() if level else jnp.stack([states()] * 3, axis=1)
+        want, got = (
+            prepared.functions.draft_logits(each, hidden, level)
+            for each in (params, prepared.params)
+        )
+        scale = 1 if shared else 0
+        np.testing.assert_allclose(got, want, atol=scale * 2e-2 + 1e-6)
 
 
 def test_medusa_layers_are_those_of_the_paper():

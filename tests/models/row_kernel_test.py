@@ -138,18 +138,22 @@ def test_sharded_operands_are_gathered():
 
 
 def test_layout_for_decoding_names_the_softmax():
-    embedding = jnp.ones((7, 4))
-    params = {"embedding": embedding, "mlp_0": {"input": {"kernel": jnp.ones((4, 6))}}}
+    embedding = jnp.ones((7, 16))
+    kernel = jnp.ones((16, 6))
+    params = {"embedding": embedding, "mlp_0": {"input": {"kernel": kernel}}}
     layout = decoding_layout(params)
     np.testing.assert_array_equal(layout[DECODING_SOFTMAX], embedding)
-    assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 4)
+    assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 16)
     untied = decoding_layout({**params, "softmax": 2 * embedding})
     np.testing.assert_array_equal(untied[DECODING_SOFTMAX], 2 * embedding)
     assert layout["mlp_0"]["input"][TRANSPOSED].dtype == "bfloat16"  # Ones are exact.
-    precise = jnp.full((7, 4), 1.0).at[6, 3].set(0.1)
+    precise = jnp.full((7, 16), 1.0).at[6, 3].set(0.1)
     layout = decoding_layout({**params, "embedding": precise})
     assert layout[DECODING_SOFTMAX].dtype == "float32"
     rounded = decoding_layout({**params, "embedding": precise}, exact=False)
     assert rounded[DECODING_SOFTMAX].dtype == "bfloat16"
+    # The kernel does not read rows of 5 numbers.
+    short = decoding_layout({"embedding": jnp.ones((7, 5))}, exact=False)
+    assert short[DECODING_SOFTMAX].dtype == "float32"
     repeated = decoding_layout(layout)
     assert jax.tree.structure(repeated) == jax.tree.structure(layout)
