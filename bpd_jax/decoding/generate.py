@@ -25,7 +25,8 @@ from bpd_jax.typing import Array, Params
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32
 
-# Fewer columns are not read alone: their program takes longer to compile than it saves.
+# Lowest number of columns that are read instead of all: compiling a program for fewer
+# takes longer than it saves.
 _SHORTEST_READ = 64
 
 # More serial calls than any text takes.

@@ -131,8 +131,8 @@ def decoding_layout(params: Params, *, exact: bool = True) -> Params:
     On a CPU its projections are transposed (`transposed_kernels`), and the matrix of
     the softmax has a second name, under which `decoding_product` multiplies with it.
     Matrices in float32 become bfloat16 if all numbers of the matrix are representable
-    in it, as those of most published checkpoints are. Elsewhere the parameters are
-    returned as they are.
+    in it, as those of checkpoints published in bfloat16. For other devices the
+    parameters are returned as they are.
 
     Args:
       params: the parameters.
