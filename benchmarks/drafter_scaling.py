@@ -5,7 +5,14 @@
 Reads `heads/heads.json` and `drafter/drafter.json` of every folder in `--runs`, which
 contain the evaluation at the end of training (`training.heads.held_out`): accuracy by
 position on held-out texts and on training texts, and the expected tokens per call with
-one draft. Writes a JSON file, a table in Markdown and a chart to the same folder.
+one draft. The expectation is over all positions; a decoder drafts where the last draft
+failed, which is harder. Tokens and milliseconds per call of a decoder are read from
+`decoding.json` of the runs that have it, a result of `benchmarks.decoding`:
+
+    python -m benchmarks.decoding --model=smollm2 --drafter=RUN/drafter \\
+        --methods=block/greedy,block/tree:8 --output=RUN/decoding.json
+
+Writes a JSON file, a table in Markdown and a chart to the same folder.
 """
 
 import json
@@ -26,6 +33,15 @@ OUTPUT = flags.DEFINE_string(
 )
 
 _HEADERS = ("heads/heads.json", "drafter/drafter.json")
+
+# Figures of `benchmarks.decoding` that are repeated.
+_DECODING = (
+    "block_efficiency",
+    "ms_per_serial_call",
+    "ms_drafting_alone",
+    "speedup",
+    "texts_that_differ",
+)
 
 
 def main() -> None:
@@ -74,6 +90,7 @@ def _row(path: pathlib.Path) -> dict[str, Any]:
             "seconds": facts["seconds"],
             "held_out": _measured(facts),
             "train": None if facts["train"] is None else _measured(facts["train"]),
+            "decoding": _decoding(path.parent.parent / "decoding.json"),
             "versions": facts["versions"],
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -91,11 +108,32 @@ def _measured(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _decoding(path: pathlib.Path) -> dict[str, Any] | None:
+    """Results of `benchmarks.decoding` with the drafter, by search; None if missing."""
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            **{key: result[key] for key in ("device", "date", "prompts", "new_tokens")},
+            "searches": {
+                name.split("/", 1)[1]: {key: row[key] for key in _DECODING}
+                for name, row in result["methods"].items()
+                if "/" in name
+            },
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"cannot read the measurements in {path} ({error!r}): measure it again."
+        ) from error
+
+
 def arm_of(config: dict[str, Any]) -> str:
     """The kind of drafter that a header describes."""
     if "block_size" in config:
         markov = " with a Markov head" if config["markov_rank"] else ""
-        return f"block drafter of {config['num_layers']} layers{markov}"
+        layers = config["num_layers"]
+        return f"block drafter of {layers} layer{'s' * (layers > 1)}{markov}"
     if config.get("reads_anchor") or config.get("feature_layers"):
         return "conditioned heads"
     return "heads"
@@ -103,22 +141,46 @@ def arm_of(config: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line for each run."""
-    lines = [
-        "| arm | positions | tokens per call, held out (training) "
-        "| top-1 of positions 1, 2, 3, 5, held out (training) | top-16 | MB |",
-        "|---|--:|--:|---|---|--:|",
+    searches = dict.fromkeys(
+        search for row in rows for search in (row["decoding"] or {}).get("searches", ())
+    )
+    titles = [
+        "arm",
+        "positions",
+        "tokens per call, held out (training)",
+        "top-1 of positions 1, 2, 3, 5, held out (training)",
+        "top-16",
+        "MB",
+        *(f"{name}: tokens per call, ms per call, speed-up" for name in searches),
     ]
+    lines = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
     for row in rows:
         held_out, train = row["held_out"], row["train"]
         learnt = f" ({train['tokens_per_call']:.2f})" if train else ""
         top = _positions(held_out["top_1"])
         top += f" ({_positions(train['top_1'])})" if train else ""
         lines.append(
-            f"| {row['arm']} | {row['positions']:,} "
-            f"| {held_out['tokens_per_call']:.2f}{learnt} | {top} "
-            f"| {_positions(held_out['top_16'])} | {row['megabytes']:.1f} |"
+            [
+                row["arm"],
+                f"{row['positions']:,}",
+                f"{held_out['tokens_per_call']:.2f}{learnt}",
+                top,
+                _positions(held_out["top_16"]),
+                f"{row['megabytes']:.1f}",
+                *(_speed(row["decoding"], name) for name in searches),
+            ]
         )
-    return "\n".join(lines) + "\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _speed(decoding: dict[str, Any] | None, search: str) -> str:
+    if decoding is None or search not in decoding["searches"]:
+        return "not measured"
+    row = decoding["searches"][search]
+    return (
+        f"{row['block_efficiency']:.2f}, {row['ms_per_serial_call']:.1f}, "
+        f"{row['speedup']:.2f}"
+    )
 
 
 def _positions(values: list[float]) -> str:

@@ -38,6 +38,21 @@ def runs(tmp_path):
     return tmp_path
 
 
+def write_decoding(folder):
+    row = {
+        "block_efficiency": 1.5,
+        "ms_per_serial_call": 20.25,
+        "ms_drafting_alone": 2.0,
+        "speedup": 1.3,
+        "texts_that_differ": 0,
+        "nodes_per_call": 8,
+    }
+    methods = {"greedy": row, "block/greedy": row, "block/tree:8": row}
+    about = {"device": "cpu", "date": "2026-01-01", "prompts": 8, "new_tokens": 48}
+    path = folder / "decoding.json"
+    path.write_text(json.dumps({**about, "methods": methods}))
+
+
 def run(runs):
     output = runs / "results" / "scaling.json"
     arguments = [f"--runs={runs}", f"--output={output}"]
@@ -60,6 +75,23 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
     assert "1.90 (2.90)" in lines[3]
     assert "50 / 25 / 12 % (50 / 25 / 12 %)" in lines[3]
     assert output.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_times_of_decoding_are_columns_of_the_table(runs):
+    write_decoding(runs / "drafter_4000")
+    result, output = run(runs)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(output.read_text())["runs"]
+    assert rows[0]["decoding"] is None
+    assert list(rows[1]["decoding"]["searches"]) == ["greedy", "tree:8"]
+    title, _, *lines = output.with_suffix(".md").read_text().splitlines()
+    assert "tree:8: tokens per call, ms per call, speed-up" in title
+    assert lines[1].endswith("| 1.50, 20.2, 1.30 | 1.50, 20.2, 1.30 |")
+    assert lines[0].endswith("| not measured | not measured |")
+    (runs / "drafter_4000" / "decoding.json").write_text("{}")
+    result, _ = run(runs)
+    assert result.returncode
+    assert "measure it again" in result.stderr
 
 
 def test_missing_runs_and_figures_are_reported(runs):

@@ -36,7 +36,8 @@ class HeadsTrainConfig(Validated):
         consists of the most frequent tokens of the generated texts.
       start: folder of trained heads or of a trained block drafter of the same sizes,
         whose parameters are the initial ones; None for random initial parameters. It
-        may have been trained on other texts or for another model of the same sizes.
+        may have been trained on other texts or for another model of the same sizes,
+        and without the Markov or confidence head of this run.
       optimizer: optimizer of the trained parameters.
       batch_size: positions, or anchors of a block drafter, per step.
       epochs: passes over all positions, if `steps` is None.

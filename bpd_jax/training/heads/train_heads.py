@@ -38,6 +38,9 @@ from bpd_jax.typing import Params
 
 HEADS, DRAFTER = "heads", "drafter"
 
+# Parts of a block drafter that a later run can add.
+_OPTIONAL = ("markov/", "confidence/")
+
 
 def train_heads(
     config: HeadsTrainConfig,
@@ -158,18 +161,26 @@ def _with_parameters(
 ) -> Params:
     """The parameters of `start`, structured like `trained`.
 
+    A Markov or confidence head that `start` does not have keeps its initial parameters.
+
     Raises:
       UserError: their shapes differ, or a softmax has another draft vocabulary.
     """
     stored = start.tensors
-    shapes = {name: leaf.shape for name, leaf in by_path(trained).items()}
+    initial = by_path(trained)
+    added = [
+        name for name in initial if name.startswith(_OPTIONAL) and name not in stored
+    ]
     differing = [
         name
-        for name, shape in shapes.items()
-        if name not in stored or stored[name].shape != shape
+        for name, leaf in initial.items()
+        if name not in added
+        and (name not in stored or stored[name].shape != leaf.shape)
     ]
     # These matrices have a row for each token of the draft vocabulary.
-    has_rows = any(name in shapes for name in ("markov/output", "softmax"))
+    has_rows = any(
+        name in initial and name not in added for name in ("markov/output", "softmax")
+    )
     theirs, ours = np.asarray(stored.get(VOCABULARY)), np.asarray(plan.vocabulary)
     if has_rows and not np.array_equal(theirs, ours):
         differing.append(VOCABULARY)
@@ -178,7 +189,10 @@ def _with_parameters(
             f"HeadsTrainConfig.start: {start.folder} differs from this configuration "
             f"in {differing[0]}: use the settings that it was trained with."
         )
-    leaves = [jnp.asarray(stored[name]) for name in shapes]
+    leaves = [
+        initial[name] if name in added else jnp.asarray(stored[name])
+        for name in initial
+    ]
     return jax.tree.unflatten(jax.tree.structure(trained), leaves)
 
 

@@ -272,3 +272,36 @@ def test_training_starts_from_trained_parameters(
             params,
             tmp_path / "third",
         )
+
+
+def test_a_later_run_adds_a_markov_and_a_confidence_head(
+    tmp_path, config, model, params
+):
+    config = dataclasses.replace(config, heads_dtype="float32")
+    first = train_heads(config, model, params, tmp_path / "first")
+    larger = dataclasses.replace(DRAFTER, markov_rank=4, confidence=True)
+    config = dataclasses.replace(
+        config,
+        heads=larger,
+        start=str(tmp_path / "first" / "drafter"),
+        optimizer=OptimizerConfig(1e-9, warmup_steps=0),
+    )
+    second = train_heads(config, model, params, tmp_path / "second")
+    # New Markov heads do not change the logits.
+    np.testing.assert_allclose(second.facts()["loss"], first.facts()["loss"], rtol=1e-3)
+    loaded = load_drafter(tmp_path / "second" / "drafter")
+    assert loaded.tensors["markov/embedding"].any()
+    third = dataclasses.replace(config, start=str(tmp_path / "second" / "drafter"))
+    result = train_heads(third, model, params, tmp_path / "third")
+    np.testing.assert_allclose(result.facts()["loss"], first.facts()["loss"], rtol=1e-3)
+    again = load_drafter(tmp_path / "third" / "drafter")
+    np.testing.assert_allclose(
+        again.tensors["markov/embedding"],
+        loaded.tensors["markov/embedding"],
+        atol=1e-6,
+    )
+    resized = dataclasses.replace(
+        third, heads=dataclasses.replace(larger, markov_rank=5)
+    )
+    with pytest.raises(UserError, match="markov/embedding"):
+        train_heads(resized, model, params, tmp_path / "fourth")
