@@ -26,6 +26,7 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS
 from tests.decoding.random_models import (
+    assert_same,
     make_drafter,
     make_model,
     make_ngram,
@@ -265,6 +266,38 @@ def test_eight_devices(make_decoder, name):
 @pytest.mark.parametrize("name", ["zero_gram:4", "medusa_ngram:6:search=static"])
 def test_chains_on_eight_devices(make_decoder, name):
     check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)
+
+
+# Drafters with a memory of the text, in the order of what they remember: states of the
+# trunk, of the block drafter, of a rescorer and a draft model, counts, tokens.
+REMEMBERING = [
+    "bpd",
+    "block/greedy",
+    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
+    "draft_model:2:drafts=2",
+    "ngram_device:3:adaptive=1",
+    "lookahead:3:order=3",
+]
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_drafts_do_not_depend_on_the_columns_that_are_read(
+    make_decoder, name, devices, monkeypatch
+):
+    """Batches of short prompts beside a long one: a half or a quarter is read."""
+    decoder = (make_decoder if devices == 1 else sharded(make_decoder))(7)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(1, 14, n).astype(np.int32) for n in (3, 7, 14, 2, 30)]
+    options = DecodeOptions(max_new_tokens=16, batch_size=1 if devices == 1 else 4)
+    method = parse_method(name)
+    monkeypatch.setattr(generate, "_PADDING", 8)
+    whole = decoder.decode(method, prompts, options)
+    monkeypatch.setattr(generate, "_SHORTEST_READ", 8)
+    columns = [generate.columns_to_read(prompts, [row], 32) for row in range(5)]
+    assert columns == [8, 8, 16, 8, 32]
+    parts = decoder.decode(method, prompts, options)
+    assert_same(parts, whole, "output_ids", "accepted", "proposed")
 
 
 def test_drawn_texts_do_not_depend_on_batch_layout_or_devices(make_decoder):
