@@ -99,7 +99,7 @@ def _print(batch_size: int, choice: Choice) -> None:
         return [
             p.method.name,
             f"{'' if p.replayed else '≤ '}{p.block_efficiency:.2f}",
-            str(p.nodes),
+            f"{p.nodes:.0f}",
             f"{1e3 * p.pass_seconds:.2f}",
             drafting if p.replayed else "not tried",
             f"{'' if timed else '≤ '}{p.speedup:.2f}",

@@ -15,7 +15,8 @@ from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.model import NGramModel

@@ -24,7 +24,8 @@ from bpd_jax.models.drafter_files import (
     attach_drafter,
     load_drafter,
 )
-from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel

@@ -84,15 +84,27 @@ class Decoder:
         return self.assets.ngram
 
     @property
+    def refined_block(self) -> str:
+        """The block drafter with those of its refiners that are available.
+
+        In trees of the shipped drafter, n-grams with a weight of 1 lose more than they
+        gain.
+        """
+        drafter = self.assets.drafter
+        has_markov = drafter is not None and drafter.markov is not None
+        markov = "+markov" if has_markov else ""
+        return f"block{markov}" + ("" if self.ngram is None else "+ngram:alpha=0.25")
+
+    @property
     def default_method(self) -> str:
-        """The default method: the best one for the assets of the model.
+        """The method that is used unless another one is chosen.
 
         Trees are larger on an accelerator, where a pass over more tokens costs little
-        more.
+        more. `bpd_jax.tune` finds the fastest method of a device.
         """
         if self.assets.drafter is None:
             return "bpd" if self.model.block_size > 1 else "prompt_lookup"
-        refined = "block" if self.ngram is None else "block+ngram:alpha=0.25"
+        refined = self.refined_block
         nodes = 8 if jax.default_backend() == "cpu" else 32
         return f"{refined}/tree:{nodes}+lookup:8"
 

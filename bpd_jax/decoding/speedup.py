@@ -1,19 +1,21 @@
 """Predicted speed-up of drafting methods, and the choice of the fastest one.
 
-A serial call consists of drafting and a pass of the model over M draft tokens. Replay
-gives the number of calls of every text. A batch ends with its slowest row, so
+A serial call consists of drafting and a pass of the model over draft tokens. Replay
+gives the calls of every text, and the size of the draft of every call. A batch ends
+with its slowest row, and a pass has the size of the largest draft in the batch, so
 
-    speed-up = Σ calls of the slowest row (plain) · seconds of a plain call
-             / Σ calls of the slowest row · (seconds of a pass + seconds of drafting)
+    speed-up = calls of the slowest row (plain) · seconds of a plain call
+             / Σ_calls of the slowest row (seconds of a pass + seconds of drafting)
 
 with sums over batches. The seconds are measured on this device, with this model and
-batch size, the calls on texts that the model decoded. With one row the speed-up is the
-block efficiency times the ratio of the seconds. Passes over many tokens cost little
-more than plain passes on an accelerator with small batches, and much more on a CPU.
+batch size, the calls on texts that the model decoded. Passes over many tokens cost
+little more than plain passes on an accelerator with small batches, and much more on a
+CPU.
 """
 
 import dataclasses
 import functools
+import itertools
 import os
 import statistics
 import time
@@ -30,7 +32,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
-from bpd_jax.decoding.verification import pass_tokens
+from bpd_jax.decoding.verification import usual_pass_sizes
 from bpd_jax.drafting.assets import REFINERS, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
@@ -70,6 +72,12 @@ class PassCosts:
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (nodes - low)
 
+    def total(self, nodes: Sequence[int] | np.ndarray) -> float:
+        """Seconds of passes over these numbers of tokens together."""
+        sizes, counts = np.unique(nodes, return_counts=True)
+        pairs = zip(sizes.tolist(), counts.tolist(), strict=True)
+        return sum(count * self.at(size) for size, count in pairs)
+
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
@@ -78,18 +86,18 @@ class Prediction:
     Attributes:
       method: the method.
       block_efficiency: decoded tokens per serial call of a row, by replay.
-      nodes: M, number of draft tokens of a pass.
-      pass_seconds: seconds of a pass over them.
+      nodes: draft tokens of a pass, on average.
+      pass_seconds: seconds of a pass, on average.
       draft_seconds: seconds of drafting per serial call; None if it was not timed,
         because the method is slower than plain decoding even without them.
       speedup: speed-up over plain decoding; an upper bound without `draft_seconds`.
       replayed: whether the method was replayed. Otherwise the numbers are those of the
-        oracle with the same number of tokens, which is slower than another method.
+        oracle with the smallest pass of the method, which is slower than another one.
     """
 
     method: Method
     block_efficiency: float
-    nodes: int
+    nodes: float
     pass_seconds: float
     draft_seconds: float | None
     speedup: float
@@ -190,35 +198,45 @@ def predict(
     prompt = replay.texts[0].input_ids
     lengths = [len(text.input_ids) + len(text.output_ids) for text in replay.texts]
     drafters = {method: decoder.drafter(method) for method in (GREEDY, *methods)}
-    nodes = {
-        method: pass_tokens(drafter, replay.options.verification)
+    sizes = {
+        method: usual_pass_sizes(drafter, replay.options.verification)
         for method, drafter in drafters.items()
     }
-    timed = [size for size in _SIZES if size < 2 * max(nodes.values())]
+    most = max(of_method[-1] for of_method in sizes.values())
+    timed = [size for size in _SIZES if size < 2 * most]
     rows = {b: decoder.task(GREEDY, DecodeOptions()).rows(b) for b in batch_sizes}
     costs = {
         b: measure_passes(decoder, rows[b], int(statistics.median(lengths)), timed)
         for b in batch_sizes
     }
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
-    plain_calls = [len(text.output_ids) for text in replay.texts]
+    plain_nodes = [np.ones(len(text.output_ids), np.int32) for text in replay.texts]
 
-    def calls_of(method: Method) -> list[int]:
-        return [text.serial_calls for text in replay.decode(method, replayer)]
+    def nodes_of(method: Method) -> list[np.ndarray]:
+        return [text.nodes for text in replay.decode(method, replayer)]
 
-    def speedup(b: int, method: Method, calls: list[int], drafting: float) -> float:
-        plain = _batch_calls(plain_calls, rows[b]) * costs[b].at(1)
-        seconds = costs[b].at(nodes[method]) + drafting
-        return plain / (_batch_calls(calls, rows[b]) * seconds)
+    def passes(b: int, method: Method, nodes: Sequence[np.ndarray]) -> np.ndarray:
+        return _pass_sizes(nodes, rows[b], sizes[method])
+
+    def speedup(
+        b: int, method: Method, nodes: Sequence[np.ndarray], drafting: float
+    ) -> float:
+        plain = len(passes(b, GREEDY, plain_nodes)) * costs[b].at(1)
+        of_method = passes(b, method, nodes)
+        return plain / (costs[b].total(of_method) + drafting * len(of_method))
 
     # The oracle's calls bound those of methods within its lattice, that of the heads.
     # The bound is not strict: rarely, a shorter draft leads to a position with better
     # heads.
     bounded = [m for m in methods if m.within_lattice and m.source_name == "heads"]
-    bound: list[int] = []
+    bound: list[np.ndarray] = []
     if bounded:
         widest = max(method.setting("k") or decoder.width for method in bounded)
-        bound = calls_of(parse_method(f"oracle:k={widest}"))
+        # Every call is counted with the smallest pass.
+        bound = [
+            np.ones_like(nodes)
+            for nodes in nodes_of(parse_method(f"oracle:k={widest}"))
+        ]
     best = dict.fromkeys(batch_sizes, 1.0)
     predictions: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
     for method in drafters:
@@ -226,22 +244,23 @@ def predict(
         replayed = method not in bounded or any(
             speedup(b, method, bound, 0.0) >= best[b] for b in batch_sizes
         )
-        calls = bound
+        nodes = bound
         if replayed:
-            calls = plain_calls if method == GREEDY else calls_of(method)
+            nodes = plain_nodes if method == GREEDY else nodes_of(method)
         for b in batch_sizes:
             drafting = 0.0 if method == GREEDY else None
-            if drafting is None and replayed and speedup(b, method, calls, 0.0) > 1:
+            if drafting is None and replayed and speedup(b, method, nodes, 0.0) > 1:
                 drafting = measure_drafting(decoder, method, prompt, b)
-            gain = speedup(b, method, calls, drafting or 0.0)
+            gain = speedup(b, method, nodes, drafting or 0.0)
+            of_method = passes(b, method, nodes)
             if drafting is not None and not method.is_oracle:
                 best[b] = max(best[b], gain)
             predictions[b].append(
                 Prediction(
                     method=method,
-                    block_efficiency=sum(plain_calls) / sum(calls),
-                    nodes=nodes[method],
-                    pass_seconds=costs[b].at(nodes[method]),
+                    block_efficiency=sum(map(len, plain_nodes)) / sum(map(len, nodes)),
+                    nodes=float(np.mean(of_method)),
+                    pass_seconds=costs[b].total(of_method) / len(of_method),
                     draft_seconds=drafting,
                     speedup=gain,
                     replayed=replayed,
@@ -255,12 +274,25 @@ def predict(
     return {b: sorted(listed, key=order) for b, listed in predictions.items()}
 
 
-def _batch_calls(calls: Sequence[int], rows: int) -> int:
-    """The sum over batches of the calls of their slowest rows.
+def _pass_sizes(
+    nodes: Sequence[np.ndarray], rows: int, sizes: Sequence[int]
+) -> np.ndarray:
+    """The sizes of all passes; a batch continues until its slowest row is finished.
 
-    Worked example: calls 5, 3, 4 in batches of two take 5 + 4 calls.
+    >>> nodes = [np.array([3, 9, 1]), np.array([5]), np.array([4, 4])]
+    >>> _pass_sizes(nodes, rows=2, sizes=(4, 10)).tolist()
+    [10, 10, 4, 4, 4]
+
+    Args:
+      nodes: numbers of nodes of the calls of each text.
+      rows: number of texts of a batch.
+      sizes: sizes for which a pass is compiled, ascending.
     """
-    return sum(max(calls[i : i + rows]) for i in range(0, len(calls), rows))
+    largest: list[int] = []
+    for begin in range(0, len(nodes), rows):
+        calls = itertools.zip_longest(*nodes[begin : begin + rows], fillvalue=0)
+        largest += [max(call) for call in calls]
+    return np.asarray(sizes)[np.searchsorted(sizes, largest)]
 
 
 def candidate_methods(
@@ -305,10 +337,10 @@ def candidate_methods(
             names.append("neural:1")
     if decoder.assets.drafter is not None:
         names.append(decoder.default_method)
-        refined = "+ngram" if decoder.assets.ngram is not None else ""
-        for source in dict.fromkeys(("block", f"block{refined}")):
+        for source in dict.fromkeys(("block", decoder.refined_block)):
             names += [f"{source}/greedy", f"{source}/tree:8"]
             names += [f"{source}/tree:{nodes}:min_prob=0.05" for nodes in (16, 32)]
+            names += [f"{source}/tree:8+lookup:{tokens}" for tokens in (4, 8)]
             names.append(f"{source}/tree:16:min_prob=0.05+lookup:8")
     if is_usable(decoder.assets.draft_model):
         names += ["draft_model:2", "draft_model:4"]
@@ -369,7 +401,7 @@ class Choice:
             f"{best.method.name}, predicted {'' if timed else 'at most '}"
             f"{best.speedup:.2f} times plain decoding (block efficiency "
             f"{'' if best.replayed else 'at most '}{best.block_efficiency:.2f}, a call "
-            f"over {best.nodes} tokens {1e3 * best.pass_seconds:.2f} ms, drafting "
+            f"over {best.nodes:.0f} tokens {1e3 * best.pass_seconds:.2f} ms, drafting "
             f"{drafting})"
         )
         if self.method == GREEDY:

@@ -19,7 +19,12 @@ import jax.numpy as jnp
 from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept
 from bpd_jax.decoding.options import BATCHED, StepOptions
-from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
+from bpd_jax.drafting.draft_tree import (
+    DraftTree,
+    ancestor_mask,
+    take,
+    usual_sizes,
+)
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -61,6 +66,17 @@ def pass_tokens(drafter: Drafter, verification: str) -> int:
     if _in_chains(drafter, verification):
         return drafter.max_drafts * drafter.max_depth
     return drafter.max_nodes
+
+
+def usual_pass_sizes(drafter: Drafter, verification: str) -> tuple[int, ...]:
+    """The sizes of passes that are compiled for trees that vary in size, ascending.
+
+    Args:
+      drafter: the drafting method.
+      verification: `tree` or `batched`.
+    """
+    most = pass_tokens(drafter, verification)
+    return (most,) if _in_chains(drafter, verification) else (*usual_sizes(most), most)
 
 
 def _in_chains(drafter: Drafter, verification: str) -> bool:

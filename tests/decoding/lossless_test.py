@@ -75,6 +75,7 @@ METHODS = [
     "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "block+ngram/best:2:engine=viterbi",
     "block/oracle",
+    "block+markov/tree:6",
 ]
 # Methods whose parts are covered by others.
 ALIKE = {
@@ -94,6 +95,22 @@ ALIKE = {
     "heads+ngram/chains:2",
     "block/greedy",
 }
+# The forms of block drafters, all with a Markov head: ours, DFlash, DSpark, and one
+# without a window.
+DRAFTERS = [
+    {"markov_rank": 3, **sizes}
+    for sizes in (
+        {},
+        {"reads_last_token": False, "guess_at_anchor": False, "num_layers": 2},
+        {
+            "reads_last_token": False,
+            "draft_vocabulary": None,
+            "confidence": True,
+            "confidence_reads_markov": True,
+        },
+        {"block_size": 4, "window": None, "confidence": True},
+    )
+]
 LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)
 
 
@@ -127,7 +144,9 @@ def make_decoder():
             ngram=ngram,
             rescorer=SmallModel(*small),
             draft_model=SmallModel(*small),
-            drafter=make_drafter((functions, params), seed=5),
+            drafter=make_drafter(
+                (functions, params), seed=5, **DRAFTERS[seed % len(DRAFTERS)]
+            ),
             **{kind: make_refiner(kind, 14, block_size) for kind in REFINER_KINDS},
         )
         return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
@@ -216,7 +235,9 @@ def test_other_layouts(make_decoder, name, options):
     check_all(make_decoder, name, 3, **options)
 
 
-@pytest.mark.parametrize("name", ["zero_gram:4", "ngram_device:3:adaptive=1"])
+@pytest.mark.parametrize(
+    "name", ["zero_gram:4", "ngram_device:3:adaptive=1", "block+ngram/best:3"]
+)
 def test_chains_sampled_alone(make_decoder, name):
     options = {"verification": BATCHED, "temperature": 0.9, "top_k": 9}
     check_all(make_decoder, name, 3, batch_size=1, **options)
@@ -251,9 +272,15 @@ def sharded(make_decoder):
     return lambda seed: make_decoder(seed, mesh=mesh)
 
 
-# One method on the device with tables, one on the host, and one with an argument for
-# every row.
-FEW = ["ngram_device:3:adaptive=1", "ngram_viterbi:4", "oracle"]
+# One method on the device with tables, one on the host, one with an argument for every
+# row, and two of a block drafter.
+FEW = [
+    "ngram_device:3:adaptive=1",
+    "ngram_viterbi:4",
+    "oracle",
+    "block+ngram/best:3",
+    "block+markov/tree:6",
+]
 
 
 @pytest.mark.parametrize("name", often(FEW))

@@ -15,7 +15,8 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
-from bpd_jax.models.drafter_functions import DrafterFunctions, with_softmax
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.partitioning import parameter_shardings
@@ -126,17 +127,16 @@ def sharded_params(model, mesh):
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
-    """A block drafter with random parameters that knows 9 of the model's tokens."""
+    """A block drafter with random parameters; by default it knows 9 of the tokens."""
     functions, params = model
     trunk = functions.config.trunk
-    vocabulary = np.sort(
-        np.random.default_rng(seed).permutation(trunk.vocab_size)[:9].astype(np.int32)
-    )
     sizes = {"block_size": 5, "num_layers": 1, "window": 8, "draft_vocabulary": 9}
-    sizes["reads_last_token"] = True
-    drafter = DrafterFunctions(
-        BlockDrafterConfig(feature_layers, **{**sizes, **config}), trunk
-    )
+    sizes = {**sizes, "reads_last_token": True, **config}
+    drafter = DrafterFunctions(BlockDrafterConfig(feature_layers, **sizes), trunk)
+    vocabulary = None
+    if sizes["draft_vocabulary"] is not None:
+        ids = np.random.default_rng(seed).permutation(trunk.vocab_size)
+        vocabulary = np.sort(ids[: sizes["draft_vocabulary"]].astype(np.int32))
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
     trained = random_params(shapes, 0.5, seed)
     softmax = np.asarray(params["trunk"]["embedding"])

@@ -15,11 +15,8 @@ from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KeyValues
 from bpd_jax.models.context_cache import append, cache_of_slots, slot_positions
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import (
-    DrafterFunctions,
-    markov_refiner,
-    with_softmax,
-)
+from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
+from bpd_jax.models.drafter_outputs import with_confidence, with_softmax
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -208,8 +205,10 @@ def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
     features, lengths = texts([3, 8])
     anchors = anchors_of(2)
     cache = jax.jit(functions.prefill, static_argnums=3)(params, features, lengths, 16)
-    candidates = jax.jit(functions.candidates, static_argnums=3)
-    tokens, log_probs, entropies = candidates(params, cache, anchors, 9)
+    candidates = jax.jit(functions.candidates, static_argnums=4)
+    tokens, log_probs, entropies = candidates(
+        params, cache, anchors, jnp.array([1, 2]), 9
+    )
     assert tokens.shape == log_probs.shape == (2, 3, 9)
     states = states_after(functions, 16, params, features, lengths, anchors)
     logits = states @ params["softmax"].T
@@ -249,3 +248,68 @@ def test_confidences_are_a_logistic_regression(reads_markov):
     weights = params["confidence"]
     logits = inputs @ weights["kernel"][:, 0] + weights["bias"][0]
     np.testing.assert_allclose(found, logits, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reads_markov", [False, True])
+def test_confidence_is_the_probability_of_the_first_candidate(reads_markov):
+    """Against a computation position by position; others keep their ratios."""
+    plain, params = drafter(markov_rank=3, confidence=True)
+    plain = dataclasses.replace(
+        plain, config=dataclasses.replace(plain.config, confidence=False)
+    )
+    functions, params = drafter(
+        markov_rank=3, confidence=True, confidence_reads_markov=reads_markov
+    )
+    states = jnp.asarray(np.random.default_rng(5).normal(size=(2, 3, 12)), jnp.float32)
+    certain = jnp.array([4, 9])
+    tokens, log_probs, _ = plain.best(params, states, certain, 3)
+    same, found, _ = functions.best(params, states, certain, 3)
+    np.testing.assert_array_equal(same, tokens)
+    raised = 0
+    for row in range(2):
+        previous = certain[row]
+        for level in range(3):
+            logit = functions.confidence_logits(params, states[row, level], previous)
+            old = np.exp(np.asarray(log_probs[row, level], np.float64))
+            new = np.exp(np.asarray(found[row, level], np.float64))
+            predicted = 1 / (1 + np.exp(-float(logit)))
+            wanted = predicted * (1 - old[0]) > (1 - predicted) * old[1]
+            if wanted:
+                np.testing.assert_allclose(new[0], predicted, rtol=1e-4)
+            else:
+                np.testing.assert_allclose(new[0], new[1], rtol=1e-4)
+            raised += not wanted
+            np.testing.assert_allclose(
+                new[1:] / (1 - new[0]), old[1:] / (1 - old[0]), rtol=1e-3
+            )
+            previous = tokens[row, level, 0]
+    assert raised < 6
+
+
+def test_extreme_confidences_are_finite():
+    log_probs = jnp.log(jnp.array([[1.0, 1e-30], [0.6, 0.4]]))
+    found = with_confidence(log_probs, jnp.array([-1e4, 1e4]))
+    assert np.isfinite(found[:, 0]).all()
+    assert (found[:, 0] >= found[:, 1]).all()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_blocks_see_the_last_tokens_of_their_text_before_the_anchor(window):
+    """Against loops over blocks and tokens."""
+    functions, _ = drafter(window=window)
+    anchors = np.array([[1, 5, 9, 10], [2, 3, 7, 8]])
+    segments = np.array([[1] * 6 + [2] * 4, [1] * 2 + [2] * 3 + [3] * 5])
+    for ids in (None, segments):
+        found = functions._visible(
+            jnp.asarray(anchors), None if ids is None else jnp.asarray(ids), 10
+        )
+        for row in range(2):
+            for block, anchor in enumerate(anchors[row]):
+                seen = [
+                    token
+                    for token in range(10)
+                    if token < anchor
+                    and (window is None or token >= anchor - window)
+                    and (ids is None or ids[row][token] == ids[row][anchor - 1])
+                ]
+                assert np.flatnonzero(found[row, block]).tolist() == seen

@@ -16,7 +16,8 @@ from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
-from bpd_jax.models.drafter_functions import FROZEN, DrafterFunctions, with_softmax
+from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.products import float32_sums
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Trains the drafter, the n-gram model and the rescorer in bpd_jax/shipped/smollm2.
+#
+#   experiments/smollm2/shipped.sh FOLDER
+#
+# FOLDER contains public data sets as JSON Lines; see training_prompts.py. The texts differ
+# from those of the shipped files, of which one in six was sampled.
+#
+#   needs    two cores, 24 GB of memory, 30 GB of disk and a day, or a GPU
+#   makes    runs/smollm2/{texts,states,ngram,rescorer} and the run folders
+#            runs/smollm2/{stage1,drafter}; --drafter=runs/smollm2/drafter/drafter uses
+#            the drafter
+set -euo pipefail
+data=$(realpath "$1")
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
+run=runs/smollm2
+
+"$python" experiments/smollm2/training_prompts.py --data="$data" --output="$run/prompts/scale"
+"$python" -m bpd_jax.distill --model=smollm2 --prompts_file="$run/prompts/scale/greedy.jsonl" \
+    --max_new_tokens=192 --longest_prompt=320 --batch_size=64 --output="$run/texts" \
+    --states="$run/states" --feature_layers=2,15,28 --states_dtype=bfloat16
+
+train() {
+    "$python" -m bpd_jax.train --gin_file=experiments/smollm2/drafter.gin \
+        --gin.HeadsTrainConfig.states="'$run/states'" --workdir="$run/$1" "${@:2}"
+}
+train stage1 --gin.HeadsTrainConfig.train_texts=4736 --gin.EPOCHS=2.4
+train drafter --gin.HeadsTrainConfig.start="'$run/stage1/drafter'" \
+    --gin.LEARNING_RATE=6e-4 --gin.HeadsTrainConfig.steps=13000
+
+"$python" -m bpd_jax.build_ngram --generations="$run/texts" --heldout_split=validation \
+    --max_ngrams=500000 --order=4 --output="$run/ngram"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+    --workdir="$run/training/rescorer"
+"$python" -m bpd_jax.export_params --model="$run/training/rescorer" --precision=float32 \
+    --output="$run/rescorer"
