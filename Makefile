@@ -63,7 +63,7 @@ gpu-test: ## the tests that need the GPU compiler, in .venv-gpu
 # These run in the environment of the host, which needs neither TensorFlow nor a network.
 PART ?= attention,plain,smollm2,shapes,training
 CHECK = $(or $(PYTHON),python3) -m benchmarks.accelerator --part=$(PART) $(FLAGS)
-gpu-check: ## measure a GPU in at most 8 minutes; PART=plain for a part, FLAGS=--missing
+gpu-check: ## measure a GPU; starts no job after 7 minutes; PART=plain for a part, FLAGS=--missing
 	$(CHECK) --platform=gpu
 
 tpu-check: ## the same for the TPUs of this host

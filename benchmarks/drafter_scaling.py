@@ -34,7 +34,8 @@ OUTPUT = flags.DEFINE_string(
 
 _HEADERS = ("heads/heads.json", "drafter/drafter.json")
 
-# Figures of `benchmarks.decoding` that are repeated.
+# Fields of `benchmarks.decoding` that are repeated, and those of every method.
+_FACTS = ("device", "date", "prompts", "new_tokens")
 _DECODING = (
     "block_efficiency",
     "ms_per_serial_call",
@@ -114,14 +115,17 @@ def _decoding(path: pathlib.Path) -> dict[str, Any] | None:
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            **{key: result[key] for key in ("device", "date", "prompts", "new_tokens")},
-            "searches": {
-                name.split("/", 1)[1]: {key: row[key] for key in _DECODING}
-                for name, row in result["methods"].items()
-                if "/" in name
-            },
-        }
+        facts = {key: result[key] for key in _FACTS}
+        searches: dict[str, dict[str, Any]] = {}
+        for name, row in result["methods"].items():
+            search = name.partition("/")[2]
+            if search in searches:
+                raise UserError(f"{path} has two methods with the search {search}.")
+            if row["texts_that_differ"] > row["of_them_near_ties"]:
+                raise UserError(f"{path}: texts differ from plain decoding by {name}.")
+            if search:
+                searches[search] = {key: row[key] for key in _DECODING}
+        return {**facts, "searches": searches}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"cannot read the measurements in {path} ({error!r}): measure it again."

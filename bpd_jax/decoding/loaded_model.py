@@ -27,6 +27,11 @@ from bpd_jax.typing import Params
 Message = Mapping[str, str]
 
 
+# Names of runs with a result of the same name, and a file of every run folder.
+_RESULTS = ("heads", "drafter")
+_RUN_CONFIGURATION = "config.gin"
+
+
 @dataclasses.dataclass(frozen=True)
 class Chat:
     """The chat template of a model.
@@ -122,9 +127,19 @@ class LoadedModel:
         return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
 
     def find_asset(self, name: str) -> pathlib.Path | None:
-        """The first path `name` in the asset folders; None if there is none."""
-        paths = (folder / name for folder in self.asset_folders)
-        return next((path for path in paths if path.exists()), None)
+        """The first path `name` in the asset folders; None if there is none.
+
+        A run that trains heads or a drafter writes it to a folder in its own folder.
+        If that has the same name, it is the result that is meant; a run that is not
+        finished is passed over.
+        """
+        for folder in self.asset_folders:
+            path = folder / name
+            if name in _RESULTS and (path / _RUN_CONFIGURATION).exists():
+                path /= name
+            if path.exists():
+                return path
+        return None
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of all V tokens."""

@@ -72,15 +72,10 @@ class RecordedDrafter:
         return cache + counts
 
     def candidates(
-        self,
-        params: RecordedDrafts,
-        cache: Array,
-        anchors: Array,
-        certain: Array,
-        width: int,
+        self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
     ) -> tuple[Array, Array, Array]:
         """The candidates recorded at each row's last token."""
-        del anchors, certain
+        del anchors
         rows = jnp.arange(cache.shape[0])
         last = params.candidates.shape[1] - 1
         columns = jnp.clip(cache - 1 - params.starts, 0, last)
@@ -151,7 +146,7 @@ def _record(
             model.embed(params, tokens)[None],
             positions[None] + 1,
         )
-        return functions.best(drafter, states[0], tokens, width)
+        return functions.best(drafter, states[0], width)
 
     # In chunks, because of the memory for the attention of all blocks.
     positions = (start + jnp.arange(len(next_tokens))).reshape(-1, CHUNK)

@@ -32,7 +32,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
-from bpd_jax.decoding.verification import usual_pass_sizes
+from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import REFINERS, SmallModel
 from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
@@ -199,7 +199,7 @@ def predict(
     lengths = [len(text.input_ids) + len(text.output_ids) for text in replay.texts]
     drafters = {method: decoder.drafter(method) for method in (GREEDY, *methods)}
     sizes = {
-        method: usual_pass_sizes(drafter, replay.options.verification)
+        method: pass_sizes(drafter, replay.options.verification)
         for method, drafter in drafters.items()
     }
     most = max(of_method[-1] for of_method in sizes.values())

@@ -68,6 +68,11 @@ class StatesRecorder:
         return self.drafter.max_nodes
 
     @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """See `Drafter`."""
+        return self.drafter.pass_sizes
+
+    @property
     def max_drafts(self) -> int:
         """See `Drafter`."""
         return self.drafter.max_drafts

@@ -7,7 +7,7 @@ up to rounding.
 
 The time of a pass grows with its number of tokens, especially on a CPU, and trees with
 a threshold are rarely full. A pass over such a tree is compiled for a few sizes
-(`DraftTree.sizes`), and the smallest one that holds all valid nodes is used.
+(`Drafter.pass_sizes`), and the smallest one that holds all valid nodes is used.
 """
 
 import functools
@@ -19,12 +19,7 @@ import jax.numpy as jnp
 from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept
 from bpd_jax.decoding.options import BATCHED, StepOptions
-from bpd_jax.drafting.draft_tree import (
-    DraftTree,
-    ancestor_mask,
-    take,
-    usual_sizes,
-)
+from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -56,27 +51,16 @@ class Verified:
     features: Float[Array, "B L F"]
 
 
-def pass_tokens(drafter: Drafter, verification: str) -> int:
-    """The number of draft tokens in a forward pass, per row.
+def pass_sizes(drafter: Drafter, verification: str) -> tuple[int, ...]:
+    """Numbers of draft tokens for which a pass is compiled, per row, ascending.
 
     Args:
       drafter: the drafting method.
       verification: `tree` or `batched`.
     """
     if _in_chains(drafter, verification):
-        return drafter.max_drafts * drafter.max_depth
-    return drafter.max_nodes
-
-
-def usual_pass_sizes(drafter: Drafter, verification: str) -> tuple[int, ...]:
-    """The sizes of passes that are compiled for trees that vary in size, ascending.
-
-    Args:
-      drafter: the drafting method.
-      verification: `tree` or `batched`.
-    """
-    most = pass_tokens(drafter, verification)
-    return (most,) if _in_chains(drafter, verification) else (*usual_sizes(most), most)
+        return (drafter.max_drafts * drafter.max_depth,)
+    return drafter.pass_sizes
 
 
 def _in_chains(drafter: Drafter, verification: str) -> bool:
@@ -136,7 +120,7 @@ def verify(
             features=take(features, path),
         )
 
-    sizes = (tree.size,) if in_chains else pass_sizes(tree)
+    sizes = (tree.size,) if in_chains else tree_sizes(drafter, tree)
     if len(sizes) == 1:
         return verify_first(tree.size, tree)
     last = jnp.max(jnp.where(tree.valid, jnp.arange(tree.size), 0))
@@ -144,9 +128,9 @@ def verify(
     return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), last + 1), branches, tree)
 
 
-def pass_sizes(tree: DraftTree) -> tuple[int, ...]:
-    """Numbers of nodes for which a pass is compiled, ascending; the last is M."""
-    return (*(size for size in tree.sizes if size < tree.size), tree.size)
+def tree_sizes(drafter: Drafter, tree: DraftTree) -> tuple[int, ...]:
+    """Sizes of the passes for a tree; the last is that of the tree."""
+    return (*(size for size in drafter.pass_sizes if size < tree.size), tree.size)
 
 
 def tree_states(

@@ -4,7 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.drafting.lattice import Drafts
+from bpd_jax.drafting.lattice import Drafts, most_prefixes
 from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
@@ -48,8 +48,6 @@ class DraftTree:
       sources: distributions of sampled children; None if they were not sampled.
       num_chains: P if the nodes are P consecutive chains of equal length, otherwise 0;
         static.
-      sizes: sizes below M, ascending, for which a pass is compiled; the smallest one
-        that holds all valid nodes is run. Static.
     """
 
     tokens: Int[Array, "B M"]
@@ -59,7 +57,6 @@ class DraftTree:
     valid: Bool[Array, "B M"]
     sources: NodeOrigins | None = None
     num_chains: int = flax.struct.field(pytree_node=False, default=0)
-    sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
 
     @property
     def size(self) -> int:
@@ -97,17 +94,23 @@ def from_chain(tokens: Int[Array, "B L"]) -> DraftTree:
 
 
 def usual_sizes(most: int) -> tuple[int, ...]:
-    """`DraftTree.sizes`: a quarter and half of `most`, if they are at least 8.
+    """`Drafter.pass_sizes` of trees whose number of nodes varies between calls.
 
-    Three quarters of 64 nodes or more, too: 16 drafts of 9 tokens have 68 nodes on
-    average, and 129 at most.
+    A quarter and half of the highest number, if they are at least 8; three quarters of
+    64 nodes or more, too: 16 drafts of 9 tokens have 68 nodes on average, 129 at most.
 
     >>> usual_sizes(129), usual_sizes(17), usual_sizes(12)
-    ((33, 65, 97), (9,), ())
+    ((33, 65, 97, 129), (9, 17), (12,))
     """
     quarters = (1, 2, 3) if most >= 64 else (1, 2)
     sizes = (-(-most * quarter // 4) for quarter in quarters)
-    return tuple(size for size in sizes if size >= 8)
+    return (*(size for size in sizes if size >= 8), most)
+
+
+def sizes_of_drafts(block_size: int, width: int, count: int) -> tuple[int, ...]:
+    """`Drafter.pass_sizes` of `count` drafts, which are merged by common prefix."""
+    most = most_prefixes(block_size, width, count)
+    return usual_sizes(most) if count > 1 else (most,)
 
 
 def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B M M"]:

@@ -165,6 +165,14 @@ class Drafter(Protocol):
         ...
 
     @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """Sizes of trees for which a pass is compiled, ascending; the last is M.
+
+        M is `max_nodes`. The smallest pass that holds all valid nodes is run.
+        """
+        ...
+
+    @property
     def max_drafts(self) -> int:
         """Upper bound of the leaves of a tree."""
         ...
@@ -328,6 +336,10 @@ class Search(abc.ABC):
     @abc.abstractmethod
     def max_nodes(self, block_size: int, width: int) -> int:
         """Upper bound of the distinct prefixes in a tree."""
+
+    def pass_sizes(self, block_size: int, width: int) -> tuple[int, ...]:
+        """See `Drafter`; by default a single size."""
+        return (self.max_nodes(block_size, width),)
 
     @abc.abstractmethod
     def max_drafts(self, block_size: int, width: int) -> int:

@@ -5,7 +5,7 @@ import dataclasses
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
+from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.typing import Array, Int
 
 
@@ -47,7 +47,6 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
         depths=take(tree.depths, kept),
         ranks=take(rank, kept),
         valid=take(keep, kept),
-        sizes=usual_sizes(max_nodes) if tree.num_chains > 1 else tree.sizes,
     )
 
 
@@ -111,6 +110,4 @@ def union(first: DraftTree, second: DraftTree) -> DraftTree:
         depths=joined("depths"),
         ranks=joined("ranks"),
         valid=joined("valid"),
-        # The second tree may be empty.
-        sizes=(*first.sizes, first.size),
     )

@@ -211,6 +211,11 @@ class PathDrafter:
         return self.search.max_nodes(self.paths.block_size, self.paths.width)
 
     @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """See `Drafter`."""
+        return self.search.pass_sizes(self.paths.block_size, self.paths.width)
+
+    @property
     def max_drafts(self) -> int:
         """See `Drafter`."""
         return self.search.max_drafts(self.paths.block_size, self.paths.width)

@@ -44,6 +44,11 @@ class UnionDrafter:
         return self.first.max_nodes + self.second.max_nodes - 1
 
     @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """Those of `first`, because the second tree may be empty, and the sum."""
+        return (*self.first.pass_sizes, self.max_nodes)
+
+    @property
     def max_drafts(self) -> int:
         """The sum."""
         return self.first.max_drafts + self.second.max_drafts

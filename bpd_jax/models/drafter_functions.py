@@ -4,9 +4,7 @@ In decoding, the cache has keys and values of the n accepted tokens of a row, an
 certain token y_0 is at position n:
 
     cache = functions.prefill(params, features, lengths, slots)
-    tokens, log_probs, entropies = functions.candidates(
-        params, cache, embedded, certain, width
-    )
+    tokens, log_probs, entropies = functions.candidates(params, cache, embedded, width)
     cache = functions.append(params, cache, features_of_accepted_tokens, counts)
 """
 
@@ -190,7 +188,6 @@ class DrafterFunctions:
         params: Params,
         cache: DrafterCache,
         anchors: Float[Array, "B D"],
-        certain: Int[Array, " B"],
         width: int,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
         """The best tokens of positions 1 … L-1, as `ModelFunctions.block_candidates`.
@@ -199,33 +196,27 @@ class DrafterFunctions:
           params: parameters of the drafter.
           cache: cache of the accepted tokens.
           anchors: see `states`.
-          certain: the certain tokens.
           width: W, number of candidates per position.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
-          float32, in which a confidence head replaces that of the first candidate (see
-          `with_confidence`); and the entropies of the positions, in nats.
+          float32, after `with_confidence` if there is a confidence head and no Markov
+          head; and the entropies of the positions, in nats.
         """
-        return self.best(params, self.states(params, cache, anchors), certain, width)
+        return self.best(params, self.states(params, cache, anchors), width)
 
     def best(
-        self,
-        params: Params,
-        states: Float[Array, "... L-1 D"],
-        certain: Int[Array, "..."],
-        width: int,
-    ) -> tuple[Int[Array, "... L-1 W"], Float[Array, "... L-1 W"], Float[Array, "..."]]:
-        """The best tokens by the states of blocks; see `candidates`."""
+        self, params: Params, states: Float[Array, "... D"], width: int
+    ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
+        """The best tokens by state; see `candidates`."""
         indices, log_probs, entropies = top_candidates(
             self.logits(params, states), width
         )
-        tokens = draft_tokens(params, indices)
-        if self.config.confidence:
-            previous = jnp.concatenate([certain[..., None], tokens[..., :-1, 0]], -1)
-            confidences = self.confidence_logits(params, states, previous)
+        # With a Markov head, the confidence is that of the corrected first candidate.
+        if self.config.confidence and not self.config.markov_rank:
+            confidences = self.confidence_logits(params, states)
             log_probs = with_confidence(log_probs, confidences)
-        return tokens, log_probs, entropies
+        return draft_tokens(params, indices), log_probs, entropies
 
     def confidence_logits(
         self,

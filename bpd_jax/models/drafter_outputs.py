@@ -61,5 +61,7 @@ def with_confidence(
     confidence = jnp.clip(jax.nn.sigmoid(logits), lowest, 1 - _MARGIN)
     confidence = jnp.maximum(confidence, _MARGIN)
     shared = jnp.log1p(-confidence) - jnp.log1p(-first)
-    others = log_probs[..., 1:] + shared[..., None]
-    return jnp.concatenate([jnp.log(confidence)[..., None], others], axis=-1)
+    best = jnp.log(confidence)[..., None]
+    # Where c was raised, rounding may leave the second candidate above the first.
+    others = jnp.minimum(log_probs[..., 1:] + shared[..., None], best)
+    return jnp.concatenate([best, others], axis=-1)

@@ -7,9 +7,9 @@
 # from those of the shipped files, of which one in six was sampled.
 #
 #   needs    two cores, 24 GB of memory, 30 GB of disk and a day, or a GPU
-#   makes    runs/smollm2/{texts,states,ngram,rescorer} and the run folders
-#            runs/smollm2/{stage1,drafter}; --drafter=runs/smollm2/drafter/drafter uses
-#            the drafter
+#   makes    runs/smollm2/{texts,states,drafter,ngram,rescorer}, which `--model=smollm2`
+#            then uses instead of the shipped ones, and the run folders
+#            runs/smollm2/{stage1,training/rescorer}
 set -euo pipefail
 data=$(realpath "$1")
 cd "$(dirname "$0")/../.."

@@ -45,8 +45,7 @@ def drafted(model, functions, params, drafter_params, tokens, length, certain):
     )
     cache = functions.prefill(drafter_params, features, length[None], 64)
     anchor = model.embed(params, certain[None])
-    tokens, _, _ = functions.candidates(drafter_params, cache, anchor, certain[None], 1)
-    return tokens[0, :, 0]
+    return functions.candidates(drafter_params, cache, anchor, 1)[0][0, :, 0]
 
 
 def drafted_from(decoder, text, certain):

@@ -95,8 +95,9 @@ ALIKE = {
     "heads+ngram/chains:2",
     "block/greedy",
 }
-# The forms of block drafters, all with a Markov head: ours, DFlash, DSpark, and one
-# without a window.
+# The forms of block drafters: ours, DFlash with a Markov head, DSpark, and one with a
+# confidence head that decoding uses and no window. For the last one `markov` is the
+# refiner of the heads, which are as many.
 DRAFTERS = [
     {"markov_rank": 3, **sizes}
     for sizes in (
@@ -108,7 +109,7 @@ DRAFTERS = [
             "confidence": True,
             "confidence_reads_markov": True,
         },
-        {"block_size": 4, "window": None, "confidence": True},
+        {"block_size": 4, "window": None, "confidence": True, "markov_rank": 0},
     )
 ]
 LENGTHS = st.lists(st.integers(1, 24), min_size=5, max_size=5)

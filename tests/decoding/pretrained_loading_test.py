@@ -202,3 +202,17 @@ def test_user_assets_take_precedence_over_shipped_ones(folder, monkeypatch, tmp_
     with_folders = dataclasses.replace(loaded, asset_folders=folders)
     assert with_folders.find_asset("ngram") == tmp_path / "mine" / "ngram"
     assert with_folders.find_asset("rescorer") is None
+
+
+def test_results_of_runs_in_asset_folders_are_found(folder, tmp_path):
+    loaded = load_model(str(folder))
+    folders = (tmp_path / "mine", tmp_path / "shipped")
+    loaded = dataclasses.replace(loaded, asset_folders=folders)
+    run, shipped = (path / "drafter" for path in folders)
+    for path in (run, shipped):
+        path.mkdir(parents=True)
+    (run / "config.gin").touch()
+    # The run is not finished.
+    assert loaded.find_asset("drafter") == shipped
+    (run / "drafter").mkdir()
+    assert loaded.find_asset("drafter") == run / "drafter"

@@ -1,14 +1,16 @@
 """Predicted speedups, from costs that are set here, not measured."""
 
 import dataclasses
+import itertools
 import json
 
+import numpy as np
 import pytest
 
-from bpd_jax.decoding import speedup
+from bpd_jax.decoding import speedup, verification
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import BATCHED, DecodeOptions
+from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
     Choice,
@@ -110,6 +112,44 @@ def test_speedup_follows_the_formula(decoder, replay, costs):
         most_calls = max(text.serial_calls for text in texts)
         assert prediction.speedup == pytest.approx(20 / most_calls * 0.0101 / call)
     assert predictions[GREEDY].speedup == 1.0
+
+
+def test_calls_are_charged_with_the_pass_of_their_drafts(decoder, replay, costs):
+    """Rows without a match of prompt lookup are verified with those that have one."""
+    lookup = parse_method("prompt_lookup:4")
+    costs(lambda size: 0.010 if size == 1 else 0.020)
+    texts = replay.decode(lookup)
+    nodes = [text.nodes.tolist() for text in texts]
+    every_call = [*itertools.chain(*nodes)]
+    assert set(every_call) == {1, 5}
+    for rows in (1, 2):
+        predictions = predict(decoder, replay, [lookup], [rows])[rows]
+        prediction = next(p for p in predictions if p.method == lookup)
+        if rows == 1:
+            calls = every_call
+        else:
+            calls = [max(pair) for pair in itertools.zip_longest(*nodes, fillvalue=0)]
+        seconds = [0.020 if size == 5 else 0.010 for size in calls]
+        plain = 0.010 * 20 * (2 if rows == 1 else 1)
+        assert prediction.speedup == pytest.approx(plain / sum(seconds))
+        assert prediction.nodes == pytest.approx(np.mean(calls))
+        assert prediction.pass_seconds == pytest.approx(np.mean(seconds))
+
+
+@pytest.mark.parametrize(
+    "method, sizes",
+    [
+        ("bpd", (4,)),
+        ("zero_gram:9", (12, 23)),
+        ("prompt_lookup:4", (1, 5)),
+        ("heads/tree:8+lookup:4", (8, 12)),
+        ("heads/tree:16:min_prob=0.05+lookup:8", (8, 16, 24)),
+    ],
+)
+def test_passes_are_compiled_for_the_sizes_that_are_charged(decoder, method, sizes):
+    drafter = decoder.drafter(parse_method(method))
+    assert verification.pass_sizes(drafter, TREE) == sizes
+    assert sizes[-1] == drafter.max_nodes
 
 
 def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):

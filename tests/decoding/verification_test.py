@@ -139,12 +139,12 @@ def test_passes_over_fewer_nodes_change_nothing(monkeypatch, name, size):
     fewer = decoder.decode(method, prompts, options)
     sizes = []
 
-    def one_size(tree):
+    def one_size(drafter, tree):
         sizes.append(tree.size)
         return (tree.size,)
 
     # The loop is traced anew, with passes of one size, and is forgotten afterwards.
-    monkeypatch.setattr(verification, "pass_sizes", one_size)
+    monkeypatch.setattr(verification, "tree_sizes", one_size)
     decode_on_device.clear_cache()
     all_nodes = decoder.decode(method, prompts, options)
     decode_on_device.clear_cache()

@@ -8,7 +8,7 @@ from typing import Self
 import flax.struct
 import numpy as np
 
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, sizes_of_drafts
 from bpd_jax.drafting.interface import Outcome, Prompts, SourceDrafter, View
 from bpd_jax.drafting.lattice import (
     Drafts,
@@ -138,6 +138,11 @@ class HostDrafter(SourceDrafter):
     def max_nodes(self) -> int:
         """Distinct prefixes of P drafts."""
         return most_prefixes(self.max_depth, self.source.width, self.num_drafts)
+
+    @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """See `sizes_of_drafts`."""
+        return sizes_of_drafts(self.max_depth, self.source.width, self.num_drafts)
 
     @property
     def max_drafts(self) -> int:

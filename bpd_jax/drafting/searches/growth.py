@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.drafting.draft_tree import take
+from bpd_jax.drafting.draft_tree import sizes_of_drafts, take
 from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.lattice import most_paths, most_prefixes
 from bpd_jax.drafting.path_drafter import Paths
@@ -26,6 +26,10 @@ class ChainSearch(Search):
     def max_nodes(self, block_size: int, width: int) -> int:
         """Distinct prefixes of P paths."""
         return most_prefixes(block_size, width, self.num_drafts)
+
+    def pass_sizes(self, block_size: int, width: int) -> tuple[int, ...]:
+        """Several for several drafts, which share prefixes."""
+        return sizes_of_drafts(block_size, width, self.num_drafts)
 
     def max_drafts(self, block_size: int, width: int) -> int:
         """P, or all paths if they are fewer."""

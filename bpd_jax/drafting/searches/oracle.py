@@ -50,6 +50,11 @@ class OracleDrafter(SourceDrafter):
         """L, the nodes of a single draft."""
         return self.source.block_size
 
+    @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """A single size."""
+        return (self.max_nodes,)
+
     def start(self, arrays: PyTree, prompts: Prompts) -> tuple[Array | None, PyTree]:
         """The reference and the memory of the source."""
         return prompts.reference, self.source.remember(arrays, prompts)

@@ -44,6 +44,11 @@ class BestFirst(Search):
         """M, or the number of all prefixes if it is lower."""
         return min(self.num_nodes, sum(width**depth for depth in range(block_size)))
 
+    def pass_sizes(self, block_size: int, width: int) -> tuple[int, ...]:
+        """Several with a threshold, which leaves nodes unused."""
+        most = self.max_nodes(block_size, width)
+        return usual_sizes(most) if self.min_prob > 0 else (most,)
+
     def max_drafts(self, block_size: int, width: int) -> int:
         """Number of nodes without the root, all of which may be leaves."""
         return max(self.max_nodes(block_size, width) - 1, 1)
@@ -64,10 +69,8 @@ class BestFirst(Search):
         sizes = [level.tokens.shape[1] for level in levels]
         pool = sum(sizes)
         scores = jnp.concatenate([level.scores for level in levels], axis=1)
-        sizes_of_tree: tuple[int, ...] = ()
         if self.min_prob > 0:
             scores = jnp.where(scores < np.log(self.min_prob), -jnp.inf, scores)
-            sizes_of_tree = usual_sizes(size)
         # Ties are broken by the lower index, which is that of the parent.
         best_scores, best = jax.lax.top_k(scores, size)
         # Valid nodes come before invalid ones, and parents before children.
@@ -95,7 +98,6 @@ class BestFirst(Search):
             depths=take(depths, chosen),
             ranks=take(rank_in_pool, chosen),
             valid=jnp.isfinite(take(scores, chosen)),
-            sizes=sizes_of_tree,
         )
 
 

@@ -60,7 +60,7 @@ class BlockSource(LatticeSource):
         if self.feature_layers:
             anchors = view.model.embed(view.next_token)
         tokens, log_probs, entropies = self.functions.candidates(
-            arrays, memory, anchors, view.next_token, self.width
+            arrays, memory, anchors, self.width
         )
         drafted = slice(self.block_size - 1)
         lattice = build_lattice(

@@ -102,6 +102,11 @@ class LookaheadDrafter(Stateless):
         return (self.order - 1) * (self.guesses + self.window)
 
     @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """A single size."""
+        return (self.max_nodes,)
+
+    @property
     def max_drafts(self) -> int:
         """One draft for each guess and each column."""
         return self.guesses + self.window

@@ -64,6 +64,11 @@ class PromptLookup(Stateless):
         """The nodes of a single draft."""
         return self.max_depth
 
+    @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """The root alone without a match, otherwise the draft."""
+        return 1, self.max_nodes
+
     def look(self, view: View, arrays: None, memory: None) -> tuple[LookupMatch, None]:
         """Searches the text."""
         del arrays
@@ -91,7 +96,7 @@ class PromptLookup(Stateless):
         del arrays
         chain = from_chain(seen.tokens)
         valid = (chain.depths == 0) | seen.valid[:, None]
-        return dataclasses.replace(chain, valid=valid, sizes=(1,))
+        return dataclasses.replace(chain, valid=valid)
 
 
 @register

@@ -16,6 +16,7 @@ class PlainDrafter(Stateless):
     on_device: bool = dataclasses.field(default=True, init=False)
     max_depth: int = dataclasses.field(default=1, init=False)
     max_nodes: int = dataclasses.field(default=1, init=False)
+    pass_sizes: tuple[int, ...] = dataclasses.field(default=(1,), init=False)
     max_drafts: int = dataclasses.field(default=1, init=False)
 
     def look(

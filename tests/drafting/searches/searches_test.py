@@ -125,7 +125,7 @@ def test_best_first_takes_the_most_probable_prefixes(scene, count):
 def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob):
     _, grow, steps = scene
     tree = grow(BestFirst(30, min_prob))
-    assert tree.sizes == (8, 15)
+    assert BestFirst(30, min_prob).pass_sizes(LENGTH, WIDTH) == (8, 15, tree.size)
     for row in range(3):
         probable = [
             score

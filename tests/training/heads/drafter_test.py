@@ -280,28 +280,30 @@ def test_a_later_run_adds_a_markov_and_a_confidence_head(
     config = dataclasses.replace(config, heads_dtype="float32")
     first = train_heads(config, model, params, tmp_path / "first")
     larger = dataclasses.replace(DRAFTER, markov_rank=4, confidence=True)
-    config = dataclasses.replace(
-        config,
-        heads=larger,
-        start=str(tmp_path / "first" / "drafter"),
-        optimizer=OptimizerConfig(1e-9, warmup_steps=0),
+    added = dataclasses.replace(
+        config, heads=larger, start=str(tmp_path / "first" / "drafter")
     )
-    second = train_heads(config, model, params, tmp_path / "second")
+    still = OptimizerConfig(1e-9, warmup_steps=0)
+    second = train_heads(
+        dataclasses.replace(added, optimizer=still), model, params, tmp_path / "second"
+    )
     # New Markov heads do not change the logits.
     np.testing.assert_allclose(second.facts()["loss"], first.facts()["loss"], rtol=1e-3)
-    loaded = load_drafter(tmp_path / "second" / "drafter")
-    assert loaded.tensors["markov/embedding"].any()
-    third = dataclasses.replace(config, start=str(tmp_path / "second" / "drafter"))
-    result = train_heads(third, model, params, tmp_path / "third")
-    np.testing.assert_allclose(result.facts()["loss"], first.facts()["loss"], rtol=1e-3)
-    again = load_drafter(tmp_path / "third" / "drafter")
-    np.testing.assert_allclose(
-        again.tensors["markov/embedding"],
-        loaded.tensors["markov/embedding"],
-        atol=1e-6,
+    third = train_heads(added, model, params, tmp_path / "third")
+    trained = load_drafter(tmp_path / "third" / "drafter").tensors
+    assert np.abs(trained["markov/output"]).max() > 0.01
+    # A run that starts from it has the same heads.
+    again = dataclasses.replace(
+        added, start=str(tmp_path / "third" / "drafter"), steps=1, optimizer=still
     )
+    fourth = train_heads(again, model, params, tmp_path / "fourth")
+    np.testing.assert_allclose(fourth.facts()["loss"], third.facts()["loss"], rtol=1e-3)
+    kept = load_drafter(tmp_path / "fourth" / "drafter").tensors
+    for name in trained:
+        if name.startswith(("markov", "confidence")):
+            np.testing.assert_allclose(kept[name], trained[name], atol=1e-5)
     resized = dataclasses.replace(
-        third, heads=dataclasses.replace(larger, markov_rank=5)
+        again, heads=dataclasses.replace(larger, markov_rank=5)
     )
     with pytest.raises(UserError, match="markov/embedding"):
-        train_heads(resized, model, params, tmp_path / "fourth")
+        train_heads(resized, model, params, tmp_path / "fifth")
