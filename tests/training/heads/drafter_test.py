@@ -160,7 +160,7 @@ def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_k
     )
     cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)
     embedded = params["trunk"]["embedding"][text[:, 9]]
-    tokens, _, _ = functions.candidates(drafter_params, cache, embedded, text[:, 9], 2)
+    tokens, _, _ = functions.candidates(drafter_params, cache, embedded, 2)
     # The successors of 23 are 7 · 23 mod 30 and the next token.
     vocabulary = set(np.asarray(drafter_params["vocabulary"]).tolist())
     assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}
