@@ -48,8 +48,8 @@ def with_confidence(
 
     >>> log_probs = jnp.log(jnp.array([0.5, 0.3, 0.1]))
     >>> confident = with_confidence(log_probs, jnp.log(0.8 / 0.2))
-    >>> jnp.exp(confident).round(2).tolist()
-    [0.8, 0.12, 0.04]
+    >>> [f"{probability:.2f}" for probability in jnp.exp(confident)]
+    ['0.80', '0.12', '0.04']
 
     Args:
       log_probs: of candidates, best first, normalised over the draft vocabulary.
