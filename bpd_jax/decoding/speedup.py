@@ -14,20 +14,19 @@ CPU.
 """
 
 import dataclasses
-import functools
-import itertools
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax import files
-from bpd_jax.decoding.decode_loop import Weights, look
-from bpd_jax.decoding.decode_state import DecodeState
+from bpd_jax.decoding.call_costs import (
+    SIZES,
+    measure_drafting,
+    measure_passes,
+    sizes_of_passes,
+)
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -35,48 +34,12 @@ from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import REFINERS, SmallModel
 from bpd_jax.errors import UserError
-from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.cache import KVCache
-from bpd_jax.typing import Params
-
-# Numbers of draft tokens whose passes are timed; others are interpolated.
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-_REPEATS = 7
 
 # Predictions are not exact: drafting is chosen only above this speed-up.
 _MARGIN = 1.05
 
 # Lowest number of texts that `choose_method` decodes, and highest number of tokens.
 _TRIAL_TEXTS, _TRIAL_TOKENS = 8, 64
-
-
-@dataclasses.dataclass(frozen=True)
-class PassCosts:
-    """Seconds of one forward pass over M draft tokens in each of B rows.
-
-    Attributes:
-      batch_size: B.
-      seconds: seconds by M, increasing in M.
-    """
-
-    batch_size: int
-    seconds: dict[int, float]
-
-    def at(self, nodes: int) -> float:
-        """Seconds of a pass over `nodes` tokens, linearly inter- or extrapolated."""
-        sizes = sorted(self.seconds)
-        if nodes in self.seconds or len(sizes) == 1:
-            return self.seconds.get(nodes, self.seconds[sizes[0]])
-        above = max(min(int(np.searchsorted(sizes, nodes)), len(sizes) - 1), 1)
-        low, high = sizes[above - 1], sizes[above]
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return self.seconds[low] + slope * (nodes - low)
-
-    def total(self, nodes: Sequence[int] | np.ndarray) -> float:
-        """Seconds of passes over these numbers of tokens together."""
-        sizes, counts = np.unique(nodes, return_counts=True)
-        pairs = zip(sizes.tolist(), counts.tolist(), strict=True)
-        return sum(count * self.at(size) for size, count in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,73 +65,6 @@ class Prediction:
     draft_seconds: float | None
     speedup: float
     replayed: bool = True
-
-
-def measure_passes(
-    decoder: Decoder,
-    batch_size: int,
-    text_length: int,
-    sizes: Sequence[int] = _SIZES,
-) -> PassCosts:
-    """Times passes of the model over M draft tokens after a text.
-
-    Args:
-      decoder: a decoder of the model.
-      batch_size: B; with a mesh, the result of `Task.rows`.
-      text_length: number of tokens in the cache.
-      sizes: values of M.
-    """
-    model = decoder.model
-    task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
-    text = [np.ones(text_length, np.int32)] * batch_size
-    cache = task.prefill(text, range(batch_size), batch_size, 1).cache
-    runs: dict[int, Callable[[], object]] = {}
-    for size in sizes:
-
-        @jax.jit
-        def run(params: Params, cache: KVCache, size: int = size) -> jax.Array:
-            tokens = jnp.ones((batch_size, size), jnp.int32)
-            positions = text_length + jnp.broadcast_to(jnp.arange(size), tokens.shape)
-            mask = causal_mask(jnp.ones_like(tokens))
-            hidden, *_ = model.forward(params, tokens, positions, mask, cache)
-            return model.greedy_tokens(params, hidden)
-
-        runs[size] = functools.partial(run, decoder.params, cache)
-    times = _median_seconds(runs)
-    # Decreasing times are noise: a pass over more tokens is never faster.
-    seconds, largest = {}, 0.0
-    for size in sorted(sizes):
-        largest = max(largest, times[size])
-        seconds[size] = largest
-    return PassCosts(batch_size, seconds)
-
-
-def measure_drafting(
-    decoder: Decoder, method: Method, prompt: np.ndarray, batch_size: int
-) -> float:
-    """Seconds of drafting for one serial call of `batch_size` rows."""
-    options = DecodeOptions(max_new_tokens=1, batch_size=batch_size)
-    prompts, reference = [prompt] * batch_size, None
-    if method.is_oracle:
-        reference = decoder.decode(GREEDY, prompts, options)
-    task = decoder.task(method, options, reference)
-    drafter = task.drafter
-    rows = task.rows(batch_size)
-    state = task.prefill(prompts, range(batch_size), rows, 1)
-
-    @jax.jit
-    def draft_on_device(weights: Weights, state: DecodeState) -> object:
-        seen, memory, entropies = look(task.model, weights, drafter, state)
-        return drafter.propose(seen, weights.drafter), memory, entropies
-
-    jitted_look = jax.jit(look, static_argnames=("model", "drafter"))
-
-    def draft_on_host(weights: Weights, state: DecodeState) -> object:
-        seen = jitted_look(task.model, weights, drafter, state)[0]
-        return drafter.propose(jax.device_get(seen), None)
-
-    draft = draft_on_device if drafter.on_device else draft_on_host
-    return _median_seconds({0: functools.partial(draft, task.weights, state)})[0]
 
 
 def predict(
@@ -203,7 +99,7 @@ def predict(
         for method, drafter in drafters.items()
     }
     most = max(of_method[-1] for of_method in sizes.values())
-    timed = [size for size in _SIZES if size < 2 * most]
+    timed = [size for size in SIZES if size < 2 * most]
     rows = {b: decoder.task(GREEDY, DecodeOptions()).rows(b) for b in batch_sizes}
     costs = {
         b: measure_passes(decoder, rows[b], int(statistics.median(lengths)), timed)
@@ -216,7 +112,7 @@ def predict(
         return [text.nodes for text in replay.decode(method, replayer)]
 
     def passes(b: int, method: Method, nodes: Sequence[np.ndarray]) -> np.ndarray:
-        return _pass_sizes(nodes, rows[b], sizes[method])
+        return sizes_of_passes(nodes, rows[b], sizes[method])
 
     def speedup(
         b: int, method: Method, nodes: Sequence[np.ndarray], drafting: float
@@ -272,27 +168,6 @@ def predict(
         return not p.replayed, p.draft_seconds is None, -p.speedup
 
     return {b: sorted(listed, key=order) for b, listed in predictions.items()}
-
-
-def _pass_sizes(
-    nodes: Sequence[np.ndarray], rows: int, sizes: Sequence[int]
-) -> np.ndarray:
-    """The sizes of all passes; a batch continues until its slowest row is finished.
-
-    >>> nodes = [np.array([3, 9, 1]), np.array([5]), np.array([4, 4])]
-    >>> _pass_sizes(nodes, rows=2, sizes=(4, 10)).tolist()
-    [10, 10, 4, 4, 4]
-
-    Args:
-      nodes: numbers of nodes of the calls of each text.
-      rows: number of texts of a batch.
-      sizes: sizes for which a pass is compiled, ascending.
-    """
-    largest: list[int] = []
-    for begin in range(0, len(nodes), rows):
-        calls = itertools.zip_longest(*nodes[begin : begin + rows], fillvalue=0)
-        largest += [max(call) for call in calls]
-    return np.asarray(sizes)[np.searchsorted(sizes, largest)]
 
 
 def candidate_methods(
@@ -494,16 +369,3 @@ def tuned_choice(
         raise UserError(
             f"{path} has no valid choices of methods: {error}; run bpd_jax.tune again."
         ) from error
-
-
-def _median_seconds(runs: dict[int, Callable[[], object]]) -> dict[int, float]:
-    """Median seconds of each run; runs alternate, so that noise affects all alike."""
-    for run in runs.values():
-        jax.block_until_ready(run())
-    times: dict[int, list[float]] = {key: [] for key in runs}
-    for _ in range(_REPEATS):
-        for key, run in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            times[key].append(time.perf_counter() - start)
-    return {key: statistics.median(values) for key, values in times.items()}

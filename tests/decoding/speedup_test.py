@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding import speedup, verification
+from bpd_jax.decoding.call_costs import PassCosts, measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
     Choice,
-    PassCosts,
     Prediction,
     candidate_methods,
     choose_method,
-    measure_drafting,
-    measure_passes,
     predict,
     tuned_choice,
 )
