@@ -5,12 +5,15 @@
 Decodes held-out prompts by plain greedy decoding and replays every method on them, so
 that all methods get the same lattices and only drafting is computed. Block efficiencies
 are reported with paired bootstrap intervals of the gain over one method, in total and
-for each file of prompts. Writes one JSON file with date and versions.
+for each file of prompts. For a method with refiners, the gain over the same source and
+search without them is reported too, if that method is listed before it. Writes one JSON
+file with date and versions.
 """
 
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,25 +98,55 @@ def main() -> None:
         "baseline": baseline.name,
     }
     rows: dict[str, dict[str, Any]] = {}
-    base: list[Generation] = []
+    replayed: dict[Method, list[Generation]] = {}
     with progress.bar(label="replaying", total=len(methods), unit=" methods") as bar:
         for method in methods:
             bar.set_postfix_str(method.name, refresh=False)
-            generations = replay.decode(method, replayer)
-            base = base or generations
-            rows[method.name] = _row(generations, base, groups)
+            replayed[method] = replay.decode(method, replayer)
+            rows[method.name] = {
+                **_row(replayed[method], replayed[baseline], groups),
+                **refinement(method, replayed),
+            }
             # After every method, so that an interrupted run leaves results.
             records.write(OUTPUT.value, {**result, "methods": rows})
             bar.update(1)
-    print(f"{'method':<44} tokens/call  gain over {baseline.name}  checked")
+    print(f"{'method':<44} tokens/call  checked  gain over {baseline.name}")
     for name, row in rows.items():
-        low, high = row["paired_interval"]
         print(
             f"{name:<44} {row['block_efficiency']:>11.2f} "
-            f"{100 * row['gain']:>+9.1f} % ({100 * low:+.1f} … "
-            f"{100 * high:+.1f})  {row['nodes_per_call']:>6.1f}"
+            f"{row['nodes_per_call']:>8.1f}  {_percent(row)}"
         )
+        if "refinement" in row:
+            print(f"    by refinement: {_percent(row['refinement'])}")
     print(f"written to {OUTPUT.value}")
+
+
+def refinement(
+    method: Method, replayed: Mapping[Method, Sequence[Generation]]
+) -> dict[str, dict[str, Any]]:
+    """The gain of a method over the same one without refiners, as it is reported.
+
+    Empty if the method has no refiners, or the other one was not replayed.
+    """
+    unrefined = dataclasses.replace(method, refiners=(), alias=None)
+    if unrefined == method or unrefined not in replayed:
+        return {}
+    gain = _gain(replayed[method], replayed[unrefined])
+    return {"refinement": {"over": unrefined.name, **gain}}
+
+
+def _gain(
+    generations: Sequence[Generation], base: Sequence[Generation]
+) -> dict[str, Any]:
+    return {
+        "gain": block_efficiency(generations) / block_efficiency(base) - 1,
+        "paired_interval": list(paired_interval(generations, base)),
+    }
+
+
+def _percent(row: Mapping[str, Any]) -> str:
+    low, high = row["paired_interval"]
+    return f"{100 * row['gain']:+.1f} % ({100 * low:+.1f} … {100 * high:+.1f})"
 
 
 def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
@@ -140,12 +173,10 @@ def _row(
     apart = {
         name: list(itertools.islice(rest, len(group))) for name, group in groups.items()
     }
-    efficiency = block_efficiency(generations)
     drafts = draft_statistics(generations)
     return {
-        "block_efficiency": efficiency,
-        "gain": efficiency / block_efficiency(base) - 1,
-        "paired_interval": list(paired_interval(generations, base)),
+        "block_efficiency": block_efficiency(generations),
+        **_gain(generations, base),
         "nodes_per_call": drafts.nodes,
         "equal_neighbours": drafts.repeated,
         "by_prompts_file": {

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, folders, progress
+from bpd_jax import cli, decode_flags, files, folders, host_memory, progress
 from bpd_jax.buckets import as_path
 from bpd_jax.data.generations import (
     HEADER,
@@ -93,6 +93,7 @@ _MADE_UP_TOP_K = 100
 
 def main() -> None:
     """Collects or generates prompts, decodes them, and writes shards."""
+    host_memory.keep_freed_memory()
     output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     if method.is_oracle:

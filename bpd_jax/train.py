@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, configuration
+from bpd_jax import cli, configuration, host_memory
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.errors import UserError
@@ -53,6 +53,7 @@ _DISTRIBUTED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains a model, or heads or a block drafter for a frozen model."""
+    host_memory.keep_freed_memory()
     distributed.initialize(
         _COORDINATOR.value,
         _PROCESSES.value,

@@ -15,7 +15,7 @@ import sys
 
 from absl import flags
 
-from bpd_jax import cli
+from bpd_jax import cli, host_memory
 from bpd_jax.buckets import as_path
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.reporting.terminal import print_rows
@@ -51,6 +51,7 @@ cli.define_flags(RefinerSettings)
 
 def main() -> None:
     """Trains the refiner and prints its accuracies."""
+    host_memory.keep_freed_memory()
     name = cli.required("model")
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))

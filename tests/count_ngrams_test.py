@@ -62,6 +62,7 @@ def test_invalid_flags_are_refused(folder: pathlib.Path) -> None:
         (["--output=x", "--tokens=a.txt", "--memory=4XB"], "--memory must be"),
         (["--output=x", "--tokens=a.txt", "--memory=much"], "--memory must be"),
         (["--output=x", "--tokens=a.txt", "--split=all"], "--split applies"),
+        (["--output=x", "--tokens=a.txt", "--answers_only"], "--answers_only applies"),
         (["--output=x", "--text=a", "--vocab_size=2"], "--vocab_size applies"),
         (["--output=x", "--tokens=a.txt", "--vocab_size=2"], "holds the token 2"),
         (["--output=x", "--tokens=a.txt", "--beam_options=--a"], "--beam_runner"),

@@ -43,6 +43,7 @@ _ONLY_WITH = {
     "split": SPLIT_SOURCES,
     "max_bytes": TEXT_SOURCES,
     "heldout_split": SPLIT_SOURCES,
+    "answers_only": ("generations",),
     "vocab_size": ("tokens", "counts", "model"),
     "end_of_text": ("tokens", "counts", "model"),
     "order": _COUNTED,
@@ -65,6 +66,7 @@ class CountSettings(Validated):
       tokens: glob of files of token ids: a sequence per line, plain or gzip; or .npy
         arrays. `**` matches nested folders.
       generations: folder of texts that a model generated; see bpd_jax.distill.
+      answers_only: for generations: count what the model generated, not the prompts.
       vocabulary: for task and text: gpt3, bpe:N, a tokenizer.json or a folder that
         contains one.
       split: for task, text and generations: train, validation or all; by default all
@@ -89,6 +91,7 @@ class CountSettings(Validated):
     text: str | None = None
     tokens: str | None = None
     generations: str | None = None
+    answers_only: bool = False
     vocabulary: Words = "gpt3"
     split: str | None = None
     max_bytes: Count | None = None

@@ -1,0 +1,43 @@
+"""The gain of refinement that the benchmark of refiners reports."""
+
+import types
+
+import numpy as np
+import pytest
+
+from benchmarks.refiners import refinement
+from bpd_jax.decoding.methods import parse_method
+
+FIRST, REFINED, OTHER = map(
+    parse_method, ["zero_gram:16", "block+ngram/best:16", "block/best:16"]
+)
+
+
+def text(calls):
+    """A text of twelve tokens."""
+    return types.SimpleNamespace(output_ids=np.arange(12), serial_calls=calls)
+
+
+def test_gain_is_over_the_same_source_and_search():
+    replayed = {
+        FIRST: [text(12), text(12)],
+        OTHER: [text(8), text(8)],
+        REFINED: [text(6), text(4)],
+    }
+    measured = refinement(REFINED, replayed)["refinement"]
+    assert measured["over"] == "block/best:16"
+    assert measured["gain"] == pytest.approx(16 / 10 - 1)
+    # Resamples of two texts: both the first, both the second, or one of each.
+    assert measured["paired_interval"] == pytest.approx([8 / 6 - 1, 8 / 4 - 1])
+
+
+def test_alias_is_compared_with_its_composition():
+    replayed = {FIRST: [text(12)], parse_method("ngram:16"): [text(6)]}
+    measured = refinement(parse_method("ngram:16"), replayed)["refinement"]
+    assert measured["over"] == FIRST.composed
+    assert measured["gain"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("method", [REFINED, OTHER])
+def test_without_the_other_method_there_is_no_gain(method):
+    assert not refinement(method, {FIRST: [text(12)], method: [text(6)]})
