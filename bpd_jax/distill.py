@@ -154,8 +154,9 @@ def main() -> None:
     waiting = [index for index in order if index not in finished]
     task = decoder.task(method, options)
     if states is not None and waiting:
-        longest = max(len(accepted[index]) for index in waiting)
-        dtype = states_dtype(_states_dtype())
+        unanswered = [accepted[index] for index in waiting]
+        print(states.describe_size(unanswered, options.max_new_tokens))
+        longest, dtype = max(map(len, unanswered)), states_dtype(_states_dtype())
         task = distillation.recording_states(task, longest, layers, dtype)
     with decode_flags.token_bar("writing", len(waiting), config) as bar:
         distillation.distill(

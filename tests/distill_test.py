@@ -103,6 +103,7 @@ def test_states_are_those_that_training_reads(written, monkeypatch):
     again = [*arguments[:-1], "--output=kept_texts"]
     result = distill(folder, *again, *states)
     assert result.returncode == 0, result.stderr
+    assert "states: at most 0.0 GB; " in result.stdout
     config = loaded.functions.config
     # A run with products in bfloat16 and states in float16 can use them.
     base = FrozenModel(config, loaded.params, 64, "float16", (1, 0), "bfloat16")

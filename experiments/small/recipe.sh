@@ -43,8 +43,6 @@ shift 2
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] ||
     stages=(rows pretrain rescorers ngrams finetune in_domain studies report)
-# Huge pages avoid most page faults of a training step (docs/training.md).
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 # Flags must not contain spaces.
 read -ra more_pretrain <<< "${PRETRAIN:-}"
 read -ra more_finetune <<< "${FINETUNE:-}"

@@ -8,7 +8,6 @@ describes the files.
 
 import os
 import pathlib
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from bpd_jax.training.heads.states_files import (
     check_header,
     check_states,
     describe_states,
+    free_bytes,
     mapped_states,
     save_states,
     shards_of,
@@ -231,10 +231,7 @@ def earlier_shards(
 
 
 def _check_space(folder: pathlib.Path, needed: int) -> None:
-    nearest = next(
-        p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()
-    )
-    free = shutil.disk_usage(nearest).free
+    free, nearest = free_bytes(folder)
     if needed > free:
         raise UserError(
             f"the states take {needed / 1e9:.2f} GB and {nearest} has only "

@@ -8,6 +8,7 @@ a shard contains the hash of its texts.
 import hashlib
 import os
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -173,6 +174,14 @@ def shard_name(
 def cache_bytes(positions: int, width: int) -> int:
     """Bytes of stored states, which are in half precision."""
     return 2 * positions * width
+
+
+def free_bytes(folder: pathlib.Path) -> tuple[int, pathlib.Path]:
+    """Free bytes on the disk of a folder, and its nearest existing parent or itself."""
+    nearest = next(
+        p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()
+    )
+    return shutil.disk_usage(nearest).free, nearest
 
 
 def save_states(path: pathlib.Path, states: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from bpd_jax.training.heads.states_cache import earlier_shards
 from bpd_jax.training.heads.states_files import (
     KIND,
     TEXTS,
+    cache_bytes,
     check_states,
+    free_bytes,
     full_shard,
     mapped_states,
     save_states,
@@ -72,6 +75,23 @@ class StatesWriter:
             for row, prompt_length in enumerate(texts.prompt_lengths.tolist()):
                 self._append(texts[row], prompt_length, None)
         self._reopen()
+
+    def describe_size(self, prompts: Sequence[np.ndarray], new_tokens: int) -> str:
+        """One line: the space that states of the prompts' texts take, and what is free.
+
+        Args:
+          prompts: prompts of which texts will be generated.
+          new_tokens: most tokens of a continuation.
+        """
+        positions = len(prompts) * new_tokens
+        if self._header["include_prompts"]:
+            positions += sum(len(prompt) - 1 for prompt in prompts)
+        needed = cache_bytes(positions, self._width)
+        free, nearest = free_bytes(self._folder)
+        return (
+            f"states: at most {needed / 1e9:,.1f} GB; {nearest} has {free / 1e9:,.1f} "
+            "GB free."
+        )
 
     def add(self, text: np.ndarray, prompt_length: int, states: np.ndarray) -> None:
         """Adds a text.
