@@ -22,7 +22,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax import cli, decode_flags, progress
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
@@ -31,6 +31,7 @@ from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
+from bpd_jax.models.attachments import VOCABULARY
 
 # One row of searches for each score.
 METHODS = flags.DEFINE_list(
@@ -96,6 +97,10 @@ def main() -> None:
         "new_tokens": options.max_new_tokens,
         "lattice_width": decoder.width,
         "baseline": baseline.name,
+        "in_draft_vocabulary": {
+            source: share_of_tokens(np.asarray(tokens), texts)
+            for source, tokens in _draft_vocabularies(loaded, decoder).items()
+        },
     }
     rows: dict[str, dict[str, Any]] = {}
     replayed: dict[Method, list[Generation]] = {}
@@ -110,6 +115,10 @@ def main() -> None:
             # After every method, so that an interrupted run leaves results.
             records.write(OUTPUT.value, {**result, "methods": rows})
             bar.update(1)
+    for source, share in result["in_draft_vocabulary"].items():
+        print(
+            f"{source}: {100 * share:.1f} % of the tokens are in its draft vocabulary"
+        )
     print(f"{'method':<44} tokens/call  checked  gain over {baseline.name}")
     for name, row in rows.items():
         print(
@@ -119,6 +128,22 @@ def main() -> None:
         if "refinement" in row:
             print(f"    by refinement: {_percent(row['refinement'])}")
     print(f"written to {OUTPUT.value}")
+
+
+def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> float:
+    """The share of decoded tokens that are in a draft vocabulary."""
+    tokens = np.concatenate([text.output_ids for text in texts])
+    return float(np.isin(tokens, vocabulary).mean())
+
+
+def _draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
+    """The draft vocabularies of the sources that have one, `[V']` token ids."""
+    drafter = decoder.assets.drafter
+    sources = {
+        "heads": loaded.params.get("heads", {}),
+        "block": {} if drafter is None else drafter.params,
+    }
+    return {k: part[VOCABULARY] for k, part in sources.items() if VOCABULARY in part}
 
 
 def refinement(

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.refiners import refinement
+from benchmarks.refiners import refinement, share_of_tokens
 from bpd_jax.decoding.methods import parse_method
 
 FIRST, REFINED, OTHER = map(
@@ -41,3 +41,7 @@ def test_alias_is_compared_with_its_composition():
 @pytest.mark.parametrize("method", [REFINED, OTHER])
 def test_without_the_other_method_there_is_no_gain(method):
     assert not refinement(method, {FIRST: [text(12)], method: [text(6)]})
+
+
+def test_share_of_tokens_in_a_draft_vocabulary():
+    assert share_of_tokens(np.array([3, 1, 20]), [text(1), text(1)]) == 2 / 12
