@@ -3,13 +3,14 @@
 #
 #   experiments/smollm2/shipped.sh FOLDER
 #
-# FOLDER contains public data sets as JSON Lines; see training_prompts.py. The texts differ
-# from those of the shipped files, of which one in six was sampled.
+# FOLDER contains public data sets as JSON Lines; see training_prompts.py. The first two
+# stages of the shipped drafter were trained on other texts, of which one in six was
+# sampled.
 #
 #   needs    two cores, 24 GB of memory, 30 GB of disk and a day, or a GPU
 #   makes    runs/smollm2/{texts,states,drafter,ngram,rescorer}, which `--model=smollm2`
 #            then uses instead of the shipped ones, and the run folders
-#            runs/smollm2/{stage1,training/rescorer}
+#            runs/smollm2/{stage1,stage2,training/rescorer}
 set -euo pipefail
 data=$(realpath "$1")
 cd "$(dirname "$0")/../.."
@@ -26,11 +27,14 @@ train() {
         --gin.HeadsTrainConfig.states="'$run/states'" --workdir="$run/$1" "${@:2}"
 }
 train stage1 --gin.HeadsTrainConfig.train_texts=4736 --gin.EPOCHS=2.4
-train drafter --gin.HeadsTrainConfig.start="'$run/stage1/drafter'" \
+train stage2 --gin.HeadsTrainConfig.start="'$run/stage1/drafter'" \
     --gin.LEARNING_RATE=6e-4 --gin.HeadsTrainConfig.steps=13000
+train drafter --gin.HeadsTrainConfig.start="'$run/stage2/drafter'" \
+    --gin.LEARNING_RATE=6e-4 --gin.HeadsTrainConfig.steps=21000 \
+    --gin.DRAFT_VOCABULARY=16384
 
-"$python" -m bpd_jax.build_ngram --generations="$run/texts" --heldout_split=validation \
-    --max_ngrams=500000 --order=4 --output="$run/ngram"
+"$python" -m bpd_jax.build_ngram --generations="$run/texts" --answers_only \
+    --heldout_split=validation --max_ngrams=500000 --order=4 --output="$run/ngram"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
     --workdir="$run/training/rescorer"
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" --precision=float32 \

@@ -334,11 +334,14 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
     assert tuned_choice(path, "gpu", 1) is None
 
 
-def test_default_method_is_a_candidate():
+@pytest.mark.parametrize("width", [4, 9])
+def test_default_method_is_a_candidate(width):
     model = make_model(0, num_layers=2)
     drafter = make_drafter(model, feature_layers=(0, 1))
     assets = Assets(ngram=make_ngram(), drafter=drafter)
-    decoder = Decoder(*model, width=4, assets=assets)
+    decoder = Decoder(*model, width=width, assets=assets)
+    # N-grams rescore eight candidates if there are more.
+    assert ("k=8" in decoder.default_method) == (width > 8)
     assert parse_method(decoder.default_method) in candidate_methods(decoder)
 
 

@@ -151,7 +151,7 @@ def _shapes(
         shapes = {name: (x, True) for name, x in by_path(tree).items()}
         layers = ", ".join(map(str, heads.feature_layers))
         title = (
-            f"block drafter: {heads.num_layers} layers that read layers {layers}, "
+            f"block drafter (layers: {heads.num_layers}) that reads layers {layers}, "
             f"{config.levels} predicted tokens"
         )
     else:
