@@ -99,7 +99,7 @@ def main() -> None:
         "baseline": baseline.name,
         "in_draft_vocabulary": {
             source: share_of_tokens(np.asarray(tokens), texts)
-            for source, tokens in _draft_vocabularies(loaded, decoder).items()
+            for source, tokens in draft_vocabularies(loaded, decoder).items()
         },
     }
     rows: dict[str, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> floa
     return float(np.isin(tokens, vocabulary).mean())
 
 
-def _draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
+def draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
     """The draft vocabularies of the sources that have one, `[V']` token ids."""
     drafter = decoder.assets.drafter
     sources = {

@@ -1,13 +1,15 @@
 """Reuse of the host's memory by programs that need the same large arrays at every step.
 
 The GNU C library returns arrays of 32 MB or more to the kernel when they are freed, and
-the kernel clears every page of the next one again. On a CPU, training spends up to half
-of its time on that.
+the kernel clears every page of the next one again, which takes a large part of the time
+of training on a CPU.
 """
 
 import ctypes
 import os
 import sys
+
+import jax
 
 # Parameters of `mallopt`, from <malloc.h>.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
@@ -17,12 +19,14 @@ _PAD = 256 * 2**20  # bytes
 def keep_freed_memory() -> None:
     """Keeps freed arrays in this process for reuse, from now on.
 
-    Call it before jax starts its threads. The process then keeps as much memory as it
-    has ever used at once. Does nothing with other C libraries, or if a variable of the
-    allocator, such as `MALLOC_ARENA_MAX`, is set.
+    The process then keeps at least as much memory as it has ever used at once. Does
+    nothing if jax computes on an accelerator, with other C libraries, or if a variable
+    of the allocator, such as `MALLOC_ARENA_MAX`, is set.
 
     Source: mallopt(3) of the Linux manual.
     """
+    if jax.default_backend() != "cpu":
+        return
     if any(n.startswith(("MALLOC_", "GLIBC_TUNABLES")) for n in os.environ):
         return
     if not sys.platform.startswith("linux"):

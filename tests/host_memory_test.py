@@ -46,6 +46,10 @@ def test_freed_arrays_are_reused():
     assert page_faults() < 50
 
 
-def test_settings_of_the_user_are_kept():
-    # A page has at most 2 MB.
-    assert page_faults(MALLOC_ARENA_MAX="2") >= 10 * 32
+@pytest.mark.parametrize(
+    "name, value",
+    [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")],
+)
+def test_settings_of_the_user_are_kept(name, value):
+    # Pages of up to 2 MB, at least one of which is new for every array.
+    assert page_faults(**{name: value}) >= 10 * 32

@@ -4,8 +4,8 @@
 #   experiments/smollm2/shipped.sh FOLDER
 #
 # FOLDER contains public data sets as JSON Lines; see training_prompts.py. The first two
-# stages of the shipped drafter were trained on other texts, of which one in six was
-# sampled.
+# stages of the shipped drafter, and the rescorer, were trained on other texts, of which
+# one in six was sampled; the third stage also trained a confidence head, which was removed.
 #
 #   needs    two cores, 24 GB of memory, 30 GB of disk and a day, or a GPU
 #   makes    runs/smollm2/{texts,states,drafter,ngram,rescorer}, which `--model=smollm2`
@@ -24,7 +24,8 @@ run=runs/smollm2
 
 train() {
     "$python" -m bpd_jax.train --gin_file=experiments/smollm2/drafter.gin \
-        --gin.HeadsTrainConfig.states="'$run/states'" --workdir="$run/$1" "${@:2}"
+        --gin.HeadsTrainConfig.states="'$run/states'" --workdir="$run/$1" \
+        --gin.HeadsTrainConfig.evaluate_every=1000 "${@:2}"
 }
 train stage1 --gin.HeadsTrainConfig.train_texts=4736 --gin.EPOCHS=2.4
 train stage2 --gin.HeadsTrainConfig.start="'$run/stage1/drafter'" \

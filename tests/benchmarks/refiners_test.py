@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.refiners import refinement, share_of_tokens
+from benchmarks.refiners import draft_vocabularies, refinement, share_of_tokens
 from bpd_jax.decoding.methods import parse_method
 
 FIRST, REFINED, OTHER = map(
@@ -45,3 +45,20 @@ def test_without_the_other_method_there_is_no_gain(method):
 
 def test_share_of_tokens_in_a_draft_vocabulary():
     assert share_of_tokens(np.array([3, 1, 20]), [text(1), text(1)]) == 2 / 12
+
+
+@pytest.mark.parametrize(
+    "params, drafter, expected",
+    [
+        ({"heads": {"vocabulary": 1}}, {"vocabulary": 2}, {"heads": 1, "block": 2}),
+        ({"heads": {}}, {"softmax": 3}, {}),
+        ({}, None, {}),
+    ],
+)
+def test_sources_with_a_draft_vocabulary(params, drafter, expected):
+    attached = drafter and types.SimpleNamespace(params=drafter)
+    assets = types.SimpleNamespace(drafter=attached)
+    found = draft_vocabularies(
+        types.SimpleNamespace(params=params), types.SimpleNamespace(assets=assets)
+    )
+    assert found == expected

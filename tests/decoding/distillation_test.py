@@ -267,3 +267,23 @@ def test_an_opening_ends_before_the_message_of_the_user():
         return f"<|system|>be kind<|user|>{message}<|assistant|>"
 
     assert conversation_opening(render) == "<|system|>be kind<|user|>"
+
+
+@pytest.mark.parametrize(
+    "layers, include_prompts, gigabytes", [((1, 2), True, "9.0"), ((), False, "2.0")]
+)
+def test_space_of_states(tmp_path, layers, include_prompts, gigabytes):
+    """In half precision, 1,500 or 500 numbers for each position."""
+    header = describe_states(
+        "b",
+        500,
+        layers,
+        dtype="float16",
+        products="float32",
+        include_prompts=include_prompts,
+    )
+    prompts = 2 * [np.zeros(500_001, np.int32)]
+    line = StatesWriter(tmp_path / "states", header, None).describe_size(
+        prompts, new_tokens=10**6
+    )
+    assert line.startswith(f"states: at most {gigabytes} GB; {tmp_path} has ")

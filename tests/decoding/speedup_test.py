@@ -334,14 +334,21 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
     assert tuned_choice(path, "gpu", 1) is None
 
 
-@pytest.mark.parametrize("width", [4, 9])
-def test_default_method_is_a_candidate(width):
+@pytest.mark.parametrize(
+    "backend, width, expected",
+    [
+        ("cpu", 8, "block+ngram:alpha=0.25/tree:8+lookup:4"),
+        ("cpu", 9, "block:k=8+ngram:alpha=0.25/tree:8+lookup:4"),
+        ("gpu", 9, "block+ngram:alpha=0.25/tree:32+lookup:8"),
+    ],
+)
+def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
     model = make_model(0, num_layers=2)
     drafter = make_drafter(model, feature_layers=(0, 1))
     assets = Assets(ngram=make_ngram(), drafter=drafter)
     decoder = Decoder(*model, width=width, assets=assets)
-    # N-grams rescore eight candidates if there are more.
-    assert ("k=8" in decoder.default_method) == (width > 8)
+    monkeypatch.setattr("jax.default_backend", lambda: backend)
+    assert decoder.default_method == expected
     assert parse_method(decoder.default_method) in candidate_methods(decoder)
 
 
