@@ -13,16 +13,22 @@ file with date and versions.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from absl import flags
 
 from benchmarks import records
+from benchmarks.refiner_gains import (
+    draft_vocabularies,
+    gain_over,
+    refinement,
+    share_of_tokens,
+)
 from bpd_jax import cli, decode_flags, progress
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
@@ -30,8 +36,7 @@ from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.draft_statistics import draft_statistics
-from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
-from bpd_jax.models.attachments import VOCABULARY
+from bpd_jax.evaluation.efficiency import block_efficiency
 
 # One row of searches for each score.
 METHODS = flags.DEFINE_list(
@@ -130,45 +135,6 @@ def main() -> None:
     print(f"written to {OUTPUT.value}")
 
 
-def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> float:
-    """The share of decoded tokens that are in a draft vocabulary."""
-    tokens = np.concatenate([text.output_ids for text in texts])
-    return float(np.isin(tokens, vocabulary).mean())
-
-
-def draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
-    """The draft vocabularies of the sources that have one, `[V']` token ids."""
-    drafter = decoder.assets.drafter
-    sources = {
-        "heads": loaded.params.get("heads", {}),
-        "block": {} if drafter is None else drafter.params,
-    }
-    return {k: part[VOCABULARY] for k, part in sources.items() if VOCABULARY in part}
-
-
-def refinement(
-    method: Method, replayed: Mapping[Method, Sequence[Generation]]
-) -> dict[str, dict[str, Any]]:
-    """The gain of a method over the same one without refiners, as it is reported.
-
-    Empty if the method has no refiners, or the other one was not replayed.
-    """
-    unrefined = dataclasses.replace(method, refiners=(), alias=None)
-    if unrefined == method or unrefined not in replayed:
-        return {}
-    gain = _gain(replayed[method], replayed[unrefined])
-    return {"refinement": {"over": unrefined.name, **gain}}
-
-
-def _gain(
-    generations: Sequence[Generation], base: Sequence[Generation]
-) -> dict[str, Any]:
-    return {
-        "gain": block_efficiency(generations) / block_efficiency(base) - 1,
-        "paired_interval": list(paired_interval(generations, base)),
-    }
-
-
 def _percent(row: Mapping[str, Any]) -> str:
     low, high = row["paired_interval"]
     return f"{100 * row['gain']:+.1f} % ({100 * low:+.1f} … {100 * high:+.1f})"
@@ -201,7 +167,7 @@ def _row(
     drafts = draft_statistics(generations)
     return {
         "block_efficiency": block_efficiency(generations),
-        **_gain(generations, base),
+        **gain_over(generations, base),
         "nodes_per_call": drafts.nodes,
         "equal_neighbours": drafts.repeated,
         "by_prompts_file": {

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.refiners import draft_vocabularies, refinement, share_of_tokens
+from benchmarks.refiner_gains import draft_vocabularies, refinement, share_of_tokens
 from bpd_jax.decoding.methods import parse_method
 
 FIRST, REFINED, OTHER = map(

@@ -1,0 +1,54 @@
+"""What the benchmark of refiners reports of a method: its gains, and its vocabulary."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.methods import Method
+from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
+from bpd_jax.models.attachments import VOCABULARY
+
+
+def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> float:
+    """The share of decoded tokens that are in a draft vocabulary."""
+    tokens = np.concatenate([text.output_ids for text in texts])
+    return float(np.isin(tokens, vocabulary).mean())
+
+
+def draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
+    """The draft vocabularies of the sources that have one, `[V']` token ids."""
+    drafter = decoder.assets.drafter
+    sources = {
+        "heads": loaded.params.get("heads", {}),
+        "block": {} if drafter is None else drafter.params,
+    }
+    return {k: part[VOCABULARY] for k, part in sources.items() if VOCABULARY in part}
+
+
+def refinement(
+    method: Method, replayed: Mapping[Method, Sequence[Generation]]
+) -> dict[str, dict[str, Any]]:
+    """The gain of a method over the same one without refiners, as it is reported.
+
+    Empty if the method has no refiners, or the other one was not replayed.
+    """
+    unrefined = dataclasses.replace(method, refiners=(), alias=None)
+    if unrefined == method or unrefined not in replayed:
+        return {}
+    gain = gain_over(replayed[method], replayed[unrefined])
+    return {"refinement": {"over": unrefined.name, **gain}}
+
+
+def gain_over(
+    generations: Sequence[Generation], base: Sequence[Generation]
+) -> dict[str, Any]:
+    """The gain in tokens per call over other drafts of the same texts, as reported."""
+    return {
+        "gain": block_efficiency(generations) / block_efficiency(base) - 1,
+        "paired_interval": list(paired_interval(generations, base)),
+    }
