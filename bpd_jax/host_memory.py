@@ -7,25 +7,27 @@ of training on a CPU.
 
 import ctypes
 import os
+import pathlib
 import sys
-
-import jax
 
 # Parameters of `mallopt`, from <malloc.h>.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+# Device files of NVIDIA and AMD GPUs and of TPUs.
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
 _PAD = 256 * 2**20  # bytes
 
 
 def keep_freed_memory() -> None:
     """Keeps freed arrays in this process for reuse, from now on.
 
-    The process then keeps at least as much memory as it has ever used at once. Does
-    nothing if jax computes on an accelerator, with other C libraries, or if a variable
-    of the allocator, such as `MALLOC_ARENA_MAX`, is set.
+    Call it before jax starts its threads; later it has little effect. The process then
+    keeps at least as much memory as it has ever used at once. Does nothing on a machine
+    with an accelerator, with other C libraries, or if a variable of the allocator, such
+    as `MALLOC_ARENA_MAX`, is set.
 
     Source: mallopt(3) of the Linux manual.
     """
-    if jax.default_backend() != "cpu":
+    if os.environ.get("JAX_PLATFORMS") != "cpu" and _sees_accelerator():
         return
     if any(n.startswith(("MALLOC_", "GLIBC_TUNABLES")) for n in os.environ):
         return
@@ -39,3 +41,8 @@ def keep_freed_memory() -> None:
     library.mallopt(_MMAP_MAX, 0)
     # All threads share the arrays that any of them has freed.
     library.mallopt(_ARENA_MAX, 1)
+
+
+def _sees_accelerator() -> bool:
+    """Whether there is a device file of a GPU or TPU. Asking jax starts its threads."""
+    return any(next(pathlib.Path("/dev").glob(n), None) for n in _DEVICE_FILES)

@@ -53,6 +53,7 @@ _DISTRIBUTED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains a model, or heads or a block drafter for a frozen model."""
+    host_memory.keep_freed_memory()
     distributed.initialize(
         _COORDINATOR.value,
         _PROCESSES.value,
@@ -64,7 +65,6 @@ def main() -> None:
 
 
 def _train() -> None:
-    host_memory.keep_freed_memory()
     parsed: Parsed[Any] = configuration.parse_flags(TrainConfig, HeadsTrainConfig)
     if isinstance(parsed.value, HeadsTrainConfig):
         _train_heads(parsed)

@@ -33,6 +33,7 @@ def page_faults(**variables: str) -> int:
     """The page faults of the program."""
     allocator = ("MALLOC_", "GLIBC_TUNABLES")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(allocator)}
+    inherited["JAX_PLATFORMS"] = "cpu"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         check=True,
