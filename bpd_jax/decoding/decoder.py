@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +36,26 @@ from bpd_jax.typing import Array, Params
 
 GREEDY = parse_method("greedy")
 
-# Candidates per position that n-grams rescore in the default method on a CPU.
-_FEW_CANDIDATES = 8
+
+class _DefaultSizes(NamedTuple):
+    """Sizes of the default method with a block drafter.
+
+    Attributes:
+      candidates: highest number of candidates per position that n-grams rescore; None
+        is all of the lattice.
+      nodes: N of `tree:N`.
+      copied: N of `lookup:N`.
+    """
+
+    candidates: int | None
+    nodes: int
+    copied: int
+
+
+# On a CPU, 8 candidates take less time than 16 and yield almost as many tokens a call.
+_CPU_SIZES = _DefaultSizes(candidates=8, nodes=8, copied=4)
+# On an accelerator, a pass over more tokens costs little more.
+_ACCELERATOR_SIZES = _DefaultSizes(candidates=None, nodes=32, copied=8)
 
 
 class Decoder:
@@ -91,29 +110,27 @@ class Decoder:
         """The block drafter with those of its refiners that are available.
 
         In trees of the shipped drafter, n-grams with a weight of 1 lose more than they
-        gain. On a CPU, 8 candidates take less time than 16 and yield almost as many
-        tokens per call.
+        gain.
         """
         drafter = self.assets.drafter
+        most = _default_sizes().candidates or self.width
         source, ngram = "block", "" if self.ngram is None else "+ngram:alpha=0.25"
         if drafter is not None and drafter.markov is not None:
             source += "+markov"
-        elif ngram and jax.default_backend() == "cpu" and self.width > _FEW_CANDIDATES:
-            source += f":k={_FEW_CANDIDATES}"
+        elif ngram and self.width > most:
+            source += f":k={most}"
         return source + ngram
 
     @property
     def default_method(self) -> str:
         """The method that is used unless another one is chosen.
 
-        Drafts are longer and trees larger on an accelerator, where a pass over more
-        tokens costs little more. `bpd_jax.tune` finds the fastest method of a device.
+        `bpd_jax.tune` finds the fastest method of a device.
         """
         if self.assets.drafter is None:
             return "bpd" if self.model.block_size > 1 else "prompt_lookup"
-        refined = self.refined_block
-        nodes, copied = (8, 4) if jax.default_backend() == "cpu" else (32, 8)
-        return f"{refined}/tree:{nodes}+lookup:{copied}"
+        sizes = _default_sizes()
+        return f"{self.refined_block}/tree:{sizes.nodes}+lookup:{sizes.copied}"
 
     def label(self, method: Method) -> str:
         """The display name of a method."""
@@ -236,6 +253,10 @@ class Decoder:
     ) -> Iterator[tuple[np.ndarray, Generation | None]]:
         """Decodes one prompt and yields tokens as they are decoded; see `stream`."""
         return stream(self.prepare(method, [prompt], options), prompt)
+
+
+def _default_sizes() -> _DefaultSizes:
+    return _CPU_SIZES if jax.default_backend() == "cpu" else _ACCELERATOR_SIZES
 
 
 def _reference_maker(
