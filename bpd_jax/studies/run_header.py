@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -18,14 +19,15 @@ def facts_of(context: StudyContext) -> Facts:
     loaded = context.loaded(config.tasks[0])
     model = loaded.functions.config
     trunk = model.trunk
+    block_size, draft_vocabulary = _source_sizes(context)
     return {
         "size": config.size,
         "model": config.model,
         "model_sizes": _sizes(context),
         "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
-        "heads": loaded.functions.block_size,
+        "heads": block_size,
         "vocabulary": trunk.vocab_size,
-        "draft_vocabulary": model.draft_vocab_size,
+        "draft_vocabulary": draft_vocabulary,
         "examples": {
             task: {
                 part: sum(example.part == part for example in context.whole_draw(task))
@@ -49,6 +51,17 @@ def facts_of(context: StudyContext) -> Facts:
         },
         "made_with": {name: context.made_with(name) for name in config.contenders},
     }
+
+
+def _source_sizes(context: StudyContext) -> tuple[int, int]:
+    """L of the source that drafts, and the number of tokens that it chooses from."""
+    config = context.config
+    decoder, _ = context.contender(GREEDY.name, config.tasks[0])
+    model, drafter = decoder.model.config, decoder.assets.drafter
+    if config.source == "block" and drafter is not None:
+        of = drafter.functions.config
+        return of.block_size, of.draft_vocabulary or model.trunk.vocab_size
+    return decoder.model.block_size, model.draft_vocab_size
 
 
 def merge_facts(before: Facts, now: Facts) -> Facts:

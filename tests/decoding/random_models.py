@@ -174,6 +174,8 @@ def save_random_drafter(folder, loaded, config, *, seed=0, **options):
     trunk = loaded.functions.config.trunk
     functions = DrafterFunctions(config.resolve(trunk), trunk)
     params = functions.init(jax.random.key(seed))
+    if config.draft_vocabulary:
+        params["vocabulary"] = np.arange(config.draft_vocabulary, dtype=np.int32)
     save_drafter(folder, functions.config, params, **{**_base(loaded), **options})
 
 

@@ -87,7 +87,7 @@ def with_drafter(context, trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("with_drafter") / "run"
     shutil.copytree(trained / "run", folder)
     loaded = context.loaded("held_out")
-    drafter = BlockDrafterConfig((0,), block_size=5)
+    drafter = BlockDrafterConfig((0,), block_size=5, draft_vocabulary=32)
     save_random_drafter(folder / "drafter", loaded, drafter)
     config = dataclasses.replace(context.config, model=str(folder), source="block")
     return StudyContext(config, tmp_path_factory.mktemp("with_drafter_texts"))
@@ -98,6 +98,16 @@ def test_studies_and_other_commands_decode_with_the_same_parameters(context, tra
     lm = api.load(str(trained / "run"))
     decoder, _ = context.contender("bpd", "held_out")
     assert jax.tree.structure(decoder.params) == jax.tree.structure(lm.loaded.params)
+
+
+def test_header_describes_the_source_that_drafts(context, with_drafter):
+    model = context.loaded("held_out").functions
+    facts = facts_of(context)
+    assert facts["heads"] == model.block_size != 5
+    assert facts["draft_vocabulary"] == model.config.draft_vocab_size
+    facts = facts_of(with_drafter)
+    assert (facts["heads"], facts["draft_vocabulary"]) == (5, 32)
+    assert facts["vocabulary"] > 32
 
 
 @pytest.mark.slow
