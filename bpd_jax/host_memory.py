@@ -21,9 +21,9 @@ def keep_freed_memory() -> None:
     """Keeps freed arrays in this process for reuse, from now on.
 
     Call it before jax starts its threads; later it has little effect. The process then
-    keeps at least as much memory as it has ever used at once. Does nothing on a machine
-    with an accelerator, with other C libraries, or if a variable of the allocator, such
-    as `MALLOC_ARENA_MAX`, is set.
+    keeps at least as much memory as it has ever used at once. Does nothing with other C
+    libraries, if a variable of the allocator, such as `MALLOC_ARENA_MAX`, is set, or if
+    there is a device file of an accelerator and `JAX_PLATFORMS` is not `cpu`.
 
     Source: mallopt(3) of the Linux manual.
     """
@@ -43,6 +43,6 @@ def keep_freed_memory() -> None:
     library.mallopt(_ARENA_MAX, 1)
 
 
-def _sees_accelerator() -> bool:
+def _sees_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> bool:
     """Whether there is a device file of a GPU or TPU. Asking jax starts its threads."""
-    return any(next(pathlib.Path("/dev").glob(n), None) for n in _DEVICE_FILES)
+    return any(next(devices.glob(name), None) for name in _DEVICE_FILES)

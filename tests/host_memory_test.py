@@ -1,11 +1,15 @@
 """Freed arrays are reused without new pages, unless the user has set the allocator."""
 
+import ctypes
 import os
 import platform
 import subprocess
 import sys
+import types
 
 import pytest
+
+from bpd_jax import host_memory
 
 # Prints the page faults of allocating and filling 64 MB ten times.
 PROGRAM = """
@@ -24,7 +28,7 @@ for _ in range(10):
 print(faults() - before)
 """
 
-pytestmark = pytest.mark.skipif(
+glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="for the GNU C library"
 )
 
@@ -43,14 +47,57 @@ def page_faults(**variables: str) -> int:
     return int(done.stdout)
 
 
+@glibc
 def test_freed_arrays_are_reused():
     assert page_faults() < 50
 
 
+@glibc
 @pytest.mark.parametrize(
     "name, value",
     [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")],
 )
 def test_settings_of_the_user_are_kept(name, value):
-    # Pages of up to 2 MB, at least one of which is new for every array.
+    # The pages of every array are new; they have up to 2 MB.
     assert page_faults(**{name: value}) >= 10 * 32
+
+
+@pytest.mark.parametrize(
+    "accelerator, platforms, kept",
+    [(False, None, True), (True, None, False), (True, "cpu", True)],
+)
+def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, kept):
+    settings = {}
+    library = types.SimpleNamespace(
+        gnu_get_libc_version=None, mallopt=settings.__setitem__
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(host_memory, "_sees_accelerator", lambda: accelerator)
+    for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if platforms:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    host_memory.keep_freed_memory()
+    # Trimming, padding of the heap, mapped arrays and arenas, as in <malloc.h>.
+    wanted = {-1: -1, -2: 256 * 2**20, -4: 0, -8: 1}
+    assert settings == (wanted if kept else {})
+
+
+@pytest.mark.parametrize(
+    "name, seen",
+    [
+        ("nvidia0", True),
+        ("nvidiactl", False),
+        ("kfd", True),
+        ("accel0", True),
+        ("vfio/12", True),
+        ("vfio/vfio", False),
+    ],
+)
+def test_device_files_of_accelerators_are_known(tmp_path, name, seen):
+    assert not host_memory._sees_accelerator(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert host_memory._sees_accelerator(tmp_path) == seen
