@@ -1,6 +1,7 @@
 """What the benchmark of refiners reports of a method: its gains, and its vocabulary."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,24 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method
+from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.models.attachments import VOCABULARY
+
+
+def names_of_files(paths: Sequence[str]) -> list[str]:
+    """The names of files of prompts, under which their results are reported.
+
+    Raises:
+      UserError: two files have the same name.
+    """
+    names = [pathlib.Path(path).stem for path in paths]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise UserError(
+                f"two files of prompts are called {name}: give them different names."
+            )
+    return names
 
 
 def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> float:
@@ -41,7 +58,9 @@ def refinement(
     if unrefined == method or unrefined not in replayed:
         return {}
     gain = gain_over(replayed[method], replayed[unrefined])
-    return {"refinement": {"over": unrefined.name, **gain}}
+    # The name under which it was replayed, which can be an alias.
+    over = next(other.name for other in replayed if other == unrefined)
+    return {"refinement": {"over": over, **gain}}
 
 
 def gain_over(

@@ -3,16 +3,16 @@
     python -m benchmarks.refiners --model=demo
 
 Decodes held-out prompts by plain greedy decoding and replays every method on them, so
-that all methods get the same lattices and only drafting is computed. Block efficiencies
-are reported with paired bootstrap intervals of the gain over one method, in total and
-for each file of prompts. For a method with refiners, the gain over the same source and
+that all methods get the same lattices and only drafting is computed. The prompts of a
+file are decoded as one batch, whatever --batch_size is. Block efficiencies are reported
+in total and for each file of prompts, with a paired bootstrap interval of the gain over
+one method in total. For a method with refiners, the gain over the same source and
 search without them is reported too, if that method is listed before it. Writes one JSON
 file with date and versions.
 """
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks import records
 from benchmarks.refiner_gains import (
     draft_vocabularies,
     gain_over,
+    names_of_files,
     refinement,
     share_of_tokens,
 )
@@ -147,10 +148,8 @@ def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
         held_out = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         return {"held-out": held_out}
     return {
-        pathlib.Path(path).stem: [
-            loaded.encode_prompt(text) for text in read_prompts_file(path)
-        ]
-        for path in paths
+        name: [loaded.encode_prompt(text) for text in read_prompts_file(path)]
+        for name, path in zip(names_of_files(paths), paths, strict=True)
     }
 
 

@@ -5,36 +5,42 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.refiner_gains import draft_vocabularies, refinement, share_of_tokens
+from benchmarks.refiner_gains import (
+    draft_vocabularies,
+    names_of_files,
+    refinement,
+    share_of_tokens,
+)
 from bpd_jax.decoding.methods import parse_method
+from bpd_jax.errors import UserError
 
 FIRST, REFINED, OTHER = map(
     parse_method, ["zero_gram:16", "block+ngram/best:16", "block/best:16"]
 )
 
 
-def text(calls):
-    """A text of twelve tokens."""
-    return types.SimpleNamespace(output_ids=np.arange(12), serial_calls=calls)
+def text(calls, tokens=12):
+    """A text of the tokens 0, 1, …."""
+    return types.SimpleNamespace(output_ids=np.arange(tokens), serial_calls=calls)
 
 
 def test_gain_is_over_the_same_source_and_search():
     replayed = {
         FIRST: [text(12), text(12)],
-        OTHER: [text(8), text(8)],
-        REFINED: [text(6), text(4)],
+        OTHER: [text(8), text(12)],
+        REFINED: [text(4), text(6)],
     }
     measured = refinement(REFINED, replayed)["refinement"]
     assert measured["over"] == "block/best:16"
-    assert measured["gain"] == pytest.approx(16 / 10 - 1)
-    # Resamples of two texts: both the first, both the second, or one of each.
-    assert measured["paired_interval"] == pytest.approx([8 / 6 - 1, 8 / 4 - 1])
+    assert measured["gain"] == pytest.approx(20 / 10 - 1)
+    # The gain is the same on both texts. Not paired, it would be 8 / 6 … 12 / 4.
+    assert measured["paired_interval"] == pytest.approx([1, 1])
 
 
 def test_alias_is_compared_with_its_composition():
     replayed = {FIRST: [text(12)], parse_method("ngram:16"): [text(6)]}
     measured = refinement(parse_method("ngram:16"), replayed)["refinement"]
-    assert measured["over"] == FIRST.composed
+    assert measured["over"] == "zero_gram:16"
     assert measured["gain"] == pytest.approx(1)
 
 
@@ -44,7 +50,14 @@ def test_without_the_other_method_there_is_no_gain(method):
 
 
 def test_share_of_tokens_in_a_draft_vocabulary():
-    assert share_of_tokens(np.array([3, 1, 20]), [text(1), text(1)]) == 2 / 12
+    texts = [text(1), text(1, tokens=2)]
+    assert share_of_tokens(np.array([3, 1, 20]), texts) == 3 / 14
+
+
+def test_files_of_the_same_name_are_refused():
+    assert names_of_files(["a/math.jsonl", "a/qa.txt"]) == ["math", "qa"]
+    with pytest.raises(UserError, match="two files of prompts are called qa"):
+        names_of_files(["a/qa.txt", "a/math.jsonl", "b/qa.txt"])
 
 
 @pytest.mark.parametrize(
