@@ -281,9 +281,10 @@ class StudyContext:
             whole = self.examples(task)
             for part, start in enumerate(range(0, len(whole), _TEXTS_PER_FILE)):
                 examples = whole[start : start + _TEXTS_PER_FILE]
-                name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}.npz"
-                path = self.workdir / "texts" / name
                 digest = self.digest(task, examples)
+                name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}"
+                # Studies with other sources or lengths keep their own texts.
+                path = self.workdir / "texts" / f"{name}-{digest[:12]}.npz"
                 texts = load_texts(path, digest)
                 if texts is None:
                     texts = self._decode(task, examples)

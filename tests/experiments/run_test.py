@@ -154,10 +154,15 @@ def test_records_of_a_block_drafter_equal_those_of_decoding(with_drafter):
 def test_recorded_texts_are_reused(context, trained):
     first = [text.output_ids.tolist() for text in context.texts("held_out")]
     second = StudyContext(context.config, context.workdir)
-    path = context.workdir / "texts" / "held_out.npz"
+    (path,) = (context.workdir / "texts").glob("held_out-*.npz")
     before = path.stat().st_mtime_ns
     assert [text.output_ids.tolist() for text in second.texts("held_out")] == first
     assert path.stat().st_mtime_ns == before
+
+    shorter = dataclasses.replace(context.config, max_new_tokens=2)
+    other = StudyContext(shorter, context.workdir)
+    assert all(len(text.output_ids) <= 2 for text in other.texts("held_out"))
+    assert path.stat().st_mtime_ns == before  # kept beside those of other settings
 
 
 @pytest.mark.slow
@@ -379,7 +384,8 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
     stored_records = open_run(tmp_path).records
     for kind, examples in ((OracleRecord, 3), (DraftRecord, 2), (ExplorerRecord, 2)):
         assert sum(isinstance(record, kind) for record in stored_records) == examples
-    assert not (tmp_path / "texts" / "held_out.npz").exists()  # none was needed
+    # No text of the whole draw was needed: only those of the two shards are stored.
+    assert len(list((tmp_path / "texts").glob("held_out*.npz"))) == 2
     table8, stored = tmp_path / "table8", []
     run_files.write_header(table8, "table8", {})
     MEASUREMENTS["drafts"](context, open_run(table8), stored.extend)
