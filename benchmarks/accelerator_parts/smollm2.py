@@ -18,16 +18,16 @@ from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
 
-# Methods whose assets the model lacks are left out.
+# Methods beside the default one. Those whose assets the model lacks are left out.
 METHODS = (
     "prompt_lookup:8",
     "bpd",
     "ngram_device:16",
-    "heads+ngram/tree:32",
-    "heads+ngram/tree:32+lookup:8",
+    "heads+ngram:alpha=0.25/tree:32",
+    "heads+ngram:alpha=0.25/tree:32+lookup:8",
     "block",
-    "block+ngram/tree:32",
-    "block+ngram/tree:32+lookup:8",
+    "block/tree:32",
+    "block+ngram:alpha=0.25/tree:32",
 )
 
 
@@ -67,7 +67,7 @@ def _methods(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> Row:
-    methods = [m for m in map(parse_method, METHODS) if _possible(decoder, m)]
+    methods = measured_methods(decoder)
     compile_methods(decoder, methods, prompts, options)
     results = compare(decoder, methods, prompts, options, rounds=settings.rounds)
     rows = {}
@@ -89,6 +89,13 @@ def _methods(
         "methods": rows,
         "passed": not any(result.errors for result in results),
     }
+
+
+def measured_methods(decoder: Decoder) -> list[Method]:
+    """The methods of `METHODS` that the model has assets for, and its default one."""
+    names = (*METHODS, decoder.default_method)
+    methods = dict.fromkeys(map(parse_method, names))
+    return [method for method in methods if _possible(decoder, method)]
 
 
 def _possible(decoder: Decoder, method: Method) -> bool:

@@ -42,7 +42,8 @@ class _DefaultSizes(NamedTuple):
 
     Attributes:
       candidates: highest number of candidates per position that n-grams rescore; None
-        is all of the lattice.
+        is all of the lattice. Without effect if the drafter has a Markov head, which
+        rescores all of them.
       nodes: N of `tree:N`.
       copied: N of `lookup:N`.
     """
@@ -113,12 +114,12 @@ class Decoder:
         gain.
         """
         drafter = self.assets.drafter
-        most = _default_sizes().candidates or self.width
+        candidates = _default_sizes().candidates or self.width
         source, ngram = "block", "" if self.ngram is None else "+ngram:alpha=0.25"
         if drafter is not None and drafter.markov is not None:
             source += "+markov"
-        elif ngram and self.width > most:
-            source += f":k={most}"
+        elif ngram and self.width > candidates:
+            source += f":k={candidates}"
         return source + ngram
 
     @property

@@ -59,8 +59,8 @@ def _source_sizes(context: StudyContext) -> tuple[int, int]:
     decoder, _ = context.contender(GREEDY.name, config.tasks[0])
     model, drafter = decoder.model.config, decoder.assets.drafter
     if config.source == "block" and drafter is not None:
-        of = drafter.functions.config
-        return of.block_size, of.draft_vocabulary or model.trunk.vocab_size
+        block = drafter.functions.config
+        return block.block_size, block.draft_vocabulary or model.trunk.vocab_size
     return decoder.model.block_size, model.draft_vocab_size
 
 

@@ -283,7 +283,7 @@ class StudyContext:
                 examples = whole[start : start + _TEXTS_PER_FILE]
                 digest = self.digest(task, examples)
                 name = f"{task}{self.shard_suffix}{f'-part-{part}' * (part > 0)}"
-                # Studies with other sources or lengths keep their own texts.
+                # Texts of other studies, such as those of another source, are kept.
                 path = self.workdir / "texts" / f"{name}-{digest[:12]}.npz"
                 texts = load_texts(path, digest)
                 if texts is None:

@@ -6,12 +6,15 @@ import shutil
 
 import pytest
 
-from benchmarks.accelerator_parts import results, shapes
+from benchmarks.accelerator_parts import results, shapes, smollm2
 from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
+from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.errors import UserError
 from tests.commands import ROOT, call, python
+from tests.decoding.random_models import make_drafter, make_model, make_ngram
 
 COMMAND = "benchmarks.accelerator"
 GOLDEN = ROOT / "tests" / "pretrained" / "golden" / "llama"
@@ -111,6 +114,18 @@ def test_methods_are_compared_with_plain_decoding(measured):
     for row in methods.values():
         assert row["tokens_per_call"] >= 1
         assert row["texts_that_differ"] == 0
+
+
+def test_the_default_method_of_an_accelerator_is_compared(monkeypatch):
+    model = make_model(0, num_layers=2)
+    assets = Assets(ngram=make_ngram(), drafter=make_drafter(model))
+    decoder = Decoder(*model, width=4, assets=assets)
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert "block" in decoder.default_method
+    names = [method.name for method in smollm2.measured_methods(decoder)]
+    assert parse_method(decoder.default_method).name in names
+    # The model has all assets of the others.
+    assert len(names) == len(smollm2.METHODS) + 1
 
 
 def test_every_method_of_the_shapes_can_be_built():

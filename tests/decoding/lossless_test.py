@@ -291,7 +291,9 @@ def test_eight_devices(make_decoder, name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["zero_gram:4", "medusa_ngram:6:search=static"])
+@pytest.mark.parametrize(
+    "name", ["zero_gram:4", "medusa_ngram:6:search=static", "block+ngram/best:3"]
+)
 def test_chains_on_eight_devices(make_decoder, name):
     check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)
 
