@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The scaling curve of drafters: three arms, each trained on increasing numbers of texts.
 #
-#   [ANCHORS=640000] [PROMPTS=FILE] \
+#   [ANCHORS=640000] [PROMPTS=FILE] [OUTPUT=FILE] \
 #       experiments/smollm2/scaling.sh TEXTS RUNS [NUMBER_OF_TEXTS…]
 #
 # TEXTS is a folder of python -m bpd_jax.distill; RUNS gets the cached states, which all
@@ -23,6 +23,7 @@ counts=("$@")
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
 anchors=${ANCHORS:-640000}
+output=${OUTPUT:-benchmarks/results/drafter_scaling.json}
 
 train() {
   local arm=$1 batch=$2 run=$runs/$1-$3
@@ -62,4 +63,4 @@ if [ -n "${PROMPTS:-}" ]; then
     decode heads "$count" heads heads
   done
 fi
-"$python" -m benchmarks.drafter_scaling --runs="$runs"
+"$python" -m benchmarks.drafter_scaling --runs="$runs" --output="$output"
