@@ -25,7 +25,7 @@ def facts_of(context: StudyContext) -> Facts:
         "model": config.model,
         "model_sizes": _sizes(context),
         "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
-        "heads": block_size,
+        "heads": block_size,  # L of the source, heads or block drafter
         "vocabulary": trunk.vocab_size,
         "draft_vocabulary": draft_vocabulary,
         "examples": {
