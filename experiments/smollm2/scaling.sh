@@ -63,4 +63,6 @@ if [ -n "${PROMPTS:-}" ]; then
     decode heads "$count" heads heads
   done
 fi
-"$python" -m benchmarks.drafter_scaling --runs="$runs" --output="$output"
+# Results name no folder of this machine.
+"$python" -m benchmarks.drafter_scaling --runs="$(realpath --relative-to=. "$runs")" \
+  --output="$output"

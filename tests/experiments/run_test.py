@@ -1,4 +1,4 @@
-"""`python -m experiments.run` on a model that trains in seconds."""
+"""What studies of a model that trains in seconds record, and what they refuse."""
 
 import dataclasses
 import itertools
@@ -20,59 +20,25 @@ from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.missing_records import MEASUREMENTS
-from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
 from bpd_jax.studies.study import NAMES
-from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
-    DraftRecord,
-    ExplorerRecord,
-    OracleRecord,
-    TimingRecord,
     from_digits,
 )
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
-from tests.commands import start
 from tests.decoding.random_models import save_random_drafter
+from tests.experiments.small_studies import config_of
 from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def bindings(trained: pathlib.Path) -> list[str]:
-    """Settings that fit the small model."""
-    return [
-        f"--gin.StudyConfig.model={str(trained / 'run')!r}",
-        f"--gin.StudyConfig.assets={{'own_2': {{'ngram': '{trained / 'run/ngram'}'}}}}",
-        "--gin.StudyConfig.max_new_tokens=12",
-        "--gin.StudyConfig.longest_prompt=16",
-        "--gin.StudyConfig.lattice_width=4",
-    ]
-
-
 def test_every_study_has_a_size_of_smollm2():
     for name in NAMES:
         assert (ROOT / "experiments" / name / "smollm2.gin").is_file(), name
-
-
-def config_of(trained, **changes):
-    """A study of the small model on three short texts."""
-    settings = {
-        "study": "table4",
-        "model": str(trained / "run"),
-        "tasks": ["held_out"],
-        "contenders": ["bpd"],
-        "examples": 2,
-        "tune": 1,
-        "max_new_tokens": 6,
-        "longest_prompt": 16,
-        "lattice_width": 4,
-    }
-    return StudyConfig(**{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +123,11 @@ def test_recorded_texts_are_reused(context, trained):
     (path,) = (context.workdir / "texts").glob("held_out-*.npz")
     before = path.stat().st_mtime_ns
     assert [text.output_ids.tolist() for text in second.texts("held_out")] == first
-    assert path.stat().st_mtime_ns == before
-
+    # They are kept beside those of other settings.
     shorter = dataclasses.replace(context.config, max_new_tokens=2)
-    other = StudyContext(shorter, context.workdir)
-    assert all(len(text.output_ids) <= 2 for text in other.texts("held_out"))
-    assert path.stat().st_mtime_ns == before  # kept beside those of other settings
+    texts = StudyContext(shorter, context.workdir).texts("held_out")
+    assert all(len(text.output_ids) <= 2 for text in texts)
+    assert path.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
@@ -365,35 +330,6 @@ def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path)
 
 
 @pytest.mark.slow
-def test_shards_make_all_records_of_every_kind(trained, tmp_path):
-    """The second shard adds its own examples; a third run finds none missing.
-
-    Two of the three examples are reported; only Table 8 has drafts along the other one.
-    """
-    config = config_of(trained, shown=2)
-    run_files.write_header(tmp_path, "figure6", {})
-    for shard in (Shard(0, 2), Shard(1, 2), Shard(0, 1)):
-        context = StudyContext(config, tmp_path, shard)
-
-        def keep(records, context=context):
-            name = f"records{context.shard_suffix}.jsonl"
-            run_files.append_records(tmp_path, list(records), name)
-
-        for kind in ("oracle", "drafts", "explorer"):
-            MEASUREMENTS[kind](context, open_run(tmp_path), keep)
-    stored_records = open_run(tmp_path).records
-    for kind, examples in ((OracleRecord, 3), (DraftRecord, 2), (ExplorerRecord, 2)):
-        assert sum(isinstance(record, kind) for record in stored_records) == examples
-    # No text of the whole draw was needed: only those of the two shards are stored.
-    assert len(list((tmp_path / "texts").glob("held_out*.npz"))) == 2
-    table8, stored = tmp_path / "table8", []
-    run_files.write_header(table8, "table8", {})
-    MEASUREMENTS["drafts"](context, open_run(table8), stored.extend)
-    assert [record.part for record in stored].count("tune") == 1
-    assert len(stored) == 3
-
-
-@pytest.mark.slow
 def test_headers_of_other_texts_and_models_are_refused(context, trained, tmp_path):
     facts = facts_of(context)
     run_files.write_header(tmp_path, "table4", facts)
@@ -439,67 +375,3 @@ def test_merged_headers_keep_contenders_of_earlier_starts(context, tmp_path):
     assert merged["labels"]["markov:1"] == "Markov"
     assert merged["made_with"]["bpd"] == context.made_with("bpd")
     assert merge_facts({}, facts_of(context)) == facts_of(context)
-
-
-def test_times_of_two_machines_are_refused(tmp_path):
-    record = TimingRecord("qa", 0, "bpd", 0.0, 0, 8, 4, 1.0, True)
-    config = StudyConfig("table_e", model="m", tasks=["qa"], contenders=["bpd"])
-    context = StudyContext(config, tmp_path)
-    session = {"device": "another", "command": "", "date": "", "versions": {}}
-    run_files.write_header(tmp_path, "table_e", {"sessions": [session]})
-    run_files.append_records(tmp_path, [record])
-    with pytest.raises(UserError, match="another device"):
-        MEASUREMENTS["timing"](context, open_run(tmp_path), lambda records: None)
-
-
-@pytest.mark.slow
-def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
-    """Two shards, then a run without shards, which has nothing left to do."""
-    workdir = f"--workdir={tmp_path}"
-    contenders = "--gin.StudyConfig.contenders=['bpd', 'ngram:1', 'neural:1']"
-    command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
-    command.append(contenders)
-    shards = [[*command, f"--shard={index}/2"] for index in range(2)]
-    results = start("experiments.run", *shards, command, ["table4", "--size=big"])
-    assert [result.returncode for result in results] == [0, 0, 0, 1], results
-    assert "left out: neural:1:" in results[2].stdout
-    assert "Block efficiency" in results[2].stdout
-    assert "error: table4 has no size 'big'" in results[3].stderr
-    run = open_run(tmp_path / "table4")
-    assert len(run.facts["sessions"]) == 2  # the third made nothing
-    assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
-        "records-0-of-2.jsonl",
-        "records-1-of-2.jsonl",
-        "study.json",
-    ]
-    keys = [(r.contender, r.example) for r in run.of(DraftRecord)]
-    # Two of four examples are reported.
-    assert len(keys) == len(set(keys)) == 2 * len(run.facts["labels"])
-    assert run.facts["left_out"].keys() >= {"neural:1"}
-    assert "table4" in run.facts["command"]
-    assert str(tmp_path) not in json.dumps(run.facts["command"])
-
-
-@pytest.mark.slow
-def test_results_of_other_settings_are_not_mixed(trained, tmp_path):
-    folder = tmp_path / "table4"
-    folder.mkdir()
-    (folder / "study.json").write_text(
-        json.dumps({"study": "table4", "settings": {"max_new_tokens": 99}})
-    )
-    command = ["table4", "--size=tiny", f"--workdir={tmp_path}", *bindings(trained)]
-    (refused, *invalid) = start(
-        "experiments.run",
-        command,
-        [],
-        ["tabel4", "--size=tiny"],
-        [*command, "--shard=2/2"],
-        ["all", "--size=big"],
-    )
-    assert refused.returncode == 1
-    assert "choose another --workdir, or remove" in refused.stderr
-    assert [result.returncode for result in invalid] == [1, 1, 1, 1]
-    assert "name a study: table1" in invalid[0].stderr
-    assert "did you mean table4?" in invalid[1].stderr
-    assert "--shard=2/2 is not I/N" in invalid[2].stderr
-    assert "table1 has no size 'big'" in invalid[3].stderr

@@ -1,0 +1,113 @@
+"""`python -m experiments.run` on a model that trains in seconds, also in shards."""
+
+import json
+
+import pytest
+
+from bpd_jax.data.row_sources import Shard
+from bpd_jax.errors import UserError
+from bpd_jax.studies import run_files
+from bpd_jax.studies.missing_records import MEASUREMENTS
+from bpd_jax.studies.run_files import open_run
+from bpd_jax.studies.study_config import StudyConfig
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import (
+    DraftRecord,
+    ExplorerRecord,
+    OracleRecord,
+    TimingRecord,
+)
+from tests.commands import start
+from tests.experiments.small_studies import bindings, config_of
+
+
+@pytest.mark.slow
+def test_shards_make_all_records_of_every_kind(trained, tmp_path):
+    """The second shard adds its own examples; a third run finds none missing.
+
+    Two of the three examples are reported; only Table 8 has drafts along the other one.
+    """
+    config = config_of(trained, shown=2)
+    run_files.write_header(tmp_path, "figure6", {})
+    for shard in (Shard(0, 2), Shard(1, 2), Shard(0, 1)):
+        context = StudyContext(config, tmp_path, shard)
+
+        def keep(records, context=context):
+            name = f"records{context.shard_suffix}.jsonl"
+            run_files.append_records(tmp_path, list(records), name)
+
+        for kind in ("oracle", "drafts", "explorer"):
+            MEASUREMENTS[kind](context, open_run(tmp_path), keep)
+    stored_records = open_run(tmp_path).records
+    for kind, examples in ((OracleRecord, 3), (DraftRecord, 2), (ExplorerRecord, 2)):
+        assert sum(isinstance(record, kind) for record in stored_records) == examples
+    assert len(list((tmp_path / "texts").iterdir())) == 2  # those of the two shards
+    table8, stored = tmp_path / "table8", []
+    run_files.write_header(table8, "table8", {})
+    MEASUREMENTS["drafts"](context, open_run(table8), stored.extend)
+    assert [record.part for record in stored].count("tune") == 1
+    assert len(stored) == 3
+
+
+def test_times_of_two_machines_are_refused(tmp_path):
+    record = TimingRecord("qa", 0, "bpd", 0.0, 0, 8, 4, 1.0, True)
+    config = StudyConfig("table_e", model="m", tasks=["qa"], contenders=["bpd"])
+    context = StudyContext(config, tmp_path)
+    session = {"device": "another", "command": "", "date": "", "versions": {}}
+    run_files.write_header(tmp_path, "table_e", {"sessions": [session]})
+    run_files.append_records(tmp_path, [record])
+    with pytest.raises(UserError, match="another device"):
+        MEASUREMENTS["timing"](context, open_run(tmp_path), lambda records: None)
+
+
+@pytest.mark.slow
+def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
+    """Two shards, then a run without shards, which has nothing left to do."""
+    workdir = f"--workdir={tmp_path}"
+    contenders = "--gin.StudyConfig.contenders=['bpd', 'ngram:1', 'neural:1']"
+    command = ["table4", "--size=tiny", "--limit=2", workdir, *bindings(trained)]
+    command.append(contenders)
+    shards = [[*command, f"--shard={index}/2"] for index in range(2)]
+    results = start("experiments.run", *shards, command, ["table4", "--size=big"])
+    assert [result.returncode for result in results] == [0, 0, 0, 1], results
+    assert "left out: neural:1:" in results[2].stdout
+    assert "Block efficiency" in results[2].stdout
+    assert "error: table4 has no size 'big'" in results[3].stderr
+    run = open_run(tmp_path / "table4")
+    assert len(run.facts["sessions"]) == 2  # the third made nothing
+    assert sorted(path.name for path in (tmp_path / "table4").iterdir()) == [
+        "records-0-of-2.jsonl",
+        "records-1-of-2.jsonl",
+        "study.json",
+    ]
+    keys = [(r.contender, r.example) for r in run.of(DraftRecord)]
+    # Two of four examples are reported.
+    assert len(keys) == len(set(keys)) == 2 * len(run.facts["labels"])
+    assert run.facts["left_out"].keys() >= {"neural:1"}
+    assert "table4" in run.facts["command"]
+    assert str(tmp_path) not in json.dumps(run.facts["command"])
+
+
+@pytest.mark.slow
+def test_results_of_other_settings_are_not_mixed(trained, tmp_path):
+    folder = tmp_path / "table4"
+    folder.mkdir()
+    (folder / "study.json").write_text(
+        json.dumps({"study": "table4", "settings": {"max_new_tokens": 99}})
+    )
+    command = ["table4", "--size=tiny", f"--workdir={tmp_path}", *bindings(trained)]
+    (refused, *invalid) = start(
+        "experiments.run",
+        command,
+        [],
+        ["tabel4", "--size=tiny"],
+        [*command, "--shard=2/2"],
+        ["all", "--size=big"],
+    )
+    assert refused.returncode == 1
+    assert "choose another --workdir, or remove" in refused.stderr
+    assert [result.returncode for result in invalid] == [1, 1, 1, 1]
+    assert "name a study: table1" in invalid[0].stderr
+    assert "did you mean table4?" in invalid[1].stderr
+    assert "--shard=2/2 is not I/N" in invalid[2].stderr
+    assert "table1 has no size 'big'" in invalid[3].stderr
