@@ -5,10 +5,10 @@
 Decodes held-out prompts by plain greedy decoding and replays every method on them, so
 that all methods get the same lattices and only drafting is computed. The prompts of a
 file are decoded as one batch, whatever --batch_size is. Block efficiencies are reported
-for all prompts and for each file of prompts, with a paired bootstrap interval of the gain
-over one method for all prompts. For a method with refiners, the gain over the same source and
-search without them is reported too, if that method is listed before it. Writes one JSON
-file with date and versions.
+for all prompts and for each file of prompts, with a paired bootstrap interval of the
+gain over one method for all prompts. For a method with refiners, the gain over the same
+source and search without them is reported too, if that method is listed before it.
+Writes one JSON file with date and versions.
 """
 
 import dataclasses
