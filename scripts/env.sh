@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 
-begin .venv "make env" "1 to 3 minutes, 3 GB" requirements.txt setup.py
+begin .venv "make env" "1 to 3 minutes, 3.6 GB" requirements.txt setup.py
 
 # Shows pip's progress on one line of a terminal; otherwise nothing is shown.
 total=$(.venv/bin/python - <<'END'
