@@ -1,19 +1,28 @@
 """Writes the training prompts of SmolLM2, excluding all evaluation data.
 
     python experiments/smollm2/training_prompts.py --data=FOLDER \\
-        --output=runs/smollm2/prompts/scale
+        --output=runs/smollm2/prompts/equal
 
 FOLDER contains JSON Lines of public data sets with the field names of TensorFlow
 Datasets, `instructions/train.jsonl.gz` (field `prompt`), and a corpus in
-`corpus/train-*.jsonl.gz` (field `text`). Prompts are unmodified instructions, records
-of training splits with a request, and passages of the corpus with a request. A prompt
-is dropped if it, or a text in it, equals a text of an evaluation file, or shares a
-13-gram of words with one (ignoring case and punctuation).
+`corpus/train-*.jsonl.gz` (fields `text` and `source`).
 
-Writes `greedy.jsonl` and, for every fourth prompt, `sampled.jsonl`.
+One half of the prompts are general instructions. The other half has the same number of
+prompts of each of the paper's seven tasks: records of their training splits where
+FOLDER has them, filled up with passages of the corpus of the same kind (for XSum, news
+of the BBC; for LAMBADA, narrative text to continue). Every third of them has the
+task's own prompt, the others a request in other words. A prompt is dropped if it, or a
+text in it, equals a text of an evaluation file, or shares a 13-gram of words with one
+(ignoring case and punctuation).
+
+Writes `greedy.jsonl`, for every fourth prompt `sampled.jsonl`, and `plain.jsonl`,
+passages to continue without a chat template (`distill --nochat`). The field `kind` is
+the task, or `instructions` or `gsm8k`.
 """
 
+import collections
 import glob
+import json
 import pathlib
 import random
 import re
@@ -21,9 +30,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from absl import flags
-from prompts import SEED, read, write
+from prompts import SEED, read
 
-from bpd_jax import cli
+from bpd_jax import cli, files
+from bpd_jax.data.example_task import DATASETS
 from bpd_jax.errors import UserError
 
 SAMPLED = flags.DEFINE_float("sampled", 0.25, "Share of the prompts to sample from.")
@@ -49,19 +59,21 @@ MEASURED = {
 }
 
 RUN = 13
-# Maximum number of prompts of each kind.
-_GSM8K, _SQUAD, _SQUAD_QUESTIONS, _SAMSUM, _CNN, _PASSAGES = (
-    4500,
-    2500,
-    1500,
-    3500,
-    200,
-    10000,
-)
+# Number of prompts of each of the seven tasks, and of questions of GSM8K.
+_TASK, _GSM8K = 1900, 1200
 # Bounds of the length of a passage in characters, which is log-uniform.
 _SHORTEST_TEXT, _LONGEST_TEXT = 200, 1700
 
-# `{}` stands for the text.
+# The parts of the corpus that are similar to the texts of a task.
+SIMILAR = {
+    "lambada": ("classic_books",),
+    "cnn_dailymail": ("reuters_c50",),
+    "multi_news": ("reuters_c50", "abc_and_speeches"),
+    "xsum": ("bbc_2004_2005",),
+    "newsroom": ("digital_gov", "18f", "abc_and_speeches"),
+}
+
+# Requests in other words than the task's own prompt; `{}` stands for the text.
 REQUESTS = {
     "gsm8k": (
         "{}",
@@ -80,62 +92,60 @@ REQUESTS = {
         "Based on the following text, {question}\n\n{context}",
         "Answer in a full sentence: {question}\n\n{context}",
     ),
-    "question": ("{}", "{}", "{} Explain.", "Can you tell me: {}", "Short answer: {}"),
-    "dialogue": (
-        "Here is a dialogue: {}\nWrite a short summary!",
+    "samsum": (
         "Summarize this conversation:\n\n{}",
         "{}\n\nWhat is this conversation about?",
         "Read the chat below and say in two sentences what happened.\n\n{}",
         "Summarize the dialogue.\n{}\nSummary:",
         "What do the people in this chat agree on?\n\n{}",
-        "Write down what happens next in this conversation:\n\n{}",
     ),
-    "article": (
-        "Summarize: {}",
+    "cnn_dailymail": (
         "Summarize the following article in three sentences.\n\n{}",
         "{}\n\nTL;DR:",
         "What are the main points of this news story?\n\n{}",
-        "Write a headline and a short summary for this article: {}",
+        "Write the highlights of this article as bullet points.\n\n{}",
     ),
-    "passage": (
-        "Summarize: {}",
-        "Summarize the following text in a few sentences.\n\n{}",
+    "multi_news": (
+        "Summarize these reports in one text:\n\n{}",
+        "{}\n\nWhat do these articles report?",
+        "Here are several articles. Write one summary of all of them.\n\n{}",
+        "What do the following texts have in common, and where do they differ?\n\n{}",
+    ),
+    "xsum": (
+        "Summarize the following article in one sentence.\n\n{}",
         "{}\n\nSummarize this.",
-        "Explain this in simple words:\n\n{}",
-        "Explain the following passage to a student.\n\n{}",
-        "Continue this text:\n\n{}",
-        "Write the next paragraph.\n\n{}",
-        "{}\n\nContinue.",
-        "Rewrite this in a friendlier tone:\n\n{}",
-        "Rewrite the following text so that it is shorter: {}",
-        "Rewrite this passage in your own words.\n\n{}",
-        "List the key points:\n\n{}",
-        "List the key points of this text as bullet points.\n\n{}",
-        "Write three questions about this text and answer them.\n\n{}",
-        "Ask a question that this text answers, then answer it.\n\n{}",
-        "Translate to French: {}",
-        "Translate this into German:\n\n{}",
-        "Translate the following text to Spanish.\n\n{}",
-        "What is the main idea of this passage?\n\n{}",
-        "Give this text a title and say why it fits.\n\n{}",
-        "Who or what is this text about? {}",
-        "Correct the grammar of this text, and list what you changed: {}",
-        "Turn this into an email to a colleague:\n\n{}",
-        "Do you agree with this? Give reasons.\n\n{}",
-        "Write a short story that begins like this: {}",
-        "Extract the names, places and dates from this text.\n\n{}",
+        "What is this article about? Answer in one sentence.\n\n{}",
+        "Write the first sentence of a news broadcast about this: {}",
+    ),
+    "newsroom": (
+        "Write a headline and a short summary for this article: {}",
+        "{}\n\nShort summary:",
+        "Summarize this text for a reader in a hurry.\n\n{}",
+        "List the key points of this text.\n\n{}",
     ),
 }
+# The place of the document in the task's own prompt.
+DOCUMENT = {
+    "samsum": "dialogue",
+    "cnn_dailymail": "article",
+    "multi_news": "document",
+    "xsum": "document",
+    "newsroom": "text",
+}
+# Between the articles of a record of MultiNews.
+ARTICLES = "\n\n|||||\n\n"
 
 
 class PromptCandidate(NamedTuple):
     """A prompt.
 
     Attributes:
+      kind: its task, or `instructions` or `gsm8k`.
       text: all of it.
       parts: the texts of a data set that it contains.
     """
 
+    kind: str
     text: str
     parts: tuple[str, ...]
 
@@ -148,76 +158,115 @@ def main() -> None:
         raise UserError(f"--sampled is {SAMPLED.value}: it must be in 0 … 1.")
     measured = MeasuredTexts(measured_texts())
     seen: set[str] = set()
-    kept, refused = [], 0
+    kept: list[PromptCandidate] = []
+    counts: collections.Counter[str] = collections.Counter()
+    refused = 0
+    limit = {"gsm8k": _GSM8K, **dict.fromkeys(DATASETS, _TASK)}
     for candidate in candidates(draw):
         key = normalised(candidate.text)
-        if key in seen:
+        full = counts[candidate.kind] >= SCALE.value * limit.get(candidate.kind, 1e9)
+        if key in seen or full:
             continue
         seen.add(key)
         if measured.shares(candidate):
             refused += 1
-        else:
-            kept.append(candidate.text)
+            continue
+        kept.append(candidate)
+        counts[candidate.kind] += 1
     draw.shuffle(kept)
     print(f"{refused} prompts share text with evaluation data and are left out.")
-    count = round(len(kept) * SAMPLED.value)
-    write(output / "sampled.jsonl", kept[:count])
-    write(output / "greedy.jsonl", kept[count:])
+    print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+    plain = [candidate for candidate in kept if candidate.kind == "lambada"]
+    chat = [candidate for candidate in kept if candidate.kind != "lambada"]
+    count = round(len(chat) * SAMPLED.value)
+    for name, chosen in (
+        ("sampled", chat[:count]),
+        ("greedy", chat[count:]),
+        ("plain", plain),
+    ):
+        lines = [
+            json.dumps({"prompt": candidate.text, "kind": candidate.kind}) + "\n"
+            for candidate in chosen
+        ]
+        files.write_text(output / f"{name}.jsonl", "".join(lines))
+        print(f"{len(lines)} prompts: {output / name}.jsonl")
 
 
 def candidates(draw: random.Random) -> Iterator[PromptCandidate]:
-    """Prompts of every kind."""
+    """Prompts of every kind, more than are needed."""
 
-    def some(records: list, most: int) -> list:
-        count = round(most * SCALE.value)
-        return draw.sample(records, min(count, len(records)))
+    def shuffled(records: list) -> list:
+        return draw.sample(records, len(records))
 
-    def asked(kind: str, text: str) -> PromptCandidate:
-        return PromptCandidate(draw.choice(REQUESTS[kind]).replace("{}", text), (text,))
-
-    instructions = read("instructions", "train")
-    for record in some(instructions, len(instructions)):
-        yield PromptCandidate(record["prompt"], (record["prompt"],))
-    for record in some(read("gsm8k", "train"), _GSM8K):
-        yield asked("gsm8k", record["question"])
-    squad = some(read("squad", "train"), _SQUAD + _SQUAD_QUESTIONS)
-    for number, record in enumerate(squad):
-        question = record["question"].strip()
-        context = cut(record["context"], draw)
-        if number < round(_SQUAD_QUESTIONS * SCALE.value):
-            yield asked("question", question)
+    def asked(kind: str, text: str, *parts: str) -> PromptCandidate:
+        if kind in DOCUMENT and draw.random() < 1 / 3:
+            fields = dict.fromkeys(DATASETS[kind].prompt_fields, "")
+            prompt = DATASETS[kind].inputs(fields | {DOCUMENT[kind]: text})
         else:
-            request = draw.choice(REQUESTS["squad"])
-            text = request.replace("{question}", question).replace("{context}", context)
-            yield PromptCandidate(text, (question, record["context"]))
-    for record in some(read("samsum", "train"), _SAMSUM):
+            prompt = draw.choice(REQUESTS[kind]).replace("{}", text)
+        return PromptCandidate(kind, prompt, parts or (text,))
+
+    instructions = shuffled(read("instructions", "train"))
+    for record in instructions[: round(len(instructions) * SCALE.value)]:
+        yield PromptCandidate("instructions", record["prompt"], (record["prompt"],))
+    for record in shuffled(read("gsm8k", "train")):
+        yield asked("gsm8k", record["question"])
+    for record in shuffled(read("squad", "train")):
+        question, whole = record["question"].strip(), record["context"]
+        fields = {"question": question, "context": cut(whole, draw)}
+        if draw.random() < 1 / 3:
+            text = DATASETS["squad"].inputs(fields)
+        else:
+            text = draw.choice(REQUESTS["squad"])
+            for name, value in fields.items():
+                text = text.replace("{" + name + "}", value)
+        yield PromptCandidate("squad", text, (question, whole))
+    for record in shuffled(read("samsum", "train")):
         dialogue = record["dialogue"].replace("\r\n", "\n")
-        yield asked("dialogue", cut(dialogue, draw, "\n"))
-    for record in some(read("cnn_dailymail", "train"), _CNN):
-        yield asked("article", cut(record["article"], draw))
-    for text in some(list(passages(draw)), _PASSAGES):
-        yield asked("passage", text)
+        yield asked("samsum", cut(dialogue, draw, "\n"))
+    for record in shuffled(read("cnn_dailymail", "train")):
+        yield asked("cnn_dailymail", cut(record["article"], draw))
+    corpus = shuffled(list(documents()))
+    for kind, sources in SIMILAR.items():
+        texts = [record["text"] for record in corpus if record["source"] in sources]
+        # Several passages of a document where there are few documents.
+        for text in texts * 4:
+            if kind == "lambada":
+                part = passage(text, draw)
+                yield PromptCandidate(kind, part.rsplit(" ", 1)[0], (part,))
+            elif kind == "multi_news":
+                pair = [
+                    passage(one, draw, share=2) for one in (text, draw.choice(texts))
+                ]
+                yield asked(kind, ARTICLES.join(pair), *pair)
+            else:
+                yield asked(kind, passage(text, draw))
 
 
-def passages(draw: random.Random) -> Iterator[str]:
-    """A passage of every document of the corpus, starting at a random sentence."""
+def documents() -> Iterator[dict]:
+    """The documents of the corpus."""
     folder = pathlib.Path(cli.required("data")) / "corpus"
     paths = sorted(glob.glob(str(folder / "train-*.jsonl.gz")))
     if not paths:
         raise UserError(f"{folder} has no corpus: train-*.jsonl.gz are missing.")
     for path in paths:
-        for record in read("corpus", pathlib.Path(path).name.removesuffix(".jsonl.gz")):
-            begins = [m.end() for m in re.finditer(r"[.!?]\s+|\n+", record["text"])]
-            begin = draw.choice([0, *begins[: len(begins) // 2]])
-            text = cut(record["text"][begin:], draw)
-            if len(text) >= _SHORTEST_TEXT // 2:
-                yield text
+        yield from read("corpus", pathlib.Path(path).name.removesuffix(".jsonl.gz"))
 
 
-def cut(text: str, draw: random.Random, end: str = r"[.!?]\s+|\n") -> str:
+def passage(text: str, draw: random.Random, share: int = 1) -> str:
+    """A passage that starts at a random sentence, `share` times as short as others."""
+    begins = [match.end() for match in re.finditer(r"[.!?]\s+|\n+", text)]
+    begin = draw.choice([0, *begins[: len(begins) * 2 // 3]])
+    return cut(text[begin:], draw, share=share)
+
+
+def cut(
+    text: str, draw: random.Random, end: str = r"[.!?]\s+|\n", share: int = 1
+) -> str:
     """A prefix of a text, of random length, that ends with a sentence."""
     text = text.strip()
     most = round(_SHORTEST_TEXT * (_LONGEST_TEXT / _SHORTEST_TEXT) ** draw.random())
+    most //= share
     if len(text) <= most:
         return text
     ends = [match.end() for match in re.finditer(end, text[:most])]
