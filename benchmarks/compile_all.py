@@ -23,9 +23,9 @@ from absl import flags
 
 from benchmarks import records
 from benchmarks.compile_settings import SETTINGS
-from bpd_jax import cli, progress, provenance
+from bpd_jax.base import cli, progress, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation.topology import has_compiler
-from bpd_jax.errors import UserError
 
 _ONLY = flags.DEFINE_list(
     "only", None, "Names of settings; default: all whose compiler is installed."

@@ -19,13 +19,14 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli, decode_flags
+from bpd_jax import decode_flags
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval

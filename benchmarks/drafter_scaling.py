@@ -22,10 +22,11 @@ from typing import Any
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli, files
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import LINES, Chart, Series
+from bpd_jax.storage import files
 
 RUNS = flags.DEFINE_string("runs", None, "parent folder of the runs.")
 OUTPUT = flags.DEFINE_string(

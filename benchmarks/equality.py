@@ -22,7 +22,9 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli, decode_flags, files, progress
+from bpd_jax import decode_flags
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
@@ -38,8 +40,8 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     parts,
 )
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.equality import differences
+from bpd_jax.storage import files
 
 METHODS = flags.DEFINE_list(
     "methods", [], "methods to compare; default: all compositions of the registry."

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli
+from bpd_jax.base import cli
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source

@@ -16,11 +16,11 @@ from absl import flags
 
 from benchmarks import records
 from benchmarks.synthetic_ngrams import synthetic_model
-from bpd_jax import cli, progress
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting.terminal import print_rows

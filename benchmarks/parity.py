@@ -18,14 +18,15 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli, decode_flags, progress
+from bpd_jax import decode_flags
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Float, Int, Params
 
 GOLDEN = flags.DEFINE_string("golden", None, "Results of transformers.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/parity.json", "file.")

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax import files, provenance
+from bpd_jax.base import provenance
+from bpd_jax.storage import files
 
 
 def about(name: str) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.models.attachments import VOCABULARY
 

@@ -27,7 +27,9 @@ from benchmarks.refiner_gains import (
     refinement,
     share_of_tokens,
 )
-from bpd_jax import cli, decode_flags, progress
+from bpd_jax import decode_flags
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
@@ -35,7 +37,6 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency
 

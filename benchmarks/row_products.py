@@ -19,9 +19,10 @@ import jax.numpy as jnp
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import cli
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.products import (
@@ -31,7 +32,6 @@ from bpd_jax.models.products import (
     times_rows,
 )
 from bpd_jax.models.row_kernel import tile_of_processor
-from bpd_jax.typing import Array, Params
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(

@@ -7,7 +7,7 @@ affect the time of a search.
 
 import numpy as np
 
-from bpd_jax import progress
+from bpd_jax.base import progress
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 

@@ -9,7 +9,7 @@ print(answer.text, answer.block_efficiency)
 
 from typing import Any
 
-from bpd_jax import startup
+from bpd_jax.base import startup
 
 if startup.is_program():
     startup.begin()

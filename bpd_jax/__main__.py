@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 
 import bpd_jax
-from bpd_jax import cli
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 
 
 def main() -> None:

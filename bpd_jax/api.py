@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax import progress
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, load_assets
 from bpd_jax.decoding.decoder import Decoder
@@ -19,7 +20,6 @@ from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 
 # A text, token ids, or a conversation.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
@@ -261,8 +261,8 @@ def resolve(
 
 def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     """The choice of `bpd_jax.tune` on this device for a batch size, if it has run."""
+    from bpd_jax.base.provenance import device
     from bpd_jax.decoding.speedup import tuned_choice
-    from bpd_jax.provenance import device
 
     path = find_tuning(lm.loaded)
     return None if path is None else tuned_choice(path, device(), batch_size)

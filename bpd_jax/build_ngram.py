@@ -15,7 +15,7 @@ From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or inte
     python -m bpd_jax.build_ngram --model=in_domain,general --weight=0.7 --output=mixed
 """
 
-from bpd_jax import cli
+from bpd_jax.base import cli
 from bpd_jax.ngrams.build_model import BuildReport, Measure, build
 from bpd_jax.ngrams.build_settings import BuildSettings
 from bpd_jax.ngrams.model import NGramModel

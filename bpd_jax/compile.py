@@ -18,8 +18,9 @@ import sys
 from absl import flags
 from jax.sharding import Mesh
 
-from bpd_jax import cli, configuration
-from bpd_jax.buckets import as_path
+from bpd_jax import configuration
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import compile_report
 from bpd_jax.compilation.frozen_programs import frozen_programs
 from bpd_jax.compilation.measured_program import Measured, compile_for
@@ -30,10 +31,10 @@ from bpd_jax.compilation.programs import (
     train_program,
 )
 from bpd_jax.compilation.topology import find_slice
-from bpd_jax.errors import UserError
-from bpd_jax.files import check_writable, write_json
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.files import check_writable, write_json
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh

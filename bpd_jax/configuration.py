@@ -23,8 +23,8 @@ from absl import flags
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.errors import UserError
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, CountSettings
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam

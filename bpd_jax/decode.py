@@ -16,7 +16,9 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, cli, decode_flags, files
+from bpd_jax import api, decode_flags
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import (
@@ -29,11 +31,11 @@ from bpd_jax.decoding.generate import (
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.methods_help import describe_methods
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.reporting.evaluation_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
+from bpd_jax.storage import files
 
 PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(

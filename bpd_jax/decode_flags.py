@@ -7,7 +7,8 @@ import dataclasses
 
 from absl import flags
 
-from bpd_jax import api, cli, configuration, progress
+from bpd_jax import api, configuration
+from bpd_jax.base import cli, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions

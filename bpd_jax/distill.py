@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, folders, host_memory, progress
-from bpd_jax.buckets import as_path
+from bpd_jax import decode_flags, host_memory
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     HEADER,
     KIND,
@@ -40,8 +41,9 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.models.transformer_config import check_feature_layers
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.states_files import describe_states

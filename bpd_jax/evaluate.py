@@ -21,14 +21,14 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, cli, decode_flags, files, folders, progress, provenance
-from bpd_jax.buckets import as_path
+from bpd_jax import api, decode_flags
+from bpd_jax.base import cli, progress, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import Method, parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
     MethodResult,
@@ -43,6 +43,8 @@ from bpd_jax.reporting.evaluation_report import print_table, write_html
 from bpd_jax.reporting.evaluation_sentences import fastest_sentence
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import metrics
 
 METHODS = flags.DEFINE_list(

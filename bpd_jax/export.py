@@ -12,11 +12,11 @@ them. docs/export.md describes the layouts.
 
 from absl import flags
 
-from bpd_jax import cli, folders
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
@@ -24,6 +24,7 @@ from bpd_jax.pretrained.export_folder import TENSOR_DTYPES, vllm_command
 from bpd_jax.pretrained.medusa_export import KIND, export_heads
 from bpd_jax.pretrained.medusa_layout import LAYOUTS, VLLM
 from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
+from bpd_jax.storage import folders
 
 SPECULATORS = "speculators"
 _CHAIN = (

@@ -9,7 +9,7 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 
 from absl import flags
 
-from bpd_jax import cli
+from bpd_jax.base import cli
 from bpd_jax.training.exported_params import EXPORT_DTYPES, write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")

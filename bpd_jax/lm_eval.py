@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax import cli
-from bpd_jax.compiled import keep_compiled
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.compiled import keep_compiled
+from bpd_jax.base.errors import UserError
 from bpd_jax.lm_eval_model import HarnessModel
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import api, progress
+from bpd_jax import api
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import check_value, integer
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.scoring import Score, score_texts
-from bpd_jax.settings import check_value, integer
 
 # A child of the harness's logger, so that its level applies here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")

@@ -24,14 +24,15 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, configuration
+from bpd_jax import configuration
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.data.rows import PackedRows
 from bpd_jax.data.text_task import CORPORA, TextTask
-from bpd_jax.errors import UserError
 
 _TASK = flags.DEFINE_string(
     "task",

@@ -17,15 +17,16 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli, files, provenance
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting import draft_picture
 from bpd_jax.reporting.charts import standalone
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
 from bpd_jax.reporting.page import Page, PagePart, write_page
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run

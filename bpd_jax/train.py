@@ -26,16 +26,17 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, configuration, host_memory
+from bpd_jax import configuration, host_memory
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.errors import UserError
 from bpd_jax.training import distributed, peers, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
-from bpd_jax.typing import Params
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(

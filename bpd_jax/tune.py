@@ -14,7 +14,9 @@ import pathlib
 
 from absl import flags
 
-from bpd_jax import cli, decode_flags, files, progress, provenance
+from bpd_jax import decode_flags
+from bpd_jax.base import cli, progress, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import parse_method
@@ -26,8 +28,8 @@ from bpd_jax.decoding.speedup import (
     check_methods,
     predict,
 )
-from bpd_jax.errors import UserError
 from bpd_jax.reporting.terminal import print_rows
+from bpd_jax.storage import files
 
 BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes", ["1"], "numbers of prompts decoded together."

@@ -121,7 +121,7 @@ def _settings_of(module: str, name: str) -> dict[str, tuple[str, bool]]:
     """Help of every field of a dataclass, its bases included; whether it is a bool."""
     # The site is built without an installed bpd_jax; this module needs no libraries.
     sys.path.append(str(ROOT))
-    from bpd_jax.settings import documented_attributes
+    from bpd_jax.base.settings import documented_attributes
 
     classes = {
         node.name: node

@@ -27,11 +27,13 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import cli, configuration, folders, provenance
+from bpd_jax import configuration
+from bpd_jax.base import cli, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.errors import UserError
 from bpd_jax.reporting.terminal import print_exhibit
+from bpd_jax.storage import folders
 from bpd_jax.studies import run_files
 from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.missing_records import MEASUREMENTS

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax import api
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]
 

@@ -20,8 +20,8 @@ BUCKET = "gs://bpd-test"
 # In a new process, because clients look up the server once per process.
 PROGRAM = """
 import os, sys
-from bpd_jax import files
-from bpd_jax.buckets import as_path
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.katz import estimate_katz
 from tests.formats.ngrams import _counts
@@ -45,9 +45,9 @@ print("equal")
 WRITER = """
 import os, signal, sys
 import numpy as np
-from bpd_jax import artifacts, buckets, folders
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.storage import artifacts, buckets, folders
+from bpd_jax.storage.buckets import as_path
+from bpd_jax.base.errors import UserError
 
 value, kill, *names = sys.argv[1:]
 kind = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")

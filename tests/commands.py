@@ -255,7 +255,7 @@ def _results(
 ) -> list[tuple[int, str, str]]:
     from absl import flags
 
-    from bpd_jax import cli
+    from bpd_jax.base import cli
 
     main = importlib.import_module(module).main
     positional = bool(inspect.signature(main).parameters)

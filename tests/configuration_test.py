@@ -5,12 +5,12 @@ import re
 import gin
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import parse, vocabulary_size
 from bpd_jax.data import tokenizer
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.studies.study import NAMES

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bpd_jax.compiled import forget_compiled
+from bpd_jax.base.compiled import forget_compiled
 
 if TYPE_CHECKING:
     from tests.fake_storage import FakeStorage

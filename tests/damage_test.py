@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from tests.mutation_formats import FORMATS
 
 NAMES = (

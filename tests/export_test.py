@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import load_assets, read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter

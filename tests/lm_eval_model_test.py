@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bpd_jax import api
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.lm_eval_model import HarnessModel, decode_options
 
 CONTEXTS = ["3 times 4 is", "7", "2 times 2 is 4.\n2 times 3", ""]

@@ -195,7 +195,7 @@ class Expired(BaseException):
 
 def attempt(read: Callable[[], object]) -> str | None:
     """Reads; returns None if the input was read, "" if it was refused, or the fault."""
-    from bpd_jax.errors import UserError
+    from bpd_jax.base.errors import UserError
 
     try:
         read()
@@ -322,7 +322,8 @@ def main() -> int:
     if flags.table:
         print(table(json.loads(pathlib.Path(flags.output).read_bytes())))
         return 0
-    from bpd_jax import files, provenance
+    from bpd_jax.base import provenance
+    from bpd_jax.storage import files
     from tests.mutation_formats import FORMATS
 
     output = pathlib.Path(flags.output)

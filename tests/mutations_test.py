@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from tests import mutations
 from tests.mutation_formats import FORMATS
 from tests.mutations import Format, mutate, read_damaged

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 
-from bpd_jax import provenance
+from bpd_jax.base import provenance
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.speedup import tuned_choice

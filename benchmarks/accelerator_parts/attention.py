@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row, seconds_of
+from bpd_jax.base.typing import Array
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.segment_attention import fused, segment_attention
-from bpd_jax.typing import Array
 
 # bfloat16 has 8 significant bits, and some devices multiply float32 with 10.
 TOLERANCE = 0.03

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from bpd_jax import files
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
 
 FOLDER = pathlib.Path("benchmarks/results")
 PAGE = pathlib.Path("docs/accelerators.md")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bpd_jax import provenance
+from bpd_jax.base import provenance
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.measured_program import Measured
 from bpd_jax.compilation.topology import Slice

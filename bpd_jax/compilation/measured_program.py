@@ -7,7 +7,7 @@ import time
 import jax
 from jax.sharding import Mesh
 
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.costs import Costs, costs_of
 from bpd_jax.compilation.hlo import parse
@@ -19,8 +19,8 @@ from bpd_jax.compilation.roofline import (
     roofline,
 )
 from bpd_jax.compilation.topology import Slice
-from bpd_jax.errors import UserError
-from bpd_jax.files import write_text
+from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.files import write_text
 
 _REMEDY = (
     "shard the parameters over more devices (MeshConfig.fsdp, model), store fewer "

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Validated
+from bpd_jax.base.typing import PyTree
 from bpd_jax.data.rows import Batch
 from bpd_jax.decoding.decode_loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import DecodeConfig, StepOptions
@@ -19,7 +22,6 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner, NGramRefinerArrays
 from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.functions import ModelFunctions
@@ -27,13 +29,11 @@ from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device_table import DeviceTable
-from bpd_jax.settings import Count, Validated
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.run_description import predictors
 from bpd_jax.training.state import abstract_parameters, abstract_state
 from bpd_jax.training.step import make_train_step
-from bpd_jax.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import re
 import jax
 from jax.experimental import topologies
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.chips import Chip, chip_of
-from bpd_jax.errors import UserError
 
 # When it is loaded, the library looks for a TPU and for the host's name in the cloud;
 # these settings silence it if there is neither. Several processes may compile at once.

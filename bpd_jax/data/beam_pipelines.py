@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 if TYPE_CHECKING:
     import apache_beam

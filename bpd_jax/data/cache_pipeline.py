@@ -14,11 +14,11 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from bpd_jax import folders
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines, seqio_cache, seqio_tasks
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
-from bpd_jax.errors import UserError
+from bpd_jax.storage import folders
 
 try:
     import apache_beam as beam

@@ -15,10 +15,11 @@ import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from bpd_jax import files, progress
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import generations, text_readers
 from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 
 class Document(NamedTuple):

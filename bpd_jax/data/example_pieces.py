@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 
 @dataclasses.dataclass

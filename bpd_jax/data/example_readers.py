@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import corpora, text_readers
 from bpd_jax.data.corpora import EmptySplitError, SourceFile
 from bpd_jax.data.example_task import ALL_SPLITS, SPLIT, ExampleTask
 from bpd_jax.data.text_task import SPLITS
-from bpd_jax.errors import UserError
 
 
 class Example(NamedTuple):

@@ -10,6 +10,8 @@ import string
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Validated, Words, choice
 from bpd_jax.data.text_task import (
     SPLITS,
     Fraction,
@@ -17,8 +19,6 @@ from bpd_jax.data.text_task import (
     short_vocabulary,
     trained_size,
 )
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Count, Validated, Words, choice
 
 ALL_SPLITS = (*SPLITS, "test")
 

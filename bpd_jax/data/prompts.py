@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.corpora import Document, fraction_of, split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 
 class Prompt(NamedTuple):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import folders
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_sources, tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
@@ -19,7 +18,8 @@ from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import GENERATIONS
-from bpd_jax.errors import UserError
+from bpd_jax.storage import folders
+from bpd_jax.storage.buckets import as_path
 
 # Segment ids are stored as uint16, and a row may have as many segments as tokens.
 _MAX_LENGTH = 65535

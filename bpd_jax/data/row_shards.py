@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 
-from bpd_jax import array_files
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import array_files
 
 # Maximum number of mapped files: each takes a file descriptor, of which a process
 # usually has 1,024.

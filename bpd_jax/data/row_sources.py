@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import progress
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
@@ -14,7 +15,6 @@ from bpd_jax.data.generations import open_generations
 from bpd_jax.data.packing import pack, pad
 from bpd_jax.data.text_task import GENERATIONS, TextTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

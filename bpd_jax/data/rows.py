@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import BucketPath, as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.row_shards import ShardedArray, shard_folders
-from bpd_jax.errors import UserError
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.buckets import BucketPath, as_path
 
 HEADER, LOSS_MASK = "rows.json", "loss_mask.npy"
 

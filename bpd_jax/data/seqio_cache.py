@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import example_readers, seqio_tasks
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.text_task import ALL, SPLITS
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 # The file that describes the source of the cache.
 DESCRIPTION = "task.json"

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import example_files, read_records
 from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
@@ -42,7 +43,6 @@ from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import ALL, CORPORA, SPLITS, TextTask
 from bpd_jax.data.tfds_source import TfdsSource
 from bpd_jax.data.tokenizer import Tokenizer, named_tokenizer
-from bpd_jax.errors import UserError
 
 __all__ = ["examples", "features_of", "get_task", "register", "token_documents"]
 

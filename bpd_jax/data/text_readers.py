@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 Path = str | os.PathLike[str]
 

@@ -4,8 +4,8 @@ import dataclasses
 import re
 from typing import Annotated
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Count, Validated, Words, choice, number
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Validated, Words, choice, number
 
 SPLITS = ("train", "validation")
 ALL = "all"  # Both splits together.

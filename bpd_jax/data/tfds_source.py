@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.preprocessors import write_prompts
 from bpd_jax.data.quiet_tensorflow import seqio, tf
-from bpd_jax.errors import UserError
 
 
 class TfdsSource(seqio.TfdsDataSource):

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import fields_of
 from bpd_jax.drafting.parts import Part, SearchPart, short_text
-from bpd_jax.errors import UserError
-from bpd_jax.settings import fields_of
 
 AUTO = "auto"
 

@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
@@ -16,7 +15,6 @@ from bpd_jax.drafting.assets import (
     AttachedDrafter,
     SmallModel,
 )
-from bpd_jax.errors import UserError
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
     HEADER,
@@ -30,6 +28,8 @@ from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.safetensors_files import CONFIG
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 # File with the results of `bpd_jax.tune` in a model's folder, and the version of its
 # format, which earlier files do not state.

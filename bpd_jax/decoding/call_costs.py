@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Params
 from bpd_jax.decoding.decode_loop import Weights, look
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -18,7 +19,6 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
-from bpd_jax.typing import Params
 
 # Numbers of draft tokens whose passes are timed; others are interpolated.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)

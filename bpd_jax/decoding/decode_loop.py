@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens
 from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
 from bpd_jax.decoding.options import StepOptions
@@ -25,7 +26,6 @@ from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, Vi
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
 
 @flax.struct.dataclass

@@ -3,8 +3,8 @@
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree
 from bpd_jax.models.cache import KVCache
-from bpd_jax.typing import Array, Bool, Float, Int, PyTree
 
 
 @flax.struct.dataclass

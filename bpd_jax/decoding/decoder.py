@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import check_value, integer, number
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
@@ -28,11 +31,8 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import BuildContext
-from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.settings import check_value, integer, number
-from bpd_jax.typing import Array, Params
 
 GREEDY = parse_method("greedy")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     next_shard,
     open_generations,
@@ -24,7 +24,7 @@ from bpd_jax.data.generations import (
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.refill import bucketed_length, decode_refilled
 from bpd_jax.decoding.states_recorder import StatesRecorder
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 from bpd_jax.training.heads.states_writer import StatesWriter
 
 # A stopped run loses at most this number of texts.

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.decoding.decode_loop import Weights, decode_loop, prefill
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter
-from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
-from bpd_jax.typing import Array, Params
 
 # Prompts are padded to a multiple of this, so that few shapes are compiled.
 _PADDING = 32

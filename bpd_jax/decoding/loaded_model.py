@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.errors import UserError
 from bpd_jax.models import attention_kernel
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.cache import BITS
@@ -22,7 +23,6 @@ from bpd_jax.models.products import (
 )
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
-from bpd_jax.typing import Params
 
 Message = Mapping[str, str]
 

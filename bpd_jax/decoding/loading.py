@@ -4,18 +4,18 @@ import dataclasses
 import os
 import pathlib
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LoadedModel
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 # Known names of run folders that `make` creates.
 KNOWN_RUNS = {"demo": "runs/demo"}

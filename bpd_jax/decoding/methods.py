@@ -18,6 +18,8 @@ import difflib
 import functools
 from typing import Any
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import fields_of, parse_setting
 from bpd_jax.decoding.aliases import ALIASES, AUTO, AliasUse, expand, possible_uses
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import (
@@ -33,8 +35,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.union import UnionDrafter
-from bpd_jax.errors import UserError
-from bpd_jax.settings import fields_of, parse_setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The text of `--method=help`."""
 
+from bpd_jax.base.settings import fields_of
 from bpd_jax.decoding.aliases import ALIASES, AUTO
 from bpd_jax.drafting.parts import (
     Part,
@@ -10,7 +11,6 @@ from bpd_jax.drafting.parts import (
     parts,
     short_text,
 )
-from bpd_jax.settings import fields_of
 
 
 def describe_methods() -> str:

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import (
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import (
     WORDS,
     Check,
     Count,

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Float, Int, Params
 
 # Positions for which logits and blocks are computed at once. The decoded parts of texts
 # are padded to a multiple of it.

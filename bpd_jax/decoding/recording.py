@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recorded_drafter import CHUNK, record_drafter, stack_padded
-from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import ModelFunctions, entropy
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)

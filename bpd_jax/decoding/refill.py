@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.generate import Task, check_prompts
 from bpd_jax.models.cache import grow
-from bpd_jax.typing import Array, Int, PyTree
 
 # Padded lengths grow by a factor of 1.5, rounded to a multiple of _STEP: few shapes are
 # compiled, and little padding is computed.

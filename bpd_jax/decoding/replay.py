@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import PyTree
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.methods import Method
@@ -28,8 +30,6 @@ from bpd_jax.decoding.recording import (
 )
 from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
-from bpd_jax.typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.typing import Array, Float, Int
 
 # Random streams: drafts and acceptance use other random numbers than the choice of
 # tokens.

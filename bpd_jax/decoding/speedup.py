@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.call_costs import (
     SIZES,
     measure_drafting,
@@ -33,7 +33,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import REFINERS, SmallModel
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 # Predictions are not exact: drafting is chosen only above this speed-up.
 _MARGIN = 1.05

@@ -6,10 +6,10 @@ from typing import Any
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
 from bpd_jax.models.cache import write_rows
-from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass

@@ -13,7 +13,7 @@ import flax.struct
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.typing import Array, Bool, Int
+from bpd_jax.base.typing import Array, Bool, Int
 
 
 @flax.struct.dataclass

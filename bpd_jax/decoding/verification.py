@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept
 from bpd_jax.decoding.options import BATCHED, StepOptions
@@ -24,7 +25,6 @@ from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Float, Int, Params
 
 # States, keys and values, and features of all nodes.
 Pass = tuple[Float[Array, "B M D"], KeyValues, Float[Array, "B M F"]]

@@ -3,14 +3,14 @@
 import dataclasses
 from typing import Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Validated
+from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.settings import Validated
-from bpd_jax.typing import Params
 
 REFINERS = ("markov", "recurrent", "hydra")
 

@@ -4,8 +4,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
 from bpd_jax.drafting.lattice import Drafts, most_prefixes
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
 @flax.struct.dataclass

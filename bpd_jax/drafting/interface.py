@@ -26,9 +26,9 @@ from typing import Any, Protocol
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.lattice import Lattice, build_lattice
-from bpd_jax.typing import Array, Float, Int, Params, PyTree
 
 
 @flax.struct.dataclass

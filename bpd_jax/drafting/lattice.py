@@ -4,7 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.typing import AnyArray, Array, Float, Int
+from bpd_jax.base.typing import AnyArray, Array, Float, Int
 
 
 @flax.struct.dataclass

@@ -5,8 +5,8 @@ import dataclasses
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Int
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.typing import Array, Int
 
 
 def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:

@@ -17,13 +17,13 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import changed_settings, check_settings, integer
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, Refiner, Search, Source
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.transitions import FiniteRefiner
-from bpd_jax.errors import UserError
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.settings import changed_settings, check_settings, integer
 
 # Highest number of drafts or nodes of a serial call, to catch typing errors.
 MOST_DRAFTS = 1024

@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.struct
 
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import (
     Candidates,
@@ -27,7 +28,6 @@ from bpd_jax.drafting.refiners.transitions import (
     FiniteState,
     all_transitions,
 )
-from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass

@@ -18,11 +18,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
 from bpd_jax.models.cache import KeyValues, KVCache, commit
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 # Number of tokens of the prompts that are read in one pass.
 _CHUNK = 128

@@ -6,10 +6,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.merging import merge_prefixes, union
-from bpd_jax.typing import Array, Float, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.equality import Difference, differences
 
 # Number of programs compiled at once: tracing uses one core, the compiler another.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Params
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Params
 
 # Two logits closer than this are equal up to rounding: a forward pass of another shape
 # sums the same numbers in another order, and either token may have the larger logit. A

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 # Tokens whose logits over the vocabulary exist at the same time.
 _CHUNK = 128

@@ -28,10 +28,10 @@ import functools
 import jax
 import numpy as np
 
+from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Params
 
 CONTEXTS = (128, 512, 1024, 2048)
 """Lengths of the prefix in tokens for which Table 11 gives cache traffic."""

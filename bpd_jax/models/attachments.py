@@ -17,12 +17,12 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from bpd_jax import array_files
-from bpd_jax.artifacts import Artifact, read_tensors
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.typing import Params
+from bpd_jax.storage import array_files
+from bpd_jax.storage.artifacts import Artifact, read_tensors
+from bpd_jax.storage.buckets import as_path
 
 Config = TypeVar("Config")
 

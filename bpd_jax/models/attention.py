@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import attention_kernel
 from bpd_jax.models.cache import numbers
-from bpd_jax.typing import Array, Bool, Float, Int
 
 
 class Segments(NamedTuple):

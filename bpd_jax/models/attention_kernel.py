@@ -9,10 +9,10 @@ Every number of the result is summed in the same order, however many queries the
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.kernel_tile import Tile
 from bpd_jax.models.row_kernel import tile_of_processor
-from bpd_jax.typing import Array, Float, Int
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
 

@@ -39,6 +39,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.context_cache import cache_of_slots
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -51,7 +52,6 @@ from bpd_jax.models.transformer import (
     norm,
 )
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Array, Float, Int
 
 # Small at initialization, so that it does not dominate the embedding and the context.
 _CONDITION_GAIN = 0.2

@@ -21,14 +21,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
 from bpd_jax.models.products import product
 from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import AnyArray, Array, Float, Params
 
 _AXES: dict[str, tuple[str | None, ...]] = {
     "kernel_in": (BLOCK_HEAD, EMBED, MLP),

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
@@ -22,7 +23,6 @@ from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.models.products import DECODING_SOFTMAX, decoding_product
 from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
-from bpd_jax.typing import Array, Bool, Float, Int, Params, PyTree
 
 _DEFAULT = ComputeConfig()
 

@@ -6,8 +6,8 @@ import os
 import pathlib
 from typing import Annotated, Any
 
-from bpd_jax import files
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Validated, choice, integer
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.transformer_config import (
     Activation,
@@ -19,7 +19,7 @@ from bpd_jax.models.transformer_config import (
     check_feature_layers,
     from_fields,
 )
-from bpd_jax.settings import Validated, choice, integer
+from bpd_jax.storage import files
 
 HEAD_KINDS = ("feed_forward", "medusa")
 

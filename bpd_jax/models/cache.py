@@ -16,8 +16,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Array, Float, Int
 
 # The dtype of a cache that stores the bits of bfloat16 numbers: on a CPU, XLA converts
 # a complete bfloat16 array to float32 and back to write a few slots.

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from bpd_jax.settings import Count, Validated, choice
+from bpd_jax.base.settings import Count, Validated, choice
 
 ATTENTION = ("auto", "xla", "cudnn", "pallas")
 REMAT = ("none", "dots", "full")

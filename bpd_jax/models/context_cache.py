@@ -17,8 +17,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.typing import Array, Bool, Float, Int
 
 
 def visible_part(cache: KVCache) -> KVCache:

@@ -14,8 +14,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.typing import Array, Float, Int
 
 # For shorter rows a second set of products is not faster.
 _SHORTEST = 128

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Annotated, Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Natural, Positive, Validated, integer
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import (
@@ -15,7 +16,6 @@ from bpd_jax.models.transformer_config import (
     TransformerConfig,
     check_feature_layers,
 )
-from bpd_jax.settings import Natural, Positive, Validated, integer
 
 _FROM_TARGET = (
     "d_ff",

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.artifacts import Artifact
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import (
     VOCABULARY,
     Attachment,
@@ -24,7 +24,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields
-from bpd_jax.typing import Params
+from bpd_jax.storage.artifacts import Artifact
 
 LoadedDrafter: TypeAlias = Attachment[BlockDrafterConfig]
 

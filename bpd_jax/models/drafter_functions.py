@@ -14,7 +14,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.context_cache import (
@@ -34,7 +35,6 @@ from bpd_jax.models.products import (
 )
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 @flax.struct.dataclass

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.typing import AnyArray, Array, Float, Int, Params
+from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
 
 FROZEN = ("softmax", "vocabulary")
 

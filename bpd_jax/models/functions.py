@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
 from bpd_jax.models.transformer_config import check_feature_layers
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 # Numbers of a block of `index_of_largest`.
 _BLOCK = 512

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 import jax.numpy as jnp
 
-from bpd_jax.artifacts import Artifact
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import (
     VOCABULARY,
     Attachment,
@@ -15,7 +15,7 @@ from bpd_jax.models.attachments import (
 )
 from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.typing import Params
+from bpd_jax.storage.artifacts import Artifact
 
 LoadedHeads: TypeAlias = Attachment[BlockHeadsConfig]
 

@@ -15,9 +15,9 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Check, Count, Validated
-from bpd_jax.typing import PyTree
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Check, Count, Validated
+from bpd_jax.base.typing import PyTree
 
 # Names of parameter axes.
 EMBED, HEADS, KV, MLP, VOCAB = "embed", "heads", "kv", "mlp", "vocab"

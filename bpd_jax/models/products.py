@@ -29,8 +29,8 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.models import row_kernel
-from bpd_jax.typing import Array, Params
 
 # Names that `decoding_layout` gives: a projection's kernel, transposed, and the matrix
 # of the softmax.

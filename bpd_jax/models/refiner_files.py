@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bpd_jax import array_files
-from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
-from bpd_jax.typing import Params
+from bpd_jax.storage import array_files
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.buckets import as_path
 
 HEADER, PARAMETERS = "refiner.json", "params.npz"
 KIND = Artifact(

@@ -12,9 +12,9 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Count, Positive, Validated, choice, number
-from bpd_jax.typing import Array, Float, Int
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Positive, Validated, choice, number
+from bpd_jax.base.typing import Array, Float, Int
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 

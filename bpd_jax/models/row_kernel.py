@@ -16,8 +16,8 @@ import sys
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array
 from bpd_jax.models.kernel_tile import Tile
-from bpd_jax.typing import Array
 
 # Above this many rows XLA's products are as fast: with a matrix in float32, and with
 # one in bfloat16, which XLA first converts to float32.

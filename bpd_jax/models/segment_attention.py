@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.cpu_attention import causal_attention
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain
-from bpd_jax.typing import Array, Float, Int
 
 # Block sizes of the Pallas kernel, in tokens; rows are padded to a multiple of the
 # last one.

@@ -12,8 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.models.partitioning import LAYER
-from bpd_jax.typing import Params, PyTree
 
 PARTS = ("attention_norm", "attention", "mlp_norm", "mlp")
 STACKED = "layers"

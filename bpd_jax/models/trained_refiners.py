@@ -23,9 +23,9 @@ from typing import Annotated, ClassVar
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import Validated, integer
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models.transformer_config import Rank, Size, Tokens
-from bpd_jax.settings import Validated, integer
-from bpd_jax.typing import Array, Float, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)

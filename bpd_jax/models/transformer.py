@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import Segments, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
@@ -40,7 +41,6 @@ from bpd_jax.models.products import (
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Array, Bool, Float, Int
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,

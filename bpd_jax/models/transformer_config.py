@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Positive, Validated, choice, each, integer
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.settings import Positive, Validated, choice, each, integer
 
 ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -7,11 +7,9 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from bpd_jax import folders
-from bpd_jax.buckets import as_path, on_disk
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, counts_text, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
@@ -26,6 +24,8 @@ from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
+from bpd_jax.storage import folders
+from bpd_jax.storage.buckets import as_path, on_disk
 
 __all__ = ["BuildReport", "BuildSettings", "Measure", "build"]
 

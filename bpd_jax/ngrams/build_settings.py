@@ -4,12 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from bpd_jax.errors import UserError
-from bpd_jax.ngrams.counting.bounded_memory import DEFAULT_MEMORY
-from bpd_jax.ngrams.counting.windows import MAX_ORDER
-from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
-from bpd_jax.ngrams.model import HIGHEST_UNSEEN
-from bpd_jax.settings import (
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import (
     BYTES,
     TEXT,
     Check,
@@ -22,6 +18,10 @@ from bpd_jax.settings import (
     integer,
     number,
 )
+from bpd_jax.ngrams.counting.bounded_memory import DEFAULT_MEMORY
+from bpd_jax.ngrams.counting.windows import MAX_ORDER
+from bpd_jax.ngrams.katz import DEFAULT_BINS, MOST_BINS
+from bpd_jax.ngrams.model import HIGHEST_UNSEEN
 
 DEFAULT_ORDER = 4
 TEXT_SOURCES = ("task", "text")

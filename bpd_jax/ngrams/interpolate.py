@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
 from bpd_jax.ngrams.model import NGramModel

@@ -10,8 +10,8 @@ component of a speech recognizer". Unigrams have their maximum-likelihood probab
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
 from bpd_jax.ngrams.counting.counts import NGramCounts

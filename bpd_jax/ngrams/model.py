@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
 from bpd_jax.ngrams.backoff import context_sums
 from bpd_jax.ngrams.counting import windows

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import left_over_masses, log_backoffs
 from bpd_jax.ngrams.model import NGramModel

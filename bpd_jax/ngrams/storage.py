@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from bpd_jax import array_files, folders
-from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import as_path
 from bpd_jax.ngrams import trie
+from bpd_jax.storage import array_files, folders
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.buckets import as_path
 
 # Requirements on values, of arrays that have the length of the keys.
 INTEGERS = array_files.ArraySpec(("<i8",), (None,))

@@ -9,8 +9,8 @@ from collections.abc import Generator
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 
 _BLOCK = 1 << 24  # bytes
 # Maximum bytes of a line: a complete corpus may be one line of token ids.

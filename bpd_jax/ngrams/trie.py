@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel
 
 Keys = tuple[np.ndarray, ...]

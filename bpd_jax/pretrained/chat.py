@@ -16,7 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 
 def render_chat(

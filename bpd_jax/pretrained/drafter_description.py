@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NoReturn
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.pretrained.drafter_layout import CONFIDENCE, TYPE
 from bpd_jax.pretrained.hf_config import LLAMA_LIKE, activation_of, rotary_config

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bpd_jax import folders
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import VOCABULARY
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -29,7 +29,7 @@ from bpd_jax.pretrained.drafter_layout import (
 )
 from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.safetensors_files import CONFIG, SINGLE
-from bpd_jax.typing import Params
+from bpd_jax.storage import folders
 
 # The version of speculators that introduced this layout.
 VERSION = "0.9.0"

@@ -10,9 +10,8 @@ import pathlib
 import jax
 import numpy as np
 
-from bpd_jax.artifacts import file_digest
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.attachments import check_vocabulary, fingerprint
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -34,7 +33,8 @@ from bpd_jax.pretrained.safetensors_files import (
     SafetensorsFiles,
     open_checkpoint,
 )
-from bpd_jax.typing import Array, Params
+from bpd_jax.storage.artifacts import file_digest
+from bpd_jax.storage.buckets import as_path
 
 # Rows of an embedding or softmax compared at once.
 _ROWS = 4096

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from bpd_jax import files, folders
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.safetensors_files import CONFIG
+from bpd_jax.storage import files, folders
 
 _DTYPES: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,

@@ -13,9 +13,9 @@ import re
 import tempfile
 from collections.abc import Iterator
 
-from bpd_jax import files, folders
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.buckets import as_path
 
 HEADER = "parts.json"
 KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 import gguf
 import numpy as np
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage.buckets import as_path
 
 Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
 _T = TypeVar("_T", int, float, bool, str, np.ndarray, list)

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
 

@@ -2,7 +2,7 @@
 
 import math
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields, naming

@@ -5,9 +5,8 @@ import pathlib
 
 import tokenizers
 
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.data.text_readers import read_text
-from bpd_jax.errors import UserError, library_errors
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import GPT2, transformer_config
@@ -15,6 +14,7 @@ from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
+from bpd_jax.storage.buckets import as_path
 
 # The longest tokenizer.json of a published model has a few tens of megabytes.
 _MOST_BYTES = 100_000_000

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bpd_jax import files
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
 
 
 @contextlib.contextmanager

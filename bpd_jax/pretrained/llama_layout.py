@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
 
 Path = tuple[str, ...]

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bpd_jax import folders
+from bpd_jax.base.typing import Params
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.pretrained.export_folder import as_stored, write_folder
@@ -18,7 +18,7 @@ from bpd_jax.pretrained.medusa_layout import (
     check_exportable,
 )
 from bpd_jax.pretrained.safetensors_files import CONFIG
-from bpd_jax.typing import Params
+from bpd_jax.storage import folders
 
 KIND = folders.FolderKind(
     "exported Medusa heads",

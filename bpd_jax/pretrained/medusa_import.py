@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
@@ -20,6 +19,7 @@ from bpd_jax.pretrained.medusa_layout import (
     Layout,
 )
 from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
+from bpd_jax.storage.buckets import as_path
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _CONVERT = (

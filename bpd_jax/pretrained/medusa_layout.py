@@ -14,7 +14,7 @@ with `medusa_head.`. vLLM can share one softmax as well, but reads it from the f
 
 import dataclasses
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 
 TOKEN_MAP = "token_map"

@@ -4,8 +4,8 @@ import dataclasses
 import importlib.util
 import pathlib
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage.buckets import as_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import tokenizers
 
-from bpd_jax import progress
+from bpd_jax.base import progress
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
-from bpd_jax.typing import Array, Params
 
 # A cache line has 16 or 32 numbers.
 _ROWS = 32

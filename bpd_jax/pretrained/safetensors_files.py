@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from safetensors import safe_open
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError, library_errors
+from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path
+from bpd_jax.storage.buckets import as_path
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.templates import rendered
 from bpd_jax.reporting.wording import visible

@@ -18,7 +18,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from bpd_jax import files
 from bpd_jax.reporting import (
     charts,
     explorer,
@@ -31,6 +30,7 @@ from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.glossary import TERMS
 from bpd_jax.reporting.templates import environment, resource
 from bpd_jax.reporting.wording import fact
+from bpd_jax.storage import files
 
 SUMMARY, EXPLORER = "summary", "explorer-title"
 # Above this number, statements are collapsed by exhibit.

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Any, Literal
 
-from bpd_jax import files
+from bpd_jax.storage import files
 
 Facts = dict[str, Any]
 """Named values to show unchanged: strings, numbers, booleans, lists, None."""

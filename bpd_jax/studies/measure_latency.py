@@ -14,19 +14,19 @@ from collections.abc import Collection, Iterator, Sequence
 import jax
 import numpy as np
 
-from bpd_jax import progress
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import PyTree
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.studies import printed
 from bpd_jax.studies.study_records import LatencyRecord
-from bpd_jax.typing import PyTree
 
 DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
 

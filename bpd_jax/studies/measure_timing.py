@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.compiled import forget_compiled
+from bpd_jax.base import progress
+from bpd_jax.base.compiled import forget_compiled
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions

@@ -8,11 +8,11 @@ where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT the num
 n-grams and SET the name of a contender's models, `""` for the model's own.
 """
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.lattice import most_prefixes
 from bpd_jax.drafting.parts import DRAFTS
 from bpd_jax.drafting.refiners.neural import PARALLEL
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
 from bpd_jax.studies.refinements import method_of, of_heads
 from bpd_jax.studies.results import StudyRun

@@ -17,10 +17,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bpd_jax import files, folders
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.records import Facts
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import RECORD_KINDS, ExplorerRecord, Record
 

@@ -3,8 +3,8 @@
 import dataclasses
 import pathlib
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.reporting.records import Facts

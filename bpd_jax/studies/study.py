@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender

@@ -5,11 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from bpd_jax.decoding.asset_files import ASSET_FOLDERS
-from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.errors import UserError
-from bpd_jax.settings import (
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import (
     TEXT,
     Count,
     Natural,
@@ -18,6 +15,9 @@ from bpd_jax.settings import (
     each,
     number,
 )
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
+from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import progress
 from bpd_jax.api import LanguageModel
-from bpd_jax.buckets import as_path
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
@@ -26,7 +26,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
-from bpd_jax.errors import UserError
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.studies import tasks
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.study_config import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 TUNE, REPORT = PARTS = ("tune", "report")
 

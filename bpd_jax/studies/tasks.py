@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 from bpd_jax.studies.study_records import REPORT, TUNE
 
 HELD_OUT = "held_out"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.recording import RecordedText
-from bpd_jax.errors import UserError
+from bpd_jax.storage import array_files
 
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
 # Predictions of a block drafter, if the texts were recorded with one.

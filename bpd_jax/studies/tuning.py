@@ -13,10 +13,11 @@ import math
 import pathlib
 from typing import Any
 
-from bpd_jax import files, progress
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import best_alpha
+from bpd_jax.storage import files
 from bpd_jax.studies.measure_drafts import replay
 from bpd_jax.studies.study_config import class_of, parse_contender
 from bpd_jax.studies.study_context import StudyContext

@@ -25,13 +25,13 @@ import jax
 import orbax.checkpoint as ocp
 from etils.epath import gpath
 
-from bpd_jax import buckets, files
-from bpd_jax.buckets import BucketPath
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import PyTree
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.stacking import is_stacked
+from bpd_jax.storage import buckets, files
+from bpd_jax.storage.buckets import BucketPath
 from bpd_jax.training.distributed import first
-from bpd_jax.typing import PyTree
 
 # Part of the name of a checkpoint folder while Orbax writes it.
 TORN = "orbax-checkpoint-tmp"

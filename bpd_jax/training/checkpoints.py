@@ -19,12 +19,13 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers, multihost
 
-from bpd_jax.buckets import BucketPath, as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.stacking import unstack_layers
+from bpd_jax.storage.buckets import BucketPath, as_path
 from bpd_jax.training.checkpoint_files import (
     TORN,
     layers_are_stacked,
@@ -36,7 +37,6 @@ from bpd_jax.training.checkpoint_files import (
 )
 from bpd_jax.training.distributed import agree
 from bpd_jax.training.state import TrainState
-from bpd_jax.typing import Params, PyTree
 
 FOLDER = "checkpoints"
 BEST = "best_step"

@@ -5,12 +5,8 @@ from typing import Annotated
 
 from jax.sharding import Mesh
 
-from bpd_jax.data.example_task import DataTask
-from bpd_jax.errors import UserError
-from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig, row_parts
-from bpd_jax.settings import (
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import (
     Count,
     Natural,
     NonNegative,
@@ -21,6 +17,10 @@ from bpd_jax.settings import (
     choice,
     number,
 )
+from bpd_jax.data.example_task import DataTask
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.partitioning import MeshConfig, row_parts
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.loss import TARGETS, LossSettings
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
 from bpd_jax.models.products import on_cpu, summed_rows
-from bpd_jax.typing import Array, Bool, Float, Int
 
 # Computes new weights from the probabilities of the targets and the weights; all `[n]`.
 Weigh = Callable[[Array, Array], Array]

@@ -6,9 +6,9 @@ import shutil
 
 import jax
 
-from bpd_jax import files
-from bpd_jax.buckets import BucketPath
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import BucketPath
 from bpd_jax.training.checkpoint_files import TORN
 from bpd_jax.training.state import TrainState
 

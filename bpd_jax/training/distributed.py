@@ -24,10 +24,10 @@ from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
-from bpd_jax.typing import Array
 
 T = TypeVar("T")
 

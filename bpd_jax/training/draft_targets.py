@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Int, Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.typing import Array, Bool, Int, Params
 
 
 class Targets(NamedTuple):

@@ -10,11 +10,11 @@ the targets of heads 2 … L at that position. A block attends to its own docume
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.data.rows import Batch
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.typing import Array, Float, Int, Params
 
 
 def draw_positions(

@@ -7,13 +7,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
+from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, PackedRows, make_batch
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.distributed import batch_part
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import make_eval_step, put_batch
-from bpd_jax.typing import Params
 
 
 class Evaluator:

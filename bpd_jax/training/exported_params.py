@@ -17,16 +17,16 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from bpd_jax import array_files, folders
-from bpd_jax.artifacts import Artifact, file_digest
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.data import tokenizer
-from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
+from bpd_jax.storage import array_files, folders
+from bpd_jax.storage.artifacts import Artifact, file_digest
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import checkpoints, run_folder
-from bpd_jax.typing import Params
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
 EXPORT_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

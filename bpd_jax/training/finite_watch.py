@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from bpd_jax import array_files
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import array_files
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.distributed import LAG
 from bpd_jax.training.step import Metrics

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Bool, Float, Params, PyTree
 from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import loop
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
@@ -29,7 +30,6 @@ from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.run_lock import locked
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
-from bpd_jax.typing import Array, Bool, Float, Params, PyTree
 
 
 class LevelSums(NamedTuple):

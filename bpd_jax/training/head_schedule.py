@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Count, Natural, Positive, Validated, choice, number
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Natural, Positive, Validated, choice, number
 
 ORDERS = ("distance", "entropy")
 

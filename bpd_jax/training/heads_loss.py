@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.block_heads import apply_head
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 class LossLayout(NamedTuple):

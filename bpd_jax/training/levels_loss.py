@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.partitioning import row_parts
 from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss, Weigh, product
-from bpd_jax.typing import Array, Bool, Float, Int
 
 # Logits of a chunk: 32 MB in float32. Smaller chunks spend more time on accumulating
 # gradients.

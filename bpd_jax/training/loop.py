@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import optax
 from tqdm import tqdm
 
-from bpd_jax import progress
+from bpd_jax.base import progress
+from bpd_jax.base.typing import Params
 from bpd_jax.training import distributed
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.distributed import print_once
@@ -27,7 +28,6 @@ from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.signals import deferred_signals
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
-from bpd_jax.typing import Params
 
 # Key of the meter's state in the data item of a checkpoint.
 METER = "meter"

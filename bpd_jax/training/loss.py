@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.settings import Count, Validated, choice
+from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import softmax_rows
@@ -15,7 +17,6 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.products import float32_sums, on_cpu
-from bpd_jax.settings import Count, Validated, choice
 from bpd_jax.training.drafter_blocks import block_states, draw_positions
 from bpd_jax.training.heads_loss import (
     LossLayout,
@@ -23,7 +24,6 @@ from bpd_jax.training.heads_loss import (
     heads_loss,
     heads_sums,
 )
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int, Params
 
 # Targets of heads 2 … L; see `LossSettings`.
 TARGETS = ("text", "model")

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, TextIO
 
-from bpd_jax import buckets, files, progress
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import buckets, files
+from bpd_jax.storage.buckets import as_path
 
 FILE_NAME = "metrics.jsonl"
 DAMAGED = f"{FILE_NAME}.damaged"  # damaged lines that were removed from it

@@ -3,8 +3,8 @@
 import jax
 import optax
 
+from bpd_jax.base.typing import PyTree
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.typing import PyTree
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

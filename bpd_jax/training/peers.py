@@ -23,8 +23,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from bpd_jax import progress, startup
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress, startup
+from bpd_jax.base.errors import UserError
 from bpd_jax.training import distributed
 
 # Kinds of messages, each followed by the number of the process that it concerns: the

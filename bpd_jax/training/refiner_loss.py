@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import softmax_rows
@@ -26,7 +27,6 @@ from bpd_jax.models.trained_refiners import (
 )
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.loss import head_targets
-from bpd_jax.typing import Array, Bool, Float, Int, Params
 
 
 class BaseOutputs(NamedTuple):

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Annotated
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Natural, Positive, Validated, choice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import Rank, Size
-from bpd_jax.settings import Count, Natural, Positive, Validated, choice
 
 TARGETS = ("model", "text")
 

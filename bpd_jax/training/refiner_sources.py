@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
-from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training.heads.batches import (
     PositionBatch,
     cached_batches,
@@ -35,7 +36,6 @@ from bpd_jax.training.refiner_loss import (
 )
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.run_folder import DATA
-from bpd_jax.typing import Params
 
 ROWS, POSITIONS = 16, 2048
 

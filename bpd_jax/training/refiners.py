@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import files, folders
-from bpd_jax.buckets import as_path
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import (
     checkpoints,
     finite_watch,
@@ -43,7 +44,6 @@ from bpd_jax.training.meter import Meter
 from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
-from bpd_jax.typing import Array, Params
 
 _WARMUP = 0.05
 _LOG_EVERY, _CHECKPOINT_EVERY = 20, 200

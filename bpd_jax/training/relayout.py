@@ -6,11 +6,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import PyTree
 from bpd_jax.models.stacking import stack_layers, unstack_layers
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.state import TrainState, abstract_state
-from bpd_jax.typing import PyTree
 
 
 def restore_state(

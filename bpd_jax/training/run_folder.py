@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 
-from bpd_jax import files, provenance
+from bpd_jax.base import provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_preparation, tokenizer
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import load_config, save_config
+from bpd_jax.storage import files
 from bpd_jax.training import checkpoints, finite_watch, metrics, run_lock
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.distributed import print_once

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from bpd_jax import files, progress
-from bpd_jax.buckets import BucketPath
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import BucketPath
 
 FILE_NAME = ".lock"
 

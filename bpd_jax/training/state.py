@@ -9,12 +9,12 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Array, Int, Params, PyTree
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
 from bpd_jax.models.stacking import is_stacked, stack_layers
-from bpd_jax.typing import Array, Int, Params, PyTree
 
 _DEFAULT = ComputeConfig()
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
@@ -20,7 +21,6 @@ from bpd_jax.training.loss import (
     scaled_loss,
 )
 from bpd_jax.training.state import TrainState
-from bpd_jax.typing import AnyArray, Array, Float, Params
 
 Metrics: TypeAlias = dict[str, Array]
 

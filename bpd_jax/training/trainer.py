@@ -8,8 +8,9 @@ from collections.abc import Callable
 import optax
 from jax.sharding import Mesh
 
-from bpd_jax.buckets import as_path
+from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, RowIterator
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import distributed, loop, peers, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
@@ -33,7 +34,6 @@ from bpd_jax.training.state import (
     with_parameters,
 )
 from bpd_jax.training.step import Metrics, make_train_step, put_batch
-from bpd_jax.typing import Params
 
 
 def train(

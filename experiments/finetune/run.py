@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import cli, configuration, files, provenance
+from bpd_jax import configuration
 from bpd_jax.api import LanguageModel
+from bpd_jax.base import cli, provenance
+from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
@@ -35,12 +37,12 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
 from bpd_jax.evaluation.metrics.estimates import estimate
 from bpd_jax.evaluation.metrics.task_metrics import SCORE_LABELS, metric_of
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.storage import files
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.evaluator import Evaluator

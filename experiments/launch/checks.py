@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 
 from bpd_jax import configuration
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

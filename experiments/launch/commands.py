@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 
-from bpd_jax import progress
+from bpd_jax.base import progress
 
 
 @dataclasses.dataclass(frozen=True)

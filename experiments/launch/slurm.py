@@ -13,7 +13,7 @@ import os
 
 from absl import flags
 
-from bpd_jax import cli
+from bpd_jax.base import cli
 from experiments.launch import slurm_flags
 from experiments.launch.checks import ROOT, check_run
 from experiments.launch.commands import train_words

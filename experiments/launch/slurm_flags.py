@@ -4,8 +4,8 @@ import subprocess
 
 from absl import flags
 
-from bpd_jax import cli
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from experiments.launch import name_flag  # noqa: F401
 from experiments.launch.slurm_script import SlurmJob
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Annotated
 
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Count, Validated, choice
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Validated, choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ import time
 
 from absl import flags
 
-from bpd_jax import cli, progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
 from experiments.launch import tpu_flags
 from experiments.launch.checks import check_run, check_travels
 from experiments.launch.commands import run, train_words

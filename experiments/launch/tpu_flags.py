@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bpd_jax import cli
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from experiments.launch import name_flag  # noqa: F401
 from experiments.launch.checks import ROOT, git_folder
 from experiments.launch.commands import Command

@@ -4,9 +4,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Natural, NonNegative, Validated
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Natural, NonNegative, Validated
 from experiments.launch.commands import Command, Runner, run
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_slice import TpuSlice

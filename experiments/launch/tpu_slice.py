@@ -14,10 +14,10 @@ import re
 import shlex
 from typing import Annotated
 
-from bpd_jax import buckets
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import TEXT, Count, Validated, each
 from bpd_jax.compilation.chips import chip_of
-from bpd_jax.errors import UserError
-from bpd_jax.settings import TEXT, Count, Validated, each
+from bpd_jax.storage import buckets
 from experiments.launch.commands import Command
 from experiments.launch.detached import BUSY
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.launch.commands import Command
 from experiments.launch.tpu_slice import TpuSlice
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import cli, files
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")

@@ -32,9 +32,10 @@ from typing import NamedTuple
 from absl import flags
 from prompts import SEED, read
 
-from bpd_jax import cli, files
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DATASETS
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 SAMPLED = flags.DEFINE_float("sampled", 0.25, "Share of the prompts to sample from.")
 SCALE = flags.DEFINE_float("scale", 1.0, "Factor of the number of prompts of a kind.")

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 # Sizes of a sweep: the paper's, and one that takes minutes on two CPU cores.
 PAPER, TINY = "paper", "tiny"

@@ -11,8 +11,8 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from experiments.launch.commands import Command, Runner
 from experiments.launch.tpu_keep import (
     Keeper,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bpd_jax import configuration
-from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.base.cli import rewrite_gin_arguments
+from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import Parsed
 from bpd_jax.data.text_readers import read_text
-from bpd_jax.errors import UserError
 from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS

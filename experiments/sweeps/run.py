@@ -30,8 +30,9 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import buckets, cli, files, progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli, progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import buckets, files
 from bpd_jax.training import metrics
 from experiments.launch import slurm_flags, tpu_flags
 from experiments.launch.checks import ROOT, check_run, check_travels

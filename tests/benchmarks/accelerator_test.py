@@ -9,10 +9,10 @@ import pytest
 from benchmarks.accelerator_parts import results, shapes, smollm2
 from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 from tests.commands import ROOT, call, python
 from tests.decoding.random_models import make_drafter, make_model, make_ngram
 

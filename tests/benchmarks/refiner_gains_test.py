@@ -11,8 +11,8 @@ from benchmarks.refiner_gains import (
     refinement,
     share_of_tokens,
 )
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.errors import UserError
 
 FIRST, REFINED, OTHER = map(
     parse_method, ["zero_gram:16", "block+ngram/best:16", "block/best:16"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation.costs import costs_of
 from bpd_jax.compilation.frozen_programs import frozen_programs
 from bpd_jax.compilation.hlo import parse
@@ -15,7 +16,6 @@ from bpd_jax.compilation.programs import (
     train_program,
 )
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig

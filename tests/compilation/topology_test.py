@@ -1,10 +1,10 @@
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus, topology
 from bpd_jax.compilation.chips import CHIPS
 from bpd_jax.compilation.measured_program import out_of_memory
 from bpd_jax.compilation.topology import find_slice
-from bpd_jax.errors import UserError
 from tests.compilation.compilers import NEEDS_LIBTPU
 
 

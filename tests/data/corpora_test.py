@@ -4,10 +4,10 @@ import sysconfig
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import corpora
 from bpd_jax.data.corpora import Document
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.errors import UserError
 
 
 def ids(documents):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
-from bpd_jax.errors import UserError
 
 END, SEPARATOR = 0, 1
 

@@ -3,6 +3,7 @@ import gzip
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import EmptySplitError
 from bpd_jax.data.example_readers import (
     example_files,
@@ -11,7 +12,6 @@ from bpd_jax.data.example_readers import (
 )
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.errors import UserError
 from tests.json_lines import write_json_lines
 
 XSUM = {"document": "text", "summary": "short", "id": "1"}

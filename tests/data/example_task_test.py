@@ -3,13 +3,13 @@ import json
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import (
     DATASETS,
     ExampleTask,
     task_from_json,
 )
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import EmptySplitError, split_documents
 from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations, write_header, write_shard
@@ -11,7 +12,6 @@ from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
-from bpd_jax.errors import UserError
 from tests.data.row_segments import segments
 
 LENGTH = 16

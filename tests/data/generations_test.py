@@ -3,6 +3,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     open_generations,
     shard_name,
@@ -10,7 +11,6 @@ from bpd_jax.data.generations import (
     write_header,
     write_shard,
 )
-from bpd_jax.errors import UserError
 
 TEXTS = [np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([7, 3, 3])]
 PROMPTS = [2, 2, 0]

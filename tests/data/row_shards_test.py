@@ -3,11 +3,11 @@ import shutil
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_shards
 from bpd_jax.data import rows as rows_file
 from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.errors import UserError
 from tests.data.row_files import save_rows
 
 SIZES = (3, 5, 1, 4)

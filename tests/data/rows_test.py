@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.buckets import as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
-from bpd_jax.errors import UserError
+from bpd_jax.storage.buckets import as_path
 from tests.data.row_files import save_rows
 
 

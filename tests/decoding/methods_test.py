@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import fields_of
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.methods import parse_method
@@ -11,8 +13,6 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting import parts as registry
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
-from bpd_jax.errors import UserError
-from bpd_jax.settings import fields_of
 from tests.decoding.random_models import make_model, make_ngram
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bpd_jax import api
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import loading
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner

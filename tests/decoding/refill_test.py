@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import refill
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled, rounds_of
-from bpd_jax.errors import UserError
 from tests.decoding.random_models import make_model
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)

@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.decoding.replay import record, replay_of
 from bpd_jax.drafting.assets import Assets, SmallModel
-from bpd_jax.errors import UserError
 from tests.decoding.random_models import (
     assert_same,
     make_drafter,

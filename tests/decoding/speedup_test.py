@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import speedup, verification
 from bpd_jax.decoding.call_costs import PassCosts, measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -22,7 +23,6 @@ from bpd_jax.decoding.speedup import (
     tuned_choice,
 )
 from bpd_jax.drafting.assets import Assets, SmallModel
-from bpd_jax.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import (
     make_drafter,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.methods import parse_method
@@ -16,7 +17,6 @@ from bpd_jax.decoding.stopping import StopTable, cut_at_stop
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.errors import UserError
 from tests.decoding.random_models import ScriptedModel, make_model, make_prompts
 
 # Few different bytes, so that stop texts overlap, repeat and contain each other.

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
     MethodResult,

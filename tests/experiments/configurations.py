@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.base.cli import rewrite_gin_arguments
 from bpd_jax.studies.study_config import TASK_FIELD, StudyConfig
 
 

@@ -9,10 +9,10 @@ _SCRIPT = """
 import json, pathlib, sys, types
 import numpy as np
 from absl import flags
-from bpd_jax.cli import rewrite_gin_arguments
+from bpd_jax.base.cli import rewrite_gin_arguments
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.rows import PackedRows
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.finetune import run
 flags.FLAGS(rewrite_gin_arguments(["run", *sys.argv[1:]]))
 tokens = np.arange(50)[:, None].repeat(4, axis=1)

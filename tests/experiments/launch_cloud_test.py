@@ -17,7 +17,7 @@ import time
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.launch import tpu_slice
 from experiments.launch.commands import run
 from experiments.launch.detached import BUSY

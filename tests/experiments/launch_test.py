@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.launch import checks
 from experiments.launch.checks import check_run, check_travels, git_folder
 from experiments.launch.commands import train_words

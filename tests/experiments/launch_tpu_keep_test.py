@@ -2,7 +2,7 @@
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.launch.commands import train_words
 from experiments.launch.detached import BUSY, FAILED, STOPPED, UNKNOWN
 from experiments.launch.tpu_keep import WINDOW, Keeper, Patience, RunEndedError

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import chips
-from bpd_jax.errors import UserError
 from experiments.launch.tpu_slice import KINDS, TpuSlice
 from tests.commands import start
 

@@ -10,10 +10,10 @@ import jax
 import pytest
 
 from bpd_jax import api
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.loaded_model import Chat
-from bpd_jax.errors import UserError
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files

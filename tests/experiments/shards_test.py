@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.errors import UserError
 from bpd_jax.studies import run_files
 from bpd_jax.studies.missing_records import MEASUREMENTS
 from bpd_jax.studies.run_files import open_run

@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
-from bpd_jax.files import read_json
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.files import read_json
 from experiments.sweeps.catalog import SWEEPS, Grid, find_points, find_sweep
 from experiments.sweeps.points import make_point
 from tests.commands import start

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from experiments.launch.detached import BUSY, FAILED, STOPPED
 from experiments.launch.tpu_keep import Patience
 from experiments.launch.tpu_slice import TpuSlice

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import open_rows
@@ -20,7 +21,6 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
-from bpd_jax.errors import UserError
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import (

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.cache import KeyValues
 from bpd_jax.models.context_cache import append, cache_of_slots, slot_positions
 from bpd_jax.models.drafter_config import BlockDrafterConfig

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes

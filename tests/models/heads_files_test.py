@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import is_trained
 from bpd_jax.models.blockwise import parameter_shapes

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise import init_boxed, init_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.refiner_files import check_fits, load_refiner, save_refiner
 from bpd_jax.models.trained_refiners import (
     HydraConfig,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.segment_attention import chosen, fused, segment_attention

@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import generations
 from bpd_jax.data.tokenizer import train_bpe
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.build_model import (
     ARPA_FILE,
     FST_FILE,

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz, good_turing_discounts
 

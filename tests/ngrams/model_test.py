@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same

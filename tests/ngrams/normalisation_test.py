@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.interpolate import interpolate
 from bpd_jax.ngrams.katz import estimate_katz

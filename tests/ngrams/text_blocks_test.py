@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import text_blocks
 from bpd_jax.ngrams.text_blocks import TextBlocks, line_blocks
 

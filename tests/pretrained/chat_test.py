@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.packaged_models import find_packaged

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import loading
-from bpd_jax.errors import UserError
 from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.pretrained.packaged_models import Packaged
 

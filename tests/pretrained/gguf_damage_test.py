@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_model import open_gguf
 

@@ -2,7 +2,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 KIND = gguf.GGMLQuantizationType

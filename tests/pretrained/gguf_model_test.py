@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import rotate
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk

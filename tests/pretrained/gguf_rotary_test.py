@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import read_rotary

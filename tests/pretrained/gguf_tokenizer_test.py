@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 

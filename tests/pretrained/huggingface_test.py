@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.functions import ModelFunctions

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.draft_picture import largest_gain, svg
 from bpd_jax.reporting.explorer import ExplorerText
 

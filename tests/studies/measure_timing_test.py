@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import generate
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.errors import UserError
 from bpd_jax.studies import measure_timing
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.refinements import method_of

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.studies.study_config import StudyConfig, parse_contender
 
 

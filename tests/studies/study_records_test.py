@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.studies import run_files
 from bpd_jax.studies.results import ContenderDrafts
 from bpd_jax.studies.study_records import (

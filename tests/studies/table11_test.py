@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.studies import printed
 from tests.studies.builders import draft, exhibit_of, rows_of

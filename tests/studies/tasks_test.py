@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.tasks import (
     MT_BENCH,

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.recording import RecordedText
-from bpd_jax.errors import UserError
 from bpd_jax.studies import in_domain, tuning
 from bpd_jax.studies.text_files import load_texts, save_texts
 

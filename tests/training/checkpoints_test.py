@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh

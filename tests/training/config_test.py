@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from bpd_jax.base.typing import Params
 from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.text_task import TextTask
@@ -20,7 +21,6 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import evaluator, frozen, trainer
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
-from bpd_jax.typing import Params
 
 VOCAB = 280
 

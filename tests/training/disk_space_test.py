@@ -4,7 +4,7 @@ import shutil
 import jax
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.disk_space import bytes_per_device, check_space, state_bytes

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.errors import UserError
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import distributed

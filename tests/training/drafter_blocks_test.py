@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import bpd_jax
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters
 from bpd_jax.models.blockwise_config import (

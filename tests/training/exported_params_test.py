@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.errors import UserError
 from bpd_jax.training.distributed import LAG
 from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.metrics import read_rows

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.training import refiners, run_folder
 from bpd_jax.training.metrics import (
     DAMAGED,

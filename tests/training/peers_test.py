@@ -43,8 +43,8 @@ print(json.dumps([end, time.monotonic() - began]))
 # A process of a run that only calls `agree`, in a loop.
 PROCESS = """
 import os, signal, sys, time
-from bpd_jax import cli
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.training import distributed, peers
 
 def main():
@@ -186,7 +186,7 @@ SAVES = """
 import errno, os, resource, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from bpd_jax import cli
+from bpd_jax.base import cli
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import checkpoints, distributed, peers
 from bpd_jax.training.state import TrainState

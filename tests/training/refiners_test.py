@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import make_batch, open_rows
-from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_folder import make_run_rows
 from bpd_jax.training.trainer import train

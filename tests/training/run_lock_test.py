@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import run_lock
 from bpd_jax.training.run_lock import FILE_NAME, locked
 

@@ -5,9 +5,9 @@ import pathlib
 
 import jax
 
+from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
-from bpd_jax.typing import Params
 
 
 def parameters(run: str | os.PathLike[str], step: int | None = None) -> Params:

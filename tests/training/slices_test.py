@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models import partitioning
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import slices

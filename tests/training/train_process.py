@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bpd_jax import cli
+from bpd_jax.base import cli
 from bpd_jax.training import distributed, trainer
 from bpd_jax.training.exported_params import load_run_parameters
 

@@ -3,8 +3,8 @@
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Int
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.typing import Array, Bool, Int
 
 
 @flax.struct.dataclass

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.acceptance.exact import Accepted, longest_match
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
 from bpd_jax.decoding.acceptance.typical import typical_match
@@ -10,7 +11,6 @@ from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
 from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Array, Float, Int, Params
 
 
 def next_tokens(

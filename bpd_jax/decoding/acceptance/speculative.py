@@ -21,9 +21,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.acceptance.exact import Accepted, path_through
 from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.typing import Array, Float, Int
 
 
 class _Walk(NamedTuple):

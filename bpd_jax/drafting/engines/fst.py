@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.host import HostEngine
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.fst_files import automaton_of
 from bpd_jax.ngrams.model import NGramModel

@@ -8,6 +8,7 @@ from typing import Self
 import flax.struct
 import numpy as np
 
+from bpd_jax.base.typing import AnyArray, Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, sizes_of_drafts
 from bpd_jax.drafting.interface import Outcome, Prompts, SourceDrafter, View
 from bpd_jax.drafting.lattice import (
@@ -18,7 +19,6 @@ from bpd_jax.drafting.lattice import (
     most_prefixes,
 )
 from bpd_jax.ngrams.search.finite_scores import check_alpha
-from bpd_jax.typing import AnyArray, Array, Float, Int, PyTree
 
 
 class HostEngine(abc.ABC):

@@ -26,8 +26,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.ngrams.search.device_table import DeviceTable, take
-from bpd_jax.typing import Array, Bool, Float, Int
 
 
 @flax.struct.dataclass

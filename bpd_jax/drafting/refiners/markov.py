@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import setting
 from bpd_jax.drafting.interface import Source
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
@@ -23,7 +24,6 @@ from bpd_jax.drafting.refiners.weights import (
 )
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import markov_scores
-from bpd_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

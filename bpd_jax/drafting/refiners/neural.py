@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import flax.struct
 
+from bpd_jax.base.settings import choice, setting
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.drafting.interface import (
     Extension,
     Prompts,
@@ -30,8 +32,6 @@ from bpd_jax.drafting.refiners.weights import (
 )
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.models.cache import KVCache
-from bpd_jax.settings import choice, setting
-from bpd_jax.typing import Array, Float, Int
 
 SEQUENTIAL, PARALLEL = MODES = ("sequential", "parallel")
 

@@ -7,6 +7,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import SWITCH, setting
+from bpd_jax.base.typing import AnyArray, Array, Float, Int
 from bpd_jax.drafting.interface import Prompts, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
@@ -16,8 +18,6 @@ from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
-from bpd_jax.settings import SWITCH, setting
-from bpd_jax.typing import AnyArray, Array, Float, Int
 
 # Number of occurrences of a token at which the cache and the model have equal weights.
 STRENGTH = 1.0

@@ -5,6 +5,8 @@ from typing import ClassVar
 
 import flax.struct
 
+from bpd_jax.base.settings import setting
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, Refiner, Source, View
 from bpd_jax.drafting.lattice import Lattice
@@ -22,8 +24,6 @@ from bpd_jax.models.trained_refiners import (
     recurrent_start,
     recurrent_step,
 )
-from bpd_jax.settings import setting
-from bpd_jax.typing import Array, Float, Int
 
 
 @flax.struct.dataclass

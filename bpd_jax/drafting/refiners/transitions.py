@@ -14,10 +14,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
 from bpd_jax.drafting.lattice import Drafts, Lattice
-from bpd_jax.typing import Array, Bool, Float, Int, PyTree
 
 
 @flax.struct.dataclass

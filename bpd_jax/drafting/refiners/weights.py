@@ -3,8 +3,8 @@
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.settings import number
-from bpd_jax.typing import Array, Float, Params
+from bpd_jax.base.settings import number
+from bpd_jax.base.typing import Array, Float, Params
 
 # The weight of trained refiners in training.
 TRAINED_ALPHA = 1.0

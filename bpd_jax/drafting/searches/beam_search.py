@@ -5,6 +5,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import SWITCH, setting
+from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, take
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.parts import (
@@ -16,8 +18,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.growth import ChainSearch, grow_best
-from bpd_jax.settings import SWITCH, setting
-from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

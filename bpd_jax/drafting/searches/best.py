@@ -7,6 +7,9 @@ from typing import ClassVar
 
 import jax
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import SWITCH, choice, setting
+from bpd_jax.base.typing import AnyArray, Array, Int
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.engines.host import HostDrafter, HostEngine
 from bpd_jax.drafting.interface import Drafter, Search, Source
@@ -29,9 +32,6 @@ from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
 from bpd_jax.drafting.searches.growth import ChainSearch
-from bpd_jax.errors import UserError
-from bpd_jax.settings import SWITCH, choice, setting
-from bpd_jax.typing import AnyArray, Array, Int
 
 AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 

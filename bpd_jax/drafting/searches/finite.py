@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts, distinct_scores
 from bpd_jax.drafting.refiners.transitions import Transitions
-from bpd_jax.typing import Array, Float, Int
 
 
 def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> Drafts:

@@ -6,11 +6,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import sizes_of_drafts, take
 from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.lattice import most_paths, most_prefixes
 from bpd_jax.drafting.path_drafter import Paths
-from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

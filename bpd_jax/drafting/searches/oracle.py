@@ -6,6 +6,8 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import (
     Drafter,
@@ -21,8 +23,6 @@ from bpd_jax.drafting.parts import (
     SearchPart,
     register,
 )
-from bpd_jax.errors import UserError
-from bpd_jax.typing import Array, Float, Int, PyTree
 
 
 @flax.struct.dataclass

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.settings import choice, setting
+from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, NodeOrigins, take
 from bpd_jax.drafting.interface import Candidates, Extension, Search
 from bpd_jax.drafting.parts import (
@@ -22,8 +24,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.growth import normalised
-from bpd_jax.settings import choice, setting
-from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.settings import number, setting
+from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
 from bpd_jax.drafting.interface import Search
 from bpd_jax.drafting.parts import (
@@ -18,8 +20,6 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.searches.growth import grow_best
-from bpd_jax.settings import number, setting
-from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import setting
+from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.lattice import Lattice, build_lattice
@@ -14,10 +17,7 @@ from bpd_jax.drafting.parts import (
     register,
 )
 from bpd_jax.drafting.sources.heads import LatticeSource, check_paths, lattice_width
-from bpd_jax.errors import UserError
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.settings import setting
-from bpd_jax.typing import Params, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import setting
+from bpd_jax.base.typing import Params
 from bpd_jax.drafting.interface import (
     Candidates,
     Extension,
@@ -20,11 +23,8 @@ from bpd_jax.drafting.parts import (
 )
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.drafting.sources.heads import lattice_width
-from bpd_jax.errors import UserError
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.functions import top_candidates
-from bpd_jax.settings import setting
-from bpd_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,9 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import setting
+from bpd_jax.base.typing import Array, Float, PyTree
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import (
     Candidates,
@@ -24,9 +27,6 @@ from bpd_jax.drafting.parts import (
     SourcePart,
     register,
 )
-from bpd_jax.errors import UserError
-from bpd_jax.settings import setting
-from bpd_jax.typing import Array, Float, PyTree
 
 
 @flax.struct.dataclass

@@ -6,6 +6,7 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import (
     BoundModel,
@@ -19,7 +20,6 @@ from bpd_jax.drafting.sources.heads import Heads, HeadsPart
 from bpd_jax.models.functions import top_candidates
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
-from bpd_jax.typing import Array, Float, Params
 
 
 @flax.struct.dataclass

@@ -26,6 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import integer, setting
+from bpd_jax.base.typing import Array, Bool, Int
 from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Outcome, Prompts, Stateless, View
 from bpd_jax.drafting.parts import (
@@ -35,9 +38,6 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     register,
 )
-from bpd_jax.errors import UserError
-from bpd_jax.settings import integer, setting
-from bpd_jax.typing import Array, Bool, Int
 
 
 @flax.struct.dataclass

@@ -6,6 +6,8 @@ from typing import ClassVar
 import flax.struct
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import integer, setting
+from bpd_jax.base.typing import Array, Bool, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import Stateless, View
 from bpd_jax.drafting.parts import (
@@ -14,8 +16,6 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     register,
 )
-from bpd_jax.settings import integer, setting
-from bpd_jax.typing import Array, Bool, Int, PyTree
 
 
 @flax.struct.dataclass

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
+from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import Stateless, View
 from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
-from bpd_jax.typing import Array, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.evaluation.scoring import score_texts
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.typing import Params
 
 Encode = Callable[[str], Sequence[int]]
 

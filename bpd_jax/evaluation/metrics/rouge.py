@@ -8,7 +8,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 

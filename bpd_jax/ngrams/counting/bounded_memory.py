@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import folders, progress
-from bpd_jax.buckets import as_path, on_disk
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import order_counts, sorted_runs, windows
 from bpd_jax.ngrams.counting.counts import (
     NGramCounts,
@@ -16,6 +15,8 @@ from bpd_jax.ngrams.counting.counts import (
     with_min_counts,
 )
 from bpd_jax.ngrams.counting.sources import TokenSource
+from bpd_jax.storage import folders
+from bpd_jax.storage.buckets import as_path, on_disk
 
 DEFAULT_MEMORY = 4_000_000_000  # bytes
 _LEAST_MEMORY = 1_000_000

@@ -20,14 +20,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import folders, temporaries
-from bpd_jax.buckets import as_path, on_disk
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
+from bpd_jax.storage import folders, temporaries
+from bpd_jax.storage.buckets import as_path, on_disk
 
 PARTS = 256
 _SAMPLE_TOKENS = 1 << 20

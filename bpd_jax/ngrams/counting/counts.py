@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import storage, trie
 from bpd_jax.ngrams.counting import order_counts, windows
 from bpd_jax.ngrams.storage import FLOATS, INTEGERS, NGramArrays

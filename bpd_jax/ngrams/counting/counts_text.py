@@ -15,13 +15,13 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.counting import order_counts
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.token_files import HIGHEST_ID, parse_id
 from bpd_jax.ngrams.text_blocks import line_blocks
+from bpd_jax.storage.buckets import as_path
 
 # Placeholders for </s> and <s> until V is known.
 _BOUNDARIES = {b"</s>": -1, b"<s>": -2}

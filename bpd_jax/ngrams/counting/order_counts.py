@@ -12,10 +12,10 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.windows import Packing, SortedWindows
+from bpd_jax.storage.buckets import as_path
 
 # Windows that are processed at once.
 _STEP = 1 << 18

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import files, folders, temporaries
-from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
+from bpd_jax.storage import files, folders, temporaries
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.buckets import as_path
 
 KIND = Artifact(
     "runs of a count",

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import corpora, generated_pieces, generations, text_task, tokenizer
 from bpd_jax.data.corpora import SourceFile
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join

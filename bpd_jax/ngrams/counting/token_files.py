@@ -12,11 +12,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from bpd_jax import array_files, progress
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
+from bpd_jax.storage import array_files
+from bpd_jax.storage.buckets import as_path
 
 HIGHEST_ID = int(np.iinfo(np.int32).max)
 _NPY_MAGIC = b"\x93NUMPY"

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 
 # A stream is sorted in parts of about this number of windows, which fit into a core's

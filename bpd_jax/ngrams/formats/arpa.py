@@ -20,13 +20,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bpd_jax import files, progress
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.formats.arpa_reader import ArpaReader
 from bpd_jax.ngrams.formats.symbols import BOUNDARIES, check_symbols
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 _LOG10 = math.log(10)
 _NO_PROBABILITY = -99.0

@@ -8,8 +8,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.counting.token_files import parse_id

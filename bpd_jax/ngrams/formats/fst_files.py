@@ -19,14 +19,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.fst_reader import FstReader
 from bpd_jax.ngrams.formats.symbols import check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.states import StateTable
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 
 def write_fst(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats.symbols import EPSILON
 
 # The header begins with a magic number, the FST type and the arc type.

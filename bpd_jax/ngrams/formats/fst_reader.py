@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.counting.windows import MAX_ORDER

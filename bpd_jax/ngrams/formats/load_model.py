@@ -3,10 +3,10 @@
 import os
 from collections.abc import Sequence
 
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.storage.buckets import as_path
 
 
 def load_model(

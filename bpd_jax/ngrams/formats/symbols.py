@@ -8,9 +8,9 @@ because label 0 is `<epsilon>`.
 import os
 from collections.abc import Iterable, Sequence
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 EPSILON = "<epsilon>"
 BOUNDARIES = ("</s>", "<s>")

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.typing import AnyArray, Array, Bool, Float, Int
 
 
 @flax.struct.dataclass

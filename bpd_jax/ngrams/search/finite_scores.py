@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.model import NGramModel
 
 # Log-probability of unseen n-grams (paper appendix D).

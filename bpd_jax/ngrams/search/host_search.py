@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import progress
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import with_finite_scores

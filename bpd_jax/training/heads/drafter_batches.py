@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.buckets import on_disk
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -19,6 +19,7 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.products import float32_sums
+from bpd_jax.storage.buckets import on_disk
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
@@ -30,7 +31,6 @@ from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import levels_loss, levels_ranks
-from bpd_jax.typing import Array, Float, Int, Params
 
 
 @dataclasses.dataclass(frozen=True)

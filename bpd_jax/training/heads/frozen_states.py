@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -19,7 +20,6 @@ from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
-from bpd_jax.typing import Array, Float, Int, Params
 
 _LENGTH_STEP = 32  # tokens
 

@@ -6,12 +6,8 @@ from typing import Annotated
 
 from jax.sharding import Mesh
 
-from bpd_jax.errors import UserError
-from bpd_jax.models.attachments import STORED_DTYPES
-from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.partitioning import MeshConfig, check_rows
-from bpd_jax.settings import (
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import (
     Count,
     Natural,
     NonNegative,
@@ -22,6 +18,10 @@ from bpd_jax.settings import (
     choice,
     number,
 )
+from bpd_jax.models.attachments import STORED_DTYPES
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.partitioning import MeshConfig, check_rows
 from bpd_jax.training.config import OptimizerConfig
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.buckets import on_disk
+from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import (
     apply_head,
@@ -22,6 +22,7 @@ from bpd_jax.models.block_heads import (
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.storage.buckets import on_disk
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.batches import (
@@ -38,7 +39,6 @@ from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
-from bpd_jax.typing import AnyArray, Array, Float, Params
 
 # Texts that are added to a ring at a time.
 _GROUP = 32

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.typing import AnyArray, Array, Float, Int
 from bpd_jax.training.draft_targets import Targets
 from bpd_jax.training.evaluator import per_head
-from bpd_jax.typing import AnyArray, Array, Float, Int
 
 RANKS = 16
 TOPS = (1, 2, 4, 8, 16)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.data.generations import Generations, open_generations
-from bpd_jax.errors import UserError
 from bpd_jax.models.attachments import by_path, fingerprint
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -23,7 +24,6 @@ from bpd_jax.training.heads.positions import (
     split_texts,
 )
 from bpd_jax.training.heads.states_files import cache_bytes
-from bpd_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

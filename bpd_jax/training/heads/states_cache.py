@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax import array_files, progress
-from bpd_jax.buckets import as_path
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
-from bpd_jax.errors import UserError
+from bpd_jax.storage import array_files
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
 from bpd_jax.training.heads.positions import (
     Positions,

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax import array_files, files, folders
-from bpd_jax.artifacts import Artifact
-from bpd_jax.buckets import BucketPath, as_path
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations
-from bpd_jax.errors import UserError
+from bpd_jax.storage import array_files, files, folders
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.buckets import BucketPath, as_path
 from bpd_jax.training.heads.frozen_states import states_dtype
 
 HEADER, TEXTS = "states.json", "texts.npz"

@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax import files, progress
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import distributed, frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
@@ -34,7 +36,6 @@ from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
 from bpd_jax.training.loop import Pace
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.slices import make_mesh
-from bpd_jax.typing import Params
 
 HEADS, DRAFTER = "heads", "drafter"
 

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 pytest.importorskip("pynini")
 from bpd_jax.drafting.engines.fst import FstEngine

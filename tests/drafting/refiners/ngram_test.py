@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner, cache_counts, mixed
@@ -15,7 +16,6 @@ from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.errors import UserError
 from tests.drafting.naive import (
     all_paths,
     assert_best,

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Drafts, Lattice
 from bpd_jax.drafting.refiners.lattice_graph import Room
 from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa import read_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes, model_from_fst

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.metrics.lambada import passage_scores, split_last_word
 
 PIECES = ["<", "th", "e", " ca", " s", "t", "at"]

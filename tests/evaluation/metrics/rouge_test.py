@@ -48,7 +48,7 @@ def test_best_score_over_references_is_used():
 def test_missing_package_is_reported():
     program = (
         "import sys; sys.modules['rouge_score'] = None\n"
-        "from bpd_jax.errors import UserError\n"
+        "from bpd_jax.base.errors import UserError\n"
         "from bpd_jax.evaluation.metrics import rouge\n"
         "try: rouge.scores('a', ['b'])\n"
         "except UserError as error: print(error)\n"

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from bpd_jax import files, temporaries
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory, order_counts, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.storage import files, temporaries
 from tests.ngrams.helpers import Sequences, assert_same
 
 MANIFEST = sorted_runs.KIND.marker
@@ -100,7 +100,7 @@ def test_count_killed_in_its_first_run_starts_again(
 
     output, work = tmp_path / "counts", tmp_path / "counts.work"
     original = files.replacing_file
-    monkeypatch.setattr("bpd_jax.files.replacing_file", kill)
+    monkeypatch.setattr("bpd_jax.storage.files.replacing_file", kill)
     with pytest.raises(KeyboardInterrupt):
         count_to_folder(Batches(text), output)
     monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
             path = pathlib.Path("/dev/full/x")
         return original(path)
 
-    monkeypatch.setattr("bpd_jax.files.replacing_file", full)
+    monkeypatch.setattr("bpd_jax.storage.files.replacing_file", full)
     with pytest.raises(UserError, match="cannot write /dev/full/x"):
         count_to_folder(Batches(text), output)
     assert list(tmp_path.iterdir()) == []
@@ -202,7 +202,7 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     assert not output.exists()
     work = tmp_path / "counts.work"
     assert len(list(work.glob("run_*.windows"))) == 3
-    monkeypatch.setattr("bpd_jax.files.replacing_file", original)
+    monkeypatch.setattr("bpd_jax.storage.files.replacing_file", original)
 
     def no_room(*_):
         raise OSError(28, "No space left on device")

@@ -14,11 +14,11 @@ import time
 import numpy as np
 import pytest
 
-from bpd_jax import temporaries
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
+from bpd_jax.storage import temporaries
 from tests.ngrams.helpers import same_folders
 
 pytest.importorskip("apache_beam")

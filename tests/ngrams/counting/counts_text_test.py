@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.ngrams.counting.counts_text import read_counts
 from tests.ngrams.helpers import as_text, assert_same

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import generations, tokenizer
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.counting import sources
 from bpd_jax.ngrams.counting.sources import open_source
 from tests.ngrams.helpers import sequences_of

@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import text_blocks
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.token_files import (

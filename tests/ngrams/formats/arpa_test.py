@@ -6,7 +6,7 @@ import gzip
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
 from bpd_jax.ngrams.formats.fst_files import fst_bytes

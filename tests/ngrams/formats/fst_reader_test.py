@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats import fst_files, fst_format
 from bpd_jax.ngrams.interpolate import interpolate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.formats.fst_files import write_fst
 from bpd_jax.ngrams.formats.load_model import load_model

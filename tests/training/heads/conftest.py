@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.typing import Params
 from bpd_jax.data.generations import (
     Generations,
     open_generations,
@@ -17,7 +18,6 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.typing import Params
 
 VOCAB, WIDTH = 61, 24
 MODEL = BlockwiseConfig(TransformerConfig(VOCAB, 1, WIDTH, 32, 4, max_length=48))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.training.heads.drafter_batches import BlockBatcher
 from bpd_jax.training.heads.positions import positions_of
 from bpd_jax.training.heads.states_cache import States

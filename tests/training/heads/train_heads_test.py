@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
 from bpd_jax.training import distributed, frozen

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from bpd_jax import progress
+from bpd_jax.base import progress
 
 WORK = """
 import sys
-from bpd_jax import progress
+from bpd_jax.base import progress
 progress.say("begins")
 for number in progress.bar(range(3), label="counting"):
     progress.say(f"number {number}")

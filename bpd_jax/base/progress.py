@@ -11,7 +11,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from bpd_jax.startup import descriptor_of, discard
+from bpd_jax.base.startup import descriptor_of, discard
 
 _T = TypeVar("_T")
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from bpd_jax import cli
-from bpd_jax.cli import rewrite_gin_arguments
-from bpd_jax.errors import UserError
+from bpd_jax.base import cli
+from bpd_jax.base.cli import rewrite_gin_arguments
+from bpd_jax.base.errors import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def test_gin_arguments_become_bindings():

@@ -12,9 +12,9 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from bpd_jax import buckets, files, temporaries
-from bpd_jax.buckets import BucketPath
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import buckets, files, temporaries
+from bpd_jax.storage.buckets import BucketPath
 
 # `FolderKind.text` is searched in this many bytes of the marker.
 _HEADER_BYTES = 1 << 20

@@ -13,7 +13,7 @@ class UserError(Exception):
     """Bad input: one sentence that names the file or parameter and what to do.
 
     Library code raises it for anything that a user can correct. The commands
-    (`bpd_jax.cli`) print it as `error: <sentence>` and exit with status 1; every
+    (`bpd_jax.base.cli`) print it as `error: <sentence>` and exit with status 1; every
     other exception is a bug and keeps its traceback.
     """
 

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from bpd_jax import artifacts, buckets, files, folders
-from bpd_jax.buckets import BucketPath, as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import artifacts, buckets, files, folders
+from bpd_jax.storage.buckets import BucketPath, as_path
 from tests.commands import forked
 
 BUCKET = "gs://bpd-test"

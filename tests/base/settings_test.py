@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import bpd_jax
-from bpd_jax import settings
-from bpd_jax.errors import UserError
-from bpd_jax.settings import Validated, checks_of, choice, each, instance, number
+from bpd_jax.base import settings
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Validated, checks_of, choice, each, instance, number
 
 PACKAGE = pathlib.Path(bpd_jax.__file__).parent
 COUNT, SHARE = settings.integer(1), number(0, most=1)

@@ -26,8 +26,8 @@ import stat
 from collections.abc import Generator, Iterator
 from typing import IO, Any
 
-from bpd_jax import temporaries
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import temporaries
 
 # In a folder that is being uploaded, or whose upload was interrupted.
 UPLOAD = ".upload" + temporaries.SUFFIX

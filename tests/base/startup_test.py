@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from bpd_jax import cli, startup
+from bpd_jax.base import cli, startup
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 # Imports the package as `python -m bpd_jax.NAME` does, then runs BODY.
 _PROGRAM = """
@@ -21,7 +21,7 @@ import os, signal, sys
 sys.argv[:1] = ["-m"]
 sys.orig_argv = ["python", "-m", "bpd_jax.evaluate"]
 import bpd_jax
-from bpd_jax import startup
+from bpd_jax.base import startup
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 """
@@ -64,7 +64,7 @@ def test_an_interrupt_in_a_destructor_ends_the_command_without_a_traceback():
         "    def __del__(self):\n"
         "        interrupt()\n"
         "        sum(range(1000))\n"
-        "from bpd_jax import cli\n"
+        "from bpd_jax.base import cli\n"
         "with cli.exit_on_errors():\n"
         "    Array()\n"
         "    print('continued')\n"

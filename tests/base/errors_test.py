@@ -1,6 +1,6 @@
 import pytest
 
-from bpd_jax.errors import UserError, library_errors
+from bpd_jax.base.errors import UserError, library_errors
 
 
 class PanicException(BaseException):

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from bpd_jax import files, temporaries
+from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.errors import UserError
 from bpd_jax.ngrams.formats.fst_files import model_from_fst
 from bpd_jax.pretrained.file_parts import joined_file, split_file
+from bpd_jax.storage import files, temporaries
 
 
 def write(path, text):
@@ -87,7 +87,7 @@ def test_pipes_are_written_in_place(tmp_path):
 
 def test_redirected_stdout_is_written(tmp_path):
     program = (
-        "from bpd_jax import files\n"
+        "from bpd_jax.storage import files\n"
         "with files.replacing_file('/dev/stdout') as path: path.write_text('text')"
     )
     with (tmp_path / "out").open("wb") as out:
@@ -140,7 +140,7 @@ def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
 
 KILLED = """
 import os, pathlib, signal, sys
-from bpd_jax import files, folders
+from bpd_jax.storage import files, folders
 path = pathlib.Path(sys.argv[1])
 kind = folders.FolderKind("a test", "marker")
 with files.replacing_file(path / "a") as file, files.replacing_file(path / "b"):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from bpd_jax import array_files
-from bpd_jax.artifacts import Artifact, read_tensors
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import array_files
+from bpd_jax.storage.artifacts import Artifact, read_tensors
 
 KIND = Artifact("a thing", "thing.json", ("x.*",), '"size"', remedy="make it again")
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}

@@ -29,7 +29,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
 
 REPEATED = "repeated"
 

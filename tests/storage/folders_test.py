@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from bpd_jax import folders
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import folders
 
 KIND = folders.FolderKind("a test", "marker.json", ("data_*.bin",), '"magic"')
 

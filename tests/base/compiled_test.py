@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import jax, jax.numpy as jnp
-from bpd_jax import compiled
+from bpd_jax.base import compiled
 compiled._LEAST_SECONDS = 0.0
 compiled.keep_compiled()
 print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((3, 3)))[0, 0])

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from bpd_jax import files
-from bpd_jax.buckets import as_path
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 # Exceptions of numpy and zipfile for damaged files, besides OSError and ValueError.
 DAMAGE = (

@@ -8,13 +8,13 @@ docs/architecture.md.
 
 The header is a JSON object with the version of the format; the arrays are in the same
 folder in a safetensors file, in .npz files, or in .npy files that are mapped into
-memory. `bpd_jax.folders` writes a folder atomically and replaces only folders of the
-same kind.
+memory. `bpd_jax.storage.folders` writes a folder atomically and replaces only folders
+of the same kind.
 
 An `Artifact` is read safely: the header of a file is compared with its size before
 anything is allocated, nothing is unpickled, and names, shapes and dtypes are validated
-(`bpd_jax.array_files`). All faults of a folder are reported as a `UserError` with the
-file, the reason and the remedy.
+(`bpd_jax.storage.array_files`). All faults of a folder are reported as a `UserError`
+with the file, the reason and the remedy.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax import array_files, buckets, files, folders
-from bpd_jax.buckets import as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import array_files, buckets, files, folders
+from bpd_jax.storage.buckets import as_path
 
 SAFETENSORS = ".safetensors"
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from bpd_jax import startup
-from bpd_jax.compiled import keep_compiled
-from bpd_jax.errors import UserError, shortened
-from bpd_jax.settings import REPEATED, checks_of, help_of, parse_setting
+from bpd_jax.base import startup
+from bpd_jax.base.compiled import keep_compiled
+from bpd_jax.base.errors import UserError, shortened
+from bpd_jax.base.settings import REPEATED, checks_of, help_of, parse_setting
 
 # absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()

@@ -1,6 +1,6 @@
 """Atomic writing of files; reading of JSON and of lines, with limits.
 
-Folders are written through `bpd_jax.folders`.
+Folders are written through `bpd_jax.storage.folders`.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from bpd_jax import buckets, temporaries
-from bpd_jax.buckets import BucketPath, as_path
-from bpd_jax.errors import UserError
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import buckets, temporaries
+from bpd_jax.storage.buckets import BucketPath, as_path
 
 # Parsed JSON takes up to thirty times as much memory as its text.
 _MOST_BYTES, _PIECE = 1 << 27, 1 << 20  # bytes
