@@ -132,7 +132,7 @@ def test_interrupted_replacement_is_restored(tmp_path):
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from tests import folders_test
+from tests.storage import folders_test
 for _ in range(50):
     folders_test.write(folders_test.folders.files.resolved(sys.argv[1]))
 """
