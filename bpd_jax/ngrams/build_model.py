@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import corpora, text_task, tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
-from bpd_jax.ngrams.counting import bounded_memory, counts_text, sorted_runs, sources
+from bpd_jax.ngrams.counting import bounded_memory, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.formats.load_model import load_model
@@ -217,17 +217,7 @@ def _counts(
             memory=settings.memory,
         )
     path = as_path(settings.counts or "")
-    if path.is_dir():
-        if settings.vocab_size is not None or settings.end_of_text is not None:
-            raise UserError(
-                f"{path} states its --vocab_size and --end_of_text: leave these flags "
-                "out."
-            )
-        counts = NGramCounts.load(path)
-    else:
-        counts = counts_text.read_counts(
-            path, vocab_size=settings.vocab_size, end_of_text=settings.end_of_text
-        )
+    counts = NGramCounts.load(path)
     if settings.order is not None:
         if settings.order > len(counts.seen):
             raise UserError(

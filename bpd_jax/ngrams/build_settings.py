@@ -44,8 +44,8 @@ _ONLY_WITH = {
     "max_bytes": TEXT_SOURCES,
     "heldout_split": SPLIT_SOURCES,
     "answers_only": ("generations",),
-    "vocab_size": ("tokens", "counts", "model"),
-    "end_of_text": ("tokens", "counts", "model"),
+    "vocab_size": ("tokens", "model"),
+    "end_of_text": ("tokens", "model"),
     "order": _COUNTED,
     "min_counts": _COUNTED,
     "memory": _COUNTED,
@@ -130,9 +130,9 @@ class BuildSettings(CountSettings):
     """The settings of a build; every field is a flag of `build_ngram`.
 
     Attributes:
-      counts: folder of counts, or a text file of lines `a b c<TAB>5`.
+      counts: folder of counts that `count_ngrams` wrote.
       model: one model to prune or convert, or two to interpolate, separated by a comma:
-        folders, ARPA or .fst files.
+        folders, ARPA or .fst files (which pynini reads).
       weight: weight of the first of two models.
       model_symbols: symbol table of model files with strings; by default they contain
         token ids.

@@ -14,7 +14,6 @@ import numpy as np
 
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
-from bpd_jax.ngrams.counting.counts_text import read_counts
 from bpd_jax.ngrams.counting.sources import open_source
 from bpd_jax.ngrams.counting.windows import Packing
 from bpd_jax.ngrams.formats.arpa import write_arpa
@@ -24,8 +23,8 @@ from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
-from tests.formats.registry import add, written
-from tests.ngrams.helpers import Sequences, as_text
+from tests.formats.registry import add
+from tests.ngrams.helpers import Sequences
 
 
 def _counts() -> NGramCounts:
@@ -113,20 +112,6 @@ def _read_token_ids(folder: pathlib.Path) -> None:
 
 for name in ("token_ids.txt", "token_ids.txt.gz", "token_ids.npy"):
     add(name, _token_ids(name), _read_token_ids, "*")
-
-
-def _read_counts_text(folder: pathlib.Path) -> None:
-    (path,) = folder.iterdir()
-    _use(estimate_katz(read_counts(path)))
-
-
-for name in ("counts.txt", "counts.txt.gz"):
-    add(
-        name,
-        lambda folder, name=name: written(name, as_text(_counts()))(folder),
-        _read_counts_text,
-        "*",
-    )
 
 
 def _count_sequences(folder: pathlib.Path, fail_after: int | None = None) -> list[int]:

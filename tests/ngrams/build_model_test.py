@@ -235,7 +235,7 @@ def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     for name in ("vocab_size", "end_of_text"):
         with pytest.raises(UserError, match=f"--{name} applies to ARPA and"):
             make(output, model=(model,), **{name: 20})
-        with pytest.raises(UserError, match="states its"):
+        with pytest.raises(UserError, match=f"--{name} applies to --tokens and --mod"):
             make(output, counts=counts, **{name: 20})
     with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
         make(output, counts=counts, order=6)

@@ -11,7 +11,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.ngrams.formats.fst_files import model_from_fst
+from bpd_jax.ngrams.formats.fst_reader import model_from_fst
 from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.storage import files, temporaries
 
@@ -201,7 +201,7 @@ def test_size_limit_of_reading(tmp_path):
     # The size is checked before memory is allocated.
     os.truncate(path, 1 << 40)
     for read in (files.read_bytes, text_readers.read_text, model_from_fst):
-        with pytest.raises((ValueError, UserError), match=r"more than|not an OpenFst"):
+        with pytest.raises((ValueError, UserError), match=r"more than|not a file of"):
             read(path)
 
 

@@ -272,7 +272,6 @@ def parse_numbers(
     numbers: np.ndarray,
     lengths: np.ndarray,
     highest: int,
-    boundaries: bool,
 ) -> tuple[int, int, int]:
     """Parses lines of decimal numbers separated by blanks.
 
@@ -281,7 +280,6 @@ def parse_numbers(
       numbers: integers, the result: the numbers of all lines.
       lengths: int64, the result: how many numbers each line has; 0 if it is empty.
       highest: the highest number that is valid.
-      boundaries: whether `</s>` and `<s>` are valid, as the numbers -1 and -2.
 
     Returns:
       How many numbers and lines were written, and 1 if the line after these is invalid.
@@ -308,14 +306,6 @@ def parse_numbers(
                 lengths[lines] = length
                 lines += 1
                 length = 0
-        elif byte == 60 and boundaries and not inside:  # <
-            slash = index + 1 < text.size and text[index + 1] == 47
-            index += 2 if slash else 1
-            # s>
-            if index + 1 >= text.size or text[index] != 115 or text[index + 1] != 62:
-                return written, lines, 1
-            value, inside = np.int64(-1 if slash else -2), True
-            index += 1
         else:
             return written, lines, 1
         index += 1

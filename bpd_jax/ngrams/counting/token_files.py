@@ -134,9 +134,7 @@ def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
         text = np.frombuffer(data, np.uint8)
         ids = np.empty(text.size // 2 + 1, np.int32)
         lengths = np.empty(data.count(b"\n") + 1, np.int64)
-        size, lines, fault = count_kernels.parse_numbers(
-            text, ids, lengths, HIGHEST_ID, False
-        )
+        size, lines, fault = count_kernels.parse_numbers(text, ids, lengths, HIGHEST_ID)
         if fault:
             _refuse_line(path, before + lines + 1, data.split(b"\n")[lines])
         before += lines

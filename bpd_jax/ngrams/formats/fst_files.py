@@ -11,7 +11,7 @@ automaton may take it. So the cheapest path of a text may back off although the 
 exists; its cost is then lower than the model's, and never higher. This is the usual
 approximation; exact composition needs failure arcs.
 
-Files are written and read without OpenFst.
+Files are written without OpenFst.
 """
 
 import os
@@ -21,12 +21,10 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats import fst_format
-from bpd_jax.ngrams.formats.fst_reader import FstReader
 from bpd_jax.ngrams.formats.symbols import check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.states import StateTable
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
 
 
 def write_fst(
@@ -48,45 +46,6 @@ def write_fst(
         check_symbols(model.vocab_size, symbols)
     with files.replacing_file(path) as temporary:
         temporary.write_bytes(fst_bytes(model, symbols=symbols))
-
-
-def model_from_fst(
-    path: str | os.PathLike[str],
-    *,
-    vocab_size: int | None = None,
-    symbols: Sequence[str] | None = None,
-    end_of_text: int | None = None,
-) -> NGramModel:
-    """Reads a model from an automaton in OpenGrm's layout for complete sentences.
-
-    The model has exactly the automaton's weights, as float64.
-
-    Args:
-      path: the file.
-      vocab_size: V; by default the length of `symbols`, or else the highest label.
-      symbols: strings of the tokens 0 ... V-1, which are looked up in the automaton's
-        symbol table; by default the label of a token is its id plus 1.
-      end_of_text: see `NGramModel`.
-
-    Raises:
-      UserError: the file is missing, truncated or of another format, or the automaton
-        is not an n-gram model.
-    """
-    path, data = as_path(path), b""
-    try:
-        # Only the beginning of another file, which may be large, is read. A pipe can be
-        # opened only once.
-        if path.is_file():
-            with path.open("rb") as stream:
-                data = stream.read(len(fst_format.TYPES))
-        if data in (b"", fst_format.TYPES):
-            data = files.read_bytes(path, most=None)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a file of an automaton: {error}.") from error
-    automaton = fst_format.decode(data, str(path))
-    return FstReader(automaton, str(path), vocab_size, symbols, end_of_text).model
 
 
 def fst_bytes(

@@ -1,4 +1,6 @@
-"""Reconstruction of an n-gram model from an automaton in OpenGrm's layout.
+"""Reads an n-gram model from an automaton in OpenGrm's layout.
+
+OpenFst reads the file, in a process of its own (`openfst_arrays`).
 
 The structure of the automaton determines the n-gram of each arc. The state without a
 back-off arc is the empty history; the depth of a state, its number of back-off arcs to
@@ -16,6 +18,12 @@ Worked example, in which `a b` is the only history of length 2:
     4       2             3 by b         a b
 """
 
+import importlib.util
+import io
+import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -25,11 +33,89 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.counting.windows import MAX_ORDER
-from bpd_jax.ngrams.formats.fst_format import Automaton
+from bpd_jax.ngrams.formats import openfst_arrays
+from bpd_jax.ngrams.formats.fst_format import MAGIC, Automaton
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.storage import files
+from bpd_jax.storage.buckets import as_path
 
 # Costs are rounded to float32, so a probability of 1 may be slightly exceeded.
 _ROUNDING = 1e-3
+
+
+def model_from_fst(
+    path: str | os.PathLike[str],
+    *,
+    vocab_size: int | None = None,
+    symbols: Sequence[str] | None = None,
+    end_of_text: int | None = None,
+) -> NGramModel:
+    """Reads a model from an automaton in OpenGrm's layout for complete sentences.
+
+    The model has exactly the automaton's weights, as float64.
+
+    Args:
+      path: the file.
+      vocab_size: V; by default the length of `symbols`, or else the highest label.
+      symbols: strings of the tokens 0 ... V-1, which are looked up in the automaton's
+        symbol table; by default the label of a token is its id plus 1.
+      end_of_text: see `NGramModel`.
+
+    Raises:
+      UserError: pynini is not installed; the file is missing, truncated or of another
+        format; or the automaton is not an n-gram model.
+    """
+    automaton = read_automaton(as_path(path))
+    return FstReader(automaton, str(path), vocab_size, symbols, end_of_text).model
+
+
+def read_automaton(path: pathlib.Path) -> Automaton:
+    """Reads an OpenFst file of any type with standard arcs.
+
+    Raises:
+      UserError: as `model_from_fst`.
+    """
+    data = b""
+    try:
+        # Only the beginning of another file, which may be large, is read. A pipe can be
+        # opened only once.
+        if path.is_file():
+            with path.open("rb") as stream:
+                data = stream.read(len(MAGIC))
+        if data in (b"", MAGIC):
+            data = files.read_bytes(path, most=None)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a file of an automaton: {error}.") from error
+    if not data.startswith(MAGIC):
+        raise UserError(f"{path} is not a file of OpenFst.")
+    if importlib.util.find_spec("pynini") is None:
+        raise UserError(
+            f"{path} is read with the package pynini: pip install pynini, or give the "
+            "model's folder or ARPA file."
+        )
+    program = [sys.executable, openfst_arrays.__file__]
+    done = subprocess.run(program, input=data, capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines and done.returncode > 0 else "it is damaged"
+        raise UserError(
+            f"{path} is not an acceptor with standard arcs that OpenFst can read: "
+            f"{reason.removeprefix('_pywrapfst.')}."
+        )
+    arrays = np.load(io.BytesIO(done.stdout), allow_pickle=False)
+    sources, labels, targets = arrays["arcs"].T
+    symbols = zip(arrays["labels"].tolist(), arrays["names"].tolist(), strict=True)
+    return Automaton(
+        int(arrays["start"]),
+        arrays["finals"],
+        np.bincount(sources, minlength=arrays["finals"].size),
+        labels.astype(np.int32),
+        arrays["weights"],
+        targets.astype(np.int32),
+        dict(symbols) or None,
+    )
 
 
 class FstReader:

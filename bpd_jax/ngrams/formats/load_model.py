@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.formats import arpa, fst_files
+from bpd_jax.ngrams.formats import arpa, fst_reader
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage.buckets import as_path
 
@@ -35,5 +35,5 @@ def load_model(
             f"there is no {path}: give the folder of an n-gram model, an ARPA file or "
             "an automaton (.fst)."
         )
-    read = fst_files.model_from_fst if path.suffix == ".fst" else arpa.read_arpa
+    read = fst_reader.model_from_fst if path.suffix == ".fst" else arpa.read_arpa
     return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)

@@ -18,7 +18,8 @@ from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa import read_arpa
-from bpd_jax.ngrams.formats.fst_files import fst_bytes, model_from_fst
+from bpd_jax.ngrams.formats.fst_files import fst_bytes
+from bpd_jax.ngrams.formats.fst_reader import model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
 from tests.drafting.naive import (
     all_paths,

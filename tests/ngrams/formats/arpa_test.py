@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.formats import fst_format
 from bpd_jax.ngrams.formats.arpa import read_arpa, write_arpa
-from bpd_jax.ngrams.formats.fst_files import fst_bytes
+from bpd_jax.ngrams.formats.fst_files import automaton_of
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same
 
@@ -347,8 +346,8 @@ def test_weights_beyond_float32_are_refused_by_fst_files(tmp_path, weight, fails
     model = read_arpa(path)
     if fails:
         with pytest.raises(UserError, match="largest weight of an automaton"):
-            fst_bytes(model)
+            automaton_of(model)
         return
-    automaton = fst_format.decode(fst_bytes(model), "a test")
+    automaton = automaton_of(model)
     assert np.isposinf(automaton.weights).sum() == 2
     assert not np.isneginf(automaton.weights).any()
