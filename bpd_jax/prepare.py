@@ -71,7 +71,12 @@ def main() -> None:
             raise UserError(
                 "--output or --cache_dir is missing: give the folder for the rows."
             )
-        # Imported late: rows of generated texts do not need TensorFlow.
+        if not isinstance(task, ExampleTask):
+            raise UserError(
+                f"seqio's cache holds data sets, not the corpus {task.corpus}: give "
+                "--output and --length instead of --cache_dir."
+            )
+        # Imported late: rows of text do not need TensorFlow.
         from bpd_jax.data.cache_pipeline import cache_task
 
         folder = cache_task(task, _CACHE_DIR.value, _BEAM_OPTIONS.value.split())

@@ -157,7 +157,6 @@ def trained(made_once: Callable[..., pathlib.Path]) -> pathlib.Path:
     Nobody may write into it. `texts` is what it was trained on, and `plain` is a run
     folder of a model without block heads.
     """
-    pytest.importorskip("seqio")
     return made_once("trained", _train)
 
 

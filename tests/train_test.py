@@ -1,7 +1,5 @@
 """The command `bpd_jax.train`."""
 
-import importlib.util
-
 import jax
 import numpy as np
 import pytest
@@ -78,9 +76,6 @@ def test_invalid_input_is_refused_in_one_sentence(folder):
     assert_all_refused("bpd_jax.train", cases, folder)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 def test_trains_and_reports_when_finished(folder):
     arguments = ["--workdir=w", "--gin.TEXT_FILES='texts/*.txt'"]
     result = run(folder, *arguments)

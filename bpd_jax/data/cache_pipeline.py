@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines, seqio_cache, seqio_tasks
-from bpd_jax.data.example_task import DataTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.storage import folders
 
@@ -38,7 +38,10 @@ _KIND = folders.FolderKind("a cache of a task", _BEGUN, text=_BEGUN_TEXT)
 
 
 def cache_task(
-    task: DataTask, cache_dir: str, options: Sequence[str] = (), least_files: int = 16
+    task: ExampleTask,
+    cache_dir: str,
+    options: Sequence[str] = (),
+    least_files: int = 16,
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
@@ -143,7 +146,11 @@ class _TFRecordSink(filebasedsink.FileBasedSink):
 
 
 def _add_split(
-    pipeline: beam.Pipeline, task: DataTask, split: str, output: str, least_files: int
+    pipeline: beam.Pipeline,
+    task: ExampleTask,
+    split: str,
+    output: str,
+    least_files: int,
 ) -> None:
     """Adds the transforms that tokenize and write one split, with seqio's metadata."""
     seqio_task = seqio_tasks.register(task)

@@ -54,6 +54,8 @@ _SKIPPED_FOLDERS = {
     "test",
     "tests",
 }
+# Characters of a batch for the tokenizer.
+_BATCH_CHARACTERS = 1 << 21
 
 
 def corpus_files(task: TextTask) -> list[SourceFile]:
@@ -184,6 +186,20 @@ def _documents_of_file(
             yield Document(f"{name}:{number}", texts["text"][0])
     else:
         yield Document(name, text_readers.read_text(path))
+
+
+def text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Groups texts into batches, which a tokenizer encodes on all cores."""
+    batch: list[str] = []
+    room = _BATCH_CHARACTERS
+    for text in texts:
+        batch.append(text)
+        room -= len(text)
+        if room <= 0:
+            yield batch
+            batch, room = [], _BATCH_CHARACTERS
+    if batch:
+        yield batch
 
 
 def fraction_of(purpose: str, document_id: str) -> float:

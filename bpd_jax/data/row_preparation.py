@@ -17,7 +17,6 @@ from bpd_jax.data.row_shards import shard_folders, shard_name
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
 from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.data.text_task import GENERATIONS
 from bpd_jax.storage import folders
 from bpd_jax.storage.buckets import as_path
 
@@ -37,8 +36,8 @@ def prepare_rows(
 
     Existing rows of the same task, text, vocabulary, split and length are reused. If
     only the text has changed, or the rows are damaged, the folder is replaced; rows of
-    other settings, and shards, are never replaced. A host without seqio cannot make
-    rows and may lack the text, so there the text is not compared.
+    other settings, and shards, are never replaced. A host may lack the text, or seqio,
+    which reads data sets; there the text is not compared.
 
     Args:
       task: source and vocabulary.
@@ -56,7 +55,7 @@ def prepare_rows(
 
     Raises:
       UserError: the source or vocabulary is invalid, `folder` has other contents or
-        rows of other settings, or rows must be made on a host without seqio.
+        rows of other settings, or rows of a data set must be made without seqio.
     """
     task.check_split(split)
     if not 2 <= length <= _MAX_LENGTH:
@@ -79,12 +78,8 @@ def prepare_rows(
     existing = _find_rows(folder)
     if fingerprint.items() <= existing.items():
         return open_rows(folder)
-    if not _can_make(task):
-        raise UserError(
-            f"{folder} does not hold the {split} rows of {task.name} at length "
-            f"{length}, and this host cannot make them, because seqio is not "
-            "installed: make them on another machine, and copy the folder."
-        )
+    # A host without the text can only use rows that were copied to it.
+    fingerprint["source"] = _source(task, split)
     differing = [k for k in fingerprint if fingerprint[k] != existing.get(k)]
     differing.sort(key=lambda name: (name == "source", name))
     shards = folder.is_dir() and shard_folders(folder)
@@ -102,10 +97,10 @@ def prepare_rows(
 def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
     """The settings, text and vocabulary that determine rows, as JSON values.
 
-    The fingerprint of the text, `source`, is missing on a host that cannot make rows.
+    The fingerprint of the text, `source`, is missing on a host without the text.
 
     Raises:
-      UserError: the source or vocabulary is invalid.
+      UserError: the vocabulary is invalid.
     """
     fingerprint: dict[str, Any] = {
         **task.identity,
@@ -113,16 +108,24 @@ def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
         "split": split,
         "length": length,
     }
-    if _can_make(task):
-        fingerprint["source"] = source_fingerprint(task, split)
+    with contextlib.suppress(UserError):
+        fingerprint["source"] = _source(task, split)
     return fingerprint
 
 
-def _can_make(task: DataTask) -> bool:
-    """Whether this host can make rows; all tasks but generations need seqio."""
-    if not isinstance(task, ExampleTask) and task.corpus == GENERATIONS:
-        return True
-    return importlib.util.find_spec("seqio") is not None
+def _source(task: DataTask, split: str) -> str:
+    """The fingerprint of the text.
+
+    Raises:
+      UserError: the text is missing, or this host cannot read it.
+    """
+    if isinstance(task, ExampleTask) and importlib.util.find_spec("seqio") is None:
+        raise UserError(
+            f"the {split} rows of {task.name} cannot be made on this host, because "
+            "seqio is not installed: install bpd_jax with the extra data, or make them "
+            "on another machine and copy the folder."
+        )
+    return source_fingerprint(task, split)
 
 
 def _find_rows(folder: pathlib.Path) -> dict[str, Any]:

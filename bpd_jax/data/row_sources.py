@@ -1,13 +1,19 @@
-"""Rows of documents, examples and generated texts, before they are stored."""
+"""Rows of documents, examples and generated texts, before they are stored.
+
+Documents of text files and generated texts need only numpy and a tokenizer; the
+examples of data sets are read through seqio.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.data.corpora import split_documents, text_batches
 from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
@@ -78,13 +84,51 @@ def open_source(
     Raises:
       UserError: the source or vocabulary is invalid.
     """
-    if isinstance(task, TextTask) and task.corpus == GENERATIONS:
+    if isinstance(task, ExampleTask):
+        return _example_rows(task, split, length, vocabulary, shard, cache_dir)
+    if cache_dir is not None:
+        raise UserError(
+            f"seqio's cache holds data sets, not the corpus {task.corpus}: leave "
+            "--cache_dir out."
+        )
+    if task.corpus == GENERATIONS:
         return _generated_rows(task, split, length, vocabulary, shard)
-    return _seqio_rows(task, split, length, vocabulary, shard, cache_dir)
+    return _text_rows(task, split, length, vocabulary, shard)
 
 
-def _seqio_rows(
-    task: DataTask,
+def _text_rows(
+    task: TextTask, split: str, length: int, vocabulary: Tokenizer, shard: Shard
+) -> RowSource:
+    """The documents of a corpus, each between two end-of-text tokens."""
+    num_read = 0
+    end = vocabulary.end_of_text
+
+    def framed() -> Iterator[np.ndarray]:
+        nonlocal num_read
+        documents = split_documents(task, split, label=f"rows {split}")
+        among = itertools.islice(documents, shard.index, None, shard.count)
+        for batch in text_batches(document.text for document in among):
+            for ids in vocabulary.encode_batch(batch):
+                num_read += 1
+                yield np.array([end, *ids, end], np.int32)
+
+    return RowSource(
+        rows=_whole_rows(pack(cut_documents(framed(), length), length)),
+        documents=lambda: num_read,
+        vocab_size=vocabulary.vocab_size,
+        end_of_text=end,
+        has_context=False,
+    )
+
+
+def _whole_rows(rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[PackedRow]:
+    """Rows of which every token is in the loss."""
+    for tokens, segment_ids in rows:
+        yield PackedRow(tokens, segment_ids, segment_ids != 0)
+
+
+def _example_rows(
+    task: ExampleTask,
     split: str,
     length: int,
     vocabulary: Tokenizer,
@@ -101,7 +145,7 @@ def _seqio_rows(
     if cache_dir is not None:
         examples = seqio_cache.read_examples(task, cache_dir, split, part)
     else:
-        seqio_task = seqio_tasks.get_task(task, label=f"rows {split}")
+        seqio_task = seqio_tasks.get_task(task)
         dataset = seqio_task.get_dataset(split=split, shuffle=False, shard_info=part)
         examples = seqio_tasks.examples(dataset, seqio_task.source)
         total = seqio_task.source.num_input_examples(split)
@@ -110,8 +154,6 @@ def _seqio_rows(
         label=f"rows {split}",
         total=None if total is None else round(total / shard.count),
         unit=" examples",
-        # A `TextTask` shows a progress bar over its text.
-        disable=isinstance(task, TextTask) and cache_dir is None,
     )
     num_read = 0
 
@@ -122,9 +164,8 @@ def _seqio_rows(
             yield example
 
     rows: Iterator[PackedRow]
-    has_inputs = isinstance(task, ExampleTask) and task.has_inputs
-    fill = pad if isinstance(task, ExampleTask) and not task.packed else pack
-    if has_inputs:
+    fill = pack if task.packed else pad
+    if task.has_inputs:
         truncation = Truncation()
         separator = len(vocabulary.encode(SEPARATOR))
         pieces = join_examples(read_examples(), length, separator, truncation)
@@ -135,16 +176,13 @@ def _seqio_rows(
     else:
         truncation = None
         documents = (example["targets"] for example in read_examples())
-        rows = (
-            PackedRow(row, segment_ids, segment_ids != 0)
-            for row, segment_ids in fill(cut_documents(documents, length), length)
-        )
+        rows = _whole_rows(fill(cut_documents(documents, length), length))
     return RowSource(
         rows=rows,
         documents=lambda: num_read,
         vocab_size=vocabulary.vocab_size,
         end_of_text=vocabulary.end_of_text,
-        has_context=has_inputs,
+        has_context=task.has_inputs,
         truncation=truncation,
     )
 

@@ -118,7 +118,7 @@ class PackedRows:
       end_of_text: id of the token that ends each document; documents of text also begin
         with it.
       fingerprint: settings, text and vocabulary that determine the rows; see
-        `row_preparation.rows_fingerprint`.
+        `row_preparation`.
       truncation: counts of truncated examples; see `example_pieces.Truncation`. Empty
         for documents.
     """

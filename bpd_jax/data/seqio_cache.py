@@ -13,10 +13,9 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import example_readers, seqio_tasks
-from bpd_jax.data.example_task import DataTask, ExampleTask
+from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.quiet_tensorflow import seqio, tf
-from bpd_jax.data.text_task import ALL, SPLITS
 from bpd_jax.storage import files
 
 # The file that describes the source of the cache.
@@ -37,7 +36,7 @@ _DAMAGE = (
 )
 
 
-def use_cache(task: DataTask, cache_dir: str) -> None:
+def use_cache(task: ExampleTask, cache_dir: str) -> None:
     """Makes `use_cached=True` of the task's seqio task read from `cache_dir`.
 
     Raises:
@@ -46,7 +45,7 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
     folder = cache_folder(task, cache_dir)
     if not is_complete(folder):
         raise UserError(
-            f"{cache_dir} has no complete cache of {_name(task)}: create it with "
+            f"{cache_dir} has no complete cache of {task.seqio_name}: create it with "
             "python -m bpd_jax.prepare --cache_dir and without --output."
         )
     check_fits(task, folder)
@@ -55,7 +54,7 @@ def use_cache(task: DataTask, cache_dir: str) -> None:
 
 
 def read_examples(
-    task: DataTask, cache_dir: str, split: str, shard: seqio.ShardInfo | None
+    task: ExampleTask, cache_dir: str, split: str, shard: seqio.ShardInfo | None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the cached examples of a split, or of one of its shards.
 
@@ -95,13 +94,9 @@ def read_examples(
         ) from error
 
 
-def _name(task: DataTask) -> str:
-    return task.seqio_name if isinstance(task, ExampleTask) else task.name
-
-
-def cache_folder(task: DataTask, cache_dir: str) -> str:
+def cache_folder(task: ExampleTask, cache_dir: str) -> str:
     """The folder of a task's cache."""
-    return os.path.join(cache_dir, seqio.get_task_dir_from_name(_name(task)))
+    return os.path.join(cache_dir, seqio.get_task_dir_from_name(task.seqio_name))
 
 
 def is_complete(folder: str) -> bool:
@@ -109,16 +104,13 @@ def is_complete(folder: str) -> bool:
     return tf.io.gfile.exists(os.path.join(folder, COMPLETED))
 
 
-def splits_of(task: DataTask) -> tuple[str, ...]:
+def splits_of(task: ExampleTask) -> tuple[str, ...]:
     """The names of the cached splits."""
-    if isinstance(task, ExampleTask):
-        return example_readers.existing_splits(task)
-    return SPLITS
+    return example_readers.existing_splits(task)
 
 
-def describe(task: DataTask) -> dict[str, Any]:
+def describe(task: ExampleTask) -> dict[str, Any]:
     """The settings and sources that a cache depends on, as JSON values."""
-    splits = splits_of(task) if isinstance(task, ExampleTask) else (ALL,)
     fields = dataclasses.asdict(task)
     for name in ("data_dir", "packed"):  # The tokens do not depend on these settings.
         fields.pop(name, None)
@@ -127,11 +119,13 @@ def describe(task: DataTask) -> dict[str, Any]:
     return {
         **fields,
         "vocabulary": vocabulary_fingerprint(task),
-        "sources": {split: source_fingerprint(task, split) for split in splits},
+        "sources": {
+            split: source_fingerprint(task, split) for split in splits_of(task)
+        },
     }
 
 
-def check_fits(task: DataTask, folder: str) -> None:
+def check_fits(task: ExampleTask, folder: str) -> None:
     """Raises a `UserError` unless the folder is the cache of this task."""
     path = os.path.join(folder, DESCRIPTION)
     try:

@@ -1,8 +1,8 @@
-"""seqio tasks: token ids of documents and of examples.
+"""seqio tasks of data sets: token ids of documents and of examples.
 
-A task of documents has one feature, `targets`: the tokens of a document between two
-end-of-text tokens E. With a sequence length, documents are split into consecutive
-pieces of at most this length:
+A data set without a prompt consists of documents. It has one feature, `targets`: the
+tokens of a document between two end-of-text tokens E. With a sequence length, documents
+are split into consecutive pieces of at most this length:
 
     tokens of a document      5 6 7
     without sequence length   E 5 6 7 E
@@ -10,13 +10,13 @@ pieces of at most this length:
 
 The examples of a data set with a prompt also have `inputs`, which begin with E and end
 with the separator s, and their `targets` end with E; `example_pieces` concatenates
-them. Data sets without a prompt are documents.
+them.
 
     inputs   E question: … context: … s
     targets  an answer E
 
-The tasks `stdlib.gpt3` and `squad.gpt3`, `c4.gpt3`, …, one per data set of
-`example_task.DATASETS`, are registered; the latter read TensorFlow Datasets.
+The tasks `squad.gpt3`, `c4.gpt3`, …, one per data set of `example_task.DATASETS`, are
+registered; they read TensorFlow Datasets.
 """
 
 import functools
@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import example_files, read_records
-from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
+from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.preprocessors import (
     add_end_of_text,
     cut_documents,
@@ -40,7 +39,7 @@ from bpd_jax.data.preprocessors import (
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.seqio_vocabulary import TokenizerVocabulary
 from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.data.text_task import ALL, CORPORA, SPLITS, TextTask
+from bpd_jax.data.text_task import CORPORA
 from bpd_jax.data.tfds_source import TfdsSource
 from bpd_jax.data.tokenizer import Tokenizer, named_tokenizer
 
@@ -106,16 +105,6 @@ class _PythonSource(seqio.DataSource):
         return tf.data.Dataset.from_generator(read, output_signature=self._signature)
 
 
-def _document_source(task: TextTask, label: str | None) -> _PythonSource:
-    def read(split: str, shard: seqio.ShardInfo | None) -> Iterator[dict[str, Any]]:
-        del shard  # A corpus is one shard.
-        for document in split_documents(task, split, label):
-            yield {"targets": document.text.encode("utf-8")}
-
-    signature = {"targets": tf.TensorSpec([], tf.string)}
-    return _PythonSource((*SPLITS, ALL), signature, read)
-
-
 def _json_lines_source(task: ExampleTask) -> _PythonSource:
     """The records of JSON Lines in the form of TensorFlow Datasets.
 
@@ -144,29 +133,19 @@ def _json_lines_source(task: ExampleTask) -> _PythonSource:
     return _PythonSource(task.splits, signature, read, list_shards)
 
 
-def get_task(task: DataTask, label: str | None = None) -> seqio.Task:
-    """Returns the seqio task of a task, without registering it.
-
-    Args:
-      task: source and vocabulary.
-      label: for a `TextTask`: label of a progress bar; None for no bar.
-    """
-    if isinstance(task, ExampleTask):
-        name, has_inputs = task.seqio_name, task.has_inputs
-        source = TfdsSource(task) if task.files is None else _json_lines_source(task)
-        prompts = [functools.partial(write_prompts, source=task.dataset)]
-    else:
-        name, has_inputs, prompts = task.name, False, []
-        source = _document_source(task, label)
+def get_task(task: ExampleTask) -> seqio.Task:
+    """Returns the seqio task of a data set, without registering it."""
+    source = TfdsSource(task) if task.files is None else _json_lines_source(task)
+    has_inputs = task.has_inputs
     return seqio.Task(
-        name,
+        task.seqio_name,
         source=source,
         output_features=features_of(
             functools.partial(task_tokenizer, task),
             ("inputs", "targets") if has_inputs else ("targets",),
         ),
         preprocessors=[
-            *prompts,
+            functools.partial(write_prompts, source=task.dataset),
             tokenize,
             frame_examples if has_inputs else add_end_of_text,
             seqio.CacheDatasetPlaceholder(),
@@ -203,7 +182,7 @@ def examples(
         raise error from None
 
 
-def register(task: DataTask) -> seqio.Task:
+def register(task: ExampleTask) -> seqio.Task:
     """Registers the seqio task of a task; replaces another task of the same name.
 
     seqio's Beam pipeline refers to tasks by name. Its workers call this function from
@@ -220,7 +199,7 @@ def register(task: DataTask) -> seqio.Task:
 
 
 _lock = threading.Lock()
-_registered: dict[str, DataTask] = {}
+_registered: dict[str, ExampleTask] = {}
 
 
 def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarray]:
@@ -261,6 +240,5 @@ def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarr
         yield tokens[first:last]
 
 
-_TASKS: list[DataTask] = [TextTask(), *map(ExampleTask, DATASETS)]
-for _task in _TASKS:
-    register(_task)
+for _name in DATASETS:
+    register(ExampleTask(_name))

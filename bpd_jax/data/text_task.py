@@ -65,7 +65,7 @@ class TextTask(Validated):
 
     @property
     def name(self) -> str:
-        """The name of the seqio task, such as `stdlib.gpt3` or `stdlib.bpe:2048`."""
+        """Its corpus and vocabulary, such as `stdlib.gpt3` or `stdlib.bpe:2048`."""
         return f"{self.corpus}.{short_vocabulary(self.vocabulary)}"
 
     @property

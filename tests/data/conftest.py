@@ -14,7 +14,6 @@ if importlib.util.find_spec("seqio") is None:
     collect_ignore = [
         f"{name}_test.py"
         for name in (
-            "row_preparation",
             "samples",
             "seqio_cache",
             "seqio_tasks",

