@@ -36,6 +36,11 @@ from bpd_jax.studies.tables import (
     table,
 )
 
+_NOT_COMPARABLE = (
+    "Not judged: head 1 predicts over more tokens than the others, so that its entropy "
+    "cannot be compared with theirs."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Interpretation:
@@ -56,11 +61,34 @@ class _Interpretation:
 
 @dataclasses.dataclass(frozen=True)
 class _Entropies:
-    """Mean entropies of heads 1 … L by task, and block efficiency over h_max."""
+    """Mean entropies of heads 1 … L by task, and block efficiency over h_max.
+
+    Attributes:
+      run: the run.
+      by_task: mean entropies of a task's heads, in nats.
+      interpretations: the points of Figure 3b.
+    """
 
     run: StudyRun
     by_task: dict[str, list[float]]
     interpretations: list[_Interpretation]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether head 1 predicts over the same tokens as the others.
+
+        An entropy over more tokens is larger, so that with a draft vocabulary a
+        decrease from head 1 to head 2, and with it h_max, may be an artefact.
+        """
+        full, draft = (
+            self.run.facts.get(name) for name in ("vocabulary", "draft_vocabulary")
+        )
+        return full == draft
+
+    @property
+    def first(self) -> int:
+        """The first head whose entropy can be compared with the next one's."""
+        return 1 if self.comparable else 2
 
 
 def _prepare(run: StudyRun) -> _Entropies:
@@ -111,7 +139,8 @@ def _entropy_table(data: _Entropies) -> Table:
         values = data.by_task.get(task)
         row = [missing_cell()] * (size + 1)
         if values:
-            row = [*map(Cell, values), Cell(float(h_max(values)))]
+            last = Cell(float(h_max(values)))
+            row = [*map(Cell, values), last if data.comparable else Cell(text="-")]
         paper = printed.TABLE10.get(task, {}).get("9")
         return [*row, run.drafts(BPD, task).cell(paper)]
 
@@ -132,8 +161,9 @@ def _fit_table(data: _Entropies) -> Table:
         interpretation = data.interpretations[number]
         paper = printed.FIGURE3_CORRELATION
         fit, count = interpretation.fit, Cell(float(len(interpretation.points)))
-        if fit is None:
-            missing = missing_cell(text="too few points")
+        if fit is None or not data.comparable:
+            why = "too few points" if data.comparable else "not comparable"
+            missing = missing_cell(text=why)
             return [count, missing, missing, missing_cell(paper, "-"), missing]
         values = map(Cell, (fit.slope, fit.intercept))
         ranks = Cell(fit.rank_correlation)
@@ -165,7 +195,8 @@ def _charts(data: _Entropies) -> list[Chart]:
         ],
     )
     fits = map(_fit_chart, ("figure3b", "figure3b_2"), data.interpretations)
-    return [c for c in (_density_chart(data.run), means, *fits) if c.series]
+    charts = [_density_chart(data.run), means, *(fits if data.comparable else ())]
+    return [chart for chart in charts if chart.series]
 
 
 def _density_chart(run: StudyRun) -> Chart:
@@ -213,16 +244,16 @@ def _vocabularies(data: _Entropies) -> str:
     full, draft = (facts.get(name) for name in ("vocabulary", "draft_vocabulary"))
     if full is None or draft is None:
         return (
-            "Head 1 predicts over the full vocabulary. Heads 2 to L predict over the "
-            "model's draft vocabulary, if it has one; in that case their entropies are "
-            "only roughly comparable with that of head 1."
+            "All heads are taken to predict over the same vocabulary: the results do "
+            "not say which."
         )
     if full == draft:
         return f"All heads predict over the full vocabulary of {full:,} tokens."
     return (
         f"Head 1 predicts over the full vocabulary of {full:,} tokens, heads 2 to L "
-        f"over a draft vocabulary of {draft:,}, so their entropies are only roughly "
-        "comparable with that of head 1."
+        f"over a draft vocabulary of {draft:,}. Entropies over different vocabularies "
+        "cannot be compared: h_max, which begins with head 1, is not judged, and the "
+        "trend of entropy is that of heads 2 to L."
     )
 
 
@@ -234,7 +265,8 @@ def _increases(data: _Entropies) -> Judgement | str:
     entropies = data.by_task
     fits = {
         task: fit
-        for task, values in entropies.items()
+        for task, all_heads in entropies.items()
+        for values in [all_heads[data.first - 1 :]]
         if (fit := fit_line(range(1, len(values) + 1), values)) is not None
     }
     if not fits:
@@ -244,7 +276,8 @@ def _increases(data: _Entropies) -> Judgement | str:
     lowest = min(fits, key=lambda task: fits[task].rank_correlation)
     return (
         False if falls else True if 2 * grows > len(entropies) else None,
-        "By the rank correlation of entropy with the number of the head, at the 5 % "
+        f"By the rank correlation of entropy with the number of the head, from head "
+        f"{data.first} on, at the 5 % "
         f"level, it increases on {grows} of {counted(len(entropies), 'task')} and "
         f"decreases on {falls}. The lowest correlation is "
         f"{decimal(fits[lowest].rank_correlation)}, on {data.run.task_label(lowest)}.",
@@ -259,7 +292,10 @@ def _never_decreases_on_lambada(data: _Entropies) -> Judgement | str:
     values = data.by_task.get(printed.LAMBADA)
     if values is None:
         return "LAMBADA was not measured."
-    last, evidence = h_max(values), f"{', '.join(map(decimal, values))} nats"
+    evidence = f"{', '.join(map(decimal, values))} nats"
+    if not data.comparable:
+        return f"{evidence}. {_NOT_COMPARABLE}"
+    last = h_max(values)
     if last < len(values):
         evidence += f": the first decrease is after head {last} of {len(values)}"
     return last == len(values), f"{evidence}."
@@ -270,6 +306,8 @@ def _decreases_on_others(data: _Entropies) -> Judgement | str:
     last = {t: h_max(v) for t, v in data.by_task.items() if t != printed.LAMBADA}
     if not last:
         return "Not measured."
+    if not data.comparable:
+        return _NOT_COMPARABLE
     falling = [
         f"{data.run.task_label(task)} (up to head {head})"
         for task, head in last.items()
@@ -284,7 +322,9 @@ def _correlates(data: _Entropies) -> list[Finding]:
     findings = []
     for interpretation in data.interpretations:
         holds, evidence = None, "h_max is constant, or there are too few points."
-        if (fit := interpretation.fit) is not None:
+        if not data.comparable:
+            evidence = _NOT_COMPARABLE
+        elif (fit := interpretation.fit) is not None:
             holds = fit.grows() if interpretation.independent else None
             evidence = (
                 f"R = {decimal(fit.correlation)}, rank correlation {correlation(fit)}; "

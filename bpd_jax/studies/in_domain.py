@@ -43,8 +43,9 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     sources: Iterable[TaskRecord] = context.sources(task)
     data = as_path(context.config.data or "")
     if has_train(data, task):
-        # The training split may be large, and only its first records are needed.
-        sources = itertools.chain(read_sources(data, task, [_TRAIN]), sources)
+        # The training split may be larger than memory: one record is kept at a time.
+        training = read_sources(data, task, [_TRAIN], kept=False)
+        sources = itertools.chain(training, sources)
     texts = undrawn_texts(sources, context.whole_draw(task), context.config.in_domain)
     context.workdir.mkdir(parents=True, exist_ok=True)
     # On the disk of the results, because the texts of a task can take gigabytes.

@@ -20,7 +20,6 @@ from bpd_jax.studies.study_records import (
     REPORT,
     DraftRecord,
     Record,
-    call_positions,
     from_digits,
 )
 from bpd_jax.studies.tables import ALL, Sums, gain_cell, ratio_cell
@@ -59,18 +58,20 @@ class ContenderDrafts:
 
     @property
     def repetition(self) -> tuple[float | None, float | None]:
-        """Share of equal neighbours and mean longest run in the drafts of decoding.
+        """Share of equal neighbours and mean longest run in the best-ranked drafts.
 
-        See `bpd_jax.evaluation.draft_statistics.repetition` (paper section 6.1): over
-        the calls that decoding makes, for drafts of two tokens or more.
+        Over all positions of the texts, as in Table 5 and Figure 3, so that all methods
+        draft at the same positions; for drafts of two tokens or more (paper section
+        6.1). `bpd_jax.evaluation.draft_statistics.repetition` is over the calls that
+        one method makes.
         """
         pairs = equal = drafts = longest = 0
         for record in self:
-            calls = call_positions(record.yields)
-            length = from_digits(record.length)[calls]
-            equal += int(record.repeats[calls].sum())
-            pairs += int((length - 1).sum())
-            longest += int(from_digits(record.longest)[calls][length > 1].sum())
+            length = from_digits(record.length)[: record.tokens]
+            equal += int(record.repeats[: record.tokens].sum())
+            pairs += int(np.maximum(length - 1, 0).sum())
+            runs = from_digits(record.longest)[: record.tokens]
+            longest += int(runs[length > 1].sum())
             drafts += int((length > 1).sum())
         return (equal / pairs, longest / drafts) if pairs else (None, None)
 

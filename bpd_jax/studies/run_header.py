@@ -43,6 +43,7 @@ def facts_of(context: StudyContext) -> Facts:
             name: {task: context.alphas[name][task] for task in config.tasks}
             for name in context.alphas
         },
+        "zero_wins": context.zero_wins,
         "printed": dict(config.printed),
         "notes": list(config.notes),
         "texts": {

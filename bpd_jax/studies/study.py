@@ -102,6 +102,9 @@ def _weight_notes(run: StudyRun) -> list[str]:
             weights = "α tuned on examples that are not reported: " + ", ".join(
                 f"{run.task_label(task)} {alpha:g}" for task, alpha in tuned.items()
             )
+            zero = run.facts.get("zero_wins", {}).get(kind, [])
+            if zero := [run.task_label(task) for task in zero if task in tuned]:
+                weights += f"; α = 0 is better on {', '.join(zero)}"
         notes.append(f"{label} rescorers that do not set α use {weights}.")
     return notes
 

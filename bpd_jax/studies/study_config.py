@@ -142,7 +142,9 @@ class StudyConfig(Validated):
       tuners: class of rescorers (`ngram`, `neural`) → the contender on which its weight
         α is tuned, for each task, on the `tune` examples. All contenders of the class
         that do not set α use the result (paper, appendix E). With {} α is 1.
-      alphas: values of α to try.
+      alphas: values of α to choose from: by default the grid that the paper prints.
+        α = 0, which it does not print, is tried as well, and where it would win this is
+        said, but it is not chosen unless it is listed here.
       trained_prompts: file of prompts that block heads were trained on; examples whose
         documents they contain are left out.
       in_domain: number of texts of each task, neither reported nor tuned on, from which
@@ -177,7 +179,7 @@ class StudyConfig(Validated):
     longest_whole: Count = 768
     lattice_width: Count = DecodeConfig.lattice_width
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    alphas: Sequence[Annotated[float, number(0, 1e6)]] = (0.0, *ALPHAS)
+    alphas: Sequence[Annotated[float, number(0, 1e6)]] = ALPHAS
     trained_prompts: str | None = None
     in_domain: Natural = 0
     shown: Natural = 0

@@ -50,6 +50,7 @@ class StudyContext:
       config, workdir, shard: the arguments of the constructor.
       alphas: class of rescorers → task → tuned weight; see `bpd_jax.studies.tuning`.
         Contenders of other classes have α = 1.
+      zero_wins: class of rescorers → tasks on which α = 0 is better than that weight.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class StudyContext:
         self._models: dict[str, LoadedModel] = {}
         self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
         self.alphas: dict[str, dict[str, float]] = {}
+        self.zero_wins: dict[str, list[str]] = {}
 
     def model_name(self, task: str) -> str:
         """The name of the model that decodes a task."""

@@ -45,13 +45,18 @@ _COLUMNS = [
 ]
 
 _PAPER_EXAMPLES = 100
+_MARK = (
+    "* On the examples that it was tuned on, alpha = 0 yields more tokens per call: "
+    "the draft is better without the rescorer. The paper's grid has no 0."
+)
 
 
 class _Choice(NamedTuple):
     """The weight of one row, and the reported drafts.
 
     Attributes:
-      alpha: chosen on the tuning examples.
+      alpha: chosen on the tuning examples among those above 0.
+      zero_wins: whether α = 0 is better on the tuning examples.
       examples: number of tuning examples.
       report: reported drafts, by weight.
       efficiencies: block efficiencies of `report`, by weight.
@@ -59,6 +64,7 @@ class _Choice(NamedTuple):
     """
 
     alpha: float
+    zero_wins: bool
     examples: int
     report: dict[float, ContenderDrafts]
     efficiencies: dict[float, float]
@@ -68,7 +74,12 @@ class _Choice(NamedTuple):
     @property
     def best(self) -> float:
         """The weight chosen on the reported examples, for comparison."""
-        return best_alpha(self.efficiencies)
+        return _best(self.efficiencies)[0]
+
+    @property
+    def best_is_zero(self) -> bool:
+        """Whether α = 0 is better than `best`."""
+        return _best(self.efficiencies)[1]
 
     @property
     def p_value(self) -> float:
@@ -155,13 +166,20 @@ def _choice(
         by_reference.get(name or "", ContenderDrafts([])) for name in (BPD, run.oracle)
     )
     return _Choice(
-        best_alpha(_efficiencies(tune)),
+        *_best(_efficiencies(tune)),
         len(tune[min(family)]),
         report,
         _efficiencies(report),
         base,
         oracle,
     )
+
+
+def _best(efficiencies: dict[float, float]) -> tuple[float, bool]:
+    """The best weight above 0, as in the paper's grid, and whether 0 is better."""
+    grid = {alpha: value for alpha, value in efficiencies.items() if alpha > 0}
+    best = best_alpha(grid)
+    return best, efficiencies.get(0.0, 0.0) > grid[best]
 
 
 def _efficiencies(drafts: dict[float, ContenderDrafts]) -> dict[float, float]:
@@ -190,13 +208,13 @@ def _table(family: _Family) -> Table:
             text="none",
         )
         return [
-            Cell(choice.alpha, paper),
+            Cell(choice.alpha, paper, text="*" * choice.zero_wins),
             drafts.cell(),
             drafts.gain(base),
             Cell(p_values[task]) if len(base) else missing_cell(),
             headroom,
             report.get(1.0, ContenderDrafts([])).cell(),
-            Cell(choice.best),
+            Cell(choice.best, text="*" * choice.best_is_zero),
             Cell(choice.efficiencies[choice.best]),
         ]
 
@@ -209,6 +227,8 @@ def _table(family: _Family) -> Table:
             f"Tuned on {few}{counted(most, 'held-out example')} of each task; the "
             f"paper tunes on {_PAPER_EXAMPLES}."
         )
+    if any(choice.zero_wins or choice.best_is_zero for choice in measured.values()):
+        caption += f"{' ' * bool(caption)}{_MARK}"
     return table(
         family.name,
         f"The weight alpha: {family.label}",
@@ -309,11 +329,13 @@ STUDY = Study(
     charts=[_charts],
     findings=[_findings],
     notes=[
-        "Alpha maximises block efficiency on held-out examples; among equal values, "
-        "the one nearest to 1 is chosen. For comparison, the result of tuning on the "
-        "reported examples is shown as well.",
-        "At alpha = 0 the rescorer has no effect, and the draft is BPD's. The charts "
-        "have a logarithmic axis and omit this value.",
+        "Alpha maximises block efficiency on held-out examples among the values that "
+        "the paper prints, 0.1 to 10; among equal values, the one nearest to 1 is "
+        "chosen. For comparison, the result of tuning on the reported examples is "
+        "shown as well.",
+        "At alpha = 0 the rescorer has no effect, and the draft is BPD's; cells where "
+        "this would win are marked. The charts have a logarithmic axis and omit this "
+        "value.",
         "p-values are from a permutation test that swaps the tuned method and BPD "
         "within examples, after Holm's correction for the rows of a table.",
         "The paper tunes only its 94M model and 4-grams, and uses their weights for "

@@ -94,6 +94,14 @@ class TaskRecord:
         """The beginning of the document, which identifies it."""
         return (self.document or self.before).strip()[:_BEGINNING]
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What no other record of the task has: its document, and what is asked of it.
+
+        SQuAD asks several questions on a document.
+        """
+        return self.beginning, self.before if self.document else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class StudyExample:
@@ -119,7 +127,11 @@ class StudyExample:
 
 
 def read_sources(
-    data: pathlib.Path, task: str, splits: Sequence[str] = _SPLITS
+    data: pathlib.Path,
+    task: str,
+    splits: Sequence[str] = _SPLITS,
+    *,
+    kept: bool = True,
 ) -> Iterator[TaskRecord]:
     """Yields the records of a task whose text is not empty.
 
@@ -127,6 +139,7 @@ def read_sources(
       data: folder of JSON Lines, or of TensorFlow Datasets.
       task: name of the task.
       splits: splits in order of preference; the first existing one is read.
+      kept: whether the caller keeps all records, which must then fit into memory.
 
     Raises:
       UserError: the task is unknown, has no file, or its file is damaged or too large.
@@ -137,7 +150,7 @@ def read_sources(
     if task not in PAPER_TASKS:
         raise UserError(f"there is no task {task!r}: use {', '.join(TASK_LABELS)}.")
     about = DATASETS[task]
-    for record in _task_records(data, task, splits):
+    for record in _task_records(data, task, splits, kept=kept):
         document = _texts(record, about.topic)
         if not document or not document[0]:
             continue
@@ -188,14 +201,14 @@ def _prepared_splits(data: pathlib.Path, task: str) -> list[str]:
 
 
 def _task_records(
-    data: pathlib.Path, task: str, splits: Sequence[str]
+    data: pathlib.Path, task: str, splits: Sequence[str], *, kept: bool
 ) -> Iterator[dict[str, Any]]:
     """The records of the first split that exists, in either format."""
     lines = any(has_split(data, task, split) for split in (*splits, _TRAIN))
     prepared = [] if lines else _prepared_splits(data, task)
     split = next((split for split in splits if split in prepared), None)
     if split is None:
-        yield from _records(data / task, splits)
+        yield from _records(data / task, splits, kept=kept)
         return
     # Importing TensorFlow takes seconds and is not needed for JSON Lines.
     from bpd_jax.data.tfds_source import tfds_records
@@ -203,14 +216,16 @@ def _task_records(
     yield from tfds_records(ExampleTask(task, data_dir=str(data)), split)
 
 
-def _records(folder: pathlib.Path, splits: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _records(
+    folder: pathlib.Path, splits: Sequence[str], *, kept: bool = True
+) -> Iterator[dict[str, Any]]:
     """The records of the first split that exists, in order."""
     for split in splits:
         for ending in ("jsonl.gz", "jsonl"):
             path = folder / f"{split}.{ending}"
             if not path.is_file():
                 continue
-            for number, line in text_readers.read_lines(path, kept=True):
+            for number, line in text_readers.read_lines(path, kept=kept):
                 try:
                     record = files.parse_json(line)
                     if "\\u" in line:
@@ -259,7 +274,8 @@ def draw_examples(
 ) -> list[StudyExample]:
     """Draws examples in an order that depends only on the number of records.
 
-    A document is drawn only once.
+    No record is drawn twice, even if its file repeats it; all questions of SQuAD on one
+    document are records of their own.
 
     Args:
       sources: all records of a task.
@@ -272,17 +288,17 @@ def draw_examples(
     order = list(range(len(sources)))
     random.Random(0).shuffle(order)
     drawn: list[StudyExample] = []
-    beginnings: set[str] = set()
+    identities: set[tuple[str, str]] = set()
     for number in order:
         if len(drawn) == examples + tune:
             break
         source = sources[number]
-        if source.beginning in beginnings:
+        if source.identity in identities:
             continue
         fitted = _fitted(source, loaded, longest if source.document else longest_whole)
         if fitted is None:
             continue
-        beginnings.add(source.beginning)
+        identities.add(source.identity)
         part = TUNE if len(drawn) < tune else REPORT
         drawn.append(
             StudyExample(
@@ -317,11 +333,14 @@ def undrawn_texts(
     with SQuAD's question, and the first correct answer on a separate line.
     """
     beginnings = {example.beginning for example in drawn}
+    # Hashes, because a training split has a million records.
+    seen: set[int] = set()
     for source in sources:
         if count == 0:
             break
-        if source.beginning not in beginnings:
-            beginnings.add(source.beginning)
+        identity = hash(source.identity)
+        if source.beginning not in beginnings and identity not in seen:
+            seen.add(identity)
             count -= 1
             prompt = source.before + source.document + source.after
             yield SEPARATOR.join([prompt, *source.references[:1]])

@@ -3,7 +3,9 @@
 As in the paper (appendices C.2 and E), one model of each class of rescorers is
 evaluated with all weights of a grid on examples that are not reported. All rescorers of
 the class use the weight with the highest block efficiency on the task. The texts are
-decoded once, and every weight is replayed on them.
+decoded once, and every weight is replayed on them. The weight 0, at which drafts are
+not refined and which the paper's grid does not have, is replayed too: where it is
+better than all of the grid, the results say so.
 """
 
 import dataclasses
@@ -29,8 +31,9 @@ FOLDER = "alphas"
 def tune(context: StudyContext) -> None:
     """Sets the weights of a context's classes of rescorers, by task.
 
-    They are stored in `WORKDIR/alphas/CLASS-TASK-DIGEST.json` with the block efficiency
-    of every weight, for all studies that tune on the same texts with the same models.
+    Also sets the tasks on which α = 0 is better. The weights are stored in
+    `WORKDIR/alphas/CLASS-TASK-DIGEST.json` with the block efficiency of each, for all
+    studies that tune on the same texts with the same models.
     A class is tuned if a contender of the class does not set α, and if there are
     `tuners` and tuning examples. If the model of a tuner is missing, α is 1 for its
     class, and the reason is printed.
@@ -52,18 +55,21 @@ def tune(context: StudyContext) -> None:
     folder = context.workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     alphas: dict[str, dict[str, float]] = {}
+    zero_wins: dict[str, list[str]] = {}
     reasons = unsharded.unavailable([*tuners.values()])
     for kind, tuner in tuners.items():
         if tuner in reasons:
             print(f"α of {kind} rescorers is not tuned and stays 1: {reasons[tuner]}")
             continue
-        alphas[kind] = {}
+        alphas[kind], zero_wins[kind] = {}, []
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
             path = folder / _name(unsharded, kind, tuner, task)
             if not path.is_file():
                 files.write_json(path, _tune_task(unsharded, tuner, task), indent=1)
-            alphas[kind][task] = _read(path)
-    context.alphas = alphas
+            alphas[kind][task], zero = _read(path)
+            if zero:
+                zero_wins[kind].append(task)
+    context.alphas, context.zero_wins = alphas, zero_wins
 
 
 def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
@@ -73,7 +79,8 @@ def _name(context: StudyContext, kind: str, tuner: str, task: str) -> str:
         context.digest(task, examples),
         tuner,
         context.made_with(tuner),
-        list(map(float, context.config.alphas)),
+        [0.0, *map(float, context.config.alphas)],
+        "zero_wins",
     ]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return f"{kind}-{task}-{digest[:12]}.json"
@@ -85,7 +92,8 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
     suffix = "" if contender.assets is None else f"@{contender.assets}"
     efficiencies: dict[float, float] = {}
     examples = 0
-    for alpha in map(float, context.config.alphas):
+    grid = [*map(float, context.config.alphas)]
+    for alpha in dict.fromkeys((0.0, *grid)):
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
         tokens = calls = examples = 0
         for _, generations in replay(
@@ -97,20 +105,24 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
         if not examples:
             raise UserError(f"{task} has no text to tune α on: add more records.")
         efficiencies[alpha] = tokens / calls
+    best = best_alpha({alpha: efficiencies[alpha] for alpha in grid})
     return {
         "contender": tuner,
         "task": task,
         "examples": examples,
-        "alpha": best_alpha(efficiencies),
+        "alpha": best,
+        "zero_wins": efficiencies[0.0] > efficiencies[best],
         "block_efficiency": {f"{a:g}": value for a, value in efficiencies.items()},
     }
 
 
-def _read(path: pathlib.Path) -> float:
+def _read(path: pathlib.Path) -> tuple[float, bool]:
+    """α, and whether 0 is better."""
     try:
-        alpha = float(files.read_json(path)["alpha"])
+        result = files.read_json(path)
+        alpha, zero = float(result["alpha"]), bool(result["zero_wins"])
         if not math.isfinite(alpha):  # `float` also converts the string "nan".
             raise ValueError(f"alpha is {alpha}")
-        return alpha
+        return alpha, zero
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error

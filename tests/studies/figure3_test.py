@@ -127,13 +127,35 @@ def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
 @pytest.mark.parametrize(
     "facts, message",
     [
-        ({}, "draft vocabulary, if it has one"),
+        ({}, "the results do not say which"),
         ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
         ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
     ],
 )
 def test_vocabularies_are_described(facts, message):
     assert message in exhibit_of("figure3", [], **facts).notes[-1]
+
+
+def test_head_1_is_not_compared_over_another_vocabulary(full_exhibit):
+    """From head 2 on entropy increases; that of head 1 is over more tokens."""
+    entropies = (3.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    tasks = ["lambada", "squad", "qa"]
+    exhibit = exhibit_of(
+        "figure3",
+        [drafts(task, "11", entropies) for task in tasks],
+        tasks,
+        vocabulary=64,
+        draft_vocabulary=16,
+    )
+    table, fits = exhibit.tables
+    assert [row.cells[-2].text for row in table.rows] == ["-"] * 3
+    assert fits.rows[1].cells[3].value is None
+    assert [chart.name for chart in exhibit.charts] == ["figure3_means"]
+    grows, *others = exhibit.findings
+    assert grows.holds is True
+    assert "from head 2 on" in grows.evidence
+    assert [finding.holds for finding in others] == [None] * 4
+    assert all("Not judged" in finding.evidence for finding in others)
 
 
 def test_nothing_measured():

@@ -17,7 +17,10 @@ def build_exhibit(records, tasks=("squad", "qa"), **facts):
 
 
 def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
-    """alpha = 2 takes 2 calls on tuning texts and 5 on others, alpha = 1 takes 4."""
+    """alpha = 2 takes 2 calls on tuning texts and 5 on others, alpha = 1 takes 4.
+
+    alpha = 0 is shown by a mark alone.
+    """
     family = {0.0: (10, 10), 1.0: (4, 4), 2.0: (2, 5)}
     records = [drafts("squad", "bpd", 10), drafts("squad", "oracle", 2)]
     for alpha, (tune, report) in family.items():
@@ -53,6 +56,27 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
     assert flattery.holds is False
     assert flattery.evidence.startswith("25.00 % on average over 1 task,")
     assert table.caption.startswith("Tuned on 1 held-out example of each task; the")
+    assert (squad[0].text, squad[6].text, "*" in table.caption) == ("", "", False)
+
+
+def test_cells_are_marked_where_no_rescorer_is_better():
+    """On the tuning text alpha = 0 takes 4 calls, 1 takes 5; on the other, 10 and 5."""
+    records = [
+        drafts("squad", f"ngram:1:alpha={alpha}", calls, part)
+        for alpha, part, calls in [
+            (0, "tune", 4),
+            (1, "tune", 5),
+            (2, "tune", 10),
+            (0, "report", 10),
+            (1, "report", 5),
+            (2, "report", 10),
+        ]
+    ]
+    [table] = build_exhibit(records).tables
+    squad = rows_of(table)["SQUAD"]
+    assert (squad[0].value, squad[0].text) == (1.0, "*")
+    assert (squad[6].value, squad[6].text) == (1.0, "")
+    assert "* On the examples that it was tuned on, alpha = 0" in table.caption
 
 
 def test_weight_decreases_with_bpds_efficiency():

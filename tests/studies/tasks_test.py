@@ -5,6 +5,7 @@ import types
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.storage import files
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.tasks import (
     MT_BENCH,
@@ -96,11 +97,30 @@ def test_draw_is_reproducible_and_parts_are_disjoint(tmp_path, loaded):
     assert [*undrawn_texts(sources, draws[0], 2)] == undrawn[:2]
 
 
-def test_one_document_is_drawn_once(tmp_path, loaded):
-    """Two questions on one context are one document."""
+def test_every_question_on_a_document_is_drawn_and_a_repeated_record_once(
+    tmp_path, loaded
+):
     second_question = {**squad(0), "question": "what?"}
-    write(tmp_path, "squad", "validation", [squad(0), second_question])
-    assert len(draw(tmp_path, "squad", loaded)) == 1
+    records = [squad(0), second_question, squad(0)]
+    write(tmp_path, "squad", "validation", records)
+    drawn = draw(tmp_path, "squad", loaded)
+    assert {example.prompt.split("?")[0] for example in drawn} == {
+        "question: who 0",
+        "question: what",
+    }
+    assert len(drawn) == 2
+    sources = [*read_sources(tmp_path, "squad")]
+    # The document of a drawn question is not trained on.
+    assert [*undrawn_texts(sources, drawn[:1], 9)] == []
+    assert len([*undrawn_texts(sources, [], 9)]) == 2
+
+
+def test_a_split_that_is_not_kept_may_exceed_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_KEPT", 500)
+    write(tmp_path, "squad", "train", [squad(n) for n in range(9)])
+    assert len([*read_sources(tmp_path, "squad", ["train"], kept=False)]) == 9
+    with pytest.raises(UserError, match="too large to be kept in memory"):
+        [*read_sources(tmp_path, "squad", ["train"])]
 
 
 def test_spec_bench_has_six_categories(tmp_path, loaded):

@@ -35,6 +35,8 @@ SCORE_LABELS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "rougeLsum": "ROUGE-Lsum",
+    "rougeL_unstemmed": "ROUGE-L, not stemmed",
+    "rougeLsum_unstemmed": "ROUGE-Lsum, not stemmed",
     "final_number": "Final number right",
 }
 """Display names of the scores."""

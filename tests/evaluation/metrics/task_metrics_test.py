@@ -9,7 +9,7 @@ from bpd_jax.studies import printed, tasks
 
 def test_headlines_are_those_of_the_paper():
     headlines = {task: headline_of(task) for task in printed.TASKS}
-    assert headlines == printed.METRICS
+    assert headlines == {task: names[0] for task, names in printed.METRICS.items()}
 
 
 @pytest.mark.parametrize(
