@@ -108,18 +108,28 @@ def test_tests_that_are_named_exist() -> None:
 
 
 def test_readme_has_the_block_efficiencies_of_the_committed_records() -> None:
-    folder = ROOT / "experiments" / "table4" / "results" / "smollm2"
-    drafts = [
-        record
-        for record in read_records(folder)
-        if isinstance(record, DraftRecord) and record.part == REPORT
-    ]
-    contenders = ("bpd", "ngram:1@general_4", "zero_gram:16", "ngram:16@general_4")
-    cells = []
-    for contender in (*contenders, "oracle"):
-        records = [record for record in drafts if record.contender == contender]
-        assert len(records) == 303
-        calls = sum(record.calls for record in records)
-        cells.append(f"{sum(record.tokens for record in records) / calls:.2f}")
-    row = " | ".join(["n-grams of general English", *cells])
-    assert row in (ROOT / "README.md").read_text()
+    for size, label, texts, ngram, neural in (
+        ("smollm2", "rescorers of general English", 303, "general_4", "general_neural"),
+        ("small", "168 texts of seven tasks", 168, "4gram", "deep"),
+    ):
+        drafts = [
+            record
+            for record in read_records(
+                ROOT / "experiments" / "table4" / "results" / size
+            )
+            if isinstance(record, DraftRecord) and record.part == REPORT
+        ]
+        cells = []
+        for contender in (
+            "bpd",
+            f"ngram:1@{ngram}",
+            f"neural:1@{neural}",
+            "zero_gram:16",
+            f"ngram:16@{ngram}",
+            "oracle",
+        ):
+            records = [record for record in drafts if record.contender == contender]
+            assert len(records) == texts
+            calls = sum(record.calls for record in records)
+            cells.append(f"{sum(record.tokens for record in records) / calls:.2f}")
+        assert " | ".join([label, *cells]) in (ROOT / "README.md").read_text()

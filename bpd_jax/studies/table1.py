@@ -121,8 +121,8 @@ def _table(run: StudyRun) -> Table:
         "Scores with 95 % bootstrap intervals over examples. Drafting does not change "
         "the texts, so the quality is that of plain decoding. Where the paper does not "
         "say which of two metrics it prints, both stand beside its value. Repeated "
-        "4-grams are those of four words that occurred before in the same text: a text that "
-        "repeats itself is easy to draft.",
+        "4-grams are those of four words that occurred before in the same text: a text "
+        "that repeats itself is easy to draft.",
     )
 
 
@@ -213,10 +213,10 @@ STUDY = Study(
         "that were truncated at the token limit are scored without correction.",
         "Perplexity is per token of the model's vocabulary, so values of different "
         "vocabularies are not comparable; the paper's has 50,257 tokens. The paper "
-        "does not say whether its 7.88 is over the tokens of a passage, here all but the "
-        "first, or over those of its last word, which is more usual for LAMBADA and "
-        "which the value fits better. A last word counts as correct if greedy decoding "
-        "produces it.",
+        "does not say whether its 7.88 is over the tokens of a passage, here all but "
+        "the first, or over those of its last word, which is more usual for LAMBADA "
+        "and which the value fits better. A last word counts as correct if greedy "
+        "decoding produces it.",
         "Exact match and F1 follow the official script of SQuAD. ROUGE is the "
         "F-measure of the package rouge-score; ROUGE-L is computed over the complete "
         "text, ROUGE-Lsum over its lines, with the package's stemmer unless stated "
