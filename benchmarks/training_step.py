@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.data.rows import make_batch
-from bpd_jax.training import distributed
+from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.meter import peak_tokens_per_second
 from bpd_jax.training.optimizer import make_optimizer
@@ -39,7 +39,7 @@ class TimedStep:
             config.compute,
             config.loss,
         )
-        _, parts = distributed.batch_part(mesh)
+        _, parts = hosts.batch_part(mesh)
         share = (config.batch_size // parts, config.length)
         tokens = np.random.default_rng(config.seed).integers(
             0, config.model.trunk.vocab_size, share

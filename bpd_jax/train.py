@@ -32,7 +32,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.training import distributed, peers, run_description, trainer
+from bpd_jax.training import hosts, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
@@ -47,6 +47,9 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
 _PROCESS = flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
+_HEARTBEAT = flags.DEFINE_integer(
+    "heartbeat_timeout", 100, "Seconds after which a silent process counts as dead.", 1
+)
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Let jax detect the other processes, as on Cloud TPU."
 )
@@ -55,13 +58,14 @@ _DISTRIBUTED = flags.DEFINE_bool(
 def main() -> None:
     """Trains a model, or heads or a block drafter for a frozen model."""
     host_memory.keep_freed_memory()
-    distributed.initialize(
+    hosts.initialize(
         _COORDINATOR.value,
         _PROCESSES.value,
         _PROCESS.value,
         detect=_DISTRIBUTED.value,
+        heartbeat_timeout=_HEARTBEAT.value,
     )
-    with peers.watched():
+    with hosts.together():
         _train()
 
 
@@ -115,14 +119,12 @@ def _start(config: TrainConfig, start: str) -> Params:
             continue
         if trained == existing:
             parts.append(part)
-            distributed.print_once(f"start: trunk and {title} of {start}")
+            hosts.print_once(f"start: trunk and {title} of {start}")
         else:
             reason = "it has none" if existing is None else "the sizes differ"
-            distributed.print_once(
-                f"start: trunk of {start}, with new {title} ({reason})"
-            )
+            hosts.print_once(f"start: trunk of {start}, with new {title} ({reason})")
     if config.model.heads is None and config.model.drafter is None:
-        distributed.print_once(f"start: trunk of {start}")
+        hosts.print_once(f"start: trunk of {start}")
     return {part: loaded.params[part] for part in parts}
 
 

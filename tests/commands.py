@@ -156,7 +156,6 @@ class Script:
       arguments: what follows its name in `sys.argv`.
       folder: receives what it prints.
       environment: variables that differ from this process's.
-      err: a device or pipe that receives its standard error instead.
     """
 
     def __init__(
@@ -165,10 +164,8 @@ class Script:
         *arguments: str,
         folder: pathlib.Path,
         environment: dict[str, str],
-        err: pathlib.Path | None = None,
     ) -> None:
-        out, default_err = (folder / f"{id(self)}.{name}" for name in ("out", "err"))
-        self._files = [out, err or default_err]
+        self._files = [folder / f"{id(self)}.{name}" for name in ("out", "err")]
         variables = {**os.environ, **environment}
         self._process = _PROCESSES.Process(
             target=_run_script,

@@ -66,13 +66,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # stand between those that compute.
 _LONGEST = (
     "decoding/lossless_test.py",
-    "training/peers_test.py",
     "entry_points_test.py",
     "training/drafter_blocks_test.py",
     "experiments/run_test.py",
     "bucket_runs_test.py",
     "training/heads/drafter_test.py",
-    "training/distributed_test.py",
+    "training/hosts_test.py",
     "decoding/replay_test.py",
     "drafting/searches/best_test.py",
     "shipped_test.py",

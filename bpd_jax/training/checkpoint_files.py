@@ -17,7 +17,6 @@ import logging
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +30,7 @@ from bpd_jax.models.attachments import by_path
 from bpd_jax.models.stacking import is_stacked
 from bpd_jax.storage import buckets, files
 from bpd_jax.storage.buckets import BucketPath
-from bpd_jax.training.distributed import first
+from bpd_jax.training.hosts import first
 
 # Part of the name of a checkpoint folder while Orbax writes it.
 TORN = "orbax-checkpoint-tmp"
@@ -84,7 +83,12 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
         gs:// and gcsfs is not installed.
     """
     _quiet_saves()
-    _write_small_arrays_whole()
+    # By default every device writes a slice of a replicated array, and jax compiles a
+    # program for each slice, which takes seconds at the first save.
+    whole = ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+    )
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, whole))
     if isinstance(folder, BucketPath):
         _reach_buckets()
     try:
@@ -93,8 +97,10 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
             options=ocp.CheckpointManagerOptions(**options),
             # With handlers, metadata can be read before anything is saved.
             item_handlers={
-                "params": ocp.StandardCheckpointHandler(),
-                "optimizer": ocp.StandardCheckpointHandler(),
+                "params": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
+                "optimizer": ocp.PyTreeCheckpointHandler(
+                    type_handler_registry=registry
+                ),
                 "data": ocp.JsonCheckpointHandler(),
             },
         )
@@ -108,19 +114,9 @@ def _quiet_saves() -> None:
     """Suppresses Orbax's log of failed saves, which are reported in one sentence.
 
     Orbax logs an error with its traceback in every thread in which it occurs before it
-    raises it. Abandoned writes are logged again when they are garbage-collected.
+    raises it.
     """
     logging.getLogger("absl").addFilter(lambda line: "orbax" not in line.pathname)
-    logging.getLogger("asyncio").addFilter(
-        lambda line: "exception was never retrieved" not in line.getMessage()
-    )
-    previous = sys.unraisablehook
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            previous(unraisable)
-
-    sys.unraisablehook = hook
 
 
 def _check_descriptions(folder: pathlib.Path) -> None:
@@ -151,19 +147,6 @@ def _reach_buckets() -> None:
     gpath._is_tf_installed = lambda: False
 
 
-@functools.cache
-def _write_small_arrays_whole() -> None:
-    """Makes one device write a replicated array, unless it is large.
-
-    By default every device writes a slice, and jax compiles a program for each slice,
-    which takes seconds at the first save.
-    """
-    handler = ocp.type_handlers.ArrayHandler(
-        min_slice_bytes_for_replica_parallel=_LEAST_SLICE
-    )
-    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
-
-
 def read_item(
     manager: ocp.CheckpointManager,
     folder: pathlib.Path,
@@ -190,7 +173,10 @@ def read_item(
             restore = ocp.args.JsonRestore()
         else:
             _check_shapes(path, _description(manager, step, item), abstract)
-            restore = ocp.args.StandardRestore(abstract)
+            restore = ocp.args.PyTreeRestore(
+                abstract,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            )
         return manager.restore(step, args=ocp.args.Composite(**{item: restore}))[item]
 
 

@@ -35,7 +35,7 @@ from bpd_jax.training.checkpoint_files import (
     whole_steps,
     write_digests,
 )
-from bpd_jax.training.distributed import agree
+from bpd_jax.training.hosts import agree
 from bpd_jax.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -121,8 +121,8 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    optimizer=ocp.args.StandardSave(rest),
+                    params=ocp.args.PyTreeSave(state.params),
+                    optimizer=ocp.args.PyTreeSave(rest),
                     data=ocp.args.JsonSave({**data, BEST: best}),
                 ),
             )

@@ -4,14 +4,13 @@ from collections.abc import Iterable
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, PackedRows, make_batch
 from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.distributed import batch_part
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import make_eval_step, put_batch
 
@@ -42,7 +41,7 @@ class Evaluator:
         )
         self._step = step.lower(abstract.params, batch).compile()
         self._config, self._rows, self._mesh = config, rows, mesh
-        self._part, self._parts = batch_part(mesh)
+        self._part, self._parts = hosts.batch_part(mesh)
 
     def __call__(self, params: Params) -> dict[str, float]:
         """The metrics that `config.columns` lists; equal in all processes."""
@@ -56,17 +55,16 @@ class Evaluator:
             ]
         )
         totals = [np.sum(column, axis=0) for column in zip(*sums, strict=True)]
-        if jax.process_count() > 1:
-            # All processes must make the same decisions from these numbers.
-            totals = multihost_utils.broadcast_one_to_all(totals)
         loss, correct, valid, entropy = totals
         valid = np.maximum(valid, 1)
-        return {
+        metrics = {
             "validation_loss": float(np.dot(self._config.lambdas, loss / valid)),
             **per_head("validation_loss", loss / valid),
             **per_head("validation_accuracy", correct / valid),
             **per_head("validation_entropy", entropy / valid),
         }
+        # All processes must make the same decisions from these numbers.
+        return hosts.agree(metrics)
 
     def _batch(self, first: int) -> Batch:
         """This process's rows of the batch that begins at row `first`, padded."""

@@ -27,7 +27,6 @@ from bpd_jax.training.draft_targets import Targets
 from bpd_jax.training.meter import Meter
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bpd_jax.training.run_lock import locked
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
 
@@ -155,10 +154,7 @@ def train(
     state = TrainState(jnp.int32(0), trained, transform.init(trained))
     if mesh is not None:
         state, frozen = jax.device_put((state, frozen), replicated(mesh))
-    with (
-        locked(folder),
-        Checkpoints(folder / CHECKPOINTS) as checkpoints,
-    ):
+    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         start: int = checkpoints.latest_step or 0
         saved: dict[str, Any] = {}
         if start:

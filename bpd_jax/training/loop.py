@@ -6,10 +6,10 @@ exact resume: a run that was stopped or killed continues with its train state, i
 position in the data and its running means.
 """
 
+import collections
 import contextlib
 import dataclasses
 import pathlib
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -18,19 +18,21 @@ import optax
 from tqdm import tqdm
 
 from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.training import distributed
+from bpd_jax.training import hosts
+from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
-from bpd_jax.training.distributed import print_once
-from bpd_jax.training.finite_watch import FiniteWatch
 from bpd_jax.training.meter import Meter, short
 from bpd_jax.training.metrics import MetricsWriter
-from bpd_jax.training.signals import deferred_signals
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics
 
 # Key of the meter's state in the data item of a checkpoint.
 METER = "meter"
+# Number of steps after which the host reads a result of a step: large enough for the
+# device never to wait for the host, and small enough to stop soon.
+LAG = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,6 @@ def run(
     after: Callable[[int, dict[str, float] | None], tuple[int | None, bool]] = (
         lambda step, validation: (None, False)
     ),
-    vote: Callable[[bool], bool] = bool,
     learning_rate: str = "OptimizerConfig.learning_rate",
 ) -> tuple[Params, int]:
     """Runs the steps after `start` and saves a checkpoint after the last one.
@@ -82,7 +83,6 @@ def run(
       after: called after each step with its number and its row of validation metrics,
         or None if there was no evaluation; returns the step of the best checkpoint,
         which is kept, and whether to stop early.
-      vote: agrees between processes on stopping; see `StopVote`.
       learning_rate: name of the learning-rate setting, for error messages.
 
     Returns:
@@ -93,26 +93,30 @@ def run(
       SystemExit: with code 128 + the number of the signal that ended the run.
     """
     with contextlib.ExitStack() as stack:
-        watch = FiniteWatch(folder, checkpoints.steps, learning_rate)
+        # Steps whose loss the host has not read yet.
+        unread: collections.deque[tuple[int, Any]] = collections.deque()
         # Only the first process writes the log.
-        writer = distributed.first(
-            lambda: stack.enter_context(MetricsWriter(folder, start))
-        )
+        writer = hosts.first(lambda: stack.enter_context(MetricsWriter(folder, start)))
         # Installed before the progress bar appears: from then on a user expects Ctrl-C
         # to save a checkpoint.
-        stop = stack.enter_context(deferred_signals())
+        stop = stack.enter_context(hosts.deferred_signals())
         bar = stack.enter_context(_progress_bar(pace, start))
         for step in range(start + 1, pace.steps + 1):
             batch = next(batches)
             state, metrics = update(state, batch, step)
             meter.add(metrics)
-            watch.add(step, batch, metrics)
-            stopping = vote(bool(stop))
-            last = stopping or step == pace.steps
+            unread.append((step, metrics["finite"]))
+            stopping = stop(step)
+            last = bool(stopping) or step == pace.steps
             logging = step == pace.steps or step % pace.log_every == 0
             evaluating = step == pace.steps or step % pace.evaluate_every == 0
             saving = last or step % pace.checkpoint_every == 0
-            watch.check(all_steps=logging or evaluating or saving)
+            # Read late, so that the host does not wait for the device, but before the
+            # state is used.
+            while len(unread) > (0 if logging or evaluating or saving else LAG):
+                number, finite = unread.popleft()
+                if not finite:
+                    raise _not_finite(number, folder, checkpoints, learning_rate)
             if logging:
                 row = meter.take() | {"learning_rate": float(rate(step - 1))}
                 if writer:
@@ -136,8 +140,7 @@ def run(
         # Signals are still deferred here, so that none interrupts the last save.
         checkpoints.wait()
     if stopping and step < pace.steps and not stop_early:
-        # If only another process has received the signal, `stop` is empty here.
-        _exit_stopped(folder, step, pace, stop[0] if stop else signal.SIGTERM)
+        _exit_stopped(folder, step, pace, stopping)
     return state.params, step
 
 
@@ -147,13 +150,26 @@ def _progress_bar(pace: Pace, start: int) -> "tqdm[NoReturn]":
         total=pace.steps,
         initial=start,
         unit="step",
-        disable=not distributed.is_first(),
+        disable=not hosts.is_first(),
+    )
+
+
+def _not_finite(
+    step: int, folder: pathlib.Path, checkpoints: Checkpoints, rate: str
+) -> UserError:
+    """A step whose loss or gradient norm is not finite has left the state unchanged."""
+    newest = max(checkpoints.steps(), default=0)
+    resumed = f"checkpoint {newest:,}" if newest else "the beginning"
+    return UserError(
+        f"the loss or gradient of step {step:,} is not finite: lower {rate} and run "
+        f"the same command again, which resumes from {resumed}; if the model has "
+        f"already diverged there, remove the newest folder of {folder / CHECKPOINTS}."
     )
 
 
 def _exit_stopped(folder: pathlib.Path, step: int, pace: Pace, number: int) -> NoReturn:
     """Ends the process after a signal, with the status that shells define for it."""
-    print_once(
+    hosts.print_once(
         f"stopped: {folder} is saved at step {step:,} of {pace.steps:,}; run the same "
         "command again to resume."
     )

@@ -28,11 +28,9 @@ from bpd_jax.storage import files, folders
 from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import (
     checkpoints,
-    finite_watch,
     frozen,
     metrics,
     run_folder,
-    run_lock,
 )
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.draft_targets import Targets, draft_targets
@@ -48,15 +46,15 @@ from bpd_jax.training.refiner_sources import open_source
 _WARMUP = 0.05
 _LOG_EVERY, _CHECKPOINT_EVERY = 20, 200
 
+_SETTINGS = "settings.json"  # the first file of a run
 _RUN = folders.FolderKind(
     "an unfinished training of a refiner",
-    run_lock.FILE_NAME,
+    _SETTINGS,
     (
         checkpoints.FOLDER,
         metrics.FILE_NAME,
         metrics.DAMAGED,
         metrics.TENSORBOARD,
-        finite_watch.FOLDER,
     ),
 )
 
@@ -208,6 +206,9 @@ def train_refiner(
         folder,
         key=hashlib.sha256(run_key.encode()).hexdigest(),
         optimizer=OptimizerConfig(settings.learning_rate, warmup),
+        ready=lambda: files.write_json(
+            folder / _SETTINGS, dataclasses.asdict(settings)
+        ),
         pace=Pace(settings.steps, _LOG_EVERY, settings.steps, _CHECKPOINT_EVERY),
         meter=Meter(source.batch_size, source.unit, first_head=2),
         learning_rate="--learning_rate",

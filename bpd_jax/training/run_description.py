@@ -9,11 +9,15 @@ from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.disk_space import bytes_per_device, state_bytes
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.metrics import tensorboard_available
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import TrainState, abstract_state
+from bpd_jax.training.state import (
+    TrainState,
+    abstract_state,
+    bytes_per_device,
+    state_bytes,
+)
 
 
 def describe_model(model: BlockwiseConfig) -> str:

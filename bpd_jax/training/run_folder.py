@@ -18,9 +18,9 @@ from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.storage import files
-from bpd_jax.training import checkpoints, finite_watch, metrics, run_lock
+from bpd_jax.training import checkpoints, metrics
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.distributed import print_once
+from bpd_jax.training.hosts import print_once
 
 MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
@@ -29,7 +29,6 @@ DATA, ROWS = "data", "data.json"
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _KNOWN = {
-    run_lock.FILE_NAME,
     ROWS,
     MODEL,
     TASK,
@@ -42,7 +41,6 @@ _KNOWN = {
     metrics.DAMAGED,
     metrics.TENSORBOARD,
     checkpoints.FOLDER,
-    finite_watch.FOLDER,
 }
 
 

@@ -1,6 +1,7 @@
 """The train state: arrays only, created in place on the devices of a mesh."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -107,6 +108,19 @@ def with_parameters(state: TrainState, replacements: Params) -> TrainState:
     current = {part: state.params[part] for part in replacements}
     placed = jax.tree.map(put, current, dict(replacements))
     return state._replace(params={**state.params, **placed})
+
+
+def state_bytes(abstract: TrainState) -> int:
+    """Bytes of a train state over all devices, which is the size of a checkpoint."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+
+
+def bytes_per_device(abstract: TrainState) -> int:
+    """Bytes of a train state on one device; all devices have about the same."""
+    return sum(
+        x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
+        for x in jax.tree.leaves(abstract)
+    )
 
 
 def _boxed_state(

@@ -10,22 +10,20 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, RowIterator
+from bpd_jax.storage import files
 from bpd_jax.storage.buckets import as_path
-from bpd_jax.training import distributed, loop, peers, run_folder
-from bpd_jax.training.checkpoint_files import whole_steps
+from bpd_jax.training import hosts, loop, run_folder
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.decisions import Decisions, Selection
-from bpd_jax.training.disk_space import check_space
-from bpd_jax.training.distributed import print_once
 from bpd_jax.training.evaluator import Evaluator
+from bpd_jax.training.hosts import print_once
 from bpd_jax.training.meter import Meter, peak_tokens_per_second
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.relayout import restore_state
 from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_folder import make_run_rows, open_run_rows
-from bpd_jax.training.run_lock import locked
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.state import (
     TrainState,
@@ -69,14 +67,13 @@ def train(
     """
     folder = as_path(workdir)
     mesh = make_mesh(config.mesh)
-    distributed.check_joined()
+    hosts.check_joined()
     config.check_mesh(mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
-    part, parts = distributed.batch_part(mesh)
+    part, parts = hosts.batch_part(mesh)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(peers.watched())
-        distributed.first(lambda: _prepare_folder(stack, folder, config, abstract))
+        hosts.first(lambda: _prepare_folder(folder, config))
         train_rows, validation_rows = open_run_rows(config, folder)
         batches = RowIterator(
             train_rows,
@@ -89,7 +86,7 @@ def train(
             Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints)
         )
         start = checkpoints.latest_step or 0
-        saved = distributed.agree(checkpoints.restore_data() if start else {})
+        saved = hosts.agree(checkpoints.restore_data() if start else {})
         decisions = Decisions.restore(config, saved, checkpoints.steps())
         if start >= config.steps or decisions.is_over:
             print_once(_already_finished(folder, start, config, decisions.selection))
@@ -99,9 +96,7 @@ def train(
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
             state = _initial_state(config, optimizer, abstract, load_start)
-        distributed.first(
-            lambda: run_folder.write_run_files(folder, config, text, operative)
-        )
+        hosts.first(lambda: run_folder.write_run_files(folder, config, text, operative))
         print_once(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )
@@ -127,23 +122,15 @@ def train(
             rate=learning_rate_schedule(config.optimizer, config.steps),
             meter=meter,
             after=decisions.after,
-            vote=distributed.StopVote(mesh),
         )
     print_once(_summary(decisions, folder, step))
     return decisions.validation
 
 
-def _prepare_folder(
-    stack: contextlib.ExitStack,
-    folder: pathlib.Path,
-    config: TrainConfig,
-    abstract: TrainState,
-) -> None:
-    """Checks and locks the run folder, until `stack` is closed; prepares its rows."""
+def _prepare_folder(folder: pathlib.Path, config: TrainConfig) -> None:
+    """Checks the run folder and prepares its rows."""
     run_folder.check_usable(folder, config)
-    stack.enter_context(locked(folder))
-    if max(whole_steps(folder / CHECKPOINTS), default=0) < config.steps:
-        check_space(folder / CHECKPOINTS, abstract, config.keep_checkpoints)
+    files.check_writable(folder / CHECKPOINTS, folder=True)
     make_run_rows(config, folder)
 
 

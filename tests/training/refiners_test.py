@@ -259,9 +259,7 @@ def test_mismatched_settings_are_refused_before_any_write(
     refused("does not hold token files", markov, model, params, tmp_path, output)
     assert list(tmp_path.iterdir()) == []
     diverging = dataclasses.replace(markov, learning_rate=1e38, steps=40)
-    refused(
-        "not finite: .*; lower --learning_rate", diverging, model, params, data, output
-    )
+    refused("not finite: lower --learning_rate", diverging, model, params, data, output)
     assert not output.exists()
 
 

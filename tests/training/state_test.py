@@ -5,10 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state, init_state, with_parameters
+from bpd_jax.training.state import (
+    abstract_state,
+    bytes_per_device,
+    init_state,
+    state_bytes,
+    with_parameters,
+)
 
 
 def make_state(model, mesh, compute=None):
@@ -55,3 +62,16 @@ def test_given_layers_are_stacked_like_the_state(model, params, one_device):
     updated = with_parameters(state, dict(params))
     assert is_stacked(updated.params["trunk"])
     assert_equal(unstack_layers(updated.params["trunk"]), params["trunk"])
+
+
+def test_bytes_per_device_of_a_sharded_state(model):
+    optimizer = make_optimizer(OptimizerConfig(1e-2), 10)
+    abstract = abstract_state(model, optimizer, make_mesh(MeshConfig(2, 2, 2)))
+    parameters = sum(x.size for x in jax.tree.leaves(abstract.params))
+    # Each parameter has two moments; a few counters come on top.
+    assert 0 <= state_bytes(abstract) - 3 * 4 * parameters <= 32
+    # Nearly all arrays are sharded four ways, norms two ways, positions not at all.
+    share = bytes_per_device(abstract) / state_bytes(abstract)
+    assert 1 / 4 < share < 1 / 2
+    replicated = abstract_state(model, optimizer, make_mesh(MeshConfig(data=8)))
+    assert bytes_per_device(replicated) == state_bytes(replicated)

@@ -25,7 +25,7 @@ from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.storage import files
 from bpd_jax.storage.buckets import as_path
-from bpd_jax.training import distributed, frozen, run_folder
+from bpd_jax.training import frozen, hosts, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.frozen_states import FrozenModel
@@ -72,7 +72,7 @@ def train_heads(
         the loss is not finite, or the run has several processes.
       SystemExit: with code 128 + the number of the signal that ended the run.
     """
-    if distributed.membership().count > 1:
+    if hosts.count() > 1:
         raise UserError(
             "heads and block drafters of a frozen model are trained by one process: "
             "start a single one, which uses all devices of its host."

@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
-from bpd_jax.training import distributed, frozen
+from bpd_jax.training import frozen, hosts
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
@@ -117,18 +117,6 @@ def test_repeated_run_keeps_its_training_time(
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
-def test_batch_of_a_non_finite_loss_is_saved(tmp_path, config, model, params):
-    optimizer = OptimizerConfig(1e38)
-    config = dataclasses.replace(config, optimizer=optimizer, steps=30)
-    with pytest.raises(UserError, match="is not finite"):
-        train_heads(config, model, params, tmp_path)
-    (path,) = (tmp_path / "nonfinite").iterdir()
-    with np.load(path) as saved:
-        assert saved["states"].shape == (config.batch_size, 24)
-        # Fields that a batch does not have are left out, not pickled.
-        assert "later" not in saved
-
-
 @pytest.mark.parametrize(
     "heads",
     [
@@ -176,8 +164,7 @@ def test_description_of_a_run(config, model, params):
 
 
 def test_several_processes_are_refused(monkeypatch, tmp_path, config, model, params):
-    run = distributed.Membership(1, 2, "host", None)
-    monkeypatch.setattr(distributed, "membership", lambda: run)
+    monkeypatch.setattr(hosts, "count", lambda: 2)
     with pytest.raises(UserError, match="are trained by one process"):
         train_heads(config, model, params, tmp_path / "run")
     assert not (tmp_path / "run").exists()
