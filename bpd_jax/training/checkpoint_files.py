@@ -77,10 +77,6 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     Args:
       folder: the folder.
       options: options of `CheckpointManagerOptions`.
-
-    Raises:
-      UserError: the description of a checkpoint is damaged; or the folder is under
-        gs:// and gcsfs is not installed.
     """
     _quiet_saves()
     # By default every device writes a slice of a replicated array, and jax compiles a
@@ -162,9 +158,6 @@ def read_item(
       step: step of the checkpoint.
       item: `params`, `optimizer` or `data`.
       abstract: shapes and shardings of the arrays; None for `data`, which is JSON.
-
-    Raises:
-      UserError: the item is damaged, or has other shapes.
     """
     path = folder / str(step) / item
     first(lambda: _check_digests(path))

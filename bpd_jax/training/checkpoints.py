@@ -106,10 +106,6 @@ class Checkpoints:
           state: train state.
           data: what else the run needs to resume, as JSON.
           best: step of the best checkpoint, which is kept; it may be this one.
-
-        Raises:
-          UserError: this or the previous checkpoint cannot be written. Complete
-            checkpoints stay complete.
         """
         if step == self.latest_step:
             return
@@ -145,11 +141,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def restore(self, abstract: TrainState) -> TrainState:
-        """Restores the newest checkpoint with the shardings of `abstract`.
-
-        Raises:
-          UserError: it belongs to another model or optimizer, or is damaged.
-        """
+        """Restores the newest checkpoint with the shardings of `abstract`."""
         rest = {"step": abstract.step, "opt_state": abstract.opt_state}
         params = self._read("params", abstract.params)
         return TrainState(params=params, **self._read("optimizer", rest))
@@ -214,9 +206,6 @@ def best_step(folder: str | os.PathLike[str]) -> int | None:
 
     Returns:
       The step; None if there are no checkpoints or none was selected.
-
-    Raises:
-      UserError: the newest checkpoint is damaged.
     """
     folder = as_path(folder).absolute()
     steps = whole_steps(folder)
@@ -238,10 +227,6 @@ def load_parameters(
       folder: the folder `checkpoints` of a run.
       model: sizes; see `load_config`.
       step: step of the checkpoint; None for the newest.
-
-    Raises:
-      UserError: there is no such checkpoint, it is damaged, or it belongs to another
-        model.
     """
     folder = as_path(folder).absolute()
     steps: list[int] = []

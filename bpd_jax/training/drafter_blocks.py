@@ -30,9 +30,6 @@ def draw_positions(
       batch: B rows of T tokens.
       count: A.
       step: index of the training step.
-
-    Raises:
-      UserError: a row has fewer than A positions with a token after them.
     """
     tokens = jnp.asarray(batch.tokens)
     length = tokens.shape[1]

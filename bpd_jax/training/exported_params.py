@@ -59,9 +59,6 @@ def write_exported(
 
     Returns:
       The size of the parameters in bytes.
-
-    Raises:
-      UserError: the run is missing or damaged, or `output` has other contents.
     """
     run, output = as_path(run), as_path(output)
     if dtype not in EXPORT_DTYPES:
@@ -101,9 +98,6 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
 
     Returns:
       The step of the best checkpoint; None if it is the newest or there is none.
-
-    Raises:
-      UserError: the newest checkpoint is damaged.
     """
     saved = as_path(folder) / checkpoints.FOLDER
     best = checkpoints.best_step(saved)
@@ -128,9 +122,6 @@ def load_run_parameters(
         trained further, the checkpoints are used.
       model: configuration; see `load_config`.
       step: step of the checkpoint; None for the newest.
-
-    Raises:
-      UserError: the parameters are missing, damaged, or belong to another model.
     """
     folder = as_path(folder)
     saved = folder / checkpoints.FOLDER

@@ -1,14 +1,15 @@
 """Training of a module on a frozen model: heads, block drafters and refiners.
 
 The module is an `Objective`: trained parameters, frozen arrays that it reads, a loss
-with gradients, and sums over held-out batches. `loop` runs the steps.
+with gradients, and sums over held-out batches.
 """
 
+import dataclasses
 import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,70 +18,19 @@ import optax
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Bool, Float, Params, PyTree
+from bpd_jax.base.typing import Array, Params, PyTree
 from bpd_jax.models.partitioning import replicated
-from bpd_jax.training import loop
+from bpd_jax.training import hosts
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.draft_targets import Targets
-from bpd_jax.training.meter import Meter
+from bpd_jax.training.meter import METER, Meter
 from bpd_jax.training.metrics import MetricsWriter
+from bpd_jax.training.objective import Objective
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bpd_jax.training.run_log import RunLog
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import Metrics, put_batch, updated
-
-
-class LevelSums(NamedTuple):
-    """Sums over positions for heads 2 … L; they add up over batches.
-
-    Attributes:
-      loss: −log p of the targets in the draft vocabulary.
-      correct: targets that the head ranks first.
-      scored: targets in the draft vocabulary.
-      valid: all targets; those outside the draft vocabulary are misses.
-    """
-
-    loss: Float[Array, " levels"]
-    correct: Float[Array, " levels"]
-    scored: Float[Array, " levels"]
-    valid: Float[Array, " levels"]
-
-    @classmethod
-    def of(
-        cls,
-        losses: Float[Array, "n levels"],
-        hits: Bool[Array, "n levels"],
-        targets: Targets,
-    ) -> "LevelSums":
-        """The sums of n positions.
-
-        Args:
-          losses: −log p of each target.
-          hits: whether the head ranks the target first.
-          targets: the targets.
-        """
-        scored = targets.scored
-        return cls(
-            jnp.sum(losses, axis=0, where=scored),
-            jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
-            scored.sum(0, dtype=jnp.float32),
-            targets.valid.sum(0, dtype=jnp.float32),
-        )
-
-
-class Objective(Protocol):
-    """A training objective: a frozen dataclass, static under jit."""
-
-    def loss(
-        self, trained: Params, frozen: PyTree, batch: Any
-    ) -> tuple[Array, LevelSums]:
-        """The loss of a batch, and the sums for the metrics."""
-        ...
-
-    def held_out_sums(self, trained: Params, frozen: PyTree, batch: Any) -> Any:
-        """Sums over a held-out batch: a named tuple with a method `metrics(prefix)`."""
-        ...
 
 
 class Batches(NamedTuple):
@@ -113,22 +63,48 @@ class Result(NamedTuple):
     seconds: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of a run that do not concern its objective.
+
+    Attributes:
+      key: identifies the run; a checkpoint with another key is not resumed.
+      optimizer: optimizer of the trained parameters.
+      steps: steps of the whole run.
+      batch_size: units of a step, for the throughput.
+      unit: `positions` or `rows`.
+      log_every: steps between two rows of metrics.
+      evaluate_every: steps between two evaluations on held-out data.
+      checkpoint_every: steps between two checkpoints.
+      rate_name: name of the learning-rate setting, for error messages.
+      mesh: devices over which batches are split; the train state and the frozen arrays
+        are replicated. None for one device.
+    """
+
+    key: str
+    optimizer: OptimizerConfig
+    steps: int
+    batch_size: int
+    unit: str = "positions"
+    log_every: int = 20
+    evaluate_every: int = 200
+    checkpoint_every: int = 200
+    rate_name: str = "OptimizerConfig.learning_rate"
+    mesh: Mesh | None = None
+
+
 def train(
     objective: Objective,
     trained: Params,
     frozen: PyTree,
     batches: Callable[[int], Batches],
     folder: pathlib.Path,
-    *,
-    key: str,
-    optimizer: OptimizerConfig,
-    pace: loop.Pace,
-    meter: Meter,
-    ready: Callable[[], None] = lambda: None,
-    learning_rate: str = "OptimizerConfig.learning_rate",
-    mesh: Mesh | None = None,
+    settings: Settings,
+    ready: Callable[[], None],
 ) -> Result:
     """Trains an objective, or resumes its run in `folder`.
+
+    A signal ends the run after a step with status 128 + its number.
 
     Args:
       objective: the objective.
@@ -136,77 +112,89 @@ def train(
       frozen: arrays that it reads.
       batches: function that makes the batches, given the number of completed steps.
       folder: run folder; `checkpoints/` and the log are written there.
-      key: identifies the run; a checkpoint with another key is not resumed.
-      optimizer: optimizer of the trained parameters.
-      pace: length and intervals of the run.
-      meter: averages the metrics for the log.
+      settings: see `Settings`.
       ready: called before the first step, after the key of the checkpoint was checked.
-      learning_rate: name of the learning-rate setting, for error messages.
-      mesh: devices over which batches are split; the train state and the frozen
-        arrays are replicated. None for one device.
-
-    Raises:
-      UserError: the checkpoint is damaged or belongs to another run, the folder is in
-        use or cannot be written, or the loss is not finite.
-      SystemExit: with code 128 + the number of the signal that ended the run.
     """
-    transform = make_optimizer(optimizer, pace.steps)
-    state = TrainState(jnp.int32(0), trained, transform.init(trained))
+    steps, mesh = settings.steps, settings.mesh
+    optimizer = make_optimizer(settings.optimizer, steps)
+    state = TrainState(jnp.int32(0), trained, optimizer.init(trained))
     if mesh is not None:
         state, frozen = jax.device_put((state, frozen), replicated(mesh))
+    meter = Meter(settings.batch_size, settings.unit, first_head=2)
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+        # ---- Where the run stands
+
         start: int = checkpoints.latest_step or 0
         saved: dict[str, Any] = {}
         if start:
             saved = checkpoints.restore_data()
-            if saved.get("key") != key:
+            if saved.get("key") != settings.key:
                 raise UserError(
                     f"{folder / CHECKPOINTS} belongs to a run with other settings, "
                     "texts or model: remove it to train from the beginning (cached "
                     "states are kept), or choose another folder."
                 )
             state = checkpoints.restore(jax.tree.map(_abstract, state))
-            meter.restore(saved[loop.METER])
+            meter.restore(saved[METER])
         ready()
         run_batches = batches(start)
         begin = time.perf_counter() - saved.get("seconds", 0.0)
-        step = make_step(objective, transform)
-
-        def update(state: TrainState, batch: Any, _: int) -> tuple[TrainState, Metrics]:
-            placed = batch if mesh is None else put_batch(batch, mesh)
-            return step(state, frozen, placed)
-
+        update = make_step(objective, optimizer)
         sums_over = functools.partial(measure, objective, frozen=frozen)
-        params, held_out = state.params, None
+        if start >= steps:
+            held_out = sums_over(state.params, batches=run_batches.held_out)
+            return _result(run_batches, state.params, held_out, sums_over, begin)
 
-        def evaluate(params: Params) -> dict[str, float]:
-            nonlocal held_out
-            held_out = sums_over(params, batches=run_batches.held_out)
-            return held_out.metrics()
+        rate = learning_rate_schedule(settings.optimizer, steps)
+        with (
+            hosts.deferred_signals() as stop,
+            RunLog(folder, checkpoints, start, steps, meter, settings.rate_name) as log,
+        ):
+            for step in range(start, steps):
+                # ---- One step of the optimizer
 
-        if start < pace.steps:
-            params, _ = loop.run(
-                pace,
-                folder,
-                checkpoints,
-                state,
-                start,
-                batches=run_batches.train,
-                update=update,
-                evaluate=evaluate,
-                data=lambda: {"key": key, "seconds": time.perf_counter() - begin},
-                rate=learning_rate_schedule(optimizer, pace.steps),
-                meter=meter,
-                learning_rate=learning_rate,
-            )
-        else:
-            evaluate(params)
-        sample = None
-        if run_batches.sample:
-            sample = sums_over(params, batches=run_batches.sample)
-        if sample is not None and start < pace.steps:
-            with MetricsWriter(folder, pace.steps) as writer:
-                writer.write(pace.steps, sample.metrics("train"))
+                done, batch = step + 1, next(run_batches.train)
+                placed = batch if mesh is None else put_batch(batch, mesh)
+                state, metrics = update(state, frozen, placed)
+
+                signal, last = stop(done), done == steps
+                logs = last or done % settings.log_every == 0
+                evaluates = last or done % settings.evaluate_every == 0
+                saves = last or bool(signal) or done % settings.checkpoint_every == 0
+                log.add(done, metrics, read=logs or evaluates or saves)
+
+                # ---- The log, held-out texts, a checkpoint
+
+                if logs:
+                    log.means(done, float(rate(step)))
+                if evaluates:
+                    held_out = sums_over(state.params, batches=run_batches.held_out)
+                    log.evaluation(done, held_out.metrics())
+                if saves:
+                    seconds = time.perf_counter() - begin
+                    data = {"key": settings.key, "seconds": seconds}
+                    checkpoints.save(done, state, data | {METER: meter.state()})
+                    log.publish()
+                if signal:
+                    break
+            checkpoints.wait()
+        if signal and not last:
+            log.stopped(done, signal)
+        result = _result(run_batches, state.params, held_out, sums_over, begin)
+        if result.sample is not None:
+            with MetricsWriter(folder, steps) as writer:
+                writer.write(steps, result.sample.metrics("train"))
+    return result
+
+
+def _result(
+    batches: Batches,
+    params: Params,
+    held_out: Any,
+    sums_over: Callable[..., Any],
+    begin: float,
+) -> Result:
+    sample = sums_over(params, batches=batches.sample) if batches.sample else None
     return Result(params, held_out, sample, time.perf_counter() - begin)
 
 

@@ -122,9 +122,8 @@ def is_first() -> bool:
 def batch_part(mesh: Mesh) -> tuple[int, int]:
     """The index of this process's part of a batch, and the number of parts.
 
-    Processes whose devices are along the `model` axis read the same part: for 8 devices
-    in 4 processes and a mesh of data × model = 8 × 1 or 4 × 2, the processes read parts
-    0 1 2 3 of 4; with 2 × 4, parts 0 0 1 1 of 2; with 1 × 8, part 0 of 1.
+    Processes whose devices are along the `model` axis read the same part: of 4 with 2
+    devices each, with data × model = 4 × 2, they read 0 1 2 3; with 2 × 4, 0 0 1 1.
     """
     size = row_parts(mesh)
     rows: dict[int, set[int]] = collections.defaultdict(set)
@@ -155,8 +154,8 @@ def agree(value: T) -> T:
 def first(work: Callable[[], T]) -> T | None:
     """Calls a function in process 0; the other processes wait until it returns.
 
-    It returns None in the others. An exception is raised in all of them: in process 0
-    itself, in the others a `UserError` with its message.
+    It returns None in the others, and raises in all of them what `work` raises (in the
+    others a `UserError` with its message).
     """
     result = failure = None
     if is_first():
@@ -225,9 +224,8 @@ def deferred_signals() -> Iterator[Callable[[int], int]]:
 def together() -> Iterator[None]:
     """Ends this process at once if the body fails, in a run of several processes.
 
-    jax's own shutdown would wait for the others, which wait for this process in a
-    collective operation. They end because that operation fails, or else when this
-    process has sent no heartbeat for a while.
+    jax's own shutdown would wait for the others, which wait for this process. They end
+    because their operation fails, or when this process has sent no heartbeat for long.
     """
     try:
         yield

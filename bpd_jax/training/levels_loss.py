@@ -1,6 +1,5 @@
 """Cross-entropy of the levels of heads, drafters and refiners of a frozen model."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,14 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.partitioning import row_parts
-from bpd_jax.training.cross_entropy import LossInputs, SoftmaxLoss, Weigh, product
+from bpd_jax.training.cross_entropy import (
+    Head,
+    LossInputs,
+    SoftmaxLoss,
+    Weigh,
+    product,
+    weighted_losses,
+)
 
 # Logits of a chunk: 32 MB in float32. Smaller chunks spend more time on accumulating
 # gradients.
@@ -60,44 +66,19 @@ def levels_loss(
         lambda x: x.reshape(rows, -1, *x.shape[2:]),
         LossInputs(inputs, targets, weights, teacher),
     )
-    total, losses, hits = _rows_loss(loss, matrix, *positions)
-    return total, losses.reshape(count, levels), hits.reshape(count, levels)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rows_loss(
-    loss: SoftmaxLoss, matrix: Array, *positions: Array | None
-) -> tuple[Array, Array, Array]:
-    return _forward(loss, matrix, *positions)[0]
-
-
-def _forward(
-    loss: SoftmaxLoss, matrix: Array, *positions: Any
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array | None]]:
-    """The loss, with its gradients as residuals."""
-    rows, inputs = loss.matrix(matrix), LossInputs(*positions)
-    start = loss.no_gradient(rows)
-    losses, by_state, by_matrix = loss.gradients(rows, inputs, start)
-    if by_matrix is not None:
-        by_matrix = loss.matrix_gradient(by_matrix)
-        fixed = matrix.shape[1] - by_matrix.shape[1]
-        by_matrix = jnp.pad(by_matrix, ((0, 0), (fixed, 0))).astype(matrix.dtype)
-    return losses, (by_state, by_matrix)
-
-
-def _backward(
-    loss: SoftmaxLoss,
-    gradients: tuple[Array, Array | None],
-    cotangents: tuple[Array, Array, Array],
-) -> tuple[Any, ...]:
-    del loss
-    by_state, by_matrix = jax.tree.map(
-        lambda x: (cotangents[0] * x).astype(x.dtype), gradients
+    # One head, whose positions are those of all levels.
+    targets, weights, teacher = jax.tree.map(lambda x: x[None], positions[1:])
+    head = Head(None, targets, weights, teacher, jnp.ones(1))
+    total, losses = weighted_losses(loss, _as_it_is, matrix, positions.state, head)
+    return (
+        total,
+        losses.loss.reshape(count, levels),
+        losses.correct.reshape(count, levels),
     )
-    return by_matrix, by_state, None, None, None
 
 
-_rows_loss.defvjp(_forward, _backward)
+def _as_it_is(layer: None, inputs: Array) -> Array:
+    return inputs
 
 
 def levels_ranks(

@@ -12,18 +12,19 @@ from bpd_jax.base.settings import Count, Validated, choice
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.products import float32_sums, on_cpu
-from bpd_jax.training.drafter_blocks import block_states, draw_positions
-from bpd_jax.training.heads_loss import (
-    LossLayout,
-    best_tokens,
-    heads_loss,
-    heads_sums,
+from bpd_jax.training.cross_entropy import (
+    Head,
+    LossInputs,
+    SoftmaxLoss,
+    over_heads,
+    weighted_losses,
 )
+from bpd_jax.training.drafter_blocks import block_states, draw_positions
 
 # Targets of heads 2 … L; see `LossSettings`.
 TARGETS = ("text", "model")
@@ -190,20 +191,20 @@ def scaled_loss(
     The arguments are those of `blockwise_loss`.
     """
     drawn = _drawn_positions(model, batch, settings, step)
-    layout = LossLayout(model, compute.loss_chunk, mesh)
+    softmax = softmax_loss(model, compute.loss_chunk, mesh)
     with float32_sums(on_cpu(mesh)):
         parts, matrix = _run(model, params, batch, compute, mesh, drawn)
         targets, valid = _text_targets(model, batch)
         if settings.head_targets == "model":
             heads, hidden = params.get("heads"), parts[0].hidden
-            predicted = best_tokens(layout, heads, matrix, hidden)
+            predicted = _best_tokens(model, softmax, heads, matrix, hidden)
             # Head h at i predicts the token of head 1 at i + h - 1, about token i + h.
             later = [jnp.roll(predicted, -h, axis=1) for h in range(1, len(targets))]
             targets = jnp.stack([targets[0], *later])
         valid_parts = _per_part(valid, drawn)
         scales = (scale,) if drawn is None else (scale[:1], scale[1:])
         results = [
-            heads_loss(layout, part.heads, matrix, part.hidden, *rest)
+            heads_loss(model, softmax, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(
                 parts, _per_part(targets, drawn), valid_parts, scales, strict=True
             )
@@ -227,21 +228,15 @@ def evaluation_sums(
     """The sums of a batch with the heads' entropies, against the text's tokens."""
     settings = dataclasses.replace(settings, positions_per_row=None)
     drawn = _drawn_positions(model, batch, settings, 0)
-    layout = LossLayout(model, compute.loss_chunk, mesh)
+    softmax = softmax_loss(model, compute.loss_chunk, mesh)
     targets, valid = (_per_part(x, drawn) for x in _text_targets(model, batch))
     with float32_sums(on_cpu(mesh)):
         parts, matrix = _run(model, params, batch, compute, mesh, drawn)
-        results = [
-            heads_sums(layout, part.heads, matrix, part.hidden, *rest)
+        sums = [
+            _heads_sums(model, softmax, part.heads, matrix, part.hidden, *rest)
             for part, *rest in zip(parts, targets, valid, strict=True)
         ]
-    loss, correct, entropy = zip(*results, strict=True)
-    return HeadSums(
-        jnp.concatenate(loss),
-        jnp.concatenate(correct),
-        _counts(valid),
-        jnp.concatenate(entropy),
-    )
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *sums)
 
 
 class _Part(NamedTuple):
@@ -279,6 +274,116 @@ def _run(
         heads = jax.tree.map(lambda x: x[1:], heads)
     at_drawn = jnp.take_along_axis(hidden, drawn[..., None], axis=1)
     return [_Part(first, hidden), _Part(heads, at_drawn)], matrix
+
+
+def softmax_loss(
+    model: BlockwiseConfig, chunk: int | None = None, mesh: Mesh | None = None
+) -> SoftmaxLoss:
+    """The cross-entropy of one head."""
+    return SoftmaxLoss(model.trunk.vocab_size, model.trunk.dtype, chunk, mesh)
+
+
+def heads_loss(
+    model: BlockwiseConfig,
+    softmax: SoftmaxLoss,
+    heads: Params | Float[Array, "levels B T D"] | None,
+    matrix: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "L B T"],
+    valid: Bool[Array, "L B T"],
+    scale: Float[Array, " L"],
+) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
+    """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
+
+    Args:
+      model: sizes.
+      softmax: result of `softmax_loss`.
+      heads: parameters of the heads' layers; of a block drafter, the states of its
+        positions; None if heads have no layers.
+      matrix: softmax matrix of the model.
+      hidden: final hidden states.
+      targets: targets of each head.
+      valid: mask of the valid targets.
+      scale: weights of the heads.
+
+    Returns:
+      The weighted sum; the loss and the number of correct targets of each head.
+    """
+    apply = functools.partial(_head_state, model)
+    stacked = Head(heads, targets, valid, None, scale)
+    total, losses = weighted_losses(softmax, apply, matrix, hidden, stacked)
+    correct = jnp.sum(losses.correct, (1, 2), where=valid, dtype=jnp.float32)
+    return total, losses.total, correct
+
+
+def _heads_sums(
+    model: BlockwiseConfig,
+    softmax: SoftmaxLoss,
+    heads: Params | Float[Array, "levels B T D"] | None,
+    matrix: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "L B T"],
+    valid: Bool[Array, "L B T"],
+) -> HeadSums:
+    """The sums of all heads with their entropies, without gradients."""
+    rows = softmax.matrix(matrix)
+
+    def sums_of(chunk: LossInputs) -> HeadSums:
+        logits = softmax.logits(chunk.state, rows)
+        losses, correct, log_total = softmax.hard_losses(logits, chunk.targets)
+        probabilities = jnp.exp(logits - log_total[:, None])
+        entropy = log_total - (probabilities * logits).sum(-1)
+        return jax.tree.map(
+            lambda x: jnp.sum(x, where=chunk.weights, dtype=jnp.float32),
+            HeadSums(losses, correct, chunk.weights, entropy),
+        )
+
+    def run(carry: None, head: Head) -> tuple[None, tuple[HeadSums, None]]:
+        state = _head_state(model, head.layer, hidden)
+        chunks = softmax.chunks(LossInputs(state, head.targets, head.weights))
+        parts = jax.lax.map(lambda chunk: softmax.per_group(sums_of, chunk), chunks)
+        return carry, (jax.tree.map(jnp.sum, parts), None)
+
+    stacked = Head(heads, targets, valid, None, jnp.zeros(len(targets)))
+    return over_heads(run, None, stacked)[1]
+
+
+def _best_tokens(
+    model: BlockwiseConfig,
+    softmax: SoftmaxLoss,
+    heads: Params | Float[Array, "levels B T D"] | None,
+    matrix: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+) -> Int[Array, "B T"]:
+    """The most probable token of head 1 at every position, without gradient."""
+    first = None
+    if model.heads is not None and model.heads.first_has_ffn:
+        assert heads is not None
+        first = jax.tree.map(lambda x: x[0], heads)
+    first, matrix, hidden = jax.lax.stop_gradient((first, matrix, hidden))
+    rows = softmax.matrix(matrix)
+    state = _head_state(model, first, hidden)
+
+    def best(chunk: LossInputs) -> Int[Array, " n"]:
+        return jnp.argmax(softmax.logits(chunk.state, rows), axis=-1)
+
+    nothing = jnp.zeros(hidden.shape[:2], jnp.int32)
+    chunks = softmax.chunks(LossInputs(state, nothing, nothing))
+    parts = jax.lax.map(lambda chunk: softmax.per_group(best, chunk), chunks)
+    return softmax.unchunked(parts, *hidden.shape[:2])
+
+
+def _head_state(
+    model: BlockwiseConfig,
+    layer: Params | Float[Array, "B T D"] | None,
+    hidden: Float[Array, "B T D"],
+) -> Float[Array, "B T D"]:
+    """The input of a head's softmax."""
+    if layer is None:
+        return hidden
+    if model.heads is None:
+        return layer
+    return apply_head(model.heads, layer, hidden, dtype=model.trunk.dtype)
 
 
 def _drawn_positions(

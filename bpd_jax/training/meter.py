@@ -26,6 +26,9 @@ PEAK_FLOPS = {
     "TPU v6": 918e12,
 }
 
+# Key of the meter's state in the data item of a checkpoint.
+METER = "meter"
+
 _MEANS = ("loss", "loss_heads", "accuracy_heads", "gradient_norm")
 
 

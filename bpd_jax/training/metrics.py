@@ -43,9 +43,6 @@ class MetricsWriter:
           step: step at which the run starts; rows of later steps, from a run that was
             killed after its last checkpoint, are dropped. Damaged lines are moved to
             `metrics.jsonl.damaged`.
-
-        Raises:
-          UserError: the files cannot be written.
         """
         self._events: _EventFile | None = None
         self._warned = False
@@ -182,9 +179,6 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Damaged lines are skipped with a warning, an incomplete last one, which a killed run
     can leave, without. The values of a row are numbers, NaN and infinities included.
-
-    Raises:
-      UserError: the file cannot be read or is too large.
     """
     return _read(path)[0]
 

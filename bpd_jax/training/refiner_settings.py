@@ -46,11 +46,7 @@ class RefinerSettings(Validated):
     heldout_rows: Count = 1000
 
     def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
-        """The configuration of a refiner for `model`.
-
-        Raises:
-          UserError: the model has no block heads, or the kind has no rank or width.
-        """
+        """The configuration of a refiner for `model`."""
         if model.block_size < 2:
             raise UserError(
                 "the model has no block heads whose drafts could be refined: train it "

@@ -20,11 +20,7 @@ from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.storage.buckets import as_path
-from bpd_jax.training.heads.batches import (
-    PositionBatch,
-    cached_batches,
-    held_out_batches,
-)
+from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import STATES, open_states
@@ -61,11 +57,7 @@ class RefinerData(NamedTuple):
 
 
 def default_data(folder: pathlib.Path) -> pathlib.Path:
-    """The folder of rows, or of cached states, in a run's or pretrained model's folder.
-
-    Raises:
-      UserError: there is neither.
-    """
+    """The folder of rows, or else of cached states, in the folder of a model."""
     rows, states = folder / DATA, folder / STATES
     if rows.is_dir():
         return rows
@@ -84,11 +76,7 @@ def open_source(
     model: BlockwiseConfig,
     base: Params,
 ) -> RefinerData:
-    """Opens a folder of packed rows or of cached states.
-
-    Raises:
-      UserError: the folder holds neither, or does not fit the model.
-    """
+    """Opens a folder of packed rows or of cached states."""
     folder = as_path(data)
     if (folder / STATES_HEADER).exists():
         return _states(folder, settings, model, base)
@@ -137,16 +125,11 @@ def _states(
     if not len(train) or not len(held_out_positions):
         raise UserError(f"{folder} has too few texts to train on and to hold out.")
     size, block = settings.batch_size or POSITIONS, model.block_size
-    held_out = held_out_batches(
-        states.positions,
-        held_out_positions,
-        states.read(held_out_positions),
-        size,
-        block,
-    )
+    batcher = PositionBatcher(states, size, block)
+    held_out = batcher.held_out(held_out_positions)
 
     def batches(step: int) -> Iterator[PositionBatch]:
-        return cached_batches(states, train, size, block, settings.seed, step)
+        return batcher.batches(train, settings.seed, step)
 
     key = hashlib.sha256(states.positions.tokens.tobytes()).hexdigest()
     return RefinerData(batches, held_out, outputs_of_states, size, "positions", key)

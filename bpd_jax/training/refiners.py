@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Array, Params
+from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
@@ -33,18 +33,15 @@ from bpd_jax.training import (
     run_folder,
 )
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.draft_targets import Targets, draft_targets
+from bpd_jax.training.draft_targets import draft_targets
 from bpd_jax.training.evaluator import per_head
-from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
-from bpd_jax.training.loop import Pace
-from bpd_jax.training.meter import Meter
+from bpd_jax.training.frozen import Batches
+from bpd_jax.training.objective import Levels, LevelSums, Objective
 from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import open_source
 
 _WARMUP = 0.05
-_LOG_EVERY, _CHECKPOINT_EVERY = 20, 200
 
 _SETTINGS = "settings.json"  # the first file of a run
 _RUN = folders.FolderKind(
@@ -97,8 +94,8 @@ class RefinerHeldOut(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinerObjective:
-    """See `frozen.Objective`; the frozen arrays are the model's parameters.
+class RefinerObjective(Objective):
+    """The frozen arrays are the model's parameters.
 
     Attributes:
       config: sizes of the refiner.
@@ -112,26 +109,9 @@ class RefinerObjective:
     freeze: Callable[..., BaseOutputs]
     model_targets: bool
 
-    def loss(
-        self, trained: Params, frozen: Params, batch: Any
-    ) -> tuple[Array, LevelSums]:
+    def levels(self, trained: Params, frozen: Params, batch: Any) -> Levels:
         """The loss is the mean over positions, then over levels."""
-        outputs = self.freeze(
-            self.model, frozen, batch, model_targets=self.model_targets
-        )
-        targets = self._targets(frozen, outputs)
-        counts = jnp.maximum(targets.scored.sum(0, dtype=jnp.float32), 1)
-        weights = targets.scored / (counts * len(counts))
-        inputs, matrices = refined_inputs(
-            self.config, trained, self.model, frozen, outputs
-        )
-        columns = inputs.shape[-1] - outputs.states.shape[-1]
-        total, losses, hits = by_level(
-            functools.partial(levels_loss, trained_columns=columns),
-            matrices,
-            (inputs, targets.places, weights),
-        )
-        return total, LevelSums.of(losses, hits, targets)
+        return self._levels(trained, frozen, batch, self.model_targets)[1]
 
     def held_out_sums(
         self, trained: Params, frozen: Params, batch: Any
@@ -139,22 +119,31 @@ class RefinerObjective:
         """Sums of the heads with and without the refiner, for both kinds of targets."""
         sums = []
         for model_targets in (False, True):
-            outputs = self.freeze(
-                self.model, frozen, batch, model_targets=model_targets
-            )
-            targets = self._targets(frozen, outputs)
-            plain = outputs.states, draft_softmax(self.model, frozen)
-            refined = refined_inputs(self.config, trained, self.model, frozen, outputs)
-            for inputs, matrices in (plain, refined):
-                arrays = (inputs, targets.places)
-                losses, ranks = by_level(levels_ranks, matrices, arrays)
-                sums.append(LevelSums.of(losses, ranks == 0, targets))
+            for levels in self._levels(trained, frozen, batch, model_targets):
+                losses, ranks = levels.ranks()
+                sums.append(LevelSums.of(losses, ranks == 0, levels.targets))
         return RefinerHeldOut(*sums)
 
-    def _targets(self, base: Params, outputs: BaseOutputs) -> Targets:
-        vocabulary = base.get("heads", {}).get("vocabulary")
+    def _levels(
+        self, trained: Params, frozen: Params, batch: Any, model_targets: bool
+    ) -> tuple[Levels, Levels]:
+        """The softmaxes without and with the refiner."""
+        outputs = self.freeze(self.model, frozen, batch, model_targets=model_targets)
+        vocabulary = frozen.get("heads", {}).get("vocabulary")
         vocab_size = self.model.trunk.vocab_size
-        return draft_targets(outputs.targets, outputs.valid, vocabulary, vocab_size)
+        targets = draft_targets(outputs.targets, outputs.valid, vocabulary, vocab_size)
+        counts = jnp.maximum(targets.scored.sum(0, dtype=jnp.float32), 1)
+        weights = targets.scored / (counts * len(counts))
+        plain = Levels(
+            outputs.states, draft_softmax(self.model, frozen), targets, weights
+        )
+        inputs, matrices = refined_inputs(
+            self.config, trained, self.model, frozen, outputs
+        )
+        columns = inputs.shape[-1] - outputs.states.shape[-1]
+        return plain, plain._replace(
+            inputs=inputs, matrices=matrices, trained_columns=columns
+        )
 
 
 def train_refiner(
@@ -180,11 +169,6 @@ def train_refiner(
 
     Returns:
       The result; `held_out` is a `RefinerHeldOut`.
-
-    Raises:
-      UserError: settings, model, data or folder are unsuitable, or the loss is not
-        finite.
-      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     config = settings.config_for(model)
     output = as_path(output)
@@ -204,14 +188,18 @@ def train_refiner(
         base,
         lambda step: Batches(source.train(step), source.held_out),
         folder,
-        key=hashlib.sha256(run_key.encode()).hexdigest(),
-        optimizer=OptimizerConfig(settings.learning_rate, warmup),
+        frozen.Settings(
+            key=hashlib.sha256(run_key.encode()).hexdigest(),
+            optimizer=OptimizerConfig(settings.learning_rate, warmup),
+            steps=settings.steps,
+            batch_size=source.batch_size,
+            unit=source.unit,
+            evaluate_every=settings.steps,
+            rate_name="--learning_rate",
+        ),
         ready=lambda: files.write_json(
             folder / _SETTINGS, dataclasses.asdict(settings)
         ),
-        pace=Pace(settings.steps, _LOG_EVERY, settings.steps, _CHECKPOINT_EVERY),
-        meter=Meter(source.batch_size, source.unit, first_head=2),
-        learning_rate="--learning_rate",
     )
     facts = {
         "command": command,

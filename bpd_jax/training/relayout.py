@@ -28,9 +28,6 @@ def restore_state(
       optimizer: optimizer of the run.
       abstract: shapes, dtypes and shardings of the result.
       mesh: devices.
-
-    Raises:
-      UserError: the checkpoint belongs to another model or optimizer, or is damaged.
     """
     stacked = checkpoints.is_stacked()
     if stacked == config.compute.scan_layers:

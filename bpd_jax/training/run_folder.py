@@ -87,11 +87,7 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
 
 
 def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
-    """Fingerprints of the rows that a run started with, by split; None for a new run.
-
-    Raises:
-      UserError: the fingerprints cannot be read.
-    """
+    """Fingerprints of the first rows of a run, by split; None for a new run."""
     # Exported parameters that are trained further have none.
     if not ((folder / MODEL).exists() and (folder / ROWS).exists()):
         return None
@@ -142,9 +138,6 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
 
     A run resumes with its own rows, even if the text has changed. Missing or damaged
     rows are prepared again if the text has not changed.
-
-    Raises:
-      UserError: the rows cannot be prepared, or would differ from those of the run.
     """
     initial = initial_rows(folder)
     for split in SPLITS:
@@ -171,11 +164,7 @@ def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:
 def open_run_rows(
     config: TrainConfig, folder: pathlib.Path
 ) -> tuple[PackedRows, PackedRows]:
-    """Opens the training and validation rows that `make_run_rows` has prepared.
-
-    Raises:
-      UserError: a split has no rows, or the model's vocabulary size differs.
-    """
+    """Opens the training and validation rows that `make_run_rows` has prepared."""
     both = [open_rows(folder / DATA / split) for split in SPLITS]
     train_rows, validation_rows = both
     vocab_size = config.model.trunk.vocab_size

@@ -27,10 +27,6 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       config: sizes of the axes over all slices together.
       devices: devices to use, possibly those of a topology description; None for all
         devices of the run.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices, or `data` is not a
-        multiple of the number of slices.
     """
     devices = jax.devices() if devices is None else devices
     slices = collections.defaultdict(list)

@@ -52,9 +52,6 @@ def make_train_step(
       mesh: devices.
       compute: see `ComputeConfig`.
       settings: settings of the loss.
-
-    Raises:
-      UserError: at the first step, a row is too short for its blocks of a drafter.
     """
 
     def step(

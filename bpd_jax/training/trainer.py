@@ -1,29 +1,32 @@
-"""Training of a whole model: sets up mesh, data and train state and runs the loop."""
+"""The training of a whole model, from top to bottom.
 
-import contextlib
+`loss` is what a step minimizes, `step` the step, `run_log` the log; a run that was
+stopped or killed resumes exactly (`checkpoints`), in one process or several (`hosts`).
+"""
+
 import os
 import pathlib
 from collections.abc import Callable
 
 import optax
-from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Params
-from bpd_jax.data.rows import Batch, RowIterator
+from bpd_jax.data.rows import RowIterator
 from bpd_jax.storage import files
 from bpd_jax.storage.buckets import as_path
-from bpd_jax.training import hosts, loop, run_folder
+from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.decisions import Decisions, Selection
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.hosts import print_once
-from bpd_jax.training.meter import Meter, peak_tokens_per_second
+from bpd_jax.training.meter import METER, Meter, peak_tokens_per_second
 from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bpd_jax.training.relayout import restore_state
 from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_folder import make_run_rows, open_run_rows
+from bpd_jax.training.run_log import RunLog
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.state import (
     TrainState,
@@ -31,7 +34,7 @@ from bpd_jax.training.state import (
     init_state,
     with_parameters,
 )
-from bpd_jax.training.step import Metrics, make_train_step, put_batch
+from bpd_jax.training.step import make_train_step, put_batch
 
 
 def train(
@@ -59,32 +62,32 @@ def train(
       The metrics of the last evaluation: `validation_loss` and, per head,
       `validation_loss_head_h`, accuracies and entropies; {} if the run had already
       finished.
-
-    Raises:
-      UserError: the configuration, the folder, the disk space or the data are
-        unsuitable, or the loss is not finite.
-      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     folder = as_path(workdir)
+
+    # ---- Devices, and the shapes and shardings of all arrays
+
     mesh = make_mesh(config.mesh)
     hosts.check_joined()
     config.check_mesh(mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
+
+    # ---- Data: each process reads the rows of its own devices
+
+    hosts.first(lambda: _prepare_folder(folder, config))
+    train_rows, validation_rows = open_run_rows(config, folder)
     part, parts = hosts.batch_part(mesh)
-    with contextlib.ExitStack() as stack:
-        hosts.first(lambda: _prepare_folder(folder, config))
-        train_rows, validation_rows = open_run_rows(config, folder)
-        batches = RowIterator(
-            train_rows,
-            config.batch_size,
-            config.seed,
-            process_index=part,
-            process_count=parts,
-        )
-        checkpoints = stack.enter_context(
-            Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints)
-        )
+    batches = RowIterator(
+        train_rows,
+        config.batch_size,
+        config.seed,
+        process_index=part,
+        process_count=parts,
+    )
+    with Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints) as checkpoints:
+        # ---- The train state: from the newest checkpoint, or new
+
         start = checkpoints.latest_step or 0
         saved = hosts.agree(checkpoints.restore_data() if start else {})
         decisions = Decisions.restore(config, saved, checkpoints.steps())
@@ -100,30 +103,65 @@ def train(
         print_once(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )
+
+        # ---- What a step and an evaluation compute, and the log
+
+        train_step = make_train_step(
+            config.model, optimizer, abstract, mesh, config.compute, config.loss
+        )
+        evaluate = Evaluator(config, validation_rows, abstract, mesh)
+        rate = learning_rate_schedule(config.optimizer, config.steps)
         peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
         meter = Meter(config.tokens_per_step, peak=peak)
-        if loop.METER in saved:
-            meter.restore(saved[loop.METER])
-        _, step = loop.run(
-            loop.Pace(
-                config.steps,
-                config.log_every,
-                config.evaluate_every,
-                config.checkpoint_every,
-            ),
-            folder,
-            checkpoints,
-            state,
-            start,
-            batches=batches,
-            update=_make_update(config, optimizer, abstract, mesh, decisions),
-            evaluate=Evaluator(config, validation_rows, abstract, mesh),
-            data=lambda: batches.state() | decisions.to_json(),
-            rate=learning_rate_schedule(config.optimizer, config.steps),
-            meter=meter,
-            after=decisions.after,
-        )
-    print_once(_summary(decisions, folder, step))
+        if METER in saved:
+            meter.restore(saved[METER])
+
+        with (
+            hosts.deferred_signals() as stop,
+            RunLog(folder, checkpoints, start, config.steps, meter) as log,
+        ):
+            for step in range(start, config.steps):
+                # ---- One step of the optimizer; `done` counts it
+
+                done = step + 1
+                batch = put_batch(next(batches), mesh)
+                state, metrics = train_step(state, batch, decisions.lambdas(done))
+
+                # ---- What follows it; the host runs ahead unless it needs the state
+
+                signal, last = stop(done), done == config.steps
+                logs = last or done % config.log_every == 0
+                evaluates = last or done % config.evaluate_every == 0
+                saves = last or bool(signal) or done % config.checkpoint_every == 0
+                log.add(done, metrics, read=logs or evaluates or saves)
+
+                # ---- The log: means since the last row
+
+                if logs:
+                    log.means(done, float(rate(step)))
+
+                # ---- Validation: the best checkpoint, an early stop, the heads' λ
+
+                validation = None
+                if evaluates:
+                    validation = evaluate(state.params)
+                    log.evaluation(done, validation)
+                best, is_over = decisions.after(done, validation)
+
+                # ---- A checkpoint, from which the run resumes exactly
+
+                if saves or is_over or best == done:
+                    position = batches.state() | decisions.to_json()
+                    position[METER] = meter.state()
+                    checkpoints.save(done, state, position, best)
+                    log.publish()
+                if signal or is_over:
+                    break
+            # Signals are still deferred, so that none interrupts the last save.
+            checkpoints.wait()
+        if signal and not last and not is_over:
+            log.stopped(done, signal)
+    print_once(_summary(decisions, folder, done))
     return decisions.validation
 
 
@@ -143,26 +181,6 @@ def _initial_state(
     """The state before the first step; `load_start` is that of `train`."""
     state = init_state(config.model, optimizer, abstract, config.seed, config.compute)
     return state if load_start is None else with_parameters(state, load_start())
-
-
-def _make_update(
-    config: TrainConfig,
-    optimizer: optax.GradientTransformation,
-    abstract: TrainState,
-    mesh: Mesh,
-    decisions: Decisions,
-) -> Callable[[TrainState, Batch, int], tuple[TrainState, Metrics]]:
-    """The update of one step, for a batch of this process; see `loop.run`."""
-    step_fn = make_train_step(
-        config.model, optimizer, abstract, mesh, config.compute, config.loss
-    )
-
-    def update(
-        state: TrainState, batch: Batch, step: int
-    ) -> tuple[TrainState, Metrics]:
-        return step_fn(state, put_batch(batch, mesh), decisions.lambdas(step))
-
-    return update
 
 
 def _already_finished(

@@ -21,8 +21,9 @@ from bpd_jax.models.trained_refiners import (
     recurrent_start,
     recurrent_step,
 )
-from bpd_jax.training.frozen import LevelSums, measure
+from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.objective import LevelSums
 from bpd_jax.training.refiner_loss import outputs_of_rows
 from bpd_jax.training.refiner_settings import RefinerSettings
 from bpd_jax.training.refiner_sources import held_out_rows

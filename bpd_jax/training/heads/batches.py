@@ -1,5 +1,6 @@
 """Batches of positions with their states, from a cache on disk or a ring in memory."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,68 +36,69 @@ def with_targets(
     return PositionBatch(states, *positions.after(indices, block_size))
 
 
-def held_out_batches(
-    positions: Positions,
-    indices: np.ndarray,
-    states: np.ndarray,
-    size: int,
-    block_size: int,
-) -> list[PositionBatch]:
-    """Batches of equal size of the given positions; the last one is padded.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PositionBatcher:
+    """Makes batches of independent positions from a cache.
 
-    Args:
-      positions: positions of all texts.
-      indices: indices of the positions to evaluate.
-      states: `[n, C]` states at these positions.
-      size: positions of a batch, at most their number.
-      block_size: L.
-    """
-    batches = []
-    for first in range(0, len(indices), size):
-        part = slice(first, first + size)
-        batch = with_targets(positions, indices[part], states[part], block_size)
-        missing = min(size, len(indices)) - len(batch.tokens)
-        batches.append(
-            PositionBatch(*(np.pad(x, ((0, missing), (0, 0))) for x in batch[:3]))
-        )
-    return batches
-
-
-def cached_batches(
-    states: States,
-    indices: np.ndarray,
-    size: int,
-    block_size: int,
-    seed: int,
-    step: int = 0,
-    *,
-    later: bool = False,
-) -> Iterator[PositionBatch]:
-    """Endless batches of cached positions; an epoch drops an incomplete last batch.
-
-    Args:
+    Attributes:
       states: the cache.
-      indices: indices of the positions to draw from.
       size: positions of a batch, at most their number.
       block_size: L.
-      seed: seed of the order.
-      step: number of batches to skip.
-      later: whether to read `PositionBatch.later`.
+      later: whether training batches have `PositionBatch.later`.
     """
-    size = min(size, len(indices))
-    per_epoch = len(indices) // size
-    epoch, step = divmod(step, per_epoch)
-    while True:
-        order = epoch_order(len(indices), seed, epoch)
-        for number in range(step, per_epoch):
-            drawn = indices[order[number * size : (number + 1) * size]]
-            batch = with_targets(
-                states.positions, drawn, states.read(drawn), block_size
+
+    states: States
+    size: int
+    block_size: int
+    later: bool = False
+
+    def batches(
+        self, indices: np.ndarray, seed: int, step: int = 0
+    ) -> Iterator[PositionBatch]:
+        """Endless batches; an epoch drops an incomplete last batch.
+
+        Args:
+          indices: indices of the positions to draw from.
+          seed: seed of the order.
+          step: number of batches to skip.
+        """
+        states, size = self.states, min(self.size, len(indices))
+        per_epoch = len(indices) // size
+        epoch, step = divmod(step, per_epoch)
+        while True:
+            order = epoch_order(len(indices), seed, epoch)
+            for number in range(step, per_epoch):
+                drawn = indices[order[number * size : (number + 1) * size]]
+                batch = with_targets(
+                    states.positions, drawn, states.read(drawn), self.block_size
+                )
+                if self.later:
+                    batch = batch._replace(later=_later(states, drawn, self.block_size))
+                yield batch
+            epoch, step = epoch + 1, 0
+
+    def held_out(self, indices: np.ndarray) -> list[PositionBatch]:
+        """Batches of equal size of the given positions; the last one is padded."""
+        states = self.states.read(indices)
+        return split_evenly(
+            with_targets(self.states.positions, indices, states, self.block_size),
+            self.size,
+        )
+
+
+def split_evenly(batch: PositionBatch, most: int) -> list[PositionBatch]:
+    """Batches of equal size, `most` at most; the last one is padded."""
+    count = len(batch.tokens)
+    size = min(most, count)
+    return [
+        PositionBatch(
+            *(
+                np.pad(x[k : k + size], ((0, max(0, k + size - count)), (0, 0)))
+                for x in batch[:3]
             )
-            if later:
-                batch = batch._replace(later=_later(states, drawn, block_size))
-            yield batch
-        epoch, step = epoch + 1, 0
+        )
+        for k in range(0, count, size)
+    ]
 
 
 def _later(states: States, indices: np.ndarray, block_size: int) -> np.ndarray:
@@ -204,3 +206,16 @@ def ring_batches(
             ring.add(int(due))
             # The ring reads groups of texts, which may add more states than were due.
             due -= ring.added - before
+
+
+def held_out_states(
+    texts: Generations, positions: Positions, indices: np.ndarray, base: FrozenModel
+) -> np.ndarray:
+    """`[n, C]`: states at the given positions, computed now."""
+    states = np.empty((len(indices), base.width), base.dtype)
+    rows = np.unique(positions.rows[indices])
+    for number, text_states in base.states([texts[row] for row in rows]):
+        in_text = np.flatnonzero(positions.rows[indices] == rows[number])
+        places = positions.places[indices[in_text]] - texts.offsets[rows[number]]
+        states[in_text] = text_states[places]
+    return states

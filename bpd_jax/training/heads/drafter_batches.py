@@ -65,10 +65,6 @@ class BlockBatcher:
       row_tokens: highest number of tokens of a row.
       ahead: number of states from an anchor on that a row holds too, as far as its text
         has them: those that the model predicts y_1, y_2, … from.
-
-    Raises:
-      UserError: a text is longer than a row, and there is no window that allows it to
-        be split.
     """
 
     states: States

@@ -19,23 +19,18 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.products import float32_sums
-from bpd_jax.storage.buckets import on_disk
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
-from bpd_jax.training.frozen import Batches, LevelSums
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.positions import training_sample
-from bpd_jax.training.heads.run_plan import Plan
-from bpd_jax.training.heads.states_cache import STATES, cached_states
-from bpd_jax.training.levels_loss import levels_loss, levels_ranks
+from bpd_jax.training.heads.positions import Positions
+from bpd_jax.training.heads.states_cache import States
+from bpd_jax.training.objective import Levels, Objective, level_weights
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterObjective:
-    """See `frozen.Objective`.
+class DrafterObjective(Objective):
+    """The objective of a block drafter.
 
     Attributes:
       config: settings of the run.
@@ -84,48 +79,44 @@ class DrafterObjective:
         frozen["softmax"] = jnp.asarray(frozen["softmax"], self.config.products)
         return trained, {**frozen, "embedding": params["trunk"]["embedding"]}
 
-    def loss(
-        self, trained: Params, frozen: Params, batch: BlockBatch
-    ) -> tuple[Array, LevelSums]:
-        """The loss of a batch of anchors, and the sums.
+    def levels(self, trained: Params, frozen: Params, batch: BlockBatch) -> Levels:
+        """The loss is Σ_j λ_j loss_j.
 
-        The loss is Σ_j λ_j loss_j, where loss_j is the mean over the anchors that have
-        a target at level j, and λ sums to 1; D-PACE uses other weights than λ_j.
+        loss_j is the mean over the anchors that have a target at level j, and λ sums to
+        1; D-PACE uses other weights than λ_j.
         """
         config, targets = self.config, targets_of(batch, frozen, self.model)
         states = self._states(trained, frozen, batch)
-        levels = states.shape[1]
         scored = targets.scored.astype(jnp.float32)
-        weights = jnp.asarray(config.lambdas, jnp.float32) / sum(config.lambdas)
-        # Means over anchors, level by level.
-        weights = scored * weights / jnp.maximum(scored.sum(0), 1)
+        lambdas = jnp.asarray(config.lambdas, jnp.float32) / sum(config.lambdas)
+        weights = level_weights(scored, lambdas)
         weigh: Weigh | None = None
         if config.position_weights == "dpace":
             weights = scored / jnp.maximum(scored.sum(), 1)
-            weigh = functools.partial(dpace_weights, levels, config.dpace_smoothing)
+            weigh = functools.partial(
+                dpace_weights, config.levels, config.dpace_smoothing
+            )
         inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
-        total, losses, hits = levels_loss(
+        more = functools.partial(self._confidence_loss, trained, batch, states, scored)
+        return Levels(
             inputs,
-            matrix,
-            targets.places,
+            matrix[None],
+            targets,
             weights,
             self._teacher_states(batch) if config.soft_targets else None,
-            teacher_share=config.soft_targets,
-            trained_columns=self.drafter.markov_rank,
-            weigh=weigh,
-            mesh=self.mesh,
+            config.soft_targets,
+            self.drafter.markov_rank,
+            weigh,
+            more if self.drafter.confidence else None,
         )
-        if self.drafter.confidence:
-            total += self._confidence_loss(trained, batch, states, hits, scored)
-        return total, LevelSums.of(losses, hits, targets)
 
     def _confidence_loss(
         self,
         trained: Params,
         batch: BlockBatch,
         states: Float[Array, "n levels D"],
-        hits: Array,
         scored: Float[Array, "n levels"],
+        hits: Array,
     ) -> Array:
         """Cross-entropy of predicting whether the first candidate is right.
 
@@ -139,43 +130,18 @@ class DrafterObjective:
         losses = jax.nn.softplus(logits) - logits * hits
         return jnp.sum(losses * scored) / jnp.maximum(scored.sum(), 1)
 
-    def held_out_sums(
-        self, trained: Params, frozen: Params, batch: BlockBatch
-    ) -> HeldOut:
-        """Sums over a batch of anchors; a Markov head reads the true tokens."""
-        targets = targets_of(batch, frozen, self.model)
-        states = self._states(trained, frozen, batch)
-        inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
-        losses, ranks = levels_ranks(inputs, matrix, targets.places)
-        return HeldOut.of(losses, ranks, targets)
-
-    def batches(
-        self, base: FrozenModel, plan: Plan, folder: pathlib.Path, step: int
-    ) -> Batches:
-        """Batches from the cache, which contains the states of prompts too."""
+    def batcher(self, states: States, positions: Positions) -> BlockBatcher:
+        """Batches of cached states, which contain those of prompts too."""
         config = self.config
-        states = cached_states(
-            config.states or on_disk(folder / STATES),
-            plan.texts,
-            base,
-            plan.base,
-            include_prompts=True,
-        )
-        batcher = BlockBatcher(
+        return BlockBatcher(
             states,
-            plan.positions,
+            positions,
             config.block_size,
             config.anchors_per_row,
             config.block_rows,
             self.drafter.window,
             config.row_tokens,
             config.levels if config.soft_targets else 0,
-        )
-        sample = training_sample(plan.train, plan.held_out)
-        return Batches(
-            batcher.batches(plan.train, config.seed, step),
-            batcher.held_out(plan.held_out),
-            batcher.held_out(sample),
         )
 
     def save(

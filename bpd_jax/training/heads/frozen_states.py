@@ -49,9 +49,6 @@ class FrozenModel:
           products: precision of the model's products. bfloat16, with sums in float32,
             changes states by 1 to 3 % of their size.
           mesh: devices that split texts and parameters; None for one device.
-
-        Raises:
-          UserError: the model has no such layers.
         """
         check_feature_layers(layers, model.trunk.num_layers)
         self.d_model = model.trunk.d_model
@@ -89,12 +86,7 @@ class FrozenModel:
     def states(
         self, texts: Sequence[np.ndarray]
     ) -> Iterator[tuple[int, Float[np.ndarray, "n C"]]]:
-        """Yields the index of a text in `texts` and its states, longest texts first.
-
-        Raises:
-          UserError: a text exceeds the model's max_length, or a state is too large for
-            the dtype.
-        """
+        """Yields the index of a text in `texts` and its states, longest texts first."""
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         while order:
             length = _padded(len(texts[order[0]]))

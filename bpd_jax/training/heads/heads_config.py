@@ -172,6 +172,11 @@ class HeadsTrainConfig(Validated):
             check_rows(name, self.batch_size, mesh)
 
     @property
+    def trains_drafter(self) -> bool:
+        """Whether a block drafter is trained, not heads."""
+        return isinstance(self.heads, BlockDrafterConfig)
+
+    @property
     def block_rows(self) -> int:
         """Rows of a step of a block drafter, each with `anchors_per_row` blocks."""
         return max(1, self.batch_size // self.anchors_per_row)

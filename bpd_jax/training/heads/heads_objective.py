@@ -22,31 +22,17 @@ from bpd_jax.models.block_heads import (
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
-from bpd_jax.storage.buckets import on_disk
 from bpd_jax.training.draft_targets import targets_of
-from bpd_jax.training.frozen import Batches, LevelSums
-from bpd_jax.training.heads.batches import (
-    PositionBatch,
-    Ring,
-    cached_batches,
-    held_out_batches,
-    ring_batches,
-)
-from bpd_jax.training.heads.frozen_states import FrozenModel
+from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.held_out import HeldOut
-from bpd_jax.training.heads.positions import training_sample
-from bpd_jax.training.heads.run_plan import Plan
-from bpd_jax.training.heads.states_cache import STATES, cached_states
-from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
-
-# Texts that are added to a ring at a time.
-_GROUP = 32
+from bpd_jax.training.heads.positions import Positions
+from bpd_jax.training.heads.states_cache import States
+from bpd_jax.training.objective import Levels, Objective, level_weights
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadsObjective:
-    """See `frozen.Objective`.
+class HeadsObjective(Objective):
+    """The objective of heads 2 … L.
 
     Attributes:
       config: settings of the run.
@@ -83,40 +69,24 @@ class HeadsObjective:
             frozen["embedding"] = params["trunk"]["embedding"]
         return trained, frozen
 
-    def loss(
-        self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> tuple[Array, LevelSums]:
-        """The loss of a batch of positions, and the sums.
+    def levels(self, trained: Params, frozen: Params, batch: PositionBatch) -> Levels:
+        """The loss is Σ_h λ_h loss_h.
 
-        The loss is Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over the
-        positions that have a target in the draft vocabulary.
+        loss_h is the mean of −log p_h over the positions that have a target in the
+        draft vocabulary.
         """
-        config = self.config
         targets = targets_of(batch, frozen, self.model)
         inputs, matrices = self._softmax_inputs(trained, frozen, batch)
-        lambdas = jnp.asarray(config.lambdas, jnp.float32)
-        weights = targets.scored * lambdas / jnp.maximum(targets.scored.sum(0), 1)
-        later = None if batch.later is None else self._hidden(batch.later)
-        total, losses, hits = by_level(
-            functools.partial(
-                levels_loss,
-                trained_columns=inputs.shape[-1] if self.heads.own_softmax else 0,
-                teacher_share=config.soft_targets,
-                mesh=self.mesh,
-            ),
+        lambdas = jnp.asarray(self.config.lambdas, jnp.float32)
+        return Levels(
+            inputs,
             matrices,
-            (inputs, targets.places, weights, later),
+            targets,
+            level_weights(targets.scored, lambdas),
+            None if batch.later is None else self._hidden(batch.later),
+            self.config.soft_targets,
+            inputs.shape[-1] if self.heads.own_softmax else 0,
         )
-        return total, LevelSums.of(losses, hits, targets)
-
-    def held_out_sums(
-        self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> HeldOut:
-        """Sums over a batch of positions."""
-        targets = targets_of(batch, frozen, self.model)
-        inputs, matrices = self._softmax_inputs(trained, frozen, batch)
-        losses, ranks = by_level(levels_ranks, matrices, (inputs, targets.places))
-        return HeldOut.of(losses, ranks, targets)
 
     def _softmax_inputs(
         self, trained: Params, frozen: Params, batch: PositionBatch
@@ -156,52 +126,12 @@ class HeadsObjective:
         kernel = kernel.astype(self.config.products)
         return condition(self.heads, kernel, embedded, features)
 
-    def batches(
-        self, base: FrozenModel, plan: Plan, folder: pathlib.Path, step: int
-    ) -> Batches:
-        """Batches from the cache, or from a ring of states."""
-        config, positions = self.config, plan.positions
-        size, block = config.batch_size, config.block_size
-
-        def evaluated(indices: np.ndarray, states: np.ndarray) -> list[PositionBatch]:
-            return held_out_batches(positions, indices, states, size, block)
-
-        if config.mode == "cache":
-            states = cached_states(
-                config.states or on_disk(folder / STATES),
-                plan.texts,
-                base,
-                plan.base,
-                include_prompts=config.include_prompts,
-            )
-            source = cached_batches(
-                states,
-                plan.train,
-                size,
-                block,
-                config.seed,
-                step,
-                later=config.soft_targets > 0,
-            )
-            sample = training_sample(plan.train, plan.held_out)
-            return Batches(
-                source,
-                evaluated(plan.held_out, states.read(plan.held_out)),
-                evaluated(sample, states.read(sample)),
-            )
-        held_out = evaluated(plan.held_out, _held_out_states(plan, base))
-        ring = Ring(
-            plan.texts,
-            positions,
-            np.unique(positions.rows[plan.train]),
-            base,
-            capacity=config.ring_positions,
-            group=_GROUP,
-            # A resumed run reads the texts in another order.
-            seed=config.seed + step,
-        )
-        return Batches(
-            ring_batches(ring, positions, size, block, config.ring_uses), held_out
+    def batcher(self, states: States, positions: Positions) -> PositionBatcher:
+        """Batches of cached states."""
+        del positions
+        config = self.config
+        return PositionBatcher(
+            states, config.batch_size, config.block_size, config.soft_targets > 0
         )
 
     def save(
@@ -209,15 +139,3 @@ class HeadsObjective:
     ) -> None:
         """Writes a folder of heads; see `heads_files`."""
         save_heads(folder, self.heads, params, dtype=self.config.heads_dtype, **about)
-
-
-def _held_out_states(plan: Plan, base: FrozenModel) -> np.ndarray:
-    """`[n, C]`: states of the held-out positions, computed now."""
-    positions, texts = plan.positions, plan.texts
-    held_out_states = np.empty((len(plan.held_out), base.width), base.dtype)
-    rows = np.unique(positions.rows[plan.held_out])
-    for number, states in base.states([texts[row] for row in rows]):
-        in_text = np.flatnonzero(positions.rows[plan.held_out] == rows[number])
-        places = positions.places[plan.held_out[in_text]] - texts.offsets[rows[number]]
-        held_out_states[in_text] = states[places]
-    return held_out_states

@@ -52,12 +52,7 @@ class Plan:
 
 
 def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) -> Plan:
-    """Opens the texts, splits them and selects the draft vocabulary.
-
-    Raises:
-      UserError: the texts are missing, too few, or of another vocabulary; or what is
-        to be trained does not fit the model.
-    """
+    """Opens the texts, splits them and selects the draft vocabulary."""
     texts = open_generations(config.data)
     if texts.vocab_size != model.trunk.vocab_size:
         raise UserError(

@@ -115,10 +115,6 @@ def cached_states(
       base: frozen model with the required layers.
       fingerprint: fingerprint of the model.
       include_prompts: whether to include the positions in prompts.
-
-    Raises:
-      UserError: the folder holds states of another model, of other texts or of products
-        in another precision, or the disk has too little free space.
     """
     folder = as_path(folder)
     layers = base.layers
@@ -203,11 +199,7 @@ def _columns(base: FrozenModel, layers: tuple[int, ...]) -> np.ndarray | None:
 def earlier_shards(
     folder: pathlib.Path, texts: Generations, header: dict[str, Any]
 ) -> set[pathlib.Path]:
-    """The shards of a complete cache, empty if it was never completed.
-
-    Raises:
-      UserError: the texts do not begin with those of the cache.
-    """
+    """The shards of a complete cache, empty if it was never completed."""
     try:
         old = _read_texts(folder, header["base"])
     except UserError:
@@ -263,9 +255,6 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     """Opens the final hidden states of a complete cache, without the generated texts.
 
     Positions in prompts, whose tokens are not the model's own, are left out.
-
-    Raises:
-      UserError: the cache is missing, incomplete, or of another model.
     """
     folder = as_path(folder)
     header = check_header(folder, {"base": fingerprint})

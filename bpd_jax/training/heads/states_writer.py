@@ -49,10 +49,6 @@ class StatesWriter:
           folder: folder of the cache, which is created with the first shard.
           header: its header; see `describe_states`.
           texts: the texts that exist already, or None.
-
-        Raises:
-          UserError: the folder holds other files, other states, or states of other
-            texts.
         """
         self._folder, self._header = as_path(folder), header
         check_states(self._folder, header)
@@ -101,9 +97,6 @@ class StatesWriter:
           prompt_length: number of tokens of the prompt.
           states: `[T, C]` states after the tokens of the text; that of the last one is
             not needed.
-
-        Raises:
-          UserError: a state is too large for the dtype, or the disk is full.
         """
         # A copy: `states` may have room for a longer text.
         kept = states[self._skipped(prompt_length) : len(text) - 1].copy()

@@ -20,25 +20,33 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.buckets import as_path, on_disk
 from bpd_jax.training import frozen, hosts, run_folder
 from bpd_jax.training.frozen import Batches, Result
+from bpd_jax.training.heads.batches import (
+    Ring,
+    held_out_states,
+    ring_batches,
+    split_evenly,
+    with_targets,
+)
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.held_out import HeldOut
+from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
-from bpd_jax.training.loop import Pace
-from bpd_jax.training.meter import Meter
+from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.slices import make_mesh
 
 HEADS, DRAFTER = "heads", "drafter"
 
+# Texts that are added to a ring at a time.
+_GROUP = 32
 # Parts of a block drafter that a later run can add.
 _OPTIONAL = ("markov/", "confidence/")
 
@@ -66,11 +74,6 @@ def train_heads(
 
     Returns:
       The final sums over held-out texts.
-
-    Raises:
-      UserError: the texts, the folder, the disk space or `config.start` are unsuitable,
-        the loss is not finite, or the run has several processes.
-      SystemExit: with code 128 + the number of the signal that ended the run.
     """
     if hosts.count() > 1:
         raise UserError(
@@ -102,7 +105,23 @@ def train_heads(
             config.products,
             mesh,
         )
-        return objective.batches(base, plan, folder, step)
+        if config.mode == "ring":
+            return _ring_batches(config, plan, base, step)
+        states = cached_states(
+            config.states or on_disk(folder / STATES),
+            plan.texts,
+            base,
+            plan.base,
+            # A block drafter reads the states of prompts too.
+            include_prompts=config.include_prompts or config.trains_drafter,
+        )
+        batcher = objective.batcher(states, plan.positions)
+        sample = training_sample(plan.train, plan.held_out)
+        return Batches(
+            batcher.batches(plan.train, config.seed, step),
+            batcher.held_out(plan.held_out),
+            batcher.held_out(sample),
+        )
 
     result = frozen.train(
         objective,
@@ -110,15 +129,18 @@ def train_heads(
         frozen_arrays,
         batches,
         folder,
-        key=identity(config, plan),
-        optimizer=config.optimizer,
-        pace=Pace(
-            plan.steps, config.log_every, config.evaluate_every, config.checkpoint_every
+        frozen.Settings(
+            key=identity(config, plan),
+            optimizer=config.optimizer,
+            steps=plan.steps,
+            batch_size=config.batch_size,
+            log_every=config.log_every,
+            evaluate_every=config.evaluate_every,
+            checkpoint_every=config.checkpoint_every,
+            mesh=mesh,
         ),
-        meter=Meter(config.batch_size, "positions", first_head=2),
         # Written only after the checkpoint in the folder turned out to be this run's.
         ready=lambda: run_folder.write_configuration(folder, text, operative),
-        mesh=mesh,
     )
     vocabulary = {k: v for k, v in frozen_arrays.items() if k == VOCABULARY}
     objective.save(
@@ -136,25 +158,48 @@ def train_heads(
     return result.held_out
 
 
+def _ring_batches(
+    config: HeadsTrainConfig, plan: Plan, base: FrozenModel, step: int
+) -> Batches:
+    """Batches of heads from states in memory."""
+    positions, block = plan.positions, config.block_size
+    states = held_out_states(plan.texts, positions, plan.held_out, base)
+    ring = Ring(
+        plan.texts,
+        positions,
+        np.unique(positions.rows[plan.train]),
+        base,
+        capacity=config.ring_positions,
+        group=_GROUP,
+        # A resumed run reads the texts in another order.
+        seed=config.seed + step,
+    )
+    return Batches(
+        ring_batches(ring, positions, config.batch_size, block, config.ring_uses),
+        split_evenly(
+            with_targets(positions, plan.held_out, states, block), config.batch_size
+        ),
+    )
+
+
 def make_objective(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
 ) -> HeadsObjective | DrafterObjective:
     """The objective of the heads or of the block drafter in `config.heads`."""
-    if isinstance(config.heads, BlockDrafterConfig):
+    if config.trains_drafter:
         return DrafterObjective(config, model, mesh)
     return HeadsObjective(config, model, mesh)
 
 
 def output_name(config: HeadsTrainConfig) -> str:
     """Name of the folder of the result in a run folder."""
-    return DRAFTER if isinstance(config.heads, BlockDrafterConfig) else HEADS
+    return DRAFTER if config.trains_drafter else HEADS
 
 
 def _start(config: HeadsTrainConfig) -> LoadedHeads | LoadedDrafter | None:
     if config.start is None:
         return None
-    drafter = isinstance(config.heads, BlockDrafterConfig)
-    return load_drafter(config.start) if drafter else load_heads(config.start)
+    return (load_drafter if config.trains_drafter else load_heads)(config.start)
 
 
 def _with_parameters(
@@ -163,9 +208,6 @@ def _with_parameters(
     """The parameters of `start`, structured like `trained`.
 
     A Markov or confidence head that `start` does not have keeps its initial parameters.
-
-    Raises:
-      UserError: their shapes differ, or a softmax has another draft vocabulary.
     """
     stored = start.tensors
     initial = by_path(trained)

@@ -166,23 +166,6 @@ def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_k
     assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}
 
 
-@pytest.mark.exhaustive
-def test_resumed_run_equals_an_uninterrupted_one(
-    tmp_path, config, stopped_at, model, params
-):
-    config = dataclasses.replace(config, epochs=2, checkpoint_every=1000)
-    train_heads(config, model, params, tmp_path / "whole")
-    calls = stopped_at(7)
-    with pytest.raises(SystemExit):
-        train_heads(config, model, params, tmp_path / "stopped")
-    train_heads(config, model, params, tmp_path / "stopped")
-    want, got = (
-        load_drafter(tmp_path / name / "drafter") for name in ("whole", "stopped")
-    )
-    assert len(calls) == want.facts["steps"] > 7
-    jax.tree.map(np.testing.assert_array_equal, got.tensors, want.tensors)
-
-
 def test_invalid_settings_are_reported(config, tmp_path, model, params):
     for sizes, message in (
         ({"feature_layers": (1,)}, "1 layers"),

@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.training.heads import states_files
-from bpd_jax.training.heads.batches import cached_batches
+from bpd_jax.training.heads.batches import PositionBatcher
 from bpd_jax.training.heads.frozen_states import FrozenModel, _padded
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 
@@ -241,11 +241,12 @@ def test_few_lengths_are_compiled():
 def test_batches_resume_at_any_step(tmp_path, model, params, texts, base_key):
     states = make(tmp_path, model, params, texts, base_key)
     indices = np.arange(3, len(states.positions))
-    source = cached_batches(states, indices, 100, 4, seed=0)
+    batcher = PositionBatcher(states, 100, 4)
+    source = batcher.batches(indices, 0)
     batches = [next(source) for _ in range(30)]
     per_epoch = len(indices) // 100
     assert 10 < per_epoch < 25
-    later = cached_batches(states, indices, 100, 4, seed=0, step=per_epoch + 3)
+    later = batcher.batches(indices, 0, per_epoch + 3)
     for got, want in zip(next(later), batches[per_epoch + 3], strict=True):
         np.testing.assert_array_equal(got, want)
     assert batches[0].states.shape == (100, 24)

@@ -16,8 +16,13 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training.heads_loss import LossLayout, heads_loss
-from bpd_jax.training.loss import blockwise_loss, evaluation_sums, head_targets
+from bpd_jax.training.loss import (
+    blockwise_loss,
+    evaluation_sums,
+    head_targets,
+    heads_loss,
+    softmax_loss,
+)
 from bpd_jax.training.state import abstract_parameters
 from bpd_jax.training.step import put_batch
 
@@ -64,8 +69,8 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(
     scale = np.array(LAMBDAS[: model.block_size]) / valid.sum((1, 2))
 
     def fused(inputs):
-        layout, weights = LossLayout(model, 5), jnp.asarray(scale, jnp.float32)
-        return heads_loss(layout, *inputs, targets, valid, weights)[0]
+        softmax, weights = softmax_loss(model, 5), jnp.asarray(scale, jnp.float32)
+        return heads_loss(model, softmax, *inputs, targets, valid, weights)[0]
 
     def plain(inputs):
         return plain_loss(model, *inputs, targets, valid, scale)
