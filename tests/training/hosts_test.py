@@ -154,10 +154,8 @@ def test_two_processes_resume_one_and_one_resumes_two(config, alone, tmp_path):
     [
         ("error", 1, "error: the disk of this host is full."),
         ("disk", 1, "error: cannot write a checkpoint"),
-        *(
-            pytest.param(fault, 0, message, marks=pytest.mark.exhaustive)
-            for fault, message in [("error", "error: the disk"), ("disk", "error: ca")]
-        ),
+        # A limit on the size of files would also end the log of process 0.
+        pytest.param("error", 0, "error: the disk", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_failing_process_ends_both(config, tmp_path, fault, victim, message):
