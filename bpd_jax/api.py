@@ -1,5 +1,6 @@
 """The Python interface: loads a model and decodes texts with any method."""
 
+import codecs
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,12 @@ class LanguageModel:
             mesh=mesh,
         )
 
+    def with_template(self, variables: Mapping[str, Any] | None) -> "LanguageModel":
+        """The model with further variables of its chat template."""
+        if not variables:
+            return self
+        return dataclasses.replace(self, loaded=self.loaded.with_template(variables))
+
     def encode(self, prompt: Prompt) -> np.ndarray:
         """Token ids of a prompt; token ids are returned unchanged.
 
@@ -105,6 +112,7 @@ def load(
     heads: str | None = None,
     weights: str | None = None,
     chat: bool = True,
+    template: Mapping[str, Any] | None = None,
     precision: str | None = None,
     **assets: str | None,
 ) -> LanguageModel:
@@ -116,6 +124,8 @@ def load(
       heads: folder of block heads for a pretrained model; None for its own.
       weights: folder with the file of a known model in parts; see `load_model`.
       chat: whether prompts are user messages, if the model has a chat template.
+      template: further variables of the chat template, such as
+        `{"enable_thinking": False}`.
       precision: dtype of activations and matrix products; None for the model's own.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra` or `drafter`; by default those in the model's folder.
@@ -129,6 +139,7 @@ def load(
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
     loaded = load_model(name, heads, weights)
     loaded = loaded if chat else loaded.without_chat()
+    loaded = loaded.with_template(template or {})
     lm = LanguageModel.of(loaded, assets)
     loaded = loaded.in_precision(precision) if precision else loaded
     return dataclasses.replace(lm, loaded=loaded.for_decoding())
@@ -143,6 +154,7 @@ def generate(
     alpha: float = DecodeConfig.alpha,
     mesh: Mesh | None = None,
     on_progress: Callable[[int], object] = lambda tokens: None,
+    template: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Completion]:
     """Decodes prompts.
@@ -157,6 +169,8 @@ def generate(
         have their own default.
       mesh: devices over which a batch is sharded; the parameters must be on them.
       on_progress: called after each batch with the number of new tokens.
+      template: further variables of the chat template, such as
+        `{"enable_thinking": False}`.
       **options: fields of `DecodeOptions`, such as `max_new_tokens` or `temperature`.
 
     Returns:
@@ -170,7 +184,7 @@ def generate(
     if isinstance(prompts, str):
         raise UserError(f"prompts must be a list of texts, not the text {prompts!r}.")
     check_texts(prompts)
-    tokens = [lm.encode(prompt) for prompt in prompts]
+    tokens = [lm.with_template(template).encode(prompt) for prompt in prompts]
     chosen = resolve(lm, decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
@@ -188,13 +202,14 @@ def stream(
     *,
     lattice_width: int = DecodeConfig.lattice_width,
     alpha: float = DecodeConfig.alpha,
+    template: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[str]:
     """Decodes one prompt and yields its text incrementally; see `generate`."""
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_texts([prompt])
-    tokens = lm.encode(prompt)
+    tokens = lm.with_template(template).encode(prompt)
     chosen = resolve(lm, decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
     return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))
@@ -273,7 +288,7 @@ def visible_text(
 ) -> str:
     """The text of decoded tokens, up to the end of text or a stop text."""
     shown = [int(token) for token in tokens if token not in options.end_tokens]
-    return cut_at_stop(lm.loaded.tokenizer.decode(shown), options.stop)
+    return cut_at_stop(lm.loaded.tokenizer.continuation(shown), options.stop)
 
 
 class VisibleText:
@@ -284,8 +299,9 @@ class VisibleText:
 
     def __init__(self, lm: LanguageModel, options: DecodeOptions) -> None:
         self._lm, self._options = lm, options
-        self._tokens: list[int] = []
-        self._shown = ""
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._stopped = False
         self._longest = max((len(text) for text in options.stop), default=1)
 
     def add(self, tokens: np.ndarray, last: bool) -> str:
@@ -295,14 +311,19 @@ class VisibleText:
           tokens: `[n]`, the next tokens.
           last: whether these are the last tokens.
         """
-        self._tokens += tokens.tolist()
-        text = visible_text(self._lm, self._tokens, self._options)
-        if not last:
-            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            text = text[: max(len(text) - self._longest + 1, len(self._shown))]
-        if not text.startswith(self._shown):
+        shown = [
+            int(token) for token in tokens if token not in self._options.end_tokens
+        ]
+        pieces = map(self._lm.loaded.tokenizer.piece_bytes, shown)
+        text = self._held + self._bytes.decode(b"".join(pieces), final=last)
+        if self._stopped:
             return ""
-        piece, self._shown = text[len(self._shown) :], text
+        cut = cut_at_stop(text, self._options.stop)
+        self._stopped = cut != text
+        # The end of the text may be the beginning of a stop text.
+        ready = len(text) if last else max(len(text) - self._longest + 1, 0)
+        piece = cut if self._stopped else text[:ready]
+        self._held = text[len(piece) :]
         return piece
 
 
@@ -349,7 +370,7 @@ def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
     for name in fields:
         if name not in names:
             raise UserError(f"unknown option {name!r}: choose from {names}.")
-    fields.setdefault("end_of_text", lm.loaded.end_of_text)
+    fields = {**lm.loaded.option_defaults, **fields}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     return DecodeOptions(**fields)

@@ -106,7 +106,12 @@ def _show(
     tokenizer = lm.loaded.tokenizer
     result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
-        result, tokenizer.decode, tokenizer.piece, config.options, texts
+        result,
+        tokenizer.decode,
+        tokenizer.piece,
+        config.options,
+        texts,
+        continuation=tokenizer.continuation,
     )
     if OUTPUT.value:
         write_records(OUTPUT.value, records)

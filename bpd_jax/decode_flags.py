@@ -14,6 +14,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.models.transformer_config import DTYPES
+from bpd_jax.pretrained.chat import template_variables
 
 MODEL = flags.DEFINE_string(
     "model",
@@ -51,7 +52,14 @@ cli.define_flags(DecodeOptions, "max_new_tokens", "batch_size", "verification")
 cli.define_flags(
     DecodeOptions, "temperature", "top_k", "top_p", "acceptance", "seed", "stop"
 )
+cli.define_flags(DecodeOptions, "min_p", "repetition_penalty")
 cli.define_flags(DecodeConfig, "lattice_width", "alpha")
+TEMPLATE_ARG = flags.DEFINE_multi_string(
+    "template_arg",
+    [],
+    "variable of the chat template, such as enable_thinking=false; the value is JSON "
+    "or else text; may be repeated.",
+)
 cli.define_flags(AssetPaths)
 
 
@@ -74,12 +82,16 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
         heads=HEADS.value,
         weights=WEIGHTS.value,
         chat=CHAT.value,
+        template=template_variables(TEMPLATE_ARG.value),
         precision=PRECISION.value,
         **cli.flag_values(AssetPaths),
     )
-    options = config.options
-    if options.end_of_text is None:
-        options = dataclasses.replace(options, end_of_text=lm.loaded.end_of_text)
+    unset = {
+        name: value
+        for name, value in lm.loaded.option_defaults.items()
+        if getattr(config.options, name) is None
+    }
+    options = dataclasses.replace(config.options, **unset)
     decoder = lm.decoder(lattice_width=config.lattice_width, alpha=config.alpha)
     return lm, decoder, dataclasses.replace(config, options=options)
 

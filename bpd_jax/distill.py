@@ -40,7 +40,7 @@ from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.buckets import as_path
@@ -160,9 +160,16 @@ def main() -> None:
         print(states.describe_size(unanswered, options.max_new_tokens))
         longest, dtype = max(map(len, unanswered)), states_dtype(_states_dtype())
         task = distillation.recording_states(task, longest, layers, dtype)
-    with decode_flags.token_bar("writing", len(waiting), config) as bar:
+    # Texts are counted, because most end long before their limit.
+    total = len(waiting)
+    with progress.bar(label="writing", total=total, unit=" texts") as bar:
         distillation.distill(
-            task, accepted, waiting, output, states=states, on_progress=bar.update
+            task,
+            accepted,
+            waiting,
+            output,
+            states=states,
+            on_progress=lambda tokens: bar.update(),
         )
     print(f"{len(distillation.answered_prompts(accepted, output))} texts: {output}")
 
@@ -219,6 +226,10 @@ def _facts(
         digest.update(np.asarray(prompt, np.int32).tobytes())
     chosen = json.loads(json.dumps(dataclasses.asdict(options)))
     del chosen["batch_size"]
+    # Options that earlier versions lacked count only where they have an effect.
+    for name in (*ADJUSTMENTS, "min_p"):
+        if not chosen[name]:
+            del chosen[name]
     return {
         "prompts_files": list(decode_flags.PROMPTS_FILE.value),
         "prompts_blake2b": digest.hexdigest(),
@@ -226,6 +237,7 @@ def _facts(
         "made_up_tokens": MADE_UP_TOKENS.value,
         "longest_prompt": LONGEST.value,
         "chat": decode_flags.CHAT.value,
+        "template": list(decode_flags.TEMPLATE_ARG.value) or None,
         "precision": loaded.functions.config.trunk.dtype,
         "options": chosen,
     }

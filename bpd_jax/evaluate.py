@@ -213,7 +213,12 @@ def _write(
     records: list[DecodeRecord] = []
     for result in results:
         records += evaluation_records.decode_records(
-            result, tokenizer.decode, tokenizer.piece, options, texts
+            result,
+            tokenizer.decode,
+            tokenizer.piece,
+            options,
+            texts,
+            continuation=tokenizer.continuation,
         )
     block = most_improved_block(decoder, results)
     picture = None

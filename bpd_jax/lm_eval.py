@@ -77,7 +77,16 @@ def main() -> None:
         from lm_eval.__main__ import cli_evaluate
 
         keep_compiled()
-        cli_evaluate()
+        try:
+            cli_evaluate()
+        except RuntimeError as error:
+            # Of the package datasets, which runs no code of a dataset any more.
+            if "Dataset scripts" not in str(error):
+                raise
+            raise UserError(
+                f"a task's dataset is a program, which is not run ({error}): choose a "
+                "task whose dataset consists of files."
+            ) from error
 
 
 if __name__ == "__main__":

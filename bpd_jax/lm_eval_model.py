@@ -15,7 +15,7 @@ import numpy as np
 from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import check_value, integer
+from bpd_jax.base.settings import TRUTH, check_value, integer
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation.scoring import Score, score_texts
@@ -55,6 +55,8 @@ class HarnessModel:
         alpha: float = DecodeConfig.alpha,
         precision: str | None = None,
         seed: int = 0,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
         **assets: Any,
     ) -> None:
         """Loads a model.
@@ -71,6 +73,8 @@ class HarnessModel:
           alpha: weight of the refiners, unless the method sets it.
           precision: dtype of activations and products; by default the model's own.
           seed: seed of the sampling noise.
+          enable_thinking: variable of the chat template; None leaves it undefined.
+          chat_template_args: further variables of the chat template.
           **assets: folders of the method's assets; see `api.load`.
 
         Raises:
@@ -89,7 +93,13 @@ class HarnessModel:
         check_value("max_gen_toks", max_gen_toks, integer(1))
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
-        self.lm = api.load(model, heads=heads, precision=precision, **assets)
+        template = dict(chat_template_args or {})
+        if enable_thinking is not None:
+            check_value("enable_thinking", enable_thinking, TRUTH)
+            template["enable_thinking"] = enable_thinking
+        self.lm = api.load(
+            model, heads=heads, template=template, precision=precision, **assets
+        )
         longest = self.lm.loaded.functions.config.trunk.max_length
         if max_length is not None:
             check_value("max_length", max_length, integer(2, longest))
@@ -101,7 +111,7 @@ class HarnessModel:
             max_new_tokens=max_gen_toks,
             batch_size=int(batch_size),
             seed=seed,
-            end_of_text=self.lm.loaded.end_of_text,
+            **self.lm.loaded.option_defaults,
         )
         parsed = parse_method(self.method)
         if parsed.kind != "auto":
@@ -137,8 +147,9 @@ class HarnessModel:
         begin with spaces. Worked example: for `4 times 2 is ` and `8.` the context is
         `4 times 2 is` and the continuation ` 8.`
 
-        If the context is empty and the model has no begin-of-text token, an end-of-text
-        token is prepended.
+        An empty context is the begin-of-text token if the tokenizer has one, even if
+        texts do not begin with it, and otherwise the end-of-text token, as in the
+        harness's own model of Hugging Face checkpoints.
         """
         bare = context.rstrip()
         full, context_ids = self.encode(context + continuation), self.encode(bare)
@@ -146,7 +157,7 @@ class HarnessModel:
         least = 1 if len(bare) < len(context + continuation) else 0
         count = max(len(full) - len(context_ids), least)
         if count == len(full):
-            full = [self.lm.loaded.tokenizer.end_of_text, *full]
+            full = [self.lm.loaded.prefix_token, *full]
         return np.asarray(full, np.int32), count
 
     def loglikelihood(
@@ -242,7 +253,7 @@ class HarnessModel:
                     f"the model supports {self.max_length} including the prompt: give "
                     "--gen_kwargs max_gen_toks=NUMBER."
                 )
-            ids = self.encode(context) or [self.lm.loaded.tokenizer.end_of_text]
+            ids = self.encode(context) or [self.lm.loaded.prefix_token]
             truncated += len(ids) > max_prompt
             ids = ids[-max_prompt:]
             groups[options, _length_class(len(ids))][index] = ids
@@ -325,12 +336,11 @@ class HarnessModel:
         self.chat_template(True)
         chat = self.lm.loaded.chat
         assert chat is not None
-        text = chat.render(chat_history, answer=add_generation_prompt)
-        if not add_generation_prompt:
-            # The template's text after the last message would end it.
-            last = chat_history[-1]["content"].strip()
-            text = text[: text.rindex(last) + len(last)]
-        return text
+        if not chat_history:
+            raise UserError("a task has an empty conversation: give it a message.")
+        if add_generation_prompt:
+            return chat.render(chat_history)
+        return chat.render_continued(chat_history)
 
 
 _ARGUMENTS = tuple(HarnessModel.__init__.__kwdefaults__ or {})
@@ -348,7 +358,8 @@ def decode_options(
 
     Args:
       settings: `until`, one or several stop texts; `max_gen_toks` or one of its
-        synonyms; `do_sample`, `temperature`, `top_p`, `top_k`, `seed`.
+        synonyms; `do_sample`, `temperature`, `top_p`, `top_k`, `min_p`, `seed`,
+        `repetition_penalty`, `no_repeat_ngram_size`.
       defaults: values of options that the task does not set.
 
     Raises:
@@ -366,6 +377,12 @@ def decode_options(
     elif temperature is None:
         temperature = 1.0 if sample else 0.0
     top_k, top_p = remaining.pop("top_k", None), remaining.pop("top_p", None)
+    min_p = remaining.pop("min_p", None)
+    adjustments = {
+        name: remaining.pop(name)
+        for name in ("repetition_penalty", "no_repeat_ngram_size")
+        if name in remaining
+    }
     seed = remaining.pop("seed", defaults.seed)
     # One beam is greedy decoding.
     if remaining.get("num_beams") == 1:
@@ -373,19 +390,21 @@ def decode_options(
     if remaining:
         raise UserError(
             f"a task sets {', '.join(remaining)}, which is not supported: supported "
-            f"are until, {_MOST_TOKENS[0]}, do_sample, temperature, top_p, top_k and "
-            "seed."
+            f"are until, {_MOST_TOKENS[0]}, do_sample, temperature, top_p, top_k, "
+            "min_p, seed, repetition_penalty and no_repeat_ngram_size."
         )
     sampling: dict[str, Any] = {}
     # Greedy tasks may set options of sampling; top_k of 0 or -1 means all tokens.
     if temperature != 0:
         sampling["top_p"] = 1.0 if top_p is None else top_p
         sampling["top_k"] = None if top_k in (0, -1) else top_k
+        sampling["min_p"] = 0.0 if min_p is None else min_p
     return dataclasses.replace(
         defaults,
         stop=tuple(text for text in stops if text),
         max_new_tokens=most,
         temperature=temperature,
         seed=seed,
+        **adjustments,
         **sampling,
     )

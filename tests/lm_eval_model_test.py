@@ -180,7 +180,7 @@ def test_settings_of_a_task_are_converted_to_options(settings, options):
     "settings, message",
     [
         ({"num_beams": 4}, "a task sets num_beams"),
-        ({"repetition_penalty": 1.1}, "a task sets repetition_penalty"),
+        ({"penalty_alpha": 1.1}, "a task sets penalty_alpha"),
         ({"max_gen_toks": "many"}, "max_new_tokens must be"),
         ({"temperature": -1}, "temperature must be"),
         ({"until": [3]}, "stop must be a list"),
@@ -242,7 +242,13 @@ def test_chats_are_rendered_with_the_models_template(harness):
     assert text == "<user>3 times 4?<|endoftext|>\n<assistant>"
     continued = [*messages, {"role": "assistant", "content": "It is "}]
     text = chat_model.apply_chat_template(continued, add_generation_prompt=False)
-    assert text == "<user>3 times 4?<|endoftext|>\n<assistant>It is"
+    assert text == "<user>3 times 4?<|endoftext|>\n<assistant>It is "
+    with pytest.raises(UserError, match="an empty conversation"):
+        chat_model.apply_chat_template([])
+    thinking = loaded.with_template({"enable_thinking": False})
+    assert thinking.chat.variables == {"enable_thinking": False}
+    with pytest.raises(UserError, match=r"leave out its variables \(x\)"):
+        harness.lm.loaded.with_template({"x": 1})
     assert chat_model.chat_template(True) == chat.template
     assert chat_model.tokenizer_name == harness.lm.loaded.name
     # Special tokens of the template are encoded as such, and the first only once.
@@ -254,3 +260,14 @@ def test_chats_are_rendered_with_the_models_template(harness):
         chat_model.chat_template("tools")
     with pytest.raises(UserError, match="has no chat template: leave out"):
         harness.apply_chat_template(messages)
+
+
+def test_empty_contexts_are_the_begin_token_and_else_the_end_token(without_bos):
+    loaded = without_bos.lm.loaded
+    ends = (loaded.tokenizer.end_of_text,)
+    for begin, want in ((None, ends[0]), (7, 7)):
+        model = with_loaded(
+            without_bos, dataclasses.replace(loaded, begin_token=begin, end_tokens=ends)
+        )
+        ids, count = model.encode_pair("", "8.")
+        assert (ids[0], count) == (want, len(ids) - 1)

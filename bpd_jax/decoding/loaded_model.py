@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from bpd_jax.models.products import (
     decoding_layout,
     with_decoding_softmax,
 )
-from bpd_jax.pretrained.chat import render_chat
+from bpd_jax.pretrained.chat import render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 Message = Mapping[str, str]
@@ -41,11 +42,13 @@ class Chat:
       begin_of_text: text of the begin-of-text token, which templates may use even if
         other texts do not begin with it.
       end_of_text: text of the end-of-text token.
+      variables: further variables of the template, such as `enable_thinking`.
     """
 
     template: str
     begin_of_text: str = ""
     end_of_text: str = ""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Chat | None":
@@ -56,7 +59,7 @@ class Chat:
         return cls(checkpoint.chat_template, checkpoint.begin_text, end)
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
+        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True
     ) -> str:
         """Renders a conversation as text.
 
@@ -73,6 +76,13 @@ class Chat:
             add_generation_prompt=answer,
             bos_token=self.begin_of_text,
             eos_token=self.end_of_text,
+            variables=self.variables,
+        )
+
+    def render_continued(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Renders a conversation whose last message the model continues."""
+        return render_continued(
+            lambda messages: self.render(messages, answer=False), messages
         )
 
 
@@ -89,7 +99,10 @@ class LoadedModel:
       end_tokens: tokens that end a text; the first one is the default.
       task: the task that it was trained on; None for a pretrained model.
       begin_of_text: the token at the beginning of every text, or None.
+      begin_token: the begin-of-text token, even if texts do not begin with it; None if
+        there is none.
       chat: its chat template; None for a model that only continues texts.
+      generation: options of decoding that come with the model.
       asset_folders: folders that are searched for assets of drafting methods.
       accuracies: accuracies of its heads, measured in training; see `Assets`.
       heads_identity: `identity` of its heads if they were loaded separately; None if
@@ -105,7 +118,9 @@ class LoadedModel:
     end_tokens: tuple[int, ...]
     task: DataTask | None = None
     begin_of_text: int | None = None
+    begin_token: int | None = None
     chat: Chat | None = None
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     asset_folders: tuple[pathlib.Path, ...] = ()
     accuracies: tuple[tuple[float, ...], ...] | None = None
     heads_identity: str | None = None
@@ -117,6 +132,14 @@ class LoadedModel:
         return self.trunk_identity or fingerprint(self.functions.config, self.params)
 
     @property
+    def prefix_token(self) -> int:
+        """The token after which a text without context begins: begin, or else end."""
+        for token in (self.begin_of_text, self.begin_token):
+            if token is not None:
+                return token
+        return self.end_tokens[0]
+
+    @property
     def vocab_size(self) -> int:
         """V of the model, which may exceed the vocabulary of its tokenizer."""
         return self.functions.config.trunk.vocab_size
@@ -125,6 +148,11 @@ class LoadedModel:
     def end_of_text(self) -> int | tuple[int, ...]:
         """The end tokens as `DecodeOptions.end_of_text`."""
         return self.end_tokens[0] if len(self.end_tokens) == 1 else self.end_tokens
+
+    @property
+    def option_defaults(self) -> dict[str, Any]:
+        """The options of decoding that come with the model, with its end tokens."""
+        return {"end_of_text": self.end_of_text, **self.generation}
 
     def find_asset(self, name: str) -> pathlib.Path | None:
         """The first path `name` in the asset folders; None if there is none.
@@ -219,6 +247,24 @@ class LoadedModel:
                 f"{self.name} has no chat template: give a text, not a conversation."
             )
         return np.asarray(ids, np.int32)
+
+    def with_template(self, variables: Mapping[str, Any]) -> "LoadedModel":
+        """Returns the model with further variables of its chat template.
+
+        Raises:
+          UserError: it has no chat template.
+        """
+        if not variables:
+            return self
+        if self.chat is None:
+            raise UserError(
+                f"{self.name} has no chat template: leave out its variables "
+                f"({', '.join(variables)})."
+            )
+        known = {**self.chat.variables, **variables}
+        return dataclasses.replace(
+            self, chat=dataclasses.replace(self.chat, variables=known)
+        )
 
     def without_chat(self) -> "LoadedModel":
         """Returns the model without its chat template."""

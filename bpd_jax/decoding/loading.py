@@ -130,8 +130,10 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
         tokenizer=Tokenizer(checkpoint.tokenizer, str(path), checkpoint.end_tokens[0]),
         end_tokens=checkpoint.end_tokens,
         begin_of_text=checkpoint.begin_of_text,
+        begin_token=checkpoint.tokenizer.token_to_id(checkpoint.begin_text),
         chat=Chat.of(checkpoint),
         asset_folders=asset_folders,
+        generation=checkpoint.generation,
     )
     heads_folder = heads or loaded.find_asset(HEADS)
     if heads_folder is None:

@@ -1,13 +1,14 @@
 """Options of decoding."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import (
     WORDS,
     Check,
     Count,
+    Natural,
     NonNegative,
     Seed,
     Share,
@@ -21,9 +22,28 @@ from bpd_jax.base.settings import (
 EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
 
+# Options that adjust the model's logits; None for no effect.
+ADJUSTMENTS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "min_length",
+    "min_new_tokens",
+)
+
 # Logits divided by less may overflow float32.
 _LEAST_TEMPERATURE = 1e-4
 _TOKEN = integer(0)
+_ID_TUPLE = each(_TOKEN)
+_WORD_LISTS = Check(
+    "a list of lists of token ids",
+    _ID_TUPLE.parse,
+    lambda value: isinstance(value, tuple) and all(map(_ID_TUPLE.accepts, value)),
+    convert=lambda value: tuple(map(tuple, value)),
+    optional=True,
+)
 _TOKENS = Check(
     "a token id, or a list of them",
     int,
@@ -42,6 +62,18 @@ class StepOptions(Validated):
       top_k: sample among the k most probable tokens; None for all.
       top_p: sample among the fewest most probable tokens whose probabilities sum to at
         least this; 1 for all.
+      min_p: sample among the tokens whose probability is at least this share of the
+        highest one; 0 for all.
+      repetition_penalty: divides the positive logits of tokens of the prompt and the
+        text so far, and multiplies the negative ones; 1 for none. Default of this and
+        the following options: what the model's generation_config.json sets, or no
+        effect.
+      no_repeat_ngram_size: no n-gram of this length occurs twice; 0 for no limit.
+      bad_words_ids: sequences of tokens that are not completed.
+      suppress_tokens: tokens that are never chosen.
+      begin_suppress_tokens: tokens that are not the first of an answer.
+      min_length: least length of a text, with the prompt, that ends by an end token.
+      min_new_tokens: the same without the prompt.
       acceptance: how draft tokens are accepted: exact and speculative are lossless,
         typical is not; see `DecodeOptions`.
       typical_epsilon, typical_delta: thresholds of typical acceptance.
@@ -57,6 +89,14 @@ class StepOptions(Validated):
     temperature: NonNegative = 0.0
     top_k: Count | None = None
     top_p: Annotated[float, number(above=0, most=1)] = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, number(above=0)] | None = None
+    no_repeat_ngram_size: Natural | None = None
+    bad_words_ids: Annotated[tuple[tuple[int, ...], ...] | None, _WORD_LISTS] = None
+    suppress_tokens: Annotated[tuple[int, ...], _ID_TUPLE] | None = None
+    begin_suppress_tokens: Annotated[tuple[int, ...], _ID_TUPLE] | None = None
+    min_length: Natural | None = None
+    min_new_tokens: Natural | None = None
     acceptance: Annotated[str, choice(*ACCEPTANCES)] = EXACT
     typical_epsilon: Share = 0.3
     typical_delta: Share = 0.09
@@ -69,6 +109,21 @@ class StepOptions(Validated):
         """The tokens that end a row."""
         ends = self.end_of_text
         return () if ends is None else (ends,) if isinstance(ends, int) else ends
+
+    @property
+    def penalty(self) -> float:
+        """The repetition penalty; 1 for none."""
+        return 1.0 if self.repetition_penalty is None else self.repetition_penalty
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits of the model are adjusted; see `decoding.logits`."""
+        return self.penalty != 1 or any(getattr(self, name) for name in ADJUSTMENTS[1:])
+
+    def without_adjustments(self) -> Self:
+        """The options of a model whose logits are adjusted already."""
+        none: dict[str, Any] = dict.fromkeys(ADJUSTMENTS)
+        return dataclasses.replace(self, **none)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,9 +166,11 @@ class DecodeOptions(StepOptions):
         for text in self.stop:
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise UserError(f"stop must be UTF-8 text, not {text!r}.")
-        if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
+        if self.temperature == 0 and (
+            self.top_k is not None or self.top_p < 1 or self.min_p > 0
+        ):
             raise UserError(
-                "top_k and top_p need sampling: give a temperature above 0."
+                "top_k, top_p and min_p need sampling: give a temperature above 0."
             )
         if self.acceptance != EXACT and self.temperature == 0:
             raise UserError(

@@ -115,7 +115,8 @@ class Replay:
             raise UserError(f"{method.name} needs a recording with hidden states.")
         decoder = decoder or self.decoder(width=self.model.width)
         prompts = [text.input_ids for text in self.texts]
-        options = self.options
+        # The texts show the choices of the adjusted logits.
+        options = self.options.without_adjustments()
         if every_position:
             options = dataclasses.replace(options, stride=1)
         task = decoder.prepare(method, prompts, options, reference=self.texts)

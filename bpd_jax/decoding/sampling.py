@@ -38,11 +38,11 @@ def stream_keys(keys: Array, positions: Int[Array, " B"], stream: int) -> Array:
 def filtered(
     logits: Float[Array, "... V"], options: StepOptions
 ) -> Float[Array, "... V"]:
-    """Logits divided by the temperature; -inf for tokens outside top-k and top-p.
+    """Logits divided by the temperature; -inf for tokens that filters remove.
 
     Top-p is applied to the result of top-k, as in Hugging Face's `generate`. Top-k
     keeps exactly k tokens, with ties broken by the lowest id; top-p keeps all tokens
-    that tie with the last one.
+    that tie with the last one. Min-p comes last.
 
     Args:
       logits: logits of the language model.
@@ -62,6 +62,10 @@ def filtered(
         count = (before < options.top_p).sum(-1, keepdims=True)
         lowest = jnp.take_along_axis(ordered, count - 1, axis=-1)
         logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    if options.min_p > 0:
+        highest = logits.max(-1, keepdims=True)
+        too_low = logits < highest + jnp.log(options.min_p)
+        logits = jnp.where(too_low, -jnp.inf, logits)
     return logits
 
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.acceptance.exact import Accepted
-from bpd_jax.decoding.acceptance.rules import accept
+from bpd_jax.decoding.acceptance.rules import accept, unchanged
+from bpd_jax.decoding.logits import adjusted, texts_of_nodes
 from bpd_jax.decoding.options import BATCHED, StepOptions
 from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
 from bpd_jax.drafting.interface import Drafter
@@ -76,6 +77,8 @@ def verify(
     keys: Array,
     drafter: Drafter,
     options: StepOptions,
+    tokens: Int[Array, "B S"],
+    starts: Int[Array, " B"],
 ) -> Verified:
     """Runs the model once over a tree of drafts and accepts a path of it.
 
@@ -88,6 +91,8 @@ def verify(
       keys: one random key per row.
       drafter: the drafting method, which bounds the size of the tree.
       options: how drafts are verified and accepted.
+      tokens: prompt and text so far, with room for the drafts.
+      starts: lengths of the prompts.
     """
     depth = drafter.max_depth
     if tree.num_chains > 1:
@@ -98,6 +103,11 @@ def verify(
         part = tree.first(size)
         states = chain_states if in_chains else tree_states
         hidden, new, features = states(model, params, cache, part, drafter)
+
+        def adjust(logits: Array) -> Array:
+            texts = texts_of_nodes(tokens, cache.lengths, part, depth)
+            return adjusted(logits, *texts, starts, options)
+
         accepted, choices = accept(
             model,
             params,
@@ -108,6 +118,7 @@ def verify(
             keys,
             options,
             depth,
+            adjust if options.adjusts else unchanged,
         )
         path = jnp.maximum(accepted.path, 0)
         index = path[None, :, :, None, None]

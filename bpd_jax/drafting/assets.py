@@ -17,10 +17,18 @@ REFINERS = ("markov", "recurrent", "hydra")
 
 @dataclasses.dataclass(frozen=True)
 class SmallModel:
-    """A smaller language model: a rescorer or a draft model."""
+    """A smaller language model: a rescorer or a draft model.
+
+    Attributes:
+      functions: functions of the model.
+      params: parameters of the model.
+      same_tokens: whether its tokens are known to be those of the large model; then the
+        numbers of rows may differ, because some have no token.
+    """
 
     functions: ModelFunctions
     params: Params
+    same_tokens: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +88,8 @@ class Assets:
             sizes["n-gram model"] = self.ngram.vocab_size
         small_models = {"rescorer": self.rescorer, "draft model": self.draft_model}
         for name, small in small_models.items():
-            if small is not None:
+            # One of the same tokenizer may have another number of rows.
+            if small is not None and not small.same_tokens:
                 sizes[name] = small.functions.config.trunk.vocab_size
         for name, size in sizes.items():
             if size != vocab_size:

@@ -26,6 +26,8 @@ from bpd_jax.models.functions import ModelFunctions
 
 # Number of tokens of the prompts that are read in one pass.
 _CHUNK = 128
+# The logit of a token that the small LM does not have; finite, so that 0 times it is 0.
+_NEVER = -1e9
 
 
 @flax.struct.dataclass
@@ -52,10 +54,13 @@ class SmallLM:
     Attributes:
       functions: functions of the small LM; its parameters are arguments of the methods.
       reach: highest number of tokens that one serial call accepts.
+      vocab_size: V of the large model; None for that of the small LM. Rows that only
+        one of them has are no tokens.
     """
 
     functions: ModelFunctions
     reach: int
+    vocab_size: int | None = None
 
     def prefill(
         self, params: Params, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
@@ -139,7 +144,7 @@ class SmallLM:
         position = cache.lengths[:, None] + level - 1
         hidden, new, _ = self.functions.forward(
             params,
-            tokens,
+            self._known(tokens),
             jnp.broadcast_to(position, tokens.shape),
             seen,
             cache,
@@ -155,8 +160,14 @@ class SmallLM:
     def logits(
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... V"]:
-        """Logits of the next token."""
-        return self.functions.next_token_logits(params, hidden)
+        """Logits of the next token, over the tokens of the large model."""
+        logits = self.functions.next_token_logits(params, hidden)
+        if self.vocab_size is None or self.vocab_size == logits.shape[-1]:
+            return logits
+        logits = logits[..., : self.vocab_size]
+        missing = [(0, 0)] * (logits.ndim - 1)
+        missing.append((0, self.vocab_size - logits.shape[-1]))
+        return jnp.pad(logits, missing, constant_values=_NEVER)
 
     def scores(
         self,
@@ -169,10 +180,17 @@ class SmallLM:
         total = jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
         return jnp.take_along_axis(logits, tokens, axis=-1) - total
 
+    def _known(self, tokens: Array) -> Array:
+        """The tokens, with the last row of the small LM for those without one."""
+        if self.vocab_size is None:
+            return tokens
+        return jnp.minimum(tokens, self.functions.config.trunk.vocab_size - 1)
+
     def _pass(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
         """Runs a chain of tokens after those of the cache."""
+        tokens = self._known(tokens)
         batch, length = tokens.shape
         positions = cache.lengths[:, None] + jnp.arange(length)
         causal = jnp.tril(jnp.ones((length, length), bool))

@@ -192,6 +192,7 @@ class AttachmentFiles(Generic[Config]):
             array_files.check_shapes(tensors, shapes)
             if VOCABULARY in tensors:
                 check_vocabulary(tensors[VOCABULARY], header["vocab_size"])
+        check_finite(tensors, path)
         names = (*sizes, "base", "base_name", "facts")
         return Attachment(
             config=config,
@@ -231,6 +232,18 @@ class AttachmentFiles(Generic[Config]):
                 f"the scales of {name} have shape {list(scale.shape)}, not {expected}"
             )
         return value * scale
+
+
+def check_finite(
+    tensors: Mapping[str, np.ndarray], folder: str | os.PathLike[str]
+) -> None:
+    """Raises a `UserError` if a number is NaN or infinite."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(np.asarray(tensor)).all():
+            raise UserError(
+                f"{folder}: the parameter {name} is not finite: train again, or get "
+                "the folder again."
+            )
 
 
 def check_vocabulary(ids: np.ndarray, vocab_size: int) -> None:

@@ -116,6 +116,17 @@ def _attend(
     return weights.astype(values.dtype) @ values, peak, weights.sum(-1)
 
 
+def near(
+    queries: Int[Array, "... T"], keys: Int[Array, "... U"], window: int
+) -> Bool[Array, "... T U"]:
+    """Whether a key is among the last `window` positions up to that of a query.
+
+    >>> near(jnp.arange(4), jnp.arange(4), 2).astype(int)[3].tolist()
+    [0, 0, 1, 1]
+    """
+    return queries[..., :, None] - keys[..., None, :] < window
+
+
 def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Each token sees itself and the earlier tokens of its own segment.
 

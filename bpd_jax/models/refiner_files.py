@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.models.attachments import by_path
+from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact
@@ -95,6 +95,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
             for name, leaf in by_path(abstract).items()
         }
         arrays = array_files.read_npz(path, specs)
+    check_finite(arrays, path)
     leaves = [jnp.asarray(arrays[name]) for name in specs]
     params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
     return LoadedRefiner(config, params, header["facts"], header.get("base"))

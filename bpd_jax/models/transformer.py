@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import Segments, attention
+from bpd_jax.models.attention import Segments, attention, causal_mask, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import (
@@ -187,6 +188,12 @@ class Attention(nn.Module):
         if earlier is not None:
             all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
             all_values = jnp.concatenate([earlier.values[layer], values], axis=1)
+        window = self.config.window_of(layer)
+        slots = 0 if cache is None else cache.slots
+        if window is not None and slots + all_keys.shape[1] <= window:
+            window = None  # All tokens are within one window.
+        if isinstance(mask, Segments) and window is not None:
+            mask = causal_mask(mask.ids)
         if isinstance(mask, Segments):
             assert cache is None
             assert earlier is None
@@ -195,8 +202,12 @@ class Attention(nn.Module):
             )
         else:
             prefix: tuple[Array, ...] = ()
+            visible = None if cache is None else cache.lengths
+            if window is not None:
+                mask, visible = _within(window, mask, positions, visible, slots)
             if cache is not None:
-                prefix = cache.keys[layer], cache.values[layer], cache.lengths
+                assert visible is not None
+                prefix = cache.keys[layer], cache.values[layer], visible
             mixed = attention(
                 queries,
                 all_keys,
@@ -206,6 +217,29 @@ class Attention(nn.Module):
                 for_decoding=self.query.has_variable("params", TRANSPOSED),
             )
         return self.output(mixed), keys, values
+
+
+def _within(
+    window: int,
+    mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
+    positions: Int[Array, "B T"],
+    lengths: Int[Array, " B"] | None,
+    slots: int,
+) -> tuple[Array, Bool[Array, "B T S"] | None]:
+    """The masks of the new tokens and of the prefix, within a sliding window.
+
+    Keys of drafts that ran before have no positions here: they are in the same block,
+    which is shorter than any window.
+    """
+    groups = positions if mask.ndim == 3 else positions.reshape(mask.shape[:3])
+    length = groups.shape[-1]
+    inside = mask[..., -length:] & near(groups, groups, window)
+    mask = jnp.concatenate([mask[..., :-length], inside], axis=-1)
+    if lengths is None:
+        return mask, None
+    slot = jnp.arange(slots)
+    visible = near(positions, slot[None], window)
+    return mask, visible & (slot < lengths[:, None])[:, None]
 
 
 class FeedForward(nn.Module):
@@ -336,6 +370,11 @@ class Transformer(nn.Module):
 
     def _scanned(self) -> Any:
         """A scan over all blocks, with stacked parameters; see `stacking`."""
+        if self.config.windowed_layers is not None:
+            raise UserError(
+                "ComputeConfig.scan_layers needs equal layers, but some of this model "
+                "have a sliding window: set it to False."
+            )
         scanned = nn.scan(
             remat_block(self.compute.remat, in_scan=True),
             variable_axes={"params": 0},

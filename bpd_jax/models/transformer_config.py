@@ -58,6 +58,9 @@ class TransformerConfig(Validated):
       norm_epsilon: constant that is added to the variance.
       rotary: rotary positions of queries and keys; None for learned positions, which
         are added to the token embeddings.
+      window: number of last tokens, with itself, that a token attends to in layers with
+        a sliding window (Mistral, Qwen2); None for all tokens.
+      windowed_layers: the layers with a sliding window, counted from 0; None for all.
       tied_softmax: whether the softmax matrix is the embedding.
       dtype: dtype of activations and matrix products.
       param_dtype: dtype of the parameters.
@@ -81,6 +84,8 @@ class TransformerConfig(Validated):
     norm: Annotated[str, choice(*NORMS)] = "layer"
     norm_epsilon: Positive = 1e-5
     rotary: RotaryConfig | None = None
+    window: Annotated[int, integer(1, 2**31 - 1)] | None = None
+    windowed_layers: LayerNumbers | None = None
     tied_softmax: bool = True
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
@@ -102,6 +107,11 @@ class TransformerConfig(Validated):
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
                 "positions rotate pairs of features."
             )
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of a layer; None if it attends to all tokens."""
+        layers = self.windowed_layers
+        return self.window if layers is None or layer in layers else None
 
     @property
     def kv_heads(self) -> int:
@@ -128,7 +138,10 @@ def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises a `UserError` unless `layers` are distinct layers of a trunk."""
     known = each(integer(0, num_layers - 1), distinct=True)
     if not known.accepts(layers):
+        # An early layer, one in the middle and one near the end.
+        usual = sorted({num_layers // 20, num_layers // 2, max(num_layers - 2, 0)})
         raise UserError(
             f"the layers {list(layers)} must be different integers from 0 to "
-            f"{num_layers - 1}: the model has {num_layers} layers."
+            f"{num_layers - 1}: the model has {num_layers} layers; give "
+            f"{', '.join(map(str, usual))}, for example."
         )

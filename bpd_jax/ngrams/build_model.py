@@ -16,6 +16,7 @@ from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, fst_files
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.symbols import (
+    check_symbols,
     printable_symbols,
     read_symbols,
     write_symbols,
@@ -266,7 +267,9 @@ def _symbols(settings: BuildSettings) -> list[str] | None:
     if settings.symbols == IDS:
         return None
     if settings.symbols != STRINGS:
-        return read_symbols(settings.symbols)
+        symbols = read_symbols(settings.symbols)
+        check_symbols(len(symbols), symbols)
+        return symbols
     tokenizer = _tokenizer(settings)
     return printable_symbols(map(tokenizer.piece, range(tokenizer.vocab_size)))
 

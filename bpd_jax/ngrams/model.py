@@ -104,6 +104,29 @@ class NGramModel(NGramArrays):
         """N, the length of the longest n-grams."""
         return len(self.keys)
 
+    def with_vocab_size(self, vocab_size: int) -> "NGramModel":
+        """Returns the same n-grams for another number V of tokens.
+
+        Raises:
+          UserError: an n-gram has a token of V or more.
+        """
+        trie.check_vocab_size(vocab_size, "the n-gram model")
+        width, keys = trie.symbol_width(vocab_size), []
+        for order in self.keys:
+            parents, symbols = np.divmod(order, self.width)
+            is_token = symbols < self.vocab_size
+            if (is_token & (symbols >= vocab_size)).any():
+                raise UserError(
+                    f"the n-gram model has tokens beyond the {vocab_size} of the "
+                    "language model: it was built with another tokenizer."
+                )
+            # The boundaries are the two symbols after the tokens: the order is kept.
+            symbols = np.where(
+                is_token, symbols, symbols - self.vocab_size + vocab_size
+            )
+            keys.append(parents * width + symbols)
+        return dataclasses.replace(self, vocab_size=vocab_size, keys=tuple(keys))
+
     def log_prob(self, context: Sequence[int], token: int) -> float:
         """Returns log P(token | context); minus infinity for an unseen token.
 

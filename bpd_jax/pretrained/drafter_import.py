@@ -12,7 +12,7 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params
-from bpd_jax.models.attachments import check_vocabulary, fingerprint
+from bpd_jax.models.attachments import check_finite, check_vocabulary, fingerprint
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -109,6 +109,7 @@ def import_drafter(
     )
     if softmax is not None:
         arrays["softmax"] = softmax
+    check_finite(arrays, folder)
     return LoadedDrafter(
         config=config,
         tensors=arrays,
@@ -162,7 +163,39 @@ def _vocabulary(
         raise UserError(
             f"{DRAFT_TO_TARGET} of {folder}: {error}; get the folder again."
         ) from error
+    _check_mask(folder, tensors, ids, distances, vocab_size)
     return ids
+
+
+def _check_mask(
+    folder: pathlib.Path,
+    tensors: SafetensorsFiles,
+    ids: np.ndarray,
+    distances: np.ndarray,
+    vocab_size: int,
+) -> None:
+    """Compares the draft vocabulary with its mask over all tokens, if there is one."""
+    absolute = (
+        f"{DRAFT_TO_TARGET} of {folder} seems to hold ids of tokens, not their "
+        "distances from the ids of the draft vocabulary: subtract 0, 1, 2, …."
+    )
+    if TARGET_IN_DRAFT not in tensors.names:
+        if len(ids) > 2 and (np.diff(distances.astype(np.int64)) > 0).all():
+            raise UserError(absolute)
+        return
+    mask = tensors.read_integers(TARGET_IN_DRAFT).astype(bool)
+    if mask.shape != (vocab_size,):
+        raise UserError(
+            f"{TARGET_IN_DRAFT} of {folder} has shape {list(mask.shape)}, but the "
+            f"model has {vocab_size} tokens: the drafter belongs to another model."
+        )
+    if not np.array_equal(np.flatnonzero(mask), np.sort(ids)):
+        if np.array_equal(np.flatnonzero(mask), np.sort(distances)):
+            raise UserError(absolute)
+        raise UserError(
+            f"{DRAFT_TO_TARGET} and {TARGET_IN_DRAFT} of {folder} name different "
+            "tokens: the folder is damaged; get it again."
+        )
 
 
 def _table(

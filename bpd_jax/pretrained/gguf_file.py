@@ -157,6 +157,14 @@ class GGUFFile:
             raise UserError(f"{self.path}: {key} must be {_WORDS[kind]}.")
         return value
 
+    def starting_with(self, prefix: str) -> dict[str, Value]:
+        """Returns the values whose names begin with `prefix`, without it."""
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._values.items()
+            if name.startswith(prefix)
+        }
+
     def get(self, key: str, kind: type[_T]) -> _T:
         """Returns a required value.
 

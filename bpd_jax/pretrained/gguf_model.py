@@ -10,6 +10,7 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.pretrained.generation_settings import name_sampling
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
@@ -40,6 +41,7 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
     layout = gpt2_layout(config) if architecture == "gpt2" else llama_layout(config)
     tensors.check(layout)
     text = read_tokenizer(file, config.vocab_size)
+    name_sampling(str(path), file.starting_with("general.sampling."))
     return Checkpoint(
         config=config,
         layout=layout,
@@ -132,9 +134,6 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     d_model, num_heads = size("embedding_length"), size("attention.head_count")
     max_length = size("context_length")
     window = file.find(f"{architecture}.attention.sliding_window", int)
-    if window:
-        # Texts within one window are exact; longer ones would attend beyond it.
-        max_length = min(max_length, window)
     learned = architecture == "gpt2"
     norm = "norm_epsilon" if learned else "norm_rms_epsilon"
     shared: dict[str, Any] = {
@@ -172,4 +171,5 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
         query_key_norm=architecture == "qwen3",
         norm="rms",
         rotary=read_rotary(file, architecture, head_width),
+        window=window if window and window < max_length else None,
     )

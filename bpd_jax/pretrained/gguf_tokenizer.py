@@ -6,13 +6,14 @@ BPE: spaces are ▁, pieces merge in the order of their scores, and characters o
 vocabulary become bytes. Text is never normalised, so that decoding restores it.
 """
 
+import re
 from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, warn
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -46,9 +47,11 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
 # Types of tokens.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 
-# Names of control tokens that always end a text or a turn.
+# Names of tokens that end a text or a turn whatever their type, as in llama.cpp: some
+# files give them the type of ordinary text.
 _END_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -56,9 +59,21 @@ _END_NAMES = (
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
-    "</s>",
+    "<turn|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<end_of_utterance>",
 )
+# Ends a text only as a control token: elsewhere it may be the end tag of HTML.
+_END_OF_SENTENCE = "</s>"
+# What special tokens look like in files without types.
+_SPECIAL_NAME = re.compile(r"<\|[^|<>]+\|>|<(bos|eos|pad|unk|start_of_turn)>")
 
 # The longest token of a published vocabulary has a few hundred characters.
 _LONGEST_TOKEN = 1024
@@ -97,13 +112,21 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
         raise _damaged(file, f"a token of more than {_LONGEST_TOKEN} characters")
     kinds = file.find("tokenizer.ggml.token_type", np.ndarray)
-    if kinds is None:
-        kinds = np.full(len(tokens), _NORMAL)
+    has_kinds = kinds is not None
+    kinds = np.array(kinds) if has_kinds else np.full(len(tokens), _NORMAL)
     if len(kinds) != len(tokens):
         raise _damaged(file, f"{len(kinds)} kinds of {len(tokens)} tokens")
+    _mend_kinds(file, kind, vocabulary, kinds, has_kinds=has_kinds)
 
     if kind == "gpt2":
-        pre = file.find("tokenizer.ggml.pre", str) or "default"
+        pre = file.find("tokenizer.ggml.pre", str)
+        if pre is None:
+            warn(
+                f"{file.path} does not name its pre-tokenizer (tokenizer.ggml.pre): "
+                "texts are split in llama.cpp's default way, which may differ from the "
+                "model's; convert it again."
+            )
+            pre = "default"
         tokenizer = _byte_level(file, vocabulary, pre)
         begins = pre in _LLAMA3_NAMES
     elif kind == "llama":
@@ -127,7 +150,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     ends = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
     ends += [
         vocabulary[name]
-        for name in _END_NAMES
+        for name in (*_END_NAMES, _END_OF_SENTENCE)
         if name in vocabulary and kinds[vocabulary[name]] == _CONTROL
     ]
     end_tokens = tuple(dict.fromkeys(id for id in ends if id is not None))
@@ -144,6 +167,30 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
         tokens[begin] if begin is not None and 0 <= begin < len(tokens) else "",
         end_tokens,
     )
+
+
+def _mend_kinds(
+    file: GGUFFile,
+    kind: str,
+    vocabulary: dict[str, int],
+    kinds: np.ndarray,
+    *,
+    has_kinds: bool,
+) -> None:
+    """Makes tokens that must be control tokens such, where the file does not."""
+    size = len(vocabulary)
+    ids = [vocabulary.get(name) for name in _END_NAMES]
+    if not has_kinds:
+        ids += [_id(file, name, size) for name in ("bos", "eos", "eot", "eom")]
+        ids += [id for name, id in vocabulary.items() if _SPECIAL_NAME.fullmatch(name)]
+        if kind == "llama":
+            ids += [vocabulary.get(name) for name in ("<s>", _END_OF_SENTENCE)]
+            for name, id in vocabulary.items():
+                if _BYTE_NAME.fullmatch(name):
+                    kinds[id] = _BYTE
+    for special in ids:
+        if special is not None and kinds[special] != _UNKNOWN:
+            kinds[special] = _CONTROL
 
 
 def _byte_level(

@@ -1,6 +1,7 @@
 """Converts the config.json of a Hugging Face folder to a `TransformerConfig`."""
 
 import math
+from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
@@ -29,9 +30,9 @@ _ACTIVATIONS = {
 def transformer_config(fields: Fields) -> TransformerConfig:
     """Converts config.json; missing fields have the defaults of transformers.
 
-    The maximum length is the longest for which both models are equal: with sliding-
-    window attention the window, and with rotary frequencies that change with the length
-    of the text (`dynamic`) the length from which they change.
+    The maximum length is the longest for which both models are equal: with rotary
+    frequencies that change with the length of the text (`dynamic`) the length from
+    which they change.
 
     Raises:
       UserError: the kind of model or one of its settings is not supported.
@@ -61,6 +62,13 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
         raise UserError(f"num_attention_heads in {fields.source} must be above 0.")
     head = fields.integer("head_dim", 128 if kind == "qwen3" else width // heads)
     rotary, max_length = rotary_config(fields)
+    if rotary.fraction != 1:
+        # transformers ignores it for these types, other programs do not.
+        raise UserError(
+            f"{fields.source} sets partial_rotary_factor, which models of type "
+            f"{kind!r} do not have in transformers: remove it if the model was trained "
+            "there."
+        )
     # Llama and Qwen3 share one switch for all four projections; Qwen2 has none.
     bias = kind in ("llama", "qwen3") and fields.flag("attention_bias", False)
     return TransformerConfig(
@@ -71,7 +79,7 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=None if head * heads == width else head,
-        max_length=min(max_length, _window(fields, kind) or max_length),
+        max_length=max_length,
         activation=activation_of(fields, fields.text("hidden_act", "silu")),
         gated=True,
         use_bias=False,
@@ -83,6 +91,7 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
         norm_epsilon=fields.number("rms_norm_eps", 1e-6),
         rotary=rotary,
         tied_softmax=fields.flag("tie_word_embeddings", False),
+        **_windows(fields, kind, max_length),
     )
 
 
@@ -123,21 +132,34 @@ def activation_of(fields: Fields, name: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def _window(fields: Fields, kind: str) -> int | None:
-    """The size of the sliding window, if any layer has one."""
+def _windows(fields: Fields, kind: str, max_length: int) -> dict[str, Any]:
+    """The sliding window, and the layers that have it if not all do."""
     if kind == "llama":
-        return None
+        return {}
     if kind == "mistral":
         # Only null disables it.
-        slides = fields.values.get("sliding_window", 4096) is not None
+        if fields.values.get("sliding_window", 4096) is None:
+            return {}
+        layers = None
     else:
-        layers = fields.integer("num_hidden_layers")
-        slides = fields.flag("use_sliding_window", False)
-        if "layer_types" in fields:
-            slides = slides and "sliding_attention" in fields.items("layer_types")
-        else:
-            slides = slides and fields.integer("max_window_layers", 28) < layers
-    return fields.integer("sliding_window", 4096) if slides else None
+        if not fields.flag("use_sliding_window", False):
+            return {}
+        number = fields.integer("num_hidden_layers")
+        kinds = fields.items("layer_types") or ["sliding_attention"] * number
+        if "layer_types" not in fields:
+            full = fields.integer("max_window_layers", 28)
+            kinds = ["full_attention"] * min(full, number) + kinds[full:]
+        layers = tuple(
+            layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"
+        )
+        if not layers:
+            return {}
+    window = fields.integer("sliding_window", 4096)
+    if window >= max_length:
+        return {}
+    if layers is not None and len(layers) == fields.integer("num_hidden_layers"):
+        layers = None
+    return {"window": window, "windowed_layers": layers}
 
 
 def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:

@@ -1,13 +1,16 @@
 """Opens model folders in the format of Hugging Face's library transformers."""
 
+import dataclasses
 import os
 import pathlib
 
+import numpy as np
 import tokenizers
 
-from bpd_jax.base.errors import UserError, library_errors
+from bpd_jax.base.errors import UserError, library_errors, warn
 from bpd_jax.data.text_readers import read_text
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.pretrained.generation_settings import generation_settings
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import GPT2, transformer_config
 from bpd_jax.pretrained.json_files import Fields
@@ -15,6 +18,8 @@ from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
 from bpd_jax.storage.buckets import as_path
+
+SOFTMAX = "lm_head.weight"
 
 # The longest tokenizer.json of a published model has a few tens of megabytes.
 _MOST_BYTES = 100_000_000
@@ -35,36 +40,65 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     tokenizer = _read_tokenizer(folder)
     settings = _tokenizer_settings(folder)
     begin = _begin_of_text(settings, tokenizer)
-    ends = _end_tokens(folder, fields, settings, tokenizer)
+    generation = _generation_config(folder)
+    ends = _end_tokens(folder, [generation, fields], settings, tokenizer)
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:
             raise UserError(
                 f"{folder} has token {token} as a begin or end token, but the model "
                 f"has only {config.vocab_size} tokens."
             )
+    config, layout = _layout(config, fields, tensors)
     return Checkpoint(
         config=config,
-        layout=_layout(config, fields, tensors),
+        layout=layout,
         tensors=tensors,
         tokenizer=tokenizer,
         chat_template=_chat_template(folder, settings),
         begin_of_text=begin,
         begin_text=_special_text(settings, "bos_token") or "",
         end_tokens=ends,
+        generation=generation_settings(generation, config.vocab_size),
     )
 
 
 def _layout(
     config: TransformerConfig, fields: Fields, tensors: SafetensorsFiles
-) -> dict[Path, Origin]:
-    """The location of each parameter; checks that all of them exist."""
-    if fields.text("model_type") != GPT2:
-        layout = llama_layout(config)
-    else:
-        prefixed = "transformer.wte.weight" in tensors.names
-        layout = gpt2_layout(config, "transformer." if prefixed else "")
+) -> tuple[TransformerConfig, dict[Path, Origin]]:
+    """The location of each parameter; checks that all of them exist.
+
+    Returns:
+      The configuration, in which the softmax is tied only if it is in the files, and
+      the layout.
+    """
+    is_gpt2 = fields.text("model_type") == GPT2
+    prefix, block = ("transformer.", "h.") if is_gpt2 else ("model.", "layers.")
+    if not any(name.startswith(prefix) for name in tensors.names) and any(
+        name.startswith(block) for name in tensors.names
+    ):
+        prefix = ""
+    embedding = prefix + ("wte" if is_gpt2 else "embed_tokens") + ".weight"
+    both = {embedding, SOFTMAX} <= tensors.names
+    if config.tied_softmax and both and not _equal(tensors, embedding, SOFTMAX):
+        warn(
+            f"{fields.source} ties the softmax to the embedding, but {embedding} and "
+            f"{SOFTMAX} differ: both are used, as in transformers; set "
+            "tie_word_embeddings to false."
+        )
+        config = dataclasses.replace(config, tied_softmax=False)
+    layout = (gpt2_layout if is_gpt2 else llama_layout)(config, prefix)
+    if config.tied_softmax and embedding not in tensors.names:
+        # Some files hold the shared matrix under the name of the softmax.
+        origin = layout["embedding",]
+        layout["embedding",] = dataclasses.replace(origin, name=SOFTMAX)
     tensors.check(layout)
-    return layout
+    return config, layout
+
+
+def _equal(tensors: SafetensorsFiles, first: str, second: str) -> bool:
+    if tensors.shape(first) != tensors.shape(second):
+        return False
+    return np.array_equal(tensors.read(first), tensors.read(second))
 
 
 def _read_text(path: pathlib.Path) -> str:
@@ -118,23 +152,44 @@ def _special_token(
 
 
 def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:
-    token = _special_token(settings, "bos_token", tokenizer)
-    # Without a setting, the encoding of an empty text shows the begin token.
-    with library_errors("the tokenizer cannot encode an empty text"):
-        shown = tokenizer.encode("").ids[:1] == [token]
-    return token if settings.flag("add_bos_token", shown) else None
+    """The token that every text begins with; None if there is none.
+
+    As in transformers 5, it is the one that the post-processor of tokenizer.json adds;
+    `add_bos_token` in the settings takes precedence.
+    """
+    with library_errors("the tokenizer cannot encode a text"):
+        whole, bare = (
+            tokenizer.encode("a", add_special_tokens=added).ids
+            for added in (True, False)
+        )
+    begin = _special_token(settings, "bos_token", tokenizer)
+    count = int(whole[:1] == [begin])
+    if bare:
+        starts = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+        count = next(starts, 0)
+    if count > 1:
+        raise UserError(
+            f"{settings.source}: texts begin with {count} special tokens, which is not "
+            "supported: its tokenizer.json may add one."
+        )
+    added = whole[0] if count else None
+    if not settings.flag("add_bos_token", count > 0):
+        return None
+    return begin if added is None else added
+
+
+def _generation_config(folder: pathlib.Path) -> Fields:
+    path = folder / "generation_config.json"
+    return Fields.read(path) if path.is_file() else Fields({}, str(path))
 
 
 def _end_tokens(
     folder: pathlib.Path,
-    fields: Fields,
+    sources: list[Fields],
     settings: Fields,
     tokenizer: tokenizers.Tokenizer,
 ) -> tuple[int, ...]:
     """The tokenizer's end token, and the end tokens of the model's configuration."""
-    sources = [fields]
-    if (folder / "generation_config.json").is_file():
-        sources.insert(0, Fields.read(folder / "generation_config.json"))
     end_of_text = _special_token(settings, "eos_token", tokenizer)
     tokens = [] if end_of_text is None else [end_of_text]
     for source in sources:

@@ -52,25 +52,34 @@ class Origin:
         return tensor
 
 
-def llama_layout(config: TransformerConfig) -> dict[Path, Origin]:
+def llama_layout(
+    config: TransformerConfig, prefix: str = "model."
+) -> dict[Path, Origin]:
     """The tensors of Llama and related models, by the paths of the trunk's parameters.
 
     Mistral, SmolLM, Qwen2 (with biases of queries, keys and values) and Qwen3 (with
     norms of queries and keys) use the same names.
+
+    Args:
+      config: configuration of the trunk.
+      prefix: prefix of every name except the softmax; files of a model without its
+        softmax have none.
     """
     table = (config.vocab_size, config.d_model)
     layout: dict[Path, Origin] = {
-        ("embedding",): Origin("model.embed_tokens.weight", table),
-        ("final_norm", "scale"): Origin("model.norm.weight", (config.d_model,)),
+        ("embedding",): Origin(f"{prefix}embed_tokens.weight", table),
+        ("final_norm", "scale"): Origin(f"{prefix}norm.weight", (config.d_model,)),
     }
     if not config.tied_softmax:
         layout["softmax",] = Origin("lm_head.weight", table)
     for layer in range(config.num_layers):
-        layout.update(llama_layer(config, layer))
+        layout.update(llama_layer(config, layer, prefix))
     return layout
 
 
-def llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
+def llama_layer(
+    config: TransformerConfig, layer: int, prefix: str = "model."
+) -> dict[Path, Origin]:
     """The tensors of one layer; see `llama_layout`."""
     width, head, heads = config.d_model, config.head_width, config.num_heads
     layout: dict[Path, Origin] = {}
@@ -79,7 +88,7 @@ def llama_layer(config: TransformerConfig, layer: int) -> dict[Path, Origin]:
         parameter: str, name: str, shape: tuple[int, ...], convert: Convert
     ) -> None:
         path = tuple(parameter.format(layer).split("."))
-        layout[path] = Origin(f"model.layers.{layer}.{name}", shape, convert)
+        layout[path] = Origin(f"{prefix}layers.{layer}.{name}", shape, convert)
 
     def has_bias(choice: bool | None) -> bool:
         return config.use_bias if choice is None else choice

@@ -44,6 +44,7 @@ class Checkpoint:
       begin_text: the begin-of-text token as text, which templates may write even if
         texts do not start with it; empty if there is none.
       end_tokens: ids that end a text; the first one is written.
+      generation: options of decoding that come with the model.
     """
 
     config: TransformerConfig
@@ -54,6 +55,7 @@ class Checkpoint:
     begin_of_text: int | None
     begin_text: str
     end_tokens: tuple[int, ...]
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def load_trunk(

@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"})
+_INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 
 
 class SafetensorsFiles:
@@ -77,7 +77,7 @@ class SafetensorsFiles:
         return self._read(name, _FLOATS)
 
     def read_integers(self, name: str) -> np.ndarray:
-        """Returns a tensor in its own integer type.
+        """Returns a tensor in its own integer type, or of booleans.
 
         Raises:
           UserError: it is missing, or not stored as integers.

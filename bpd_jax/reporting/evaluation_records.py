@@ -94,6 +94,8 @@ def decode_records(
     piece: Piece,
     options: DecodeOptions,
     prompts: Sequence[str] | None = None,
+    *,
+    continuation: Decode | None = None,
 ) -> list[DecodeRecord]:
     """One record per prompt, with every serial call as a step.
 
@@ -105,7 +107,9 @@ def decode_records(
       piece: converts one token to text.
       options: options of decoding.
       prompts: original texts of the prompts; None decodes their tokens.
+      continuation: converts tokens after a prompt to text; None for `decode`.
     """
+    continued = continuation or decode
     records = []
     for index, generation in enumerate(result.generations):
         steps = [
@@ -128,7 +132,7 @@ def decode_records(
                     else prompts[index]
                 ),
                 text=cut_at_stop(
-                    decode(visible(generation.output_ids, options)), options.stop
+                    continued(visible(generation.output_ids, options)), options.stop
                 ),
                 input_ids=generation.input_ids.tolist(),
                 output_ids=generation.output_ids.tolist(),

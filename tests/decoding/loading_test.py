@@ -1,10 +1,14 @@
 import json
 
+import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_task import TextTask
+from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.loading import load_model, load_task
+from bpd_jax.ngrams.counting.counts import count_ngrams
+from bpd_jax.ngrams.katz import estimate_katz
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,21 @@ def test_damaged_task_is_reported(text, tmp_path):
     path.write_text(text)
     with pytest.raises(UserError, match=r"task\.json does not describe a task"):
         load_task(path)
+
+
+def test_ngrams_of_the_tokenizer_fit_padded_models(trained, tmp_path):
+    """Rows of an embedding may have no token; n-grams may count them or not."""
+    loaded = load_model(str(trained / "plain"))
+    tokens, rows = loaded.tokenizer.vocab_size, loaded.vocab_size
+    texts = [np.arange(1, tokens, dtype=np.int32)] * 3
+    for size, fits in ((rows + 7, True), (tokens, True), (tokens - 1, False)):
+        counted = [np.minimum(text, size - 1) for text in texts]
+        counts = count_ngrams(counted, order=2, vocab_size=size, end_of_text=0)
+        folder = tmp_path / str(size)
+        estimate_katz(counts).save(folder)
+        if fits:
+            assets = load_assets(loaded, {"ngram": str(folder)})
+            assert assets.ngram.vocab_size == rows
+            continue
+        with pytest.raises(UserError, match=f"has {size} tokens, but the tokenizer"):
+            load_assets(loaded, {"ngram": str(folder)})

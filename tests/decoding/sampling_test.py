@@ -120,3 +120,10 @@ def test_streams_of_noise_share_no_key():
     streams = [stream_keys(keys, positions, stream) for stream in (DRAFTS, ACCEPTANCE)]
     data = jnp.concatenate([jax.random.key_data(k) for k in (choices, *streams)])
     assert len(np.unique(np.asarray(data), axis=0)) == 9
+
+
+def test_min_p_keeps_tokens_of_a_share_of_the_highest_probability():
+    probs = jnp.array([0.5, 0.26, 0.24])
+    options = StepOptions(temperature=1.0, min_p=0.5)
+    kept = filtered(jnp.log(probs), options)
+    assert jnp.isfinite(kept).tolist() == [True, True, False]

@@ -125,3 +125,23 @@ def test_paths_attend_to_the_text_and_their_own_tokens(model):
             for index, path in enumerate(paths[row]):
                 want = slow_read(model, [*whole_text(view, row), *path])
                 np.testing.assert_allclose(scores[row, index], want, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [9, 17])
+def test_rows_without_a_token_are_never_chosen(model, rows):
+    functions, params = model
+    size = functions.config.trunk.vocab_size
+    padded = SmallLM(functions, REACH, vocab_size=rows)
+    hidden = jax.random.normal(jax.random.key(0), (2, functions.config.trunk.d_model))
+    logits = padded.logits(params, hidden)
+    assert logits.shape == (2, rows)
+    plain, shared = functions.next_token_logits(params, hidden), min(rows, size)
+    np.testing.assert_array_equal(logits[:, :shared], plain[:, :shared])
+    assert (np.asarray(logits[:, shared:]) < -1e8).all()
+    # A token that the small LM does not have is read as its last one.
+    tokens = jnp.array([[1, max(rows, size) - 1]])
+    known = jnp.minimum(tokens, size - 1)
+    cache = functions.empty_cache(1, 8)
+    got, _ = padded._pass(params, tokens, cache)
+    want, _ = SmallLM(functions, REACH)._pass(params, known, cache)
+    np.testing.assert_array_equal(got, want)

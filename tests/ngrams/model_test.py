@@ -149,3 +149,18 @@ def test_model_is_saved_to_and_loaded_from_a_bucket(trigrams, storage):
     storage.put("bpd-test", "ngram/keys_2.npy", stored.data[:-8])
     with pytest.raises(UserError, match=r"keys_2\.npy"):
         NGramModel.load("gs://bpd-test/ngram")
+
+
+def test_number_of_tokens_can_be_changed(trigrams, document_model):
+    for model in (trigrams, document_model):
+        wider = model.with_vocab_size(40)
+        assert wider.vocab_size == 40
+        wider.validate()
+        for context in ([], [1], [2, 3], [model.vocab_size - 1]):
+            for token in (0, 3, 9):
+                assert wider.log_prob(context, token) == model.log_prob(context, token)
+            want = model.log_prob(context, model.eos)
+            assert wider.log_prob(context, wider.eos) == want
+        assert_same(wider.with_vocab_size(model.vocab_size), model)
+    with pytest.raises(UserError, match="has tokens beyond the 2"):
+        trigrams.with_vocab_size(2)

@@ -7,7 +7,11 @@ import re
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.pretrained.chat import render_chat
+from bpd_jax.pretrained.chat import (
+    render_chat,
+    render_continued,
+    template_variables,
+)
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.packaged_models import find_packaged
 
@@ -164,3 +168,71 @@ def test_messages_are_unchanged():
     message = dict(USER)
     render_chat("{{ messages[0].content }}", [message])
     assert message == USER
+
+
+HEAD = "<user>hi<end>\n<assistant>\n"
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.role == 'assistant' %}{{ NEWLINE }}{% endif %}"
+    "{{ CONTENT }}END\n{% endfor %}"
+)
+CONTENTS = ("", "end", "assistant", "<", "\n", " x", "x ", "x\n\n", "Is\n it", "<end>")
+
+
+@pytest.mark.parametrize("end", ["<end>", " <end>", "\n\n<end>", ""])
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("m.content", lambda text: text),
+        ("m.content | trim", str.strip),
+        ("m.content.rstrip()", str.rstrip),
+        ("m.content.lstrip()", str.lstrip),
+        (
+            "m.content.split('<think>')[-1] | trim",
+            lambda text: text.split("<think>")[-1].strip(),
+        ),
+    ],
+)
+def test_continued_messages_end_after_their_content(content, shown, end):
+    template = PLAIN.replace("CONTENT", content).replace("END", end)
+    template = template.replace("NEWLINE", r"'\n'")
+
+    def render(messages):
+        return render_chat(template, messages, add_generation_prompt=False)
+
+    for text in (*CONTENTS, "a<think>b"):
+        chat = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": text},
+        ]
+        want = HEAD.replace("<end>", end) + shown(text)
+        assert render_continued(render, chat) == want, text
+
+
+def test_messages_that_cannot_be_continued_are_refused():
+    for template in ("{{ messages[0].content }}!", "{{ messages | length }}"):
+
+        def render(messages, template=template):
+            return render_chat(template, messages, add_generation_prompt=False)
+
+        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        with pytest.raises(UserError, match="cannot be continued: the chat template"):
+            render_continued(render, chat)
+    with pytest.raises(UserError, match="the conversation is empty"):
+        render_continued(render, [])
+
+
+def test_variables_reach_the_template():
+    template = "{{ enable_thinking }}{{ messages | length }}"
+    variables = {"enable_thinking": False, "messages": ["ignored"] * 9}
+    assert render_chat(template, [], variables=variables) == "False0"
+    assert render_chat(template, []) == "0"
+
+
+def test_values_of_variables_are_json_or_text():
+    arguments = ["a=true", "b=False", "c=[1]", "d=x=y", "e="]
+    want = {"a": True, "b": False, "c": [1], "d": "x=y", "e": ""}
+    assert template_variables(arguments) == want
+    for argument in ("thinking", "=1", "a b=1"):
+        with pytest.raises(UserError, match="--template_arg must be NAME=VALUE"):
+            template_variables([argument])

@@ -226,6 +226,7 @@ def test_unsupported_drafters_are_not_exported(changes, message):
 
 
 LAYERS = "transformer_layer_config"
+ABSOLUTE = np.array([0, 1, 2, 3, 5, 6, 7, 8, 9])
 WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
@@ -291,6 +292,11 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
         ({"d2t": np.zeros(9, "f")}, "d2t"),
         ({"d2t": np.full(9, 30)}, "d2t"),
         ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
+        ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
+        ({"t2d": np.arange(23) < 9}, "t2d of .* has shape"),
+        ({"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
+        ({"t2d": np.isin(np.arange(24), ABSOLUTE), "d2t": ABSOLUTE}, "to hold ids"),
+        ({"norm.weight": np.full(8, np.nan, "f")}, "is not finite"),
         ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
         ({"lm_head.weight": np.ones((24, 8), "f")}, "lm_head.weight"),
     ],

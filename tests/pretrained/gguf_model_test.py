@@ -68,10 +68,12 @@ def test_interleaved_rotary_features_become_halves(tiny, tmp_path):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sliding_window_limits_the_length(tiny, tmp_path):
-    window = {"llama.attention.sliding_window": 48}
-    path = tiny.make("llama").write(tmp_path / "m.gguf", window)
-    assert open_gguf(path).config.max_length == 48
+def test_sliding_window(tiny, tmp_path):
+    for window, read in ((48, 48), (64, None)):
+        values = {"llama.attention.sliding_window": window}
+        path = tiny.make("llama").write(tmp_path / "m.gguf", values)
+        config = open_gguf(path).config
+        assert (config.window, config.max_length) == (read, 64)
 
 
 @pytest.mark.parametrize(

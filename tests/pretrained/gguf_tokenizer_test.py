@@ -68,16 +68,16 @@ def byte_level(build, trained):
     merges = merges_of(trained)
 
     def named(pre, **values):
-        return build(
-            {
-                "tokenizer.ggml.pre": pre,
-                "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.token_type": kinds,
-                "tokenizer.ggml.merges": merges,
-                **{f"tokenizer.ggml.{key}": value for key, value in values.items()},
-            }
-        )
+        fields = {
+            "pre": pre,
+            "tokens": tokens,
+            "token_type": kinds,
+            "merges": merges,
+            **values,
+        }
+        return build({f"tokenizer.ggml.{key}": value for key, value in fields.items()})
 
+    named.tokens = tokens
     return named
 
 
@@ -252,3 +252,50 @@ def test_invalid_metadata_is_refused(build, values, message):
 def test_more_tokens_than_embeddings_are_refused(build):
     with pytest.raises(UserError, match="259 tokens for 258 embeddings"):
         build({}, vocab_size=258)
+
+
+def changed(byte_level, *, end="<|end|>", kinds=True, **values):
+    """The tokenizer with another name of token 0, and all tokens of normal type."""
+    tokens = [end, *byte_level.tokens[1:]]
+    normal = [gguf.TokenType.NORMAL] * len(tokens) if kinds else None
+    return byte_level(
+        "smollm", tokens=tokens, eos_token_id=1, token_type=normal, **values
+    )
+
+
+@pytest.mark.parametrize("kinds", [True, False])
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("<|im_end|>", True),
+        ("<|eot_id|>", True),
+        ("<end_of_turn>", True),
+        ("<EOT>", True),
+        ("[EOT]", True),
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>", True),
+        # In byte-level vocabularies it is text: an end tag of HTML.
+        ("</s>", False),
+        ("<b>", False),
+    ],
+)
+def test_tokens_that_end_a_turn_do_so_whatever_their_type(
+    byte_level, name, ends, kinds
+):
+    embedded = changed(byte_level, end=name, kinds=kinds)
+    assert embedded.end_tokens == ((1, 0) if ends else (1,))
+    if ends:
+        assert embedded.tokenizer.encode(f"the{name}").ids[-1] == 0
+
+
+def test_control_tokens_of_files_without_types_are_known_by_their_form(byte_level):
+    embedded = changed(byte_level, end="<|user_turn|>", kinds=False)
+    assert embedded.tokenizer.encode("<|user_turn|>").ids == [0]
+    embedded = changed(byte_level, end="<|user_turn|>")
+    assert embedded.tokenizer.encode("<|user_turn|>").ids != [0]
+
+
+def test_missing_pre_tokenizer_is_named(byte_level, capsys):
+    byte_level(None)
+    assert "does not name its pre-tokenizer (tokenizer.ggml.pre)" in (
+        capsys.readouterr().err
+    )

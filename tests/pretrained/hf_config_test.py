@@ -130,7 +130,7 @@ def test_lengths_of_published_models():
         "Llama-2-13B": 4096,
         "Vicuna-13B-v1.5-16k": 16384,
         "Llama-3.1-8B": 131072,
-        "Mistral-7B-v0.1": 4096,
+        "Mistral-7B-v0.1": 32768,
         "Qwen2-7B": 131072,
         "Qwen3-8B": 4096,
         "GPT-2-XL": 1024,
@@ -165,7 +165,6 @@ def test_missing_fields_have_the_defaults_of_transformers():
     assert not config.qkv_bias
     assert read({**BASE, "model_type": "qwen3"}).head_width == 128
     assert read({**BASE, "num_key_value_heads": None}) == config
-    assert read({**BASE, "partial_rotary_factor": 0.5}).rotary.fraction == 0.5
     gpt2 = read(PUBLISHED["GPT-2-XL"][0])
     assert gpt2.d_ff == 6400
     assert gpt2.tied_softmax
@@ -186,33 +185,37 @@ def test_bias_settings():
 
 
 @pytest.mark.parametrize(
-    "kind, fields, length",
+    "kind, fields, window, layers",
     [
-        ("llama", {"sliding_window": 8}, 64),
-        ("mistral", {"sliding_window": 8}, 8),
-        ("mistral", {"sliding_window": None}, 64),
-        ("mistral", {"max_position_embeddings": 9000}, 4096),
-        ("mistral", {"sliding_window": 100}, 64),
-        ("qwen2", {"sliding_window": 8}, 64),
-        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, 64),
+        ("llama", {"sliding_window": 8}, None, None),
+        ("mistral", {"sliding_window": 8}, 8, None),
+        ("mistral", {"sliding_window": None}, None, None),
+        ("mistral", {"max_position_embeddings": 9000}, 4096, None),
+        ("mistral", {"sliding_window": 100}, None, None),
+        ("qwen2", {"sliding_window": 8}, None, None),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, None, None),
         (
             "qwen2",
             {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
             8,
+            (1,),
         ),
         (
             "qwen3",
             {
                 "sliding_window": 8,
                 "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"],
+                "layer_types": ["sliding_attention", "full_attention"],
             },
             8,
+            (0,),
         ),
     ],
 )
-def test_sliding_windows_limit_the_length(kind, fields, length):
-    assert read({**BASE, "model_type": kind, **fields}).max_length == length
+def test_sliding_windows(kind, fields, window, layers):
+    config = read({**BASE, "model_type": kind, **fields})
+    assert (config.window, config.windowed_layers) == (window, layers)
+    assert config.max_length == fields.get("max_position_embeddings", 64)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_frequencies_equal_those_of_transformers(name):
             },
             "original_length must be",
         ),
-        ({"partial_rotary_factor": 2}, "fraction must be"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which models of"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
             r"quantised model \(gptq\): use the original model",

@@ -255,3 +255,72 @@ def test_padding_of_a_tokenizer_is_ignored(folder):
     }
     edit(path / "tokenizer.json", padding=padding)
     assert len(open_folder(path).tokenizer.encode("").ids) <= 1
+
+
+def rewrite(path, change):
+    """Writes the tensors of a folder again, changed by `change`."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    save_file(change(tensors), path / "model.safetensors")
+
+
+def tied(folder):
+    """A folder of a tied model, and its embedding."""
+    path = folder()
+    edit(path / "config.json", tie_word_embeddings=True)
+    rewrite(path, lambda ts: {k: t for k, t in ts.items() if k != "lm_head.weight"})
+    return path
+
+
+def parameters(path):
+    checkpoint = open_folder(path)
+    return load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+
+
+def assert_equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def test_tied_models_may_store_either_name(folder, capsys):
+    path = tied(folder)
+    expected = parameters(path)
+    rewrite(path, lambda ts: {**ts, "lm_head.weight": ts[EMBEDDING]})
+    assert_equal(parameters(path), expected)
+    rewrite(path, lambda ts: {k: t for k, t in ts.items() if k != EMBEDDING})
+    assert_equal(parameters(path), expected)
+    assert "warning" not in capsys.readouterr().err
+    edit(path / "config.json", tie_word_embeddings=False)
+    assert_refused(path, "no tensor model.embed_tokens.weight")
+
+
+def test_names_without_a_prefix(folder):
+    path = folder()
+    expected = parameters(path)
+    rewrite(path, lambda ts: {k.removeprefix("model."): t for k, t in ts.items()})
+    assert_equal(parameters(path), expected)
+
+
+def test_two_different_matrices_of_a_tied_model_are_both_used(folder, capsys):
+    path = tied(folder)
+    rewrite(path, lambda ts: {**ts, "lm_head.weight": 2 * ts[EMBEDDING]})
+    params = parameters(path)["trunk"]
+    np.testing.assert_array_equal(params["softmax"], 2 * params["embedding"])
+    assert "lm_head.weight differ: both are used" in capsys.readouterr().err
+
+
+def test_begin_token_that_only_the_post_processor_names(folder):
+    path = folder()
+    edit(path / "tokenizer_config.json", add_bos_token=None, bos_token=None)
+    (path / "special_tokens_map.json").unlink(missing_ok=True)
+    checkpoint = open_folder(path)
+    assert (checkpoint.begin_of_text, checkpoint.begin_text) == (0, "")
+
+
+def test_options_of_generation_are_read(folder):
+    path = folder()
+    edit(path / "generation_config.json", repetition_penalty=1.2)
+    assert open_folder(path).generation == {"repetition_penalty": 1.2}

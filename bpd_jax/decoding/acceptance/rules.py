@@ -1,5 +1,7 @@
 """Choice of the acceptance rule by `StepOptions.acceptance`."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +14,14 @@ from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.models.functions import ModelFunctions
 
+# Logits to adjusted logits; the identity if options do not adjust them.
+Adjust = Callable[[Float[Array, "B M V"]], Float[Array, "B M V"]]
+
+
+def unchanged(logits: Array) -> Array:
+    """The adjustment that changes nothing."""
+    return logits
+
 
 def next_tokens(
     model: ModelFunctions,
@@ -20,11 +30,15 @@ def next_tokens(
     positions: Int[Array, "B M"],
     keys: Array,
     options: StepOptions,
+    adjust: Adjust = unchanged,
 ) -> Int[Array, "B M"]:
     """The model's choice after every node; see `choose`."""
-    if options.temperature == 0:
+    if options.temperature == 0 and not options.adjusts:
         return model.greedy_tokens(params, hidden)
-    return choose(model.next_token_logits(params, hidden), positions, keys, options)
+    logits = adjust(model.next_token_logits(params, hidden))
+    if options.temperature == 0:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return choose(logits, positions, keys, options)
 
 
 def accept(
@@ -37,6 +51,7 @@ def accept(
     keys: Array,
     options: StepOptions,
     max_depth: int,
+    adjust: Adjust = unchanged,
 ) -> tuple[Accepted, Int[Array, "B M"]]:
     """Accepts a path of the tree by the rule of the options.
 
@@ -50,14 +65,15 @@ def accept(
       keys: one random key per row.
       options: acceptance rule and temperature.
       max_depth: number of nodes on the longest path.
+      adjust: adjusts the logits after the nodes.
 
     Returns:
       The accepted path, and the model's choice after every node.
     """
     if options.acceptance not in (SPECULATIVE, TYPICAL):
-        choices = next_tokens(model, params, hidden, positions, keys, options)
+        choices = next_tokens(model, params, hidden, positions, keys, options, adjust)
         return longest_match(tree, choices, next_token, max_depth), choices
-    logits = filtered(model.next_token_logits(params, hidden), options)
+    logits = filtered(adjust(model.next_token_logits(params, hidden)), options)
     choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     # Position 0 is that of the first root, at the end of the text.
     acceptance_keys = stream_keys(keys, positions[:, 0], ACCEPTANCE)

@@ -168,7 +168,8 @@ class Neural(RefinerPart):
         small: Any = context.need("rescorer")
         alpha = context.alpha if self.alpha is None else self.alpha
         arrays = WeightedParams(Weight.of(alpha, self.slope), small.params)
-        reader = SmallLM(small.functions, max(source.block_size, context.max_accepted))
+        reach = max(source.block_size, context.max_accepted)
+        reader = SmallLM(small.functions, reach, context.vocab_size)
         if self.mode == PARALLEL:
             return ParallelNeuralRefiner(reader, arrays)
         return NeuralRefiner(reader, arrays)

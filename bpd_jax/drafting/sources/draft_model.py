@@ -112,5 +112,6 @@ class DraftModel(SourcePart):
             )
         small = context.need("draft_model")
         block = self.tokens + 1
-        reader = SmallLM(small.functions, max(block, context.max_accepted))
+        reach = max(block, context.max_accepted)
+        reader = SmallLM(small.functions, reach, context.vocab_size)
         return DraftModelSource(block, width, reader, small.params)

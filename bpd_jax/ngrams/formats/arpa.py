@@ -202,7 +202,6 @@ def read_arpa(
         numbers or tokens.
     """
     if symbols is not None:
-        check_symbols(len(symbols), symbols)
         vocab_size = len(symbols)
     reader = ArpaReader(as_path(path), vocab_size, symbols)
     with contextlib.closing(reader):

@@ -212,7 +212,7 @@ def parse_ngrams(
     Args:
       text: lines of a file.
       at: index where the next line begins.
-      may_have_weight: whether a back-off weight may follow.
+      may_have_weight: whether a back-off weight other than 0 may follow.
       names: the names of the unigrams.
       table: their hash table, see `fill_table`.
       rows: the result, indices of names, `[n, order]`; at most n lines are parsed.
@@ -247,13 +247,14 @@ def parse_ngrams(
         if position == text.size:
             return at, count, num_lines
         if fields:
-            if fields < order + 1 or (fields == order + 2 and not may_have_weight):
+            if fields < order + 1:
                 return at, count, num_lines
             parsed, score = parse_number(text, begins[0], ends[0])
             weight = 0.0
             if parsed and fields == order + 2:
                 parsed, weight = parse_number(text, begins[order + 1], ends[order + 1])
-            if not parsed or score > 0:
+            # At the highest order, only the weight 0 is valid.
+            if not parsed or score > 0 or (weight != 0 and not may_have_weight):
                 return at, count, num_lines
             for symbol in range(order):
                 slot = _look_up(

@@ -20,7 +20,12 @@ _LOG10 = math.log(10)
 
 # Placeholders until V is known.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
-_NAMED = {"</s>": _EOS, "<s>": _BOS, "<unk>": _UNKNOWN, "<UNK>": _UNKNOWN}
+_BOUNDARIES = {"</s>": _EOS, "<s>": _BOS}
+_UNKNOWNS = {"<unk>": _UNKNOWN, "<UNK>": _UNKNOWN}
+
+# Only these separate fields; a name may contain any other character.
+_BLANKS = b" \t\r\n"
+_SEPARATOR = re.compile(rb"[ \t\r\n]+")
 
 # Number of n-grams parsed at once.
 _ROWS = 1 << 16
@@ -73,7 +78,8 @@ class ArpaReader:
         self._vocab_size = vocab_size
         self._has_ids = symbols is None
         ids = {name: token for token, name in enumerate(symbols or ())}
-        self._symbols = {name.encode(): i for name, i in (_NAMED | ids).items()}
+        named = _UNKNOWNS | ids | _BOUNDARIES
+        self._symbols = {name.encode(): i for name, i in named.items()}
         self._names: dict[bytes, int] = {}
 
     def close(self) -> None:
@@ -106,7 +112,7 @@ class ArpaReader:
     def _next_line(self) -> bytes:
         """Returns the next line that is not blank."""
         while (line := self._text.next_line()) is not None:
-            if line := line.strip():
+            if line := line.strip(_BLANKS):
                 return line
         raise UserError(
             f"{self._path} is truncated: it ends after line {self._text.number} "
@@ -202,14 +208,19 @@ class ArpaReader:
     def _line(self, order: int, size: int, may_have_weight: bool) -> _Line:
         """Parses the next n-gram, in any valid form."""
         line = self._next_line()
-        fields = line.split()
+        fields = _SEPARATOR.split(line)
         if line.startswith(b"\\"):
             self._fail(
                 f"{size} {order}-grams were announced, but this line is {_quoted(line)}"
             )
-        has_weight = len(fields) == order + 2 and may_have_weight
+        has_weight = len(fields) == order + 2
         if len(fields) != order + 1 and not has_weight:
             self._fail(f"this is not a {order}-gram: {_quoted(line)}")
+        if has_weight and not may_have_weight and self._logarithm(fields[-1]) != 0:
+            self._fail(
+                f"the back-off weight {_quoted(fields[-1])} of a {order}-gram, the "
+                "highest order, is not 0"
+            )
         symbols = [self._symbol(name) for name in fields[1 : order + 1]]
         log_prob = self._logarithm(fields[0])
         if log_prob > 0:

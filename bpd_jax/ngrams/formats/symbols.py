@@ -2,10 +2,13 @@
 
 A symbol table is a list of V distinct non-empty strings without blanks. Files have
 OpenFst's format: a name and a label per line. The label of a token is its id plus 1,
-because label 0 is `<epsilon>`.
+because label 0 is epsilon, whatever its name (`<epsilon>`, `<eps>`, `-`). Only tabs,
+spaces and ends of lines separate fields, here as in ARPA files: a name may contain any
+other character.
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 
 from bpd_jax.base.errors import UserError
@@ -16,6 +19,7 @@ EPSILON = "<epsilon>"
 BOUNDARIES = ("</s>", "<s>")
 UNKNOWN = ("<unk>", "<UNK>")
 
+_SEPARATOR = re.compile("[ \t\r\n]+")
 _BLANK = "\u2581"  # SentencePiece's symbol for a blank.
 
 
@@ -29,7 +33,7 @@ def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
         raise UserError(
             f"the symbol table has {len(symbols)} entries for {vocab_size} tokens."
         )
-    if any(name.split() != [name] for name in symbols):
+    if any(not name or _SEPARATOR.search(name) for name in symbols):
         raise UserError("a symbol of the table is empty or has a blank in it.")
     reserved = {EPSILON, *BOUNDARIES}
     if len(set(symbols)) != len(symbols) or not reserved.isdisjoint(symbols):
@@ -73,7 +77,10 @@ def write_symbols(symbols: Sequence[str], path: str | os.PathLike[str]) -> None:
 
 
 def read_symbols(path: str | os.PathLike[str]) -> list[str]:
-    """Reads a table that `write_symbols` or OpenFst wrote.
+    """Reads a table that `write_symbols`, OpenFst or Kaldi wrote.
+
+    Its lines may be in any order. As in Kaldi's words.txt, `<s>` and `</s>` may be
+    among the names; they are boundaries in ARPA files nevertheless.
 
     Raises:
       UserError: the file is missing or is not a symbol table.
@@ -89,16 +96,27 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a symbol table: it is not UTF-8.") from error
-    names: list[str] = []
-    for number, line in enumerate(lines):
-        fields = line.split()
-        if len(fields) != 2 or fields[1] != str(number):
+    names: dict[int, str] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip(" \t\r\n")
+        if not text:
+            continue
+        name, *labels = _SEPARATOR.split(text)
+        if len(labels) != 1 or not re.fullmatch("[0-9]{1,18}", labels[0]):
             raise UserError(
-                f"{path}, line {number + 1}: expected a name and the label {number}, "
-                f"found {line.strip()!r}."
+                f"{path}, line {number}: expected a name and a label, found {text!r}."
             )
-        names.append(fields[0])
-    if not names or names[0] != EPSILON:
-        raise UserError(f"{path} does not begin with {EPSILON} and the label 0.")
-    check_symbols(len(names) - 1, names[1:])
-    return names[1:]
+        if int(labels[0]) in names:
+            raise UserError(
+                f"{path}, line {number}: the label {labels[0]} is repeated."
+            )
+        names[int(labels[0])] = name
+    missing = next((n for n in range(len(names)) if n not in names), None)
+    if not names or missing is not None:
+        raise UserError(
+            f"{path} has no name of the label {missing or 0}: labels are 0 (epsilon), "
+            "1, 2, …, one for each token."
+        )
+    if len(set(names.values())) != len(names):
+        raise UserError(f"two symbols of {path} are equal.")
+    return [names[label] for label in range(1, len(names))]

@@ -101,7 +101,7 @@ def test_files_of_other_programs_are_read(tmp_path):
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
         ("\\data\\\n", "", r"truncated"),
         ("-0.6\t1", "-0.6", r"line 10: this is not a 1-gram: '-0.6'"),
-        ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: this is not a 2-gram"),
+        ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: the back-off weight '-0.5'"),
         ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
         ("-0.6\t1", "nan\t1", r"line 10: 'nan' is not a logarithm"),
         ("-0.6\t1", "x\t1", r"line 10: 'x' is not a number"),
@@ -279,7 +279,7 @@ def test_model_does_not_depend_on_the_block_size(trigrams, tmp_path, monkeypatch
     assert_same(read_arpa(path, vocab_size=10), expected)
     lines = path.read_text().splitlines()
     invalid_line = lines.index("\\3-grams:") + 5
-    lines[invalid_line - 1] = "x " + lines[invalid_line - 1]
+    lines[invalid_line - 1] = "x x " + lines[invalid_line - 1]
     path.write_text("\n".join(lines))
     with pytest.raises(UserError, match=f"line {invalid_line}: this is not a 3-gram"):
         read_arpa(path, vocab_size=10)
@@ -351,3 +351,32 @@ def test_weights_beyond_float32_are_refused_by_fst_files(tmp_path, weight, fails
     automaton = automaton_of(model)
     assert np.isposinf(automaton.weights).sum() == 2
     assert not np.isneginf(automaton.weights).any()
+
+
+@pytest.mark.parametrize("weight", ["0", "-0.0", "0.000000", "0e5"])
+def test_weight_0_of_the_highest_order_is_read(tmp_path, weight):
+    plain, path = tmp_path / "plain.arpa", tmp_path / "model.arpa"
+    plain.write_text(SMALL)
+
+    def write(weight):
+        before, title, section = SMALL.rpartition("-grams:\n")
+        ngrams, end, rest = section.partition("\n\n")
+        lines = [f"{line}\t{weight}" for line in ngrams.splitlines()]
+        path.write_text(before + title + "\n".join(lines) + end + rest)
+
+    write(weight)
+    assert_same(read_arpa(path), read_arpa(plain))
+    write("-1.5")
+    with pytest.raises(UserError, match=r"back-off weight '-1.5' of a 2-gram"):
+        read_arpa(path)
+
+
+def test_only_ascii_blanks_separate_names(tmp_path):
+    path = tmp_path / "model.arpa"
+    names = ["a\x0b", "b\x0c\u00a0", "c\u2003"]
+    path.write_text(
+        "\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s>\n-1\t</s>\n"
+        + "".join(f"-0.5\t{name}\r\n" for name in names)
+        + "\n\\end\\\n"
+    )
+    assert read_arpa(path, symbols=names).sizes == (5,)

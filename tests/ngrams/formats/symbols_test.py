@@ -52,11 +52,13 @@ def test_written_table_is_read(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"a\t0\nb\t1\n", "does not begin with <epsilon>"),
-        (b"<epsilon>\t0\nb\t2\n", "line 2: expected a name and the label 1"),
+        (b"a\t1\nb\t2\n", "no name of the label 0"),
+        (b"<epsilon>\t0\nb\t2\n", "no name of the label 1"),
+        (b"<epsilon>\t0\nb\t1\nc\t1\n", "line 3: the label 1 is repeated"),
+        (b"<epsilon>\t0\nb\t-1\n", "line 2: expected"),
         (b"<epsilon>\t0\nb c\t1\n", "line 2: expected"),
         (b"<epsilon>\t0\na\t1\na\t2\n", "equal"),
-        (b"", "does not begin"),
+        (b"", "no name of the label 0"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
@@ -70,3 +72,19 @@ def test_files_that_are_not_symbol_tables_are_refused(tmp_path, content, message
 def test_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_symbols(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("<eps> 0\na 1\nb 2\n", ["a", "b"]),
+        ("-\t0\r\na\t1\r\n", ["a"]),
+        ("b\t2\na\t1\n<eps>\t0\n\n", ["a", "b"]),
+        ("<eps> 0\na 1\n#0 2\n<s> 3\n</s> 4\n", ["a", "#0", "<s>", "</s>"]),
+        ("<eps> 0\na\u00a0b 1\n\u2028 2\n\x0b 3\n", ["a\u00a0b", "\u2028", "\x0b"]),
+    ],
+)
+def test_tables_of_other_programs_are_read(tmp_path, content, names):
+    path = tmp_path / "words.txt"
+    path.write_bytes(content.encode())
+    assert read_symbols(path) == names

@@ -1,0 +1,67 @@
+"""Tests of bpd_jax.pretrained.generation_settings."""
+
+import pytest
+
+from bpd_jax.base import errors
+from bpd_jax.base.errors import UserError
+from bpd_jax.pretrained.generation_settings import generation_settings, name_sampling
+from bpd_jax.pretrained.json_files import Fields
+
+
+@pytest.fixture(autouse=True)
+def _new_warnings():
+    errors.warn.cache_clear()
+
+
+def read(**values):
+    return generation_settings(Fields(values, "generation_config.json"), 20)
+
+
+def test_settings_with_options_are_read(capsys):
+    assert read(eos_token_id=[1, 2], max_length=20, repetition_penalty=1.0) == {}
+    assert read(
+        repetition_penalty=1.1,
+        no_repeat_ngram_size=3,
+        min_length=4,
+        min_new_tokens=2,
+        suppress_tokens=[1, 19],
+        begin_suppress_tokens=[3],
+        bad_words_ids=[[1], [2, 3]],
+    ) == {
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+        "min_length": 4,
+        "min_new_tokens": 2,
+        "suppress_tokens": (1, 19),
+        "begin_suppress_tokens": (3,),
+        "bad_words_ids": ((1,), (2, 3)),
+    }
+    assert capsys.readouterr().err == ""
+
+
+def test_other_settings_are_named_once(capsys):
+    for _ in range(2):
+        read(num_beams=4, forced_eos_token_id=3, do_sample=True, temperature=0.7)
+    said = capsys.readouterr().err
+    for text in ("num_beams = 4", "forced_eos_token_id = 3", "temperature = 0.7"):
+        assert said.count(text) == 1
+    read(num_beams=1, do_sample=False, temperature=0.7, renormalize_logits=False)
+    assert capsys.readouterr().err == ""
+    name_sampling("m.gguf", {"temp": 0.6, "penalty_repeat": 1.1})
+    assert "penalty_repeat = 1.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"repetition_penalty": 0},
+        {"repetition_penalty": "much"},
+        {"min_length": -1},
+        {"suppress_tokens": [20]},
+        {"bad_words_ids": [[]]},
+        {"bad_words_ids": [1]},
+    ],
+)
+def test_invalid_values_are_refused(values):
+    with pytest.raises(UserError, match=f"{next(iter(values))} in generation_config"):
+        read(**values)
