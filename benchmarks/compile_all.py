@@ -9,7 +9,7 @@
 Runs `bpd_jax.compile` for each of `SETTINGS` whose compiler is installed, which takes
 minutes each, and writes the results to one JSON file, with the command of each, date
 and versions. Results of other settings are kept. A setting that exceeds the memory is
-recorded with the compiler's error message.
+recorded with the error message.
 """
 
 import json

@@ -4,35 +4,29 @@
         --gin_file=gin_configs/runs/pretrain.gin \\
         --gin_file=gin_configs/meshes/v4_128.gin
 
-The accelerator's own compiler, libtpu or XLA's for CUDA, gives the memory, FLOPs and
-traffic of a core or GPU; the chip's peak figures give a lower bound for the time. It
+The accelerator's own compiler, libtpu or XLA's for CUDA, gives the memory of a core or
+GPU; the model's sizes and the chip's peak figures give a lower bound of the time. It
 needs neither the accelerator nor a network: `make tpu-compile` and `make gpu-compile`
 set up an environment and compile the paper's setting. docs/tpu.md explains the table.
-
-If a configuration does not fit into memory, the error message contains the compiler's
-numbers.
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import flags
-from jax.sharding import Mesh
 
 from bpd_jax import configuration
-from bpd_jax.base import cli
+from bpd_jax.base import cli, provenance
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation import compile_report
+from bpd_jax.compilation import gpus, programs
+from bpd_jax.compilation.compiled_program import compile_for
 from bpd_jax.compilation.frozen_programs import frozen_programs
-from bpd_jax.compilation.measured_program import Measured, compile_for
-from bpd_jax.compilation.programs import (
-    DecodeShapes,
-    Program,
-    decode_program,
-    train_program,
-)
-from bpd_jax.compilation.topology import find_slice
+from bpd_jax.compilation.programs import DecodeShapes
+from bpd_jax.compilation.topology import Slice, find_slice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.buckets import as_path
 from bpd_jax.storage.files import check_writable, write_json
 from bpd_jax.training.config import TrainConfig
@@ -40,6 +34,7 @@ from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.slices import make_mesh
 
 _PROGRAMS = ("train", "decode", "frozen")
+_PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -61,9 +56,8 @@ cli.define_flags(DecodeShapes)
 
 
 def main() -> None:
-    """Compiles the programs that the flags name and prints the tables."""
-    unknown = [name for name in _PROGRAM.value if name not in _PROGRAMS]
-    if unknown or not _PROGRAM.value:
+    """Compiles the programs that the flags name and prints the table."""
+    if not _PROGRAM.value or not set(_PROGRAM.value) <= set(_PROGRAMS):
         raise UserError(
             f"--program={','.join(_PROGRAM.value)} must be a comma-separated list of "
             f"{', '.join(_PROGRAMS)}."
@@ -76,39 +70,75 @@ def main() -> None:
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     accelerators = find_slice(cli.required("topology"), _SLICES.value)
     # All programs are validated before the first one is compiled.
-    programs: list[Program] = []
-    meshes: list[Mesh] = []
+    chosen: list[programs.Program] = []
     for name in _PROGRAM.value:
         if name == "frozen":
             training = configuration.parse_flags(HeadsTrainConfig).value
             model = configuration.parse_flags(BlockwiseConfig).value
             mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
-            programs += frozen_programs(training, model, mesh)
+            chosen += frozen_programs(training, model, mesh)
         else:
             config = configuration.parse_flags(TrainConfig).value
             mesh = make_mesh(config.mesh, accelerators.devices)
             if name == "train":
-                programs.append(train_program(config, mesh))
+                chosen.append(programs.train_program(config, mesh))
             else:
-                programs.append(decode_program(config.model, shapes, mesh))
-        meshes.append(mesh)
-        if mesh != meshes[0]:
-            raise UserError(
-                f"--program={name} has the mesh {dict(mesh.shape)} and "
-                f"--program={_PROGRAM.value[0]} {dict(meshes[0].shape)}: compile them "
-                "one at a time."
-            )
-    measured: list[Measured] = []
-    for program in programs:
+                chosen.append(programs.decode_program(config.model, shapes, mesh))
+    compiled: dict[str, dict[str, Any]] = {}
+    for program in chosen:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)
-        measured.append(compile_for(program, mesh, accelerators, _HLO.value))
-    compile_report.print_figures(accelerators, dict(mesh.shape), measured)
-    for one in measured:
-        compile_report.print_collectives(one)
+        compiled[program.name] = compile_for(program, accelerators, _HLO.value)
+    _print(accelerators, compiled)
     if _OUTPUT.value:
-        figures = compile_report.as_json(accelerators, dict(mesh.shape), measured)
-        write_json(_OUTPUT.value, figures)
+        about = {
+            "topology": accelerators.name,
+            "cores": len(accelerators.devices),
+            "versions": provenance.package_versions(_PACKAGES),
+        }
+        write_json(_OUTPUT.value, {**about, "programs": compiled})
         print(f"written to {_OUTPUT.value}")
+
+
+def _print(accelerators: Slice, compiled: dict[str, dict[str, Any]]) -> None:
+    """Prints a table of all figures, with one column per program."""
+    unit, count = "GPU" if accelerators.chip.gpu else "core", len(accelerators.devices)
+    total = f"HBM: total, of {_gib(accelerators.chip.usable)}"
+
+    def row(heading: str, cell: Callable[[dict[str, Any]], str]) -> list[str]:
+        return [heading, *map(cell, compiled.values())]
+
+    rows = [
+        row("program", lambda x: x["about"]),
+        row("data × fsdp × model", lambda x: " × ".join(map(str, x["mesh"].values()))),
+        None,
+        row("HBM: arguments", lambda x: _gib(x["memory_per_core"]["arguments"])),
+        row("HBM: temporaries", lambda x: _gib(x["memory_per_core"]["temporaries"])),
+        row(total, lambda x: _gib(x["memory_per_core"]["needed"])),
+        None,
+        row("collectives", lambda x: f"{sum(x['collectives'].values())}"),
+        row(
+            "the model's FLOPs", lambda x: f"{x['model_flops_per_core'] / 1e12:,.4g} T"
+        ),
+        row("parameters and cache", lambda x: _gib(x["read_bytes_per_core"])),
+        row("minimum time", lambda x: _ms(max(x["minimum_seconds"].values()))),
+        row("… of arithmetic", lambda x: _ms(x["minimum_seconds"]["compute"])),
+        row("… of reading", lambda x: _ms(x["minimum_seconds"]["reading"])),
+    ]
+    print_rows(
+        ["", *compiled],
+        rows,
+        title=f"{accelerators.name}: {count} {unit}{'s' * (count > 1)}",
+        caption=f"Per {unit}. The minimum time is a bound, not a measurement.",
+        strong=[total, "minimum time"],
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.2f} GiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Peak figures of the chips, from public sources."""
+"""Peak figures of the chips, from public sources, and topologies such as `v4:4x4x4`."""
 
 import dataclasses
+import math
+import re
 
 from bpd_jax.base.errors import UserError
 
@@ -10,13 +12,9 @@ class Chip:
     """Peak figures of one chip.
 
     Sources: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" of Google Cloud's
-    documentation for FLOPs, HBM and the shape of the network, and the table of chapter
-    2 of "How to Scale Your Model" (Austin et al. 2025) for one link in one direction.
-    `usable` is from the compiler's message when it refuses a program. `network` is an
-    even share of the figure of a pod of 256 chips on the page "TPU v6e", which has
-    those of v5e too. Of GPUs: NVIDIA's data sheets of the A100, H100 and H200 (SXM)
-    for FLOPs without sparsity, memory and NVLink; `usable` is what the driver reports,
-    which jax uses if XLA_PYTHON_CLIENT_MEM_FRACTION allows it.
+    documentation; NVIDIA's data sheets of the A100, H100 and H200 (SXM). `usable` is
+    from the TPU compiler's message when it refuses a program; of a GPU it is what the
+    driver reports, which jax uses if XLA_PYTHON_CLIENT_MEM_FRACTION allows it.
 
     Attributes:
       name: prefix of its topologies, such as `v4` or `h100`.
@@ -25,13 +23,7 @@ class Chip:
       flops: dense bf16 FLOPs per second of a chip.
       hbm: bytes per second of a chip's memory.
       usable: bytes of memory that a program on one core may use.
-      link: bytes per second of one link in one direction; of a GPU those of all its
-        links, which a switch joins to all others.
       dimensions: dimensions of the torus of chips; 1 for GPUs.
-      wraps: a dimension of a slice has wrap-around links if its length is a multiple
-        of this.
-      network: bytes per second that a chip can send to other slices; None where no
-        public figure is known.
       gpu: the capability of a GPU, a key of `gpus.ARCHITECTURES`; None for a TPU.
     """
 
@@ -40,15 +32,8 @@ class Chip:
     flops: float
     hbm: float
     usable: int
-    link: float
     dimensions: int
-    wraps: int
-    network: float | None = None
     gpu: str | None = None
-
-
-# GPUs behind a switch form no ring.
-_NEVER = 1_000_000
 
 
 def _gib(size: float) -> int:
@@ -58,24 +43,20 @@ def _gib(size: float) -> int:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 4.5e10, 3, 4),
-        Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 4.5e10, 3, 4),
-        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 4.5e10, 2, 16, 6.4e12 / 8 / 256),
-        Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 9e10, 3, 4),
-        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 9e10, 2, 16, 25.6e12 / 8 / 256),
-        Chip("a100", 1, 312e12, 2.039e12, _gib(79), 3e11, 1, _NEVER, gpu="8.0"),
-        Chip("h100", 1, 989e12, 3.35e12, _gib(79), 4.5e11, 1, _NEVER, gpu="9.0"),
-        Chip("h200", 1, 989e12, 4.8e12, _gib(139), 4.5e11, 1, _NEVER, gpu="9.0"),
+        Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 3),
+        Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 3),
+        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 2),
+        Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 3),
+        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 2),
+        Chip("a100", 1, 312e12, 2.039e12, _gib(79), 1, gpu="8.0"),
+        Chip("h100", 1, 989e12, 3.35e12, _gib(79), 1, gpu="9.0"),
+        Chip("h200", 1, 989e12, 4.8e12, _gib(139), 1, gpu="9.0"),
     )
 }
 
 
 def chip_of(topology: str) -> Chip:
-    """The chip of a topology such as `v4:4x4x4`.
-
-    Raises:
-      UserError: the chip is unknown.
-    """
+    """The chip of a topology such as `v4:4x4x4`."""
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:
         raise UserError(
@@ -84,3 +65,24 @@ def chip_of(topology: str) -> Chip:
             "h100:8."
         )
     return chip
+
+
+def sides_of(topology: str) -> tuple[int, ...]:
+    """The chips along each side of a slice, or the number of GPUs of a host."""
+    chip, text = chip_of(topology), topology.partition(":")[2]
+    if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.dimensions), text):
+        needed = "number of GPUs" if chip.gpu else f"{chip.dimensions} dimensions"
+        raise UserError(
+            f"--topology={topology} must give the {needed} of a slice, for example "
+            f"{chip.name}:{'x'.join(['4'] * chip.dimensions)}."
+        )
+    return tuple(map(int, text.split("x")))
+
+
+def device_count(topology: str) -> int:
+    """The number of devices that jax sees on a slice.
+
+    >>> device_count("v4:4x4x4"), device_count("v5e:4x4")
+    (128, 16)
+    """
+    return chip_of(topology).cores * math.prod(sides_of(topology))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,19 +42,20 @@ class Program:
     """A program to compile.
 
     Attributes:
-      name: `train` or `decode`.
+      name: `train`, `decode`, …
       about: a short description of its sizes.
+      mesh: mesh over the devices that run it.
       lower: traces the program; nothing is allocated.
-      tokens: tokens of one training step; for decoding the minimum number of emitted
-        tokens, one per row.
       model_flops: FLOPs of one run on all devices; see `models.model_flops`.
+      reads: bytes of parameters, moments of the optimizer and cache on one device.
     """
 
     name: str
     about: str
+    mesh: Mesh
     lower: Callable[[], jax.stages.Lowered]
-    tokens: int
     model_flops: float
+    reads: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +84,13 @@ class DecodeShapes(Validated):
 
 
 def train_program(config: TrainConfig, mesh: Mesh) -> Program:
-    """One step of a training run, with donated state.
-
-    Raises:
-      UserError: the rows of a batch cannot be divided evenly over the mesh.
-    """
+    """One step of a training run, with donated state."""
     config.check_mesh(mesh)
+    compute = config.compute
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    abstract = abstract_state(config.model, optimizer, mesh, compute=compute)
 
     def lower() -> jax.stages.Lowered:
-        compute = config.compute
-        optimizer = make_optimizer(config.optimizer, config.steps)
-        abstract = abstract_state(config.model, optimizer, mesh, compute=compute)
         step: Any = make_train_step(
             config.model,
             optimizer,
@@ -114,23 +112,22 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         name="train",
         about=(
             f"{config.batch_size} × {config.length} tokens, "
-            f"{predictors(config.model)}, {_in_words(config.compute)}"
+            f"{predictors(config.model)}, {_in_words(compute)}"
         ),
+        mesh=mesh,
         lower=lower,
-        tokens=config.tokens_per_step,
         model_flops=train_flops(
             config.model, config.batch_size, config.length, config.drawn_per_row
         ),
+        reads=bytes_on_device(abstract),
     )
 
 
 def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> Program:
     """The greedy decode loop with its n-gram search, `ngram_device:P`.
 
-    The number of iterations is unknown, so the costs are those of one serial call.
-
-    Raises:
-      UserError: the sizes are not compatible with the model or the mesh.
+    The number of iterations is unknown, so FLOPs and bytes are those of one serial
+    call, in the smallest of its passes.
     """
     check_rows("--batch_size", shapes.batch_size, mesh)
     limit, length = model.trunk.max_length, shapes.prompt_tokens + shapes.max_new_tokens
@@ -157,37 +154,33 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
     source = HeadsSource(model.block_size, shapes.lattice_width)
     drafter = PathDrafter(Paths(source, (refiner,)), ExactBest(shapes.drafts))
     options = StepOptions()
-
-    def lower() -> jax.stages.Lowered:
-        weights = Weights(abstract_parameters(model, mesh), drafter.arrays)
-        state = jax.eval_shape(
-            functools.partial(
-                prefill,
-                functions,
-                drafter=drafter,
-                options=options,
-                max_calls=shapes.max_new_tokens,
-            ),
-            weights,
-            prompts=np.zeros((shapes.batch_size, shapes.prompt_tokens), np.int32),
-            lengths=np.zeros(shapes.batch_size, np.int32),
-            limits=np.zeros(shapes.batch_size, np.int32),
-            keys=row_keys(0, jnp.arange(shapes.batch_size)),
-        )
-        heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
-        in_heads = PartitionSpec(*BATCH_SPEC, heads)
-        by_call = PartitionSpec(None, *BATCH_SPEC)
-        rows = spread(state, mesh, BATCH_SPEC)
-        rows = dataclasses.replace(
-            rows,
-            history=spread(state.history, mesh, by_call),
-            cache=KVCache(
-                keys=spread(state.cache.keys, mesh, in_heads),
-                values=spread(state.cache.values, mesh, in_heads),
-                lengths=rows.cache.lengths,
-            ),
-        )
-        return decode_on_device.lower(functions, weights, drafter, rows, options)
+    weights = Weights(abstract_parameters(model, mesh), drafter.arrays)
+    state = jax.eval_shape(
+        functools.partial(
+            prefill,
+            functions,
+            drafter=drafter,
+            options=options,
+            max_calls=shapes.max_new_tokens,
+        ),
+        weights,
+        prompts=np.zeros((shapes.batch_size, shapes.prompt_tokens), np.int32),
+        lengths=np.zeros(shapes.batch_size, np.int32),
+        limits=np.zeros(shapes.batch_size, np.int32),
+        keys=row_keys(0, jnp.arange(shapes.batch_size)),
+    )
+    heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
+    in_heads = PartitionSpec(*BATCH_SPEC, heads)
+    rows = spread(state, mesh, BATCH_SPEC)
+    rows = dataclasses.replace(
+        rows,
+        history=spread(state.history, mesh, PartitionSpec(None, *BATCH_SPEC)),
+        cache=KVCache(
+            keys=spread(state.cache.keys, mesh, in_heads),
+            values=spread(state.cache.values, mesh, in_heads),
+            lengths=rows.cache.lengths,
+        ),
+    )
 
     return Program(
         name="decode",
@@ -197,11 +190,14 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
             f"{shapes.num_ngrams / 1e6:,.0f} million n-grams of order "
             f"{shapes.ngram_order}"
         ),
-        lower=lower,
-        tokens=shapes.batch_size,
-        model_flops=serial_call_flops(
-            model, shapes.batch_size, drafter.max_nodes, length
+        mesh=mesh,
+        lower=lambda: decode_on_device.lower(
+            functions, weights, drafter, rows, options
         ),
+        model_flops=serial_call_flops(
+            model, shapes.batch_size, min(drafter.pass_sizes), length
+        ),
+        reads=bytes_on_device((weights.model, rows.cache)),
     )
 
 
@@ -212,29 +208,24 @@ def ngram_shapes(
 
     The n-grams are divided evenly among the orders from the second on. The search among
     the continuations of a context is as long as for the whole vocabulary.
-
-    Raises:
-      UserError: there are fewer n-grams than tokens.
     """
     vocab_size = model.trunk.vocab_size
     symbols = trie.symbol_width(vocab_size)
     remaining, orders = shapes.num_ngrams - symbols, shapes.ngram_order - 1
     if shapes.ngram_order < 2 or remaining < orders:
         raise UserError(
-            f"--num_ngrams={shapes.num_ngrams} and --ngram_order="
-            f"{shapes.ngram_order}: the order "
-            f"must be 2 or more, and the n-grams more than the {symbols:,} unigrams."
+            f"--num_ngrams={shapes.num_ngrams} and --ngram_order={shapes.ngram_order}: "
+            f"the order must be 2 or more, and the n-grams more than the {symbols:,} "
+            "unigrams."
         )
     sizes = [symbols, *[remaining // orders] * orders]
     kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
+    everywhere = NamedSharding(mesh, PartitionSpec())
 
     # Shapes instead of arrays: they are only traced.
     def arrays(sizes: list[int], dtype: Any) -> Any:
-        replicated_sharding = NamedSharding(mesh, PartitionSpec())
-        return tuple(
-            jax.ShapeDtypeStruct((size,), dtype, sharding=replicated_sharding)
-            for size in sizes
-        )
+        shape = functools.partial(jax.ShapeDtypeStruct, sharding=everywhere)
+        return tuple(shape((size,), dtype) for size in sizes)
 
     table = DeviceTable(
         log_probs=arrays(sizes, np.float32),
@@ -254,6 +245,14 @@ def spread(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> Any:
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+
+def bytes_on_device(tree: PyTree) -> int:
+    """Bytes of one device's share of arrays, given by shape, dtype and sharding."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
     )
 
 

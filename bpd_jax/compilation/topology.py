@@ -3,14 +3,13 @@
 import dataclasses
 import importlib.util
 import os
-import re
 
 import jax
 from jax.experimental import topologies
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
-from bpd_jax.compilation.chips import Chip, chip_of
+from bpd_jax.compilation.chips import Chip, chip_of, sides_of
 
 # When it is loaded, the library looks for a TPU and for the host's name in the cloud;
 # these settings silence it if there is neither. Several processes may compile at once.
@@ -22,42 +21,26 @@ _QUIET = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
 }
-
-
 _MEGACORE = "-megacore"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips joined by links, or several such slices, joined by a network.
-
-    GPUs of one host are a slice with one side.
+    """Chips joined by links, or several such slices; the GPUs of one host are a slice.
 
     Attributes:
       name: name, such as `v4:4x4x4`, `2 × v4:4x4x4` or `h100:8`.
       chip: peak figures of its chips.
-      sides: chips along each side of a slice.
       devices: jax devices of all slices; each of the two cores of a v4 chip is one.
-      slices: number of slices.
     """
 
     name: str
     chip: Chip
-    sides: tuple[int, ...]
     devices: tuple[jax.Device, ...]
-    slices: int = 1
-
-    def coordinates(self, device: jax.Device) -> tuple[int, ...]:
-        """The place of a device's chip in its slice."""
-        return tuple(device.coords) if self.chip.gpu is None else (device.id,)
 
 
 def has_compiler(topology: str) -> bool:
-    """Whether the compiler for a topology such as `v5e:4x4` or `h100:8` is installed.
-
-    Raises:
-      UserError: the chip is unknown.
-    """
+    """Whether the compiler for a topology such as `h100:8` is installed."""
     if chip_of(topology).gpu is not None:
         return gpus.is_installed()
     return importlib.util.find_spec("libtpu") is not None
@@ -67,24 +50,12 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     """Describes a slice, or several; needs a compiler's library, but no hardware.
 
     Args:
-      topology: a chip and the sides of a slice, such as `v5e:4x4`, or a GPU and the
-        number of GPUs of a host, such as `h100:8`.
+      topology: such as `v5e:4x4`, or `h100:8` for a host with eight GPUs.
       slices: number of slices.
-
-    Raises:
-      UserError: the library is not installed, or the slice is invalid.
     """
-    chip = chip_of(topology)
+    chip, sides = chip_of(topology), sides_of(topology)
     if slices < 1:
         raise UserError(f"--slices={slices} must be 1 or more.")
-    text = topology.partition(":")[2]
-    if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.dimensions), text):
-        needed = "number of GPUs" if chip.gpu else f"{chip.dimensions} dimensions"
-        raise UserError(
-            f"--topology={topology} must give the {needed} of a slice, for example "
-            f"{chip.name}:{'x'.join(['4'] * chip.dimensions)}."
-        )
-    sides = tuple(map(int, text.split("x")))
     if chip.gpu is not None and (slices > 1 or sides[0] > gpus.MOST):
         raise UserError(
             f"--topology={topology} with --slices={slices} is more than one host, "
@@ -102,9 +73,9 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     # Programs for absent devices can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
     if chip.gpu is not None:
-        return Slice(topology, chip, sides, gpus.gpu_devices(chip, sides[0]))
+        return Slice(topology, chip, gpus.gpu_devices(chip, sides[0]))
     name = topology if slices == 1 else f"{slices} × {topology}"
-    return Slice(name, chip, sides, _tpu_devices(topology, slices), slices)
+    return Slice(name, chip, _tpu_devices(topology, slices))
 
 
 def _tpu_devices(topology: str, slices: int) -> tuple[jax.Device, ...]:
