@@ -146,12 +146,13 @@ add(
 
 
 def _read_alpha(folder: pathlib.Path) -> None:
-    assert math.isfinite(tuning._read(folder / "alpha.json"))
+    alpha, _ = tuning._read(folder / "alpha.json")
+    assert math.isfinite(alpha)
 
 
 add(
     "study_alpha",
-    written("alpha.json", json.dumps({"task": "squad", "examples": 3, "alpha": 0.5})),
+    written("alpha.json", json.dumps({"alpha": 0.5, "zero_wins": False})),
     _read_alpha,
     "*",
 )
