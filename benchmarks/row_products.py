@@ -24,14 +24,11 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
+from bpd_jax.models.cpu import on_cpu
+from bpd_jax.models.cpu.layout import SOFTMAX, Packed
+from bpd_jax.models.cpu.products import times_packed, times_rows
+from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.products import (
-    DECODING_SOFTMAX,
-    TRANSPOSED,
-    decoding_product,
-    times_rows,
-)
-from bpd_jax.models.row_kernel import tile_of_processor
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(
@@ -95,22 +92,20 @@ def main() -> None:
     Raises:
       UserError: there is no kernel for this processor.
     """
-    if jax.default_backend() != "cpu" or tile_of_processor() is None:
+    if not on_cpu() or tile_of_processor() is None:
         raise UserError("this device has no kernel for products of few rows.")
     stored = load_model(MODEL.value)
     prepared = stored.for_decoding()
     functions, run = stored.functions, pass_over(stored.functions)
     cache = functions.empty_cache(1, 2 * CONTEXT.value)
     cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
-    leaves = jax.tree_util.tree_leaves_with_path(prepared.params["trunk"])
-    matrices = [
-        leaf
-        for path, leaf in leaves
-        if TRANSPOSED in str(path) or DECODING_SOFTMAX in str(path)
-    ]
+    trunk = prepared.params["trunk"]
+    leaves = jax.tree.leaves(trunk, is_leaf=lambda x: isinstance(x, Packed))
+    matrices = [leaf.rows for leaf in leaves if isinstance(leaf, Packed)]
+    matrices.append(trunk[SOFTMAX])
     alone = {
         "xla": (products_of(times_rows), [x.astype(jnp.float32) for x in matrices]),
-        "kernel": (products_of(decoding_product), matrices),
+        "kernel": (products_of(times_packed), matrices),
     }
     table = {}
     widths = {matrix.shape[1] for matrix in matrices}

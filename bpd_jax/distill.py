@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import decode_flags, host_memory
+from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
@@ -41,6 +41,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.methods import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
+from bpd_jax.models import cpu
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.buckets import as_path
@@ -95,7 +96,7 @@ _MADE_UP_TOP_K = 100
 
 def main() -> None:
     """Collects or generates prompts, decodes them, and writes shards."""
-    host_memory.keep_freed_memory()
+    cpu.keep_freed_memory()
     output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     if method.is_oracle:

@@ -26,12 +26,13 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import configuration, host_memory
+from bpd_jax import configuration
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.configuration import Parsed
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.models import cpu
 from bpd_jax.training import hosts, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train_heads as heads
@@ -57,7 +58,7 @@ _DISTRIBUTED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains a model, or heads or a block drafter for a frozen model."""
-    host_memory.keep_freed_memory()
+    cpu.keep_freed_memory()
     hosts.initialize(
         _COORDINATOR.value,
         _PROCESSES.value,

@@ -15,9 +15,9 @@ import sys
 
 from absl import flags
 
-from bpd_jax import host_memory
 from bpd_jax.base import cli
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.models import cpu
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.buckets import as_path
 from bpd_jax.training.refiner_settings import RefinerSettings
@@ -52,7 +52,7 @@ cli.define_flags(RefinerSettings)
 
 def main() -> None:
     """Trains the refiner and prints its accuracies."""
-    host_memory.keep_freed_memory()
+    cpu.keep_freed_memory()
     name = cli.required("model")
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))

@@ -15,6 +15,7 @@ from bpd_jax.drafting.assets import (
     AttachedDrafter,
     SmallModel,
 )
+from bpd_jax.models import cpu
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
     HEADER,
@@ -24,7 +25,6 @@ from bpd_jax.models.drafter_files import (
 )
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
-from bpd_jax.models.products import decoding_layout
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.json_files import naming
@@ -86,10 +86,8 @@ def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     assert config.drafter is not None
     functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
     softmax = softmax_rows(config, params, None)
-    return AttachedDrafter.of(
-        functions,
-        decoding_layout(with_softmax(params["drafter"], softmax, None), exact=False),
-    )
+    drafter = with_softmax(params["drafter"], softmax, None)
+    return AttachedDrafter.of(functions, cpu.decoding_layout(drafter, exact=False))
 
 
 def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
@@ -151,7 +149,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        return AttachedDrafter.of(functions, decoding_layout(params, exact=False))
+        return AttachedDrafter.of(functions, cpu.decoding_layout(params, exact=False))
     if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)

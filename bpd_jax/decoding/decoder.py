@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -31,6 +30,7 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import BuildContext
+from bpd_jax.models import cpu
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
 
@@ -257,7 +257,7 @@ class Decoder:
 
 
 def _default_sizes() -> _DefaultSizes:
-    return _CPU_SIZES if jax.default_backend() == "cpu" else _ACCELERATOR_SIZES
+    return _CPU_SIZES if cpu.on_cpu() else _ACCELERATOR_SIZES
 
 
 def _reference_maker(

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from bpd_jax.base.errors import UserError
@@ -13,15 +12,9 @@ from bpd_jax.base.typing import Params
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.models import attention_kernel
+from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.cache import BITS
-from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.products import (
-    cast_matrices,
-    decoding_layout,
-    with_decoding_softmax,
-)
+from bpd_jax.models.functions import ModelFunctions, cast_matrices
 from bpd_jax.pretrained.chat import render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -183,26 +176,22 @@ class LoadedModel:
         config = self.functions.config
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
-        on_cpu = dtype == "bfloat16" and jax.default_backend() == "cpu"
-        # On a CPU, XLA converts a bfloat16 cache to float32 in every pass.
-        kernel = attention_kernel.reads_heads_of(trunk.head_width)
-        cache_dtype = BITS.__name__ if kernel else "float32"
+        cache_dtype = cpu.cache_dtype(dtype, trunk.head_width)
         return dataclasses.replace(
             self,
-            functions=ModelFunctions(config, cache_dtype if on_cpu else None),
+            functions=ModelFunctions(config, cache_dtype),
             params=cast_matrices(self.params, dtype),
         )
 
     def for_decoding(self) -> "LoadedModel":
         """Returns the model with parameters in the fastest layout for decoding.
 
-        On a CPU, the softmax of the heads' draft vocabulary is rounded to bfloat16.
+        The softmax of the heads' draft vocabulary, which only drafts, may be rounded.
         """
-        params = {**self.params, "trunk": decoding_layout(self.params["trunk"])}
+        params = {**self.params, "trunk": cpu.decoding_layout(self.params["trunk"])}
         heads = self.functions.config.heads
-        on_cpu = jax.default_backend() == "cpu"
-        if on_cpu and heads is not None and heads.has_softmax and not heads.own_softmax:
-            params["heads"] = with_decoding_softmax(params["heads"], exact=False)
+        if heads is not None and heads.has_softmax and not heads.own_softmax:
+            params["heads"] = cpu.decoding_layout(params["heads"], exact=False)
         return dataclasses.replace(self, params=params, trunk_identity=self.fingerprint)
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:

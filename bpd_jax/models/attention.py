@@ -1,13 +1,12 @@
 """Attention of T new tokens over a cached prefix and over each other."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models import attention_kernel
+from bpd_jax.models import cpu
 from bpd_jax.models.cache import numbers
 
 
@@ -77,17 +76,15 @@ def attention(
         # Two score blocks under one softmax: the cache is never copied.
         assert prefix_values is not None
         assert prefix_lengths is not None
-        attend: Callable[..., tuple[Array, Array, Array]]
-        attend = attention_kernel.prefix_attention
-        kernel = attention_kernel.applies(prefix_keys, prefix_values)
-        if prefix_lengths.ndim > 1 or not for_decoding or not kernel:
-            attend = _attend
-            prefix_keys, prefix_values = numbers(prefix_keys), numbers(prefix_values)
+        prefix = folded, prefix_keys, prefix_values
+        attended = None
         if prefix_lengths.ndim > 1:
             prefix_lengths = jnp.repeat(prefix_lengths, group, axis=1)
-        mixed, prefix_peak, prefix_total = attend(
-            folded, prefix_keys, prefix_values, prefix_lengths
-        )
+        elif for_decoding:
+            attended = cpu.prefix_attention(*prefix, prefix_lengths)
+        if attended is None:
+            attended = _attend(*prefix, prefix_lengths)
+        mixed, prefix_peak, prefix_total = attended
         peak = jnp.maximum(joined(peak), prefix_peak[..., None])
         share = jnp.exp(prefix_peak[..., None] - peak)
         weights = joined(jnp.exp(scores - split(peak)))
@@ -105,7 +102,8 @@ def _attend(
     values: Float[Array, "B K S H"],
     visible: Int[Array, " B"] | Bool[Array, "B M S"],
 ) -> tuple[Float[Array, "B K M H"], Float[Array, "B K M"], Float[Array, "B K M"]]:
-    """`attention_kernel.prefix_attention` by XLA; a mask may stand for lengths."""
+    """`cpu.prefix_attention` by XLA; a mask may stand for lengths."""
+    keys, values = numbers(keys), numbers(values)
     if visible.ndim == 1:
         visible = (jnp.arange(values.shape[2]) < visible[:, None])[:, None]
     scores = (queries @ keys).astype(jnp.float32)

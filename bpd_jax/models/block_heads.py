@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
+from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
-from bpd_jax.models.products import product
 from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -220,7 +220,7 @@ def apply_head(
     activation = ACTIVATIONS[config.activation]
 
     def times(x: Array, kernel: Array) -> Array:
-        return product(x, kernel, 1, dtype)
+        return cpu.product(x, kernel, 1, dtype)
 
     def affine(x: Array, kernel: Array, bias: Array) -> Array:
         return times(x, kernel) + bias.astype(dtype)

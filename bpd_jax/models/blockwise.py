@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
@@ -20,7 +21,6 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox
-from bpd_jax.models.products import DECODING_SOFTMAX, decoding_product
 from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
 
@@ -86,13 +86,11 @@ class BlockwiseLM(nn.Module):
         if heads is None or not heads.has_softmax:
             return self.trunk.logits(states)
         dtype = self.config.trunk.dtype
-        if self.heads.has_variable("params", DECODING_SOFTMAX):
-            matrix = self.heads.get_variable("params", DECODING_SOFTMAX)
-            return decoding_product(states, matrix, dtype).astype(jnp.float32)
-        matrix = self.heads.softmax.astype(dtype)
         if not heads.own_softmax:
-            logits = jnp.einsum("...D,VD->...V", states, matrix)
-        elif level is None:
+            params = self.heads.variables["params"]
+            return cpu.logits(params, self.heads.softmax, states, dtype)
+        matrix = self.heads.softmax.astype(dtype)
+        if level is None:
             matrix = matrix[: states.shape[-2]]
             logits = jnp.einsum("...LD,LVD->...LV", states, matrix)
         else:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.models import cpu
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.context_cache import (
@@ -28,11 +29,6 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_outputs import draft_tokens, with_confidence
 from bpd_jax.models.functions import top_candidates
 from bpd_jax.models.partitioning import unbox
-from bpd_jax.models.products import (
-    DECODING_SOFTMAX,
-    decoding_product,
-    times_rows,
-)
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -176,12 +172,7 @@ class DrafterFunctions:
         self, params: Params, states: Float[Array, "... D"]
     ) -> Float[Array, "... draft"]:
         """Logits over the draft vocabulary, float32, without a Markov correction."""
-        dtype = self.target.dtype
-        if DECODING_SOFTMAX in params:
-            logits = decoding_product(states, params[DECODING_SOFTMAX], dtype)
-        else:
-            logits = times_rows(states, params["softmax"], dtype)
-        return logits.astype(jnp.float32)
+        return cpu.logits(params, params["softmax"], states, self.target.dtype)
 
     def candidates(
         self,

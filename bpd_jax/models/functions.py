@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
 from bpd_jax.models.transformer_config import check_feature_layers
-
-# Numbers of a block of `index_of_largest`.
-_BLOCK = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +81,7 @@ class ModelFunctions:
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Int[Array, "..."]:
         """The language model's best next token."""
-        return index_of_largest(self.next_token_logits(params, hidden))
+        return cpu.index_of_largest(self.next_token_logits(params, hidden))
 
     def states(
         self, params: Params, hidden: Float[Array, "B D"]
@@ -167,18 +165,11 @@ def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
     return -terms.sum(-1)
 
 
-def index_of_largest(logits: Float[Array, "... V"]) -> Int[Array, "..."]:
-    """`argmax` of numbers without NaN over the last axis: the first one of equal ones.
+def cast_matrices(params: Params, dtype: str) -> Params:
+    """Parameters whose floating-point matrices have another dtype."""
 
-    On a CPU, XLA finds the largest number some ten times as fast as its index.
-    Therefore only the first block of numbers that contains it is searched.
-    """
-    if jax.default_backend() != "cpu":
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    missing = -logits.shape[-1] % _BLOCK
-    fill = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
-    padded = jnp.pad(logits, fill, constant_values=-jnp.inf)
-    blocks = padded.reshape(*logits.shape[:-1], -1, _BLOCK)
-    number = jnp.argmax(blocks.max(-1), axis=-1)
-    block = jnp.take_along_axis(blocks, number[..., None, None], axis=-2)[..., 0, :]
-    return (_BLOCK * number + jnp.argmax(block, axis=-1)).astype(jnp.int32)
+    def cast(leaf: Array) -> Array:
+        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if matrix else leaf
+
+    return jax.tree.map(cast, params)

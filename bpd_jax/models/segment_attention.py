@@ -1,8 +1,8 @@
 """Causal attention within the segments of packed rows, as training needs it.
 
 Flash attention on GPUs (cuDNN) and TPUs (jax's Pallas kernel `splash_attention`), XLA
-elsewhere, on CPUs through `cpu_attention`. Padding is a segment like any other, so that
-no row of scores is empty.
+elsewhere, on CPUs through `cpu.segment_attention`. Padding is a segment like any other,
+so that no row of scores is empty.
 """
 
 import functools
@@ -14,8 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, attention, causal_mask
-from bpd_jax.models.cpu_attention import causal_attention
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain
 
 # Block sizes of the Pallas kernel, in tokens; rows are padded to a multiple of the
@@ -50,9 +50,8 @@ def segment_attention(
             constrain(x, mesh, spec) for x in (queries, keys, values)
         )
         return fused(queries, keys, values, segments, "cudnn")
-    if _device(mesh).platform == "cpu":
-        return causal_attention(queries, keys, values, segments.ids)
-    return attention(queries, keys, values, causal_mask(segments.ids))
+    plain = cpu.segment_attention if cpu.on_cpu(mesh) else attention
+    return plain(queries, keys, values, causal_mask(segments.ids))
 
 
 def chosen(

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, attention, causal_mask, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
@@ -30,14 +31,6 @@ from bpd_jax.models.partitioning import (
     POSITION,
     VOCAB,
     constrain,
-)
-from bpd_jax.models.products import (
-    DECODING_SOFTMAX,
-    TRANSPOSED,
-    decoding_product,
-    product,
-    times_rows,
-    transposed_product,
 )
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
@@ -85,13 +78,12 @@ class Projection(nn.Module):
         fan_in = math.prod(self.shape) / math.prod(bias_shape)
         init = named_normal(self.axes, self.gain * fan_in**-0.5)
         summed = len(self.axes) - len(self.bias_axes)
-        if self.has_variable("params", TRANSPOSED):
-            kernel = self.get_variable("params", TRANSPOSED)
-            y = transposed_product(x, kernel, summed, dtype)
-            y = y.reshape(*y.shape[:-1], *bias_shape)
+        if cpu.is_packed(self):
+            kernel = self.get_variable("params", "kernel")
         else:
             kernel = self.param("kernel", init, self.shape, param_dtype)
-            y = product(x, kernel, summed, dtype)
+        y = cpu.product(x, kernel, summed, dtype)
+        y = y.reshape(*x.shape[: x.ndim - summed], *bias_shape)
         use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
         if use_bias:
             init = named_zeros(self.bias_axes)
@@ -214,7 +206,7 @@ class Attention(nn.Module):
                 all_values,
                 mask,
                 *prefix,
-                for_decoding=self.query.has_variable("params", TRANSPOSED),
+                for_decoding=cpu.is_packed(self.query),
             )
         return self.output(mixed), keys, values
 
@@ -450,8 +442,5 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits, float32."""
-        dtype = self.config.dtype
-        if self.has_variable("params", DECODING_SOFTMAX):
-            matrix = self.get_variable("params", DECODING_SOFTMAX)
-            return decoding_product(hidden, matrix, dtype).astype(jnp.float32)
-        return times_rows(hidden, self.softmax_matrix, dtype).astype(jnp.float32)
+        params = self.variables["params"]
+        return cpu.logits(params, self.softmax_matrix, hidden, self.config.dtype)

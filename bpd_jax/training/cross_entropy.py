@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
-from bpd_jax.models.products import on_cpu, summed_rows
 
 # Computes new weights from the probabilities of the targets and the weights; all `[n]`.
 Weigh = Callable[[Array, Array], Array]
@@ -242,7 +242,7 @@ class SoftmaxLoss:
             weighted = weights[:, None] * state[:, -columns:]
             weighted = weighted.astype(matrix.dtype)
             if self._by_columns:
-                by_matrix = summed_rows(weighted, error)
+                by_matrix = cpu.summed_rows(weighted, error)
             else:
                 by_matrix = product("nV,nD->VD", error, weighted)
         total = jnp.sum(weights * losses, where=weights != 0)
@@ -275,7 +275,7 @@ class SoftmaxLoss:
         That needs one transposed operand, and the states are smaller than the logits.
         XLA lacks that product for a few columns.
         """
-        bfloat16 = self.dtype == "bfloat16" and on_cpu(self.mesh)
+        bfloat16 = self.dtype == "bfloat16" and cpu.on_cpu(self.mesh)
         return bfloat16 and self.trained_columns is None
 
     @property

@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from bpd_jax.base.settings import Count, Validated, choice
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.products import float32_sums, on_cpu
 from bpd_jax.training.cross_entropy import (
     Head,
     LossInputs,
@@ -192,7 +192,7 @@ def scaled_loss(
     """
     drawn = _drawn_positions(model, batch, settings, step)
     softmax = softmax_loss(model, compute.loss_chunk, mesh)
-    with float32_sums(on_cpu(mesh)):
+    with cpu.float32_sums(mesh):
         parts, matrix = _run(model, params, batch, compute, mesh, drawn)
         targets, valid = _text_targets(model, batch)
         if settings.head_targets == "model":
@@ -230,7 +230,7 @@ def evaluation_sums(
     drawn = _drawn_positions(model, batch, settings, 0)
     softmax = softmax_loss(model, compute.loss_chunk, mesh)
     targets, valid = (_per_part(x, drawn) for x in _text_targets(model, batch))
-    with float32_sums(on_cpu(mesh)):
+    with cpu.float32_sums(mesh):
         parts, matrix = _run(model, params, batch, compute, mesh, drawn)
         sums = [
             _heads_sums(model, softmax, part.heads, matrix, part.hidden, *rest)

@@ -14,8 +14,8 @@ from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
 )
+from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.products import DECODING_SOFTMAX
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
 
@@ -154,7 +154,7 @@ def test_decoding_reads_only_a_shared_draft_softmax_in_bfloat16(name):
     prepared = loaded.for_decoding()
     on_cpu = jax.default_backend() == "cpu"
     shared = not HEADS[name].own_softmax
-    assert (DECODING_SOFTMAX in prepared.params["heads"]) == (on_cpu and shared)
+    assert (SOFTMAX in prepared.params["heads"]) == (on_cpu and shared)
     for level in (None, 1, 3):
         hidden = states() if level else jnp.stack([states()] * 3, axis=1)
         want, got = (

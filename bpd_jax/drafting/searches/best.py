@@ -5,8 +5,6 @@ import functools
 import importlib.util
 from typing import ClassVar
 
-import jax
-
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import SWITCH, choice, setting
 from bpd_jax.base.typing import AnyArray, Array, Int
@@ -32,6 +30,7 @@ from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
 from bpd_jax.drafting.searches.growth import ChainSearch
+from bpd_jax.models import cpu
 
 AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 
@@ -192,5 +191,5 @@ class Best(GrowingPart):
 
 def default_engine() -> str:
     """The fastest engine of the exact n-gram search on this device."""
-    on_host = jax.default_backend() == "cpu" and importlib.util.find_spec("numba")
+    on_host = cpu.on_cpu() and importlib.util.find_spec("numba")
     return VITERBI if on_host else DEVICE

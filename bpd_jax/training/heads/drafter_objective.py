@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float, Int, Params
+from bpd_jax.models import cpu
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -18,7 +19,6 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
-from bpd_jax.models.products import float32_sums
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
@@ -156,7 +156,7 @@ class DrafterObjective(Objective):
     ) -> Float[Array, "n levels D"]:
         """States of all blocks of a batch."""
         tokens = jnp.asarray(batch.tokens)
-        with float32_sums():
+        with cpu.float32_sums():
             states = self.functions.teacher_forced_states(
                 trained,
                 jnp.asarray(batch.states)[..., self.model.trunk.d_model :],

@@ -13,11 +13,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.functions import cast_matrices
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
-from bpd_jax.models.products import cast_matrices, transposed_kernels
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
 
@@ -64,9 +65,7 @@ class FrozenModel:
             trunk = jax.device_put(trunk, shardings)
         if products == "bfloat16":
             trunk_config = dataclasses.replace(trunk_config, dtype=products)
-            trunk = cast_matrices(trunk, products)
-            if jax.default_backend() == "cpu":
-                trunk = transposed_kernels(trunk)
+            trunk = cpu.decoding_layout(cast_matrices(trunk, products))
         self._params = {"trunk": trunk}
         self._batch_tokens = batch_tokens
         module = BlockwiseLM(BlockwiseConfig(trunk_config), mesh=mesh)

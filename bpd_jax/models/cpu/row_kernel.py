@@ -10,38 +10,16 @@ products of a token are the same bits in a pass over one token and in a pass ove
 draft.
 """
 
-import functools
-import sys
-
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array
-from bpd_jax.models.kernel_tile import Tile
+from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 
 # Above this many rows XLA's products are as fast: with a matrix in float32, and with
 # one in bfloat16, which XLA first converts to float32.
 MOST_ROWS = {jnp.dtype("float32"): 192, jnp.dtype("bfloat16"): 512}
-
-
-@functools.cache
-def tile_of_processor() -> Tile | None:
-    """The tile for this processor; None if it lacks fused multiply-add, or LLVM."""
-    try:
-        # Imported late: other devices do not need LLVM.
-        from llvmlite import binding
-    except ImportError:
-        return None
-    if sys.maxsize < 2**32:
-        return None
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
-        return Tile(width=16, outputs=4, rows=6)
-    if features.get("avx2") and features.get("fma"):
-        return Tile(width=8, outputs=2, rows=4)
-    if binding.get_default_triple().startswith(("aarch64", "arm64")):
-        return Tile(width=4, outputs=4, rows=4)
-    return None
 
 
 def applies(x: Array, matrix: Array) -> bool:
@@ -51,7 +29,7 @@ def applies(x: Array, matrix: Array) -> bool:
       x: `[..., K]`.
       matrix: `[O, K]`.
     """
-    if jax.default_backend() != "cpu" or x.dtype != jnp.float32:
+    if not on_cpu() or x.dtype != jnp.float32:
         return False
     tile = tile_of_processor()
     length = x.shape[-1]
@@ -80,8 +58,8 @@ def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Arra
 
 def _register(tile: Tile, half: bool) -> str:
     """Registers a kernel with XLA, and returns its name there."""
-    from bpd_jax.models.row_kernel_code import product_module
-    from bpd_jax.models.xla_kernel import register
+    from bpd_jax.models.cpu.row_kernel_code import product_module
+    from bpd_jax.models.cpu.xla_kernel import register
 
     sizes = (tile.width, tile.outputs, tile.rows, int(half))
     name = "bpd_jax_rows_times_matrix_" + "_".join(map(str, sizes))

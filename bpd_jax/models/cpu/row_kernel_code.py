@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from bpd_jax.models.kernel_tile import Tile
-from bpd_jax.models.llvm_code import (
+from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     FLOATS,
     HALVES,
@@ -20,7 +19,8 @@ from bpd_jax.models.llvm_code import (
     load_floats,
     sums_of,
 )
-from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
+from bpd_jax.models.cpu.tile import Tile
+from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
 _CHUNK = 1 << 15  # Numbers of the matrix in a chunk: 128 KiB, or 64 in bfloat16.
 _SINGLE = 1 << 16  # A matrix of fewer numbers is processed by one thread.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.functions import index_of_largest
+from bpd_jax.models.cpu import index_of_largest
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 1700])

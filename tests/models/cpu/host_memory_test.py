@@ -9,13 +9,13 @@ import types
 
 import pytest
 
-from bpd_jax import host_memory
+from bpd_jax.models.cpu import host_memory
 
 # Prints the page faults of allocating and filling 64 MB ten times.
 PROGRAM = """
 import resource
 import numpy as np
-from bpd_jax import host_memory
+from bpd_jax.models.cpu import host_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -63,16 +63,23 @@ def test_settings_of_the_user_are_kept(name, value):
 
 
 @pytest.mark.parametrize(
-    "accelerator, platforms, kept",
-    [(False, None, True), (True, None, False), (True, "cpu", True)],
+    "accelerator, platforms, cores, kept",
+    [
+        (False, None, 2, {-1: -1, -2: 256 * 2**20, -4: 0, -8: 1}),
+        (False, None, 64, {-1: -1, -2: 256 * 2**20, -4: 0}),
+        (True, None, 2, {}),
+        (True, "cpu", 2, {-1: -1, -2: 256 * 2**20, -4: 0, -8: 1}),
+    ],
 )
-def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, kept):
+def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, cores, kept):
+    """Trimming, padding of the heap, mapped arrays and arenas, as in <malloc.h>."""
     settings = {}
     library = types.SimpleNamespace(
         gnu_get_libc_version=None, mallopt=settings.__setitem__
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(host_memory, "_sees_accelerator", lambda: accelerator)
     for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
@@ -80,9 +87,7 @@ def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, kept):
     if platforms:
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
     host_memory.keep_freed_memory()
-    # Trimming, padding of the heap, mapped arrays and arenas, as in <malloc.h>.
-    wanted = {-1: -1, -2: 256 * 2**20, -4: 0, -8: 1}
-    assert settings == (wanted if kept else {})
+    assert settings == kept
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.base.typing import Array, Bool, Float
 
 # For shorter rows a second set of products is not faster.
 _SHORTEST = 128
 
 
-def causal_attention(
+def segment_attention(
     queries: Float[Array, "B T N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
-    ids: Int[Array, "B T"],
+    visible: Bool[Array, "B T T"],
 ) -> Float[Array, "B T N H"]:
     """Each token attends to itself and the earlier tokens of its segment.
 
@@ -33,13 +32,13 @@ def causal_attention(
       queries: unscaled.
       keys: keys of K heads; N is a multiple of K.
       values: values of the same K heads.
-      ids: the segment of every token.
+      visible: the mask of `attention.causal_mask`.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
     folded = queries.reshape(batch, length, kv_heads, -1, width) * width**-0.5
     folded = folded.transpose(0, 2, 3, 1, 4)
-    keys, values, visible = keys.swapaxes(1, 2), values.swapaxes(1, 2), causal_mask(ids)
+    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
     bounds = [0, length // 2, length] if length >= _SHORTEST else [0, length]
     parts = []
     for begin, end in itertools.pairwise(bounds):

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models import attention_kernel, row_kernel
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import attention
-from bpd_jax.models.attention_kernel import prefix_attention
 from bpd_jax.models.cache import BITS
-from bpd_jax.models.kernel_tile import Tile
+from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 
 pytestmark = pytest.mark.skipif(
-    row_kernel.tile_of_processor() is None, reason="no kernel for this processor"
+    tile_of_processor() is None, reason="no kernel for this processor"
 )
 
 
@@ -93,7 +93,7 @@ def test_results_do_not_depend_on_other_queries():
 
 def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
     """A second engine would free the code of the one that XLA calls."""
-    from bpd_jax.models import attention_kernel_code
+    from bpd_jax.models.cpu import attention_kernel_code
 
     built, build = [], attention_kernel_code.attention_module
 
@@ -181,7 +181,7 @@ def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
         calls.append(operands)
         return prefix_attention(*operands)
 
-    monkeypatch.setattr(attention_kernel, "prefix_attention", counted)
+    monkeypatch.setattr(cpu, "prefix_attention", counted)
     result = attention(*arguments[0], *arguments[1], for_decoding=True)
     assert len(calls) == 1
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
@@ -194,6 +194,11 @@ def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
 
 def test_other_caches_are_left_to_xla():
     keys, values = jnp.ones((1, 1, 16, 3)), jnp.ones((1, 1, 3, 16))
-    assert attention_kernel.applies(keys, values)
-    assert not attention_kernel.applies(keys.astype("float16"), values)
-    assert not attention_kernel.applies(keys[:, :, :9], values[..., :9])
+    queries, lengths = jnp.ones((1, 1, 2, 16)), jnp.array([3])
+    assert prefix_attention(queries, keys, values, lengths) is not None
+    assert prefix_attention(queries, keys.astype("float16"), values, lengths) is None
+    narrow = queries[..., :9], keys[:, :, :9], values[..., :9]
+    assert prefix_attention(*narrow, lengths) is None
+    assert cache_dtype("bfloat16", 16) == "uint16"
+    assert cache_dtype("bfloat16", 9) == "float32"
+    assert cache_dtype("float32", 16) is None

@@ -7,17 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models import row_kernel
-from bpd_jax.models.kernel_tile import Tile
-from bpd_jax.models.products import (
-    DECODING_SOFTMAX,
-    TRANSPOSED,
-    decoding_layout,
-    decoding_product,
-)
+from bpd_jax.models.cpu import row_kernel
+from bpd_jax.models.cpu.products import times_packed
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 
 pytestmark = pytest.mark.skipif(
-    row_kernel.tile_of_processor() is None, reason="no kernel for this processor"
+    tile_of_processor() is None, reason="no kernel for this processor"
 )
 
 multiply = jax.jit(row_kernel.rows_times_matrix)
@@ -117,11 +112,11 @@ def test_other_products_are_left_to_xla():
     assert not row_kernel.applies(x.astype("bfloat16"), matrix)
     many_rows = jnp.ones((2, 120, 64))
     np.testing.assert_allclose(
-        decoding_product(many_rows, matrix, "float32"), many_rows @ matrix.T, rtol=1e-5
+        times_packed(many_rows, matrix, "float32"), many_rows @ matrix.T, rtol=1e-5
     )
     few_rows = x.reshape(1, 2, 64)
     np.testing.assert_array_equal(
-        decoding_product(few_rows, matrix, "float32")[0], multiply(x, matrix)
+        times_packed(few_rows, matrix, "float32")[0], multiply(x, matrix)
     )
 
 
@@ -135,25 +130,3 @@ def test_sharded_operands_are_gathered():
         jax.device_put(x, sharding), jax.device_put(matrix, sharding)
     )
     np.testing.assert_array_equal(result, multiply(x, matrix))
-
-
-def test_layout_for_decoding_names_the_softmax():
-    embedding = jnp.ones((7, 16))
-    kernel = jnp.ones((16, 6))
-    params = {"embedding": embedding, "mlp_0": {"input": {"kernel": kernel}}}
-    layout = decoding_layout(params)
-    np.testing.assert_array_equal(layout[DECODING_SOFTMAX], embedding)
-    assert layout["mlp_0"]["input"][TRANSPOSED].shape == (6, 16)
-    untied = decoding_layout({**params, "softmax": 2 * embedding})
-    np.testing.assert_array_equal(untied[DECODING_SOFTMAX], 2 * embedding)
-    assert layout["mlp_0"]["input"][TRANSPOSED].dtype == "bfloat16"  # Ones are exact.
-    precise = jnp.full((7, 16), 1.0).at[6, 3].set(0.1)
-    layout = decoding_layout({**params, "embedding": precise})
-    assert layout[DECODING_SOFTMAX].dtype == "float32"
-    rounded = decoding_layout({**params, "embedding": precise}, exact=False)
-    assert rounded[DECODING_SOFTMAX].dtype == "bfloat16"
-    # The kernel does not read rows of 5 numbers.
-    short = decoding_layout({"embedding": jnp.ones((7, 5))}, exact=False)
-    assert short[DECODING_SOFTMAX].dtype == "float32"
-    repeated = decoding_layout(layout)
-    assert jax.tree.structure(repeated) == jax.tree.structure(layout)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from bpd_jax.models.kernel_tile import Tile
-from bpd_jax.models.llvm_code import (
+from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     FLOATS,
     HALF,
@@ -27,7 +26,8 @@ from bpd_jax.models.llvm_code import (
     reduce_vector,
     widened,
 )
-from bpd_jax.models.xla_kernel import Buffers, Split, kernel_module
+from bpd_jax.models.cpu.tile import Tile
+from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
 _WORD = ir.IntType(32)
 _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.

@@ -5,14 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.products import (
-    TRANSPOSED,
-    float32_sums,
-    product,
-    times_rows,
-    transposed_kernels,
-    transposed_product,
-)
+from bpd_jax.models.cpu.layout import Packed
+from bpd_jax.models.cpu.products import float32_sums, product, times_rows
 
 
 def random(*shape, dtype="bfloat16", seed=0):
@@ -28,8 +22,8 @@ def test_bfloat16_products_are_rounded_once(axes, shape):
     result = product(x, kernel, axes, "bfloat16")
     assert result.dtype == jnp.bfloat16
     np.testing.assert_array_equal(result, rounded)
-    matrix = jnp.asarray(kernel.reshape(64, -1).T)
-    flat = transposed_product(x, matrix, axes, "bfloat16")
+    packed = Packed(jnp.asarray(kernel.reshape(64, -1).T))
+    flat = product(x, packed, axes, "bfloat16")
     np.testing.assert_array_equal(flat.reshape(rounded.shape), rounded)
 
 
@@ -48,23 +42,6 @@ def test_gradients_of_float32_kernels_have_no_float32_products():
     x, kernel = random(2, 16), random(16, 5, dtype="float32")
     jaxpr = jax.make_jaxpr(jax.grad(lambda k: product(x, k, 1, "bfloat16").sum()))
     assert "preferred_element_type=float32" not in str(jaxpr(kernel))
-
-
-def test_kernels_are_transposed_over_their_summed_axes():
-    params = {
-        "attention_0": {
-            "query": {"kernel": random(6, 2, 3)},
-            "output": {"kernel": random(2, 3, 6)},
-        },
-        "norm": {"scale": random(6, dtype="float32")},
-    }
-    transposed = transposed_kernels(params)
-    assert "scale" in transposed["norm"]
-    assert transposed["attention_0"]["query"][TRANSPOSED].shape == (6, 6)
-    output = params["attention_0"]["output"]["kernel"]
-    np.testing.assert_array_equal(
-        transposed["attention_0"]["output"][TRANSPOSED], output.reshape(6, 6).T
-    )
 
 
 def weighted(x, kernel, axes):

@@ -11,24 +11,10 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import BITS
-from bpd_jax.models.kernel_tile import Tile
-from bpd_jax.models.row_kernel import tile_of_processor
+from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
-
-
-def applies(keys: Float[Array, "B K H S"], values: Float[Array, "B K S H"]) -> bool:
-    """Whether `prefix_attention` can read this cache."""
-    known = keys.dtype == values.dtype and keys.dtype in _STORED
-    return known and reads_heads_of(values.shape[-1])
-
-
-def reads_heads_of(width: int) -> bool:
-    """Whether there is a kernel for this device and heads with `width` features."""
-    if jax.default_backend() != "cpu":
-        return False
-    tile = tile_of_processor()
-    return tile is not None and width % tile.width == 0
 
 
 def prefix_attention(
@@ -37,8 +23,8 @@ def prefix_attention(
     values: Float[Array, "B K S H"],
     lengths: Int[Array, " B"],
     tile: Tile | None = None,
-) -> tuple[Float[Array, "B K M H"], Float[Array, "B K M"], Float[Array, "B K M"]]:
-    """Attends to the first `lengths[b]` slots of a cache, where `applies`.
+) -> tuple[Array, Array, Array] | None:
+    """Attends to the first `lengths[b]` slots of a cache.
 
     Args:
       queries: scaled; they are multiplied in float32.
@@ -48,12 +34,14 @@ def prefix_attention(
       tile: whose width divides H; None for that of this processor.
 
     Returns:
-      In float32: the greatest score of each query, the sum of the exponentials of its
-      scores less the greatest, and the values weighted with these exponentials; in the
-      order mixed values, peaks, totals.
+      In float32: the values `[B, K, M, H]` weighted with the exponentials of the scores
+      less the greatest one; the greatest score `[B, K, M]` of each query; and the sum
+      of its exponentials. None if there is no kernel for this device and these arrays.
     """
     tile = tile or tile_of_processor()
-    assert tile is not None
+    known = keys.dtype == values.dtype and keys.dtype in _STORED
+    if not (on_cpu() and known and tile) or values.shape[-1] % tile.width:
+        return None
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
     every = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     name = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
@@ -62,10 +50,26 @@ def prefix_attention(
     return mixed, peaks, totals
 
 
+def cache_dtype(dtype: str, width: int) -> str | None:
+    """The dtype of the cache on this device; None for that of activations.
+
+    On a CPU, XLA converts a bfloat16 cache to float32 in every pass.
+
+    Args:
+      dtype: of activations.
+      width: H, number of features of a head.
+    """
+    if dtype != "bfloat16" or not on_cpu():
+        return None
+    tile = tile_of_processor()
+    kernel = tile is not None and width % tile.width == 0
+    return BITS.__name__ if kernel else "float32"
+
+
 def _register(tile: Tile, width: int, half: bool) -> str:
     """Registers a kernel with XLA, and returns its name there."""
-    from bpd_jax.models.attention_kernel_code import attention_module
-    from bpd_jax.models.xla_kernel import register
+    from bpd_jax.models.cpu.attention_kernel_code import attention_module
+    from bpd_jax.models.cpu.xla_kernel import register
 
     sizes = (tile.width, tile.outputs, tile.rows, width, int(half))
     name = "bpd_jax_prefix_attention_" + "_".join(map(str, sizes))

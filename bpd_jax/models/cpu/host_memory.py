@@ -15,6 +15,8 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 # Device files of NVIDIA and AMD GPUs and of TPUs.
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
 _PAD = 256 * 2**20  # bytes
+# With more, the threads would wait for one another whenever they allocate.
+_FEW_CORES = 16
 
 
 def keep_freed_memory() -> None:
@@ -39,8 +41,9 @@ def keep_freed_memory() -> None:
     library.mallopt(_TRIM_THRESHOLD, -1)  # never
     library.mallopt(_TOP_PAD, _PAD)
     library.mallopt(_MMAP_MAX, 0)
-    # All threads share the arrays that any of them has freed.
-    library.mallopt(_ARENA_MAX, 1)
+    if (os.cpu_count() or 1) <= _FEW_CORES:
+        # All threads share the arrays that any of them has freed.
+        library.mallopt(_ARENA_MAX, 1)
 
 
 def _sees_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> bool:

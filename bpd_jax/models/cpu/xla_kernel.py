@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from llvmlite import binding, ir
 
-from bpd_jax.models.llvm_code import (
+from bpd_jax.models.cpu.llvm_code import (
     FLOATS,
     INT,
     POINTER,

@@ -1,0 +1,34 @@
+"""What is done differently on a CPU. The rest of bpd_jax calls only what is here.
+
+Everything may be called on any device: elsewhere than on a CPU the functions compute
+the same in the plain way, or return what they were given.
+
+Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `product` and
+`logits` multiply with them, `prefix_attention` reads the cache, and `index_of_largest`
+chooses tokens. Training: `float32_sums`, `segment_attention`, `summed_rows` and
+`keep_freed_memory`. What is left, such as a size that depends on the device, asks
+`on_cpu`.
+"""
+
+from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
+from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.host_memory import keep_freed_memory
+from bpd_jax.models.cpu.largest import index_of_largest
+from bpd_jax.models.cpu.layout import decoding_layout, is_packed
+from bpd_jax.models.cpu.products import float32_sums, logits, product, summed_rows
+from bpd_jax.models.cpu.segment_attention import segment_attention
+
+__all__ = [
+    "cache_dtype",
+    "decoding_layout",
+    "float32_sums",
+    "index_of_largest",
+    "is_packed",
+    "keep_freed_memory",
+    "logits",
+    "on_cpu",
+    "prefix_attention",
+    "product",
+    "segment_attention",
+    "summed_rows",
+]

@@ -1,0 +1,91 @@
+"""Parameters as a CPU reads them fastest when it decodes.
+
+XLA is fastest where the numbers that are summed lie side by side in both operands, and
+the kernel for few rows (`row_kernel`) requires that. So every `kernel` `[I, O]` becomes
+a `Packed` one `[O, I]`, which also says that nothing differentiates the product or
+spreads it over devices. The time of a product of few rows is that of reading the
+matrix, so matrices are stored in bfloat16 where that is allowed.
+"""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.base.typing import Array, Params
+from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.tile import tile_of_processor
+
+# The name of the matrix of the softmax `[V, D]` for `logits`. The embedding, which may
+# be the same matrix, keeps its name and dtype.
+SOFTMAX = "softmax_for_decoding"
+
+
+@flax.struct.dataclass
+class Packed:
+    """A kernel `[I, O]` of a projection as `decoding_layout` stores it.
+
+    Attributes:
+      rows: `[O, I]`, where each of O and I is one axis.
+    """
+
+    rows: Array
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether the module's `kernel` is packed, hence the pass one of decoding."""
+    return isinstance(module.get_variable("params", "kernel"), Packed)
+
+
+def decoding_layout(params: Params, *, exact: bool = True) -> Params:
+    """The parameters of a trunk, block drafter or heads as this device reads them.
+
+    On a CPU projections are `Packed`, and the matrix of the softmax has a second
+    name, under which `logits` multiplies with it. Matrices in float32 become bfloat16
+    if all numbers of the matrix are representable in it, as those of checkpoints
+    published in bfloat16. For other devices the parameters are returned as they are.
+
+    Args:
+      params: the parameters.
+      exact: whether the results of products must stay the same, as those of a model.
+        Otherwise all matrices are rounded to bfloat16, so that drafts may differ
+        slightly.
+    """
+    if not on_cpu():
+        return params
+
+    def packed(tree: Any, name: str) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        kernel = tree.get("kernel")
+        # Heads have a kernel at the top, which is not that of a projection.
+        if kernel is None or isinstance(kernel, Packed) or not name:
+            return {key: packed(sub, key) for key, sub in tree.items()}
+        # The output of attention sums over heads and over the features of each.
+        summed = 2 if name.startswith("output") and kernel.ndim == 3 else 1
+        matrix = kernel.reshape(math.prod(kernel.shape[:summed]), -1)
+        rows = _in_bfloat16(jnp.asarray(matrix.T), exact)
+        return {**tree, "kernel": Packed(rows)}
+
+    softmax = jnp.asarray(params.get("softmax", params.get("embedding")))
+    return {**packed(params, ""), SOFTMAX: _in_bfloat16(softmax, exact)}
+
+
+def _in_bfloat16(matrix: Array, exact: bool) -> Array:
+    """The matrix in bfloat16, unless that would change numbers of an exact one.
+
+    Matrices that the kernel cannot read stay in float32: XLA would convert them back.
+    """
+    tile = tile_of_processor()
+    if matrix.dtype != jnp.float32 or tile is None or matrix.shape[-1] % tile.width:
+        return matrix
+    if exact:
+        bits = np.asarray(matrix).view(np.uint32).ravel()
+        low = np.uint32(0xFFFF)
+        # Most matrices are decided by their first numbers.
+        if (bits[:1024] & low).any() or (bits & low).any():
+            return matrix
+    return matrix.astype(jnp.bfloat16)

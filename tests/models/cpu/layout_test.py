@@ -1,0 +1,63 @@
+"""Parameters in the layout for decoding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.cpu.layout import SOFTMAX, decoding_layout
+from bpd_jax.models.cpu.tile import tile_of_processor
+
+pytestmark = pytest.mark.skipif(
+    jax.default_backend() != "cpu" or tile_of_processor() is None,
+    reason="no kernel for this processor",
+)
+
+
+def test_kernels_are_transposed_over_their_summed_axes():
+    rng = np.random.default_rng(0)
+    query, output = rng.standard_normal((2, 6, 2, 3))
+    output = output.reshape(2, 3, 6)
+    params = {
+        "attention_0": {"query": {"kernel": query}, "output": {"kernel": output}},
+        "norm": {"scale": np.ones(6)},
+        "embedding": jnp.ones((7, 6)),
+    }
+    packed = decoding_layout(params)
+    assert "scale" in packed["norm"]
+    for name, rows in (
+        ("query", query.reshape(6, 6).T),
+        ("output", output.reshape(6, 6).T),
+    ):
+        kernel = packed["attention_0"][name]["kernel"]
+        np.testing.assert_array_equal(kernel.rows, rows.astype(np.float32))
+
+
+def test_heads_only_get_a_softmax():
+    kernel = jnp.ones((3, 1, 16, 16))
+    packed = decoding_layout({"kernel": kernel, "softmax": jnp.full((7, 16), 0.1)})
+    assert packed["kernel"] is kernel
+    assert packed[SOFTMAX].dtype == "float32"
+
+
+def test_layout_for_decoding_names_the_softmax():
+    embedding = jnp.ones((7, 16))
+    kernel = jnp.ones((16, 6))
+    params = {"embedding": embedding, "mlp_0": {"input": {"kernel": kernel}}}
+    layout = decoding_layout(params)
+    np.testing.assert_array_equal(layout[SOFTMAX], embedding)
+    assert layout["mlp_0"]["input"]["kernel"].rows.shape == (6, 16)
+    untied = decoding_layout({**params, "softmax": 2 * embedding})
+    np.testing.assert_array_equal(untied[SOFTMAX], 2 * embedding)
+    # Ones are exact.
+    assert layout["mlp_0"]["input"]["kernel"].rows.dtype == "bfloat16"
+    precise = jnp.full((7, 16), 1.0).at[6, 3].set(0.1)
+    layout = decoding_layout({**params, "embedding": precise})
+    assert layout[SOFTMAX].dtype == "float32"
+    rounded = decoding_layout({**params, "embedding": precise}, exact=False)
+    assert rounded[SOFTMAX].dtype == "bfloat16"
+    # The kernel does not read rows of 5 numbers.
+    short = decoding_layout({"embedding": jnp.ones((7, 5))}, exact=False)
+    assert short[SOFTMAX].dtype == "float32"
+    repeated = decoding_layout(layout)
+    assert jax.tree.structure(repeated) == jax.tree.structure(layout)
