@@ -25,7 +25,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.draft_statistics import draft_statistics

@@ -28,7 +28,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record
 from bpd_jax.drafting.parts import (

@@ -34,7 +34,8 @@ from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.evaluation.draft_statistics import draft_statistics

@@ -17,7 +17,8 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
 from bpd_jax.decoding.loaded_model import LoadedModel, Message
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
@@ -148,7 +149,7 @@ def load(
 def generate(
     lm: LanguageModel,
     prompts: Sequence[Prompt],
-    method: str | None = None,
+    method: str | Method | None = None,
     *,
     lattice_width: int = DecodeConfig.lattice_width,
     alpha: float = DecodeConfig.alpha,
@@ -162,8 +163,8 @@ def generate(
     Args:
       lm: a model from `load`.
       prompts: texts, conversations or token ids.
-      method: name of a method, as in `--method=help`; `auto` measures which is fastest
-        on this device; None is `Decoder.default_method`.
+      method: a method or its text, as in `--method=help`; `auto` measures which is
+        fastest on this device; None is `Decoder.default_method`.
       lattice_width: candidates per head (the paper's k), unless the method sets k.
       alpha: weight of the refiners, unless the method sets alpha; trained refiners
         have their own default.
@@ -198,7 +199,7 @@ def generate(
 def stream(
     lm: LanguageModel,
     prompt: Prompt,
-    method: str | None = None,
+    method: str | Method | None = None,
     *,
     lattice_width: int = DecodeConfig.lattice_width,
     alpha: float = DecodeConfig.alpha,
@@ -218,19 +219,19 @@ def stream(
 def resolve(
     lm: LanguageModel,
     decoder: Decoder,
-    name: str | None,
+    method: str | Method | None,
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
     *,
     verbose: bool = False,
 ) -> Method:
-    """Returns the method of a name.
+    """Returns the method to decode with.
 
     Args:
       lm: the model.
       decoder: a decoder of the model.
-      name: name of a method; `auto` is the choice of `bpd_jax.tune` on this device, or
-        else is measured; None is `Decoder.default_method`.
+      method: a method or its text; `auto` is the choice of `bpd_jax.tune` on this
+        device, or else is measured; None is `Decoder.default_method`.
       prompts: the prompts to decode.
       options: the options of decoding.
       verbose: whether to print the choice of `auto` and its reason.
@@ -238,10 +239,8 @@ def resolve(
     Raises:
       UserError: the method is unknown, or the input is invalid.
     """
-    if not isinstance(name, str | None):
-        raise UserError(f"method must be a name such as ngram:16, not {name!r}.")
-    method = parse_method(name or decoder.default_method)
-    if method.kind != "auto":
+    method = decoder.default_method if method is None else parse_method(method)
+    if method != AUTO:
         return method
     from bpd_jax.decoding.speedup import candidate_methods, choose_method
 

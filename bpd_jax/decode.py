@@ -28,8 +28,8 @@ from bpd_jax.decoding.generate import (
     generate,
     stream,
 )
-from bpd_jax.decoding.methods import Method, parse_method
-from bpd_jax.decoding.methods_help import describe_methods
+from bpd_jax.decoding.method_text import describe_methods, parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.reporting.evaluation_records import decode_records

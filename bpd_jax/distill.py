@@ -39,7 +39,7 @@ from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.models import cpu
 from bpd_jax.models.transformer_config import check_feature_layers

@@ -27,7 +27,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_length, stream
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
@@ -80,7 +81,6 @@ TITLE = flags.DEFINE_string(
     "title", "Blockwise parallel decoding", "title of the report."
 )
 
-AUTOMATIC = parse_method("auto")
 
 _KIND = folders.FolderKind(
     "a report of evaluate", "report.json", ("report.html", "records.jsonl"), '"methods"'
@@ -110,10 +110,10 @@ def main() -> None:
         prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
         assert loaded.task is not None
         source = f"{loaded.task.name}, held-out documents"
-    uses_auto, automatic = AUTOMATIC in methods, None
+    uses_auto, automatic = AUTO in methods, None
     if uses_auto:
         automatic = api.tuned_method(lm, options.batch_size)
-        methods = [method for method in methods if method != AUTOMATIC]
+        methods = [method for method in methods if method != AUTO]
         methods += [] if automatic is None else [automatic]
     for method in [*methods, *([shown] if shown else [])]:
         decoder.check(method, prompts, options)
@@ -138,7 +138,7 @@ def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
             "evaluate compares every method with greedy decoding: the temperature must "
             "be 0."
         )
-    if set(methods) == {AUTOMATIC}:
+    if set(methods) == {AUTO}:
         raise UserError(
             "--methods=auto has no methods to choose from: add some by name."
         )

@@ -16,7 +16,8 @@ from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import TRUTH, check_value, integer
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import AUTO
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation.scoring import Score, score_texts
 
@@ -105,7 +106,8 @@ class HarnessModel:
             check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
         decoder = self.lm.decoder(lattice_width=lattice_width, alpha=alpha)
-        self.method = method or decoder.default_method
+        chosen = decoder.default_method if method is None else parse_method(method)
+        self.method = chosen
         self.lattice_width, self.alpha = lattice_width, alpha
         self._defaults = DecodeOptions(
             max_new_tokens=max_gen_toks,
@@ -113,9 +115,8 @@ class HarnessModel:
             seed=seed,
             **self.lm.loaded.option_defaults,
         )
-        parsed = parse_method(self.method)
-        if parsed.kind != "auto":
-            decoder.check(parsed, [], self._defaults)
+        if chosen != AUTO:
+            decoder.check(chosen, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
         """Hook for each answer as soon as it is computed; does nothing by default.

@@ -19,7 +19,7 @@ from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
     Choice,

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from bpd_jax.configuration import configurable
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.studies.study import NAMES
 
 ROOT = pathlib.Path(__file__).parent.parent

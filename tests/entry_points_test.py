@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bpd_jax.decoding.methods_help import describe_methods
+from bpd_jax.decoding.method_text import describe_methods
 from tests.commands import assert_all_refused, start
 
 FIELDS = (

@@ -8,6 +8,7 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.lm_eval_model import HarnessModel, decode_options
 
@@ -208,7 +209,7 @@ def test_invalid_arguments_are_refused_on_construction(trained, arguments, messa
 
 @pytest.mark.parametrize("folder, method", [("run", "bpd"), ("plain", "prompt_lookup")])
 def test_default_method_depends_on_the_model(trained, folder, method):
-    assert HarnessModel(model=str(trained / folder)).method == method
+    assert HarnessModel(model=str(trained / folder)).method == parse_method(method)
 
 
 def test_arguments_may_be_strings(trained):

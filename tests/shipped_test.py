@@ -69,7 +69,7 @@ def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
     assert lm.loaded.functions.block_size == 9
     assets = lm.assets
     assert None not in (assets.drafter, assets.ngram, assets.accuracies)
-    assert "+ngram:alpha=0.25/tree:" in lm.decoder().default_method
+    assert "+ngram:alpha=0.25/tree:" in lm.decoder().default_method.name
 
 
 def test_drafts_do_not_change_the_output(lm):

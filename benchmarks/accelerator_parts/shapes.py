@@ -15,7 +15,7 @@ from benchmarks.accelerator_parts.jobs import (
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.ngrams.model import NGramModel
 
 MODELS = ("blockwise_1b5", "llama_7b")

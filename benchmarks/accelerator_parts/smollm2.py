@@ -12,7 +12,8 @@ from bpd_jax import decode_flags
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
@@ -93,8 +94,7 @@ def _methods(
 
 def measured_methods(decoder: Decoder) -> list[Method]:
     """The methods of `METHODS` that the model has assets for, and its default one."""
-    names = (*METHODS, decoder.default_method)
-    methods = dict.fromkeys(map(parse_method, names))
+    methods = dict.fromkeys([*map(parse_method, METHODS), decoder.default_method])
     return [method for method in methods if _possible(decoder, method)]
 
 

@@ -1,262 +1,222 @@
-"""Aliases: the names that the paper and Medusa give to compositions of parts."""
+"""Aliases: the names that the paper and Medusa give to methods.
 
-import dataclasses
-from collections.abc import Sequence
+An alias is a function that returns a `Method`. In the text of a method, the number
+after its name is the argument, and the settings are keywords: `ngram:16:k=8` is
+`ngram(16, k=8)`. Settings are those of the parts; `lookup` adds prompt lookup, and
+`search` chooses another search.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import fields_of
-from bpd_jax.drafting.parts import Part, SearchPart, short_text
+from bpd_jax.decoding.methods import Method
+from bpd_jax.drafting.parts import Part, RefinerPart
+from bpd_jax.drafting.refiners.markov import Markov
+from bpd_jax.drafting.refiners.neural import Neural
+from bpd_jax.drafting.refiners.ngram import NGram
+from bpd_jax.drafting.refiners.recurrent import Recurrent
+from bpd_jax.drafting.searches.beam_search import Beam, Greedy
+from bpd_jax.drafting.searches.best import DEVICE, FST, VITERBI, Best
+from bpd_jax.drafting.searches.oracle import Oracle
+from bpd_jax.drafting.searches.static import Chains, Static
+from bpd_jax.drafting.searches.tree import Tree
+from bpd_jax.drafting.sources.draft_model import DraftModel
+from bpd_jax.drafting.sources.heads import Heads
+from bpd_jax.drafting.sources.hydra import Hydra
+from bpd_jax.drafting.sources.lookahead import Lookahead
+from bpd_jax.drafting.sources.lookup import Lookup
+from bpd_jax.drafting.sources.none import NoSource
 
-AUTO = "auto"
-
-# The searches by the values of the setting `search` of aliases.
-_SEARCHES = {
-    "exact": "best",
-    "greedy": "greedy",
-    "beam": "beam",
-    "best": "tree",
-    "static": "static",
+# The searches by the values of the setting `search`.
+_SEARCHES: dict[str, type[Part]] = {
+    "exact": Best,
+    "greedy": Greedy,
+    "beam": Beam,
+    "best": Tree,
+    "static": Static,
 }
-_SEARCH_VALUES = {search: value for value, search in _SEARCHES.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Alias:
-    """The definition of an alias.
-
-    Attributes:
-      composed: the equivalent composition, with N for the number.
-      default: default of its number; None for aliases without a number.
-      settings: its settings, in the order in which the use of an alias lists them.
-    """
-
-    composed: str
-    default: int | None = None
-    settings: tuple[str, ...] = ()
+def greedy(**settings: Any) -> Method:
+    """Plain decoding."""
+    return _composed(NoSource, None, settings)
 
 
-@dataclasses.dataclass(frozen=True)
-class AliasUse:
-    """The use of an alias in a method.
-
-    Attributes:
-      name: name of the alias.
-      number: drafts P, nodes M or draft tokens; None for aliases without a number.
-      settings: names and values of settings, in the order of the alias.
-    """
-
-    name: str
-    number: int | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The text of the use."""
-        words = [self.name] if self.number is None else [self.name, str(self.number)]
-        words += [
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in self.settings
-        ]
-        return ":".join(words)
-
-    def without(self, name: str) -> "AliasUse":
-        """Returns the use without one setting."""
-        settings = tuple(pair for pair in self.settings if pair[0] != name)
-        return dataclasses.replace(self, settings=settings)
+def bpd(**settings: Any) -> Method:
+    """Blockwise parallel decoding: the best token of every head."""
+    return _composed(Heads, Greedy, settings)
 
 
-def _alias(composed: str, default: int | None = None, settings: str = "") -> Alias:
-    return Alias(composed, default, tuple(settings.split()))
+def zero_gram(drafts: int = 1, **settings: Any) -> Method:
+    """The best drafts under the heads alone."""
+    return _composed(Heads, Best, settings, number=drafts)
 
 
-_WEIGHTS = "k heads alpha slope"
-_NGRAM = f"{_WEIGHTS} search adaptive"
-_NEURAL = f"{_WEIGHTS} search mode"
-_TRAINED = f"{_WEIGHTS} search normalise lookup"
+def ngram(drafts: int = 1, **settings: Any) -> Method:
+    """The paper's global rescoring: an n-gram model."""
+    return _composed(Heads, Best, settings, [NGram], drafts)
 
-ALIASES: dict[str, Alias] = {
-    "greedy": _alias("none"),
-    "bpd": _alias("heads/greedy", None, "heads lookup"),
-    "zero_gram": _alias("heads/best:N", 1, "k heads search lookup"),
-    "ngram": _alias("heads+ngram/best:N", 1, f"{_NGRAM} normalise lookup"),
-    "ngram_device": _alias(
-        "heads+ngram/best:N:engine=device", 1, f"{_NGRAM} normalise lookup"
-    ),
-    "ngram_viterbi": _alias(
-        "heads+ngram/best:N:engine=viterbi", 1, f"{_WEIGHTS} lookup"
-    ),
-    "ngram_fst": _alias("heads+ngram/best:N:engine=fst", 1, "k heads alpha lookup"),
-    "neural": _alias("heads+neural/best:N", 1, f"{_NEURAL} normalise lookup"),
-    "neural_ngram": _alias(
-        "heads+ngram+neural/best:N", 1, f"{_WEIGHTS} beta search normalise lookup"
-    ),
-    "markov": _alias("heads+markov/best:N", 1, _TRAINED),
-    "recurrent": _alias("heads+recurrent/best:N", 1, _TRAINED),
-    "medusa": _alias("heads/static:N", 32, "k heads search lookup"),
-    "medusa_ngram": _alias("heads+ngram/static:N", 32, f"{_NGRAM} order lookup"),
-    "medusa_neural": _alias("heads+neural/static:N", 32, f"{_NEURAL} order lookup"),
-    "hydra": _alias("hydra/best:N", 1, "k heads search lookup"),
-    "prompt_lookup": _alias("lookup:N", 8, "match"),
-    "lookahead": _alias("lookahead:N", 8, "order guesses"),
-    "draft_model": _alias("draft_model:N/chains", 5, "k search drafts"),
-    "oracle": _alias("heads/oracle", None, "k heads"),
+
+def ngram_device(drafts: int = 1, **settings: Any) -> Method:
+    """`ngram` by a search in the decode loop."""
+    return _composed(Heads, Best, {**settings, "engine": DEVICE}, [NGram], drafts)
+
+
+def ngram_viterbi(drafts: int = 1, **settings: Any) -> Method:
+    """`ngram` by a search on the host."""
+    return _composed(Heads, Best, {**settings, "engine": VITERBI}, [NGram], drafts)
+
+
+def ngram_fst(drafts: int = 1, **settings: Any) -> Method:
+    """`ngram` by OpenFst, as in the paper."""
+    return _composed(Heads, Best, {**settings, "engine": FST}, [NGram], drafts)
+
+
+def neural(drafts: int = 1, **settings: Any) -> Method:
+    """The paper's local rescoring: a small language model."""
+    return _composed(Heads, Best, settings, [Neural], drafts)
+
+
+def neural_ngram(drafts: int = 1, *, beta: Any = None, **settings: Any) -> Method:
+    """Both refiners of the paper; `beta` is the weight of the n-gram model."""
+    return _composed(Heads, Best, settings, [NGram(beta), Neural], drafts)
+
+
+def markov(drafts: int = 1, **settings: Any) -> Method:
+    """A trained Markov head."""
+    return _composed(Heads, Best, settings, [Markov], drafts)
+
+
+def recurrent(drafts: int = 1, **settings: Any) -> Method:
+    """A trained recurrent refiner."""
+    return _composed(Heads, Best, settings, [Recurrent], drafts)
+
+
+def medusa(nodes: int = 32, **settings: Any) -> Method:
+    """Medusa's tree."""
+    return _composed(Heads, Static, settings, number=nodes)
+
+
+def medusa_ngram(nodes: int = 32, **settings: Any) -> Method:
+    """Medusa's tree, refined by an n-gram model."""
+    return _composed(Heads, Static, settings, [NGram], nodes)
+
+
+def medusa_neural(nodes: int = 32, **settings: Any) -> Method:
+    """Medusa's tree, refined by a small language model."""
+    return _composed(Heads, Static, settings, [Neural], nodes)
+
+
+def hydra(drafts: int = 1, **settings: Any) -> Method:
+    """Hydra's heads."""
+    return _composed(Hydra, Best, settings, number=drafts)
+
+
+def prompt_lookup(tokens: int = 8, **settings: Any) -> Method:
+    """Copies from the text so far."""
+    return _composed(Lookup, None, settings, number=tokens)
+
+
+def lookahead(window: int = 8, **settings: Any) -> Method:
+    """n-grams from parallel Jacobi iterations."""
+    return _composed(Lookahead, None, settings, number=window)
+
+
+def draft_model(
+    tokens: int = 5, *, drafts: int = 1, search: str = "static", **settings: Any
+) -> Method:
+    """A smaller model, which drafts `tokens` tokens."""
+    count, kind = Chains(drafts).paths, _SEARCHES.get(search)
+    if kind in (Static, Tree):
+        source = _made(DraftModel, settings, tokens)
+        nodes = 1 + count * source.tokens
+        return Method(source, [], Chains(count) if kind is Static else Tree(nodes))
+    rest = {**settings, "tokens": tokens, "search": search}
+    return _composed(DraftModel, Best, rest, number=count)
+
+
+def oracle(**settings: Any) -> Method:
+    """The upper bound of any choice among the candidates of the heads."""
+    return _composed(Heads, Oracle, settings)
+
+
+ALIASES: dict[str, Callable[..., Method]] = {
+    alias.__name__: alias
+    for alias in (
+        *(greedy, bpd, zero_gram, ngram, ngram_device, ngram_viterbi, ngram_fst),
+        *(neural, neural_ngram, markov, recurrent, medusa, medusa_ngram),
+        *(medusa_neural, hydra, prompt_lookup, lookahead, draft_model, oracle),
+    )
 }
-"""All aliases except `auto`, which is not a composition."""
 
 
-def expand(text: str) -> tuple[AliasUse, str]:
-    """Translates the use of an alias into a composition of parts.
-
-    >>> expand("ngram:64:search=best:lookup=8")[1]
-    'heads+ngram/tree:64+lookup:8'
-
-    Raises:
-      UserError: the alias takes no number, or not these settings.
-    """
-    name, *words = text.split(":")
-    alias = ALIASES[name]
-    number = alias.default
-    if words and "=" not in words[0]:
-        number_text = words.pop(0)
-        if number is None:
-            raise UserError(f"{text!r}: {name} takes no number.")
-        if not number_text.isdecimal():
-            raise UserError(f"{text!r}: {number_text!r} is not a number.")
-        number = int(number_text)
-    values: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or key not in alias.settings or key in values:
-            raise UserError(
-                f"{text!r}: {word!r} is not a setting of {name}, which takes "
-                f"{', '.join(alias.settings) or 'none'}, each once and written "
-                "NAME=VALUE."
-            )
-        values[key] = value
-    values = {key: values[key] for key in alias.settings if key in values}
-    before, slash, _ = alias.composed.partition("/")
-    search = _search_of(text, alias, values, number) if slash else ""
-    pieces = [*before.replace("N", str(number)).split("+"), search]
-    for key, value in values.items():
-        if key in ("search", "lookup", "drafts"):
-            continue
-        if key == "normalise" and search.split(":")[0] in ("tree", "static", "greedy"):
-            raise UserError(
-                f"{text!r}: {key} changes nothing for trees, which always normalise "
-                "scores, and for greedy walks: leave it out."
-            )
-        at, setting = _place(key, bool(slash))
-        pieces[at] += f":{setting}={value}"
-    composed = "+".join(pieces[:-1]) + slash + pieces[-1]
-    if "lookup" in values:
-        composed += f"+lookup:{values['lookup']}"
-    settings = tuple((key, _typed(value)) for key, value in values.items())
-    return AliasUse(name, number, settings), composed
-
-
-def _place(key: str, has_search: bool) -> tuple[int, str]:
-    """The index of the part that a setting belongs to, and its name there.
-
-    The parts are the source, the refiners, and the search, which may be missing.
-    """
-    if key in ("alpha", "slope", "adaptive", "mode"):
-        return -2, key  # The last refiner.
-    if key == "normalise" or (key == "order" and has_search):
-        return -1, key
-    return (1, "alpha") if key == "beta" else (0, key)
-
-
-def possible_uses(
-    parts: Sequence[Part], search: SearchPart | None, lookup: Part | None
-) -> list[str]:
-    """The uses of aliases that may be equal to a composition, the shortest first.
-
-    This is the inverse of `expand`, except that the composition may have settings that
-    the alias lacks: parse a use to find out whether it is equal.
+def _composed(
+    source: type[Part],
+    search: type[Part] | None,
+    settings: Mapping[str, Any],
+    refiners: Sequence[type[Part] | RefinerPart] = (),
+    number: int | None = None,
+) -> Method:
+    """Composes a method and gives each setting to the part that has it.
 
     Args:
-      parts: source and refiners.
-      search: the search, if there is one.
-      lookup: prompt lookup after another source, if there is one.
+      source: the kind of the source.
+      search: the kind of the search, unless the setting `search` chooses another one.
+      settings: the settings; of several refiners they are those of the last one.
+      refiners: kinds of refiners, or refiners that are complete.
+      number: the number of the search, or else of the source.
     """
-    uses = []
-    for name, alias in ALIASES.items():
-        before, slash, after = alias.composed.partition("/")
-        names = [word.partition(":")[0] for word in before.split("+")]
-        if names != [part.name for part in parts] or bool(slash) != bool(search):
-            continue
-        counted = parts[0] if search is None or "N" in before else search
-        number = getattr(counted, counted.number_setting, 1)
-        values: dict[str, Any] = {}
-        if search is not None:
-            if search.name != after.partition(":")[0]:
-                values["search"] = _SEARCH_VALUES.get(search.name)
-            drafts = search.drafts
-            if search.name == "tree":
-                drafts = (getattr(search, search.number_setting) - 1) // number
-            if "drafts" in alias.settings and drafts > 1:
-                values["drafts"] = drafts
-        pieces = [*parts, search]
-        for key in alias.settings:
-            at, setting = _place(key, bool(slash))
-            field = fields_of(pieces[at]).get(setting) if pieces[at] else None
-            if field and (value := getattr(pieces[at], setting)) != field.default:
-                values[key] = value
-        if lookup is not None:
-            values["lookup"] = getattr(lookup, lookup.number_setting)
-        words = [name] if alias.default is None else [name, str(number)]
-        words += [f"{key}={short_text(value)}" for key, value in values.items()]
-        if values.keys() <= {*alias.settings}:
-            uses.append(":".join(words))
-    return sorted(uses, key=lambda use: use.count("="))
-
-
-def _search_of(
-    text: str, alias: Alias, values: dict[str, str], number: int | None
-) -> str:
-    """The search of an alias, with its number."""
-    search, chosen = alias.composed.partition("/")[2], values.get("search")
+    rest = dict(settings)
+    if search is None:
+        return Method(_made(source, rest, number))
+    chosen, copied = rest.pop("search", None), rest.pop("lookup", None)
+    kind = _SEARCHES.get(chosen, search)
     if chosen is not None and chosen not in _SEARCHES:
+        listed = ", ".join(_SEARCHES)
+        raise UserError(f"search must be one of {listed}, not {chosen!r}.")
+    if search is Static and kind not in (Static, Tree):
+        raise UserError("search must be static or best for a tree.")
+    if kind is Greedy and number not in (None, 1):
+        raise UserError("search=greedy drafts one path: give 1 draft.")
+    last = _made(kind, rest, number if kind.number_setting else None, leave=True)
+    # Of several refiners, the last one has the settings.
+    middle = [
+        part if isinstance(part, Part) else _made(part, rest, leave=True)
+        for part in reversed(refiners)
+    ]
+    lookup = None if copied is None else Lookup(copied)
+    method = Method(_made(source, rest), middle[::-1], last, lookup)
+    if chosen == "exact" and not method.has_exact_search:
         raise UserError(
-            f"{text!r}: search must be one of {', '.join(_SEARCHES)}, not {chosen!r}."
+            "an exact search needs refiners with finitely many states; use search=beam."
         )
-    # The number of a draft model is that of its tokens.
-    in_chains = search == "chains"
-    drafts = values.get("drafts", "1") if in_chains else str(number)
-    if in_chains and not drafts.isdecimal():
-        raise UserError(f"{text!r}: drafts must be a number, not {drafts!r}.")
-    if chosen == "exact" and not in_chains and not _has_exact_search(alias, values):
+    return method
+
+
+def _made(
+    kind: type[Part],
+    settings: dict[str, Any],
+    number: int | None = None,
+    *,
+    leave: bool = False,
+) -> Any:
+    """Makes a part, and removes its settings.
+
+    Args:
+      kind: the part.
+      settings: settings, possibly of other parts.
+      number: its number.
+      leave: whether other settings may be left.
+    """
+    own = {} if number is None else {kind.number_setting: number}
+    for name in fields_of(kind):
+        if name in settings and name not in own:
+            own[name] = settings.pop(name)
+    if settings and not leave:
+        listed = " and ".join(settings)
         raise UserError(
-            f"{text!r}: an exact search needs refiners with finitely many states; use "
-            "search=beam."
+            f"its parts do not have the setting {listed}; --method=help lists theirs."
         )
-    if search == "static:N" and chosen not in (None, "best", "static"):
-        raise UserError(f"{text!r}: search must be static or best for a tree.")
-    if chosen == "greedy":
-        if drafts != "1":
-            raise UserError(f"{text!r}: search=greedy drafts one path: give 1 draft.")
-        return "greedy"
-    if in_chains and chosen in (None, "static"):
-        return f"chains:{drafts}"
-    if in_chains and chosen == "best":
-        return f"tree:{1 + int(drafts) * (number or 0)}"
-    if chosen is None or (chosen == "exact" and not in_chains):
-        return search.replace("N", drafts)
-    return f"{_SEARCHES[chosen]}:{drafts}"
-
-
-def _has_exact_search(alias: Alias, values: dict[str, str]) -> bool:
-    if "neural" in alias.composed:
-        return values.get("mode") == "parallel"
-    return alias.composed.startswith("heads") and "recurrent" not in alias.composed
-
-
-def _typed(text: str) -> Any:
-    """Converts the text of a setting to a number if it is one."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return kind(**own)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import check_value, integer, number
 from bpd_jax.base.typing import Array, Params
+from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
@@ -19,7 +20,7 @@ from bpd_jax.decoding.generate import (
     generate,
     stream,
 )
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.methods import GREEDY, Method
 from bpd_jax.decoding.options import (
     EXACT,
     SPECULATIVE,
@@ -29,12 +30,15 @@ from bpd_jax.decoding.options import (
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.interface import Drafter
-from bpd_jax.drafting.parts import BuildContext
+from bpd_jax.drafting.parts import BuildContext, RefinerPart
+from bpd_jax.drafting.refiners.markov import Markov
+from bpd_jax.drafting.refiners.ngram import NGram
+from bpd_jax.drafting.searches.tree import Tree
+from bpd_jax.drafting.sources.block import Block
+from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models import cpu
 from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.ngrams.model import NGramModel
-
-GREEDY = parse_method("greedy")
 
 
 class _DefaultSizes(NamedTuple):
@@ -107,7 +111,7 @@ class Decoder:
         return self.assets.ngram
 
     @property
-    def refined_block(self) -> str:
+    def refined_block(self) -> tuple[Block, tuple[RefinerPart, ...]]:
         """The block drafter with those of its refiners that are available.
 
         In trees of the shipped drafter, n-grams with a weight of 1 lose more than they
@@ -115,23 +119,21 @@ class Decoder:
         """
         drafter = self.assets.drafter
         candidates = _default_sizes().candidates or self.width
-        source, ngram = "block", "" if self.ngram is None else "+ngram:alpha=0.25"
+        ngram = () if self.ngram is None else (NGram(alpha=0.25),)
         if drafter is not None and drafter.markov is not None:
-            source += "+markov"
-        elif ngram and self.width > candidates:
-            source += f":k={candidates}"
-        return source + ngram
+            return Block(), (Markov(), *ngram)
+        return Block(k=candidates if ngram and self.width > candidates else None), ngram
 
     @property
-    def default_method(self) -> str:
+    def default_method(self) -> Method:
         """The method that is used unless another one is chosen.
 
         `bpd_jax.tune` finds the fastest method of a device.
         """
         if self.assets.drafter is None:
-            return "bpd" if self.model.block_size > 1 else "prompt_lookup"
+            return bpd() if self.model.block_size > 1 else prompt_lookup()
         sizes = _default_sizes()
-        return f"{self.refined_block}/tree:{sizes.nodes}+lookup:{sizes.copied}"
+        return Method(*self.refined_block, Tree(sizes.nodes), Lookup(sizes.copied))
 
     def label(self, method: Method) -> str:
         """The display name of a method."""

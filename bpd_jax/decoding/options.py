@@ -201,7 +201,7 @@ class DecodeConfig(Validated):
 
     Attributes:
       options: options of decoding.
-      method: the drafting method; see `bpd_jax.decoding.methods`. None is
+      method: the drafting method; see `bpd_jax.decoding.method_text`. None is
         `Decoder.default_method`.
       lattice_width: W, candidates per head (the paper's k) for methods without k.
       alpha: weight of the refiners for methods without alpha; the default weight of

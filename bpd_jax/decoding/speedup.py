@@ -21,6 +21,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.aliases import (
+    ALIASES,
+    bpd,
+    draft_model,
+    medusa,
+    neural,
+    ngram,
+    oracle,
+    prompt_lookup,
+    zero_gram,
+)
 from bpd_jax.decoding.call_costs import (
     SIZES,
     measure_drafting,
@@ -28,11 +39,17 @@ from bpd_jax.decoding.call_costs import (
     sizes_of_passes,
 )
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import REFINERS, SmallModel
+from bpd_jax.drafting.parts import SearchPart
+from bpd_jax.drafting.searches.beam_search import Greedy
+from bpd_jax.drafting.searches.tree import Tree
+from bpd_jax.drafting.sources.block import Block
+from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.storage import files
 
 # Predictions are not exact: drafting is chosen only above this speed-up.
@@ -124,15 +141,12 @@ def predict(
     # The oracle's calls bound those of methods within its lattice, that of the heads.
     # The bound is not strict: rarely, a shorter draft leads to a position with better
     # heads.
-    bounded = [m for m in methods if m.within_lattice and m.source_name == "heads"]
+    bounded = [m for m in methods if m.within_lattice and m.source.name == "heads"]
     bound: list[np.ndarray] = []
     if bounded:
         widest = max(method.setting("k") or decoder.width for method in bounded)
         # Every call is counted with the smallest pass.
-        bound = [
-            np.ones_like(nodes)
-            for nodes in nodes_of(parse_method(f"oracle:k={widest}"))
-        ]
+        bound = [np.ones_like(nodes) for nodes in nodes_of(oracle(k=widest))]
     best = dict.fromkeys(batch_sizes, 1.0)
     predictions: dict[int, list[Prediction]] = {b: [] for b in batch_sizes}
     for method in drafters:
@@ -182,7 +196,7 @@ def candidate_methods(
       prompts: prompts to decode.
       options: options of decoding; small LMs must have room for such texts.
     """
-    names = ["prompt_lookup:4", "prompt_lookup:8"]
+    methods = [prompt_lookup(4), prompt_lookup(8)]
     block, width = decoder.model.block_size, decoder.width
     length = max(map(len, prompts), default=0)
     length += options.max_new_tokens if options else 0
@@ -194,31 +208,34 @@ def candidate_methods(
         return bool(small.functions.config.trunk.max_length >= length)
 
     if block > 1:
-        names += ["bpd", "zero_gram:4", "medusa:8", "medusa:32"]
+        methods += [bpd(), zero_gram(4), medusa(8), medusa(32)]
         if block > 2:
-            names.append(f"bpd:heads={max(block // 2, 2)}")
+            methods.append(bpd(heads=max(block // 2, 2)))
         if decoder.assets.ngram is not None:
-            for setting in ("", ":alpha=0.5"):
-                names += [f"ngram:{drafts}{setting}" for drafts in (1, 4, 16)]
-                names += [
-                    f"ngram:{nodes}:search=best:adaptive=1{setting}"
+            for alpha in (None, 0.5):
+                methods += [ngram(drafts, alpha=alpha) for drafts in (1, 4, 16)]
+                methods += [
+                    ngram(nodes, search="best", adaptive=1, alpha=alpha)
                     for nodes in (16, 32)
                 ]
-            names += ["ngram:4:k=4", "ngram:1:alpha=0.5:slope=0.1"]
+            methods += [ngram(4, k=4), ngram(1, alpha=0.5, slope=0.1)]
         for kind in REFINERS:
             if getattr(decoder.assets, kind) is not None:
-                names += [f"{kind}:1", f"{kind}:4"]
+                methods += [ALIASES[kind](1), ALIASES[kind](4)]
         if is_usable(decoder.assets.rescorer):
-            names.append("neural:1")
+            methods.append(neural(1))
     if decoder.assets.drafter is not None:
-        names.append(decoder.default_method)
-        for source in dict.fromkeys(("block", decoder.refined_block)):
-            names += [f"{source}/greedy", f"{source}/tree:8"]
-            names += [f"{source}/tree:{nodes}:min_prob=0.05" for nodes in (16, 32)]
-            names += [f"{source}/tree:8+lookup:{tokens}" for tokens in (4, 8)]
-            names.append(f"{source}/tree:16:min_prob=0.05+lookup:8")
+        methods.append(decoder.default_method)
+        ends: list[tuple[SearchPart, Lookup | None]] = [
+            *((Greedy(), None), (Tree(8), None)),
+            *((Tree(16, min_prob=0.05), None), (Tree(32, min_prob=0.05), None)),
+            *((Tree(8), Lookup(4)), (Tree(8), Lookup(8))),
+            (Tree(16, min_prob=0.05), Lookup(8)),
+        ]
+        for drafter in dict.fromkeys(((Block(), ()), decoder.refined_block)):
+            methods += [Method(*drafter, *end) for end in ends]
     if is_usable(decoder.assets.draft_model):
-        names += ["draft_model:2", "draft_model:4"]
+        methods += [draft_model(2), draft_model(4)]
 
     def fits(method: Method) -> bool:
         """Whether the lattice has enough candidates and paths for a method."""
@@ -226,7 +243,7 @@ def candidate_methods(
         drafts = 1 if method.search is None else method.search.drafts
         return (k is None or k < width) and drafts <= (k or width) ** (block - 1)
 
-    return [method for method in map(parse_method, names) if fits(method)]
+    return [method for method in methods if fits(method)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,7 @@ def most_improved_block(
     if bpd is None:
         return None
     kinds = {result.method.kind: result for result in results}
-    refined = kinds.get("ngram") or kinds.get("zero_gram") or bpd
+    refined = kinds.get("heads+ngram/best") or kinds.get("heads/best") or bpd
     size = decoder.model.block_size
     texts, ends = [], []
     for text in bpd.generations[:max_prompts]:

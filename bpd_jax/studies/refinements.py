@@ -31,7 +31,7 @@ def of_heads(method: Method, *refiners: str) -> bool:
     >>> of_heads(method_of("medusa_ngram:8"), "ngram")
     True
     """
-    return method.source_name == "heads" and method.refiner_names == refiners
+    return method.source.name == "heads" and method.refiner_names == refiners
 
 
 def is_bpd(method: Method) -> bool:
@@ -55,7 +55,7 @@ def bpd_by_heads(contenders: Iterable[str]) -> dict[int | None, str]:
 
 def is_refined(method: Method) -> bool:
     """Whether it refines the drafts of the block heads."""
-    return method.source_name == "heads" and bool(method.refiners)
+    return method.source.name == "heads" and bool(method.refiners)
 
 
 def is_bounded(method: Method, oracle: Method) -> bool:
@@ -65,7 +65,7 @@ def is_bounded(method: Method, oracle: Method) -> bool:
     False
     """
     width, most = (m.setting("k") or float("inf") for m in (method, oracle))
-    same_source = method.source_name == oracle.source_name
+    same_source = method.source.name == oracle.source.name
     return method.within_lattice and same_source and width <= most
 
 

@@ -119,7 +119,7 @@ def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] |
     Returns:
       Zeros without a rescorer; None for methods that the formula does not cover.
     """
-    known = method.source_name == "heads" and {*method.refiner_names} <= {*CLASSES}
+    known = method.source.name == "heads" and {*method.refiner_names} <= {*CLASSES}
     if not known or method.is_oracle or method.setting("heads") is not None:
         return None
     if "neural" not in method.refiner_names:

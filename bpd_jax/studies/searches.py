@@ -101,10 +101,10 @@ def _score_name(method: Method) -> str:
     if of_heads(method):
         return HEADS_ALONE
     named = [*method.refiner_names]
-    if method.source_name != "heads":
-        named.insert(0, method.source_name)
+    if method.source.name != "heads":
+        named.insert(0, method.source.name)
     if not {*named} <= {*_NAMES}:
-        return method.kind
+        return "+".join(named)
     return " + ".join(_NAMES[name] for name in named)
 
 

@@ -16,7 +16,8 @@ from bpd_jax.base.settings import (
     number,
 )
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
-from bpd_jax.decoding.methods import Method, parse_method
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.studies.printed import ALPHAS
 

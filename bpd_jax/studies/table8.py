@@ -121,9 +121,8 @@ def _prepare(run: StudyRun) -> list[_Family]:
         contender = parse_contender(name)
         alpha = contender.method.setting("alpha")
         if alpha is not None:
-            rest = contender.method.without("alpha").common_name
-            suffix = "" if contender.assets is None else f"@{contender.assets}"
-            members.setdefault(f"{rest}{suffix}", {})[alpha] = name
+            rest = re.sub(r":alpha=[^:+/@]+", "", name)
+            members.setdefault(rest, {})[alpha] = name
     families: list[_Family] = []
     for rest, unsorted in members.items():
         family = dict(sorted(unsorted.items()))

@@ -49,7 +49,7 @@ _COUNTERPARTS: dict[str, Callable[[Method], bool]] = {
 
 def _sources(method: Method) -> tuple[str, ...]:
     """The names of source and refiners."""
-    return method.source_name, *method.refiner_names
+    return method.source.name, *method.refiner_names
 
 
 def _tables(timings: Timings) -> list[Table]:

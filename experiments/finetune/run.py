@@ -35,7 +35,7 @@ from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
 from bpd_jax.evaluation.metrics.estimates import estimate

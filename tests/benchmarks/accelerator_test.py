@@ -11,7 +11,7 @@ from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.assets import Assets
 from tests.commands import ROOT, call, python
 from tests.decoding.random_models import make_drafter, make_model, make_ngram

@@ -12,7 +12,7 @@ from benchmarks.refiner_gains import (
     share_of_tokens,
 )
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 
 FIRST, REFINED, OTHER = map(
     parse_method, ["zero_gram:16", "block+ngram/best:16", "block/best:16"]

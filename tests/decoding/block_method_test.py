@@ -10,7 +10,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets

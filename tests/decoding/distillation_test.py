@@ -23,7 +23,7 @@ from bpd_jax.decoding.distillation import (
     recording_states,
     shuffled_indices,
 )
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets

@@ -9,7 +9,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import decode_loop
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Task, columns_to_read, generate
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest

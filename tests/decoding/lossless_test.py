@@ -17,7 +17,7 @@ from bpd_jax.decoding import generate
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decode_loop import decode_loop
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
@@ -122,10 +122,12 @@ def often(names):
 
 
 def test_all_parts_and_aliases_are_covered():
-    methods = [parse_method(name) for name in [*METHODS, "greedy"]]
+    names = [*METHODS, "greedy", "auto"]
+    methods = [parse_method(name) for name in names]
     named = {part.name for method in methods for part in method.all_parts}
     assert named == set(parts())
-    assert {method.kind for method in methods} >= set(ALIASES)
+    kinds = {method.kind for method in methods}
+    assert kinds >= {alias().kind for alias in ALIASES.values()}
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,21 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import fields_of
-from bpd_jax.decoding.aliases import ALIASES
+from bpd_jax.decoding.aliases import ALIASES, ngram
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
-from bpd_jax.decoding.methods_help import describe_methods
+from bpd_jax.decoding.method_text import describe_methods, parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting import parts as registry
 from bpd_jax.drafting.assets import Assets, SmallModel
 from bpd_jax.drafting.parts import parts
+from bpd_jax.drafting.refiners.markov import Markov
+from bpd_jax.drafting.refiners.ngram import NGram
+from bpd_jax.drafting.searches.beam_search import Greedy
+from bpd_jax.drafting.searches.best import Best
+from bpd_jax.drafting.searches.tree import Tree
+from bpd_jax.drafting.sources.heads import Heads
+from bpd_jax.drafting.sources.lookup import Lookup
 from tests.decoding.random_models import make_model, make_ngram
 
 
@@ -44,7 +51,7 @@ from tests.decoding.random_models import make_model, make_ngram
         (
             "neural_ngram:2:alpha=0.7:beta=0.3",
             "heads+ngram:alpha=0.3+neural:alpha=0.7/best:2",
-            "2-best neural + 3-gram (alpha 0.7, beta 0.3)",
+            "2-best neural + 3-gram (ngram alpha 0.3, alpha 0.7)",
         ),
         (
             "medusa_neural:8:order=block",
@@ -54,7 +61,7 @@ from tests.decoding.random_models import make_model, make_ngram
         (
             "medusa:32:lookup=8",
             "heads/static:32+lookup:8",
-            "Medusa tree of 32 (lookup 8)",
+            "Medusa tree of 32, with prompt lookup of 8",
         ),
         ("hydra:6:search=best", "hydra/tree:6", "Tree of 6, Hydra"),
         ("prompt_lookup:4:match=2", "lookup:4:match=2", "Prompt lookup of 4 (match 2)"),
@@ -72,59 +79,34 @@ def test_aliases(text, composed, label):
     assert method.label(3).startswith(label)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *ALIASES,
-        "bpd:heads=2",
-        "ngram:4:k=8:heads=3:alpha=1:slope=0.25",
-        "ngram:32:search=best:adaptive=1:lookup=8",
-        "ngram:16:search=beam:normalise=0",
-        "ngram:1:search=greedy",
-        "ngram_device:3:normalise=1",
-        "neural:2:mode=parallel",
-        "neural_ngram:2:alpha=0.7:beta=0.3",
-        "medusa_neural:8:order=block",
-        "hydra:6:search=best",
-        "prompt_lookup:4:match=2",
-        "lookahead:4:order=3:guesses=2",
-        "draft_model:3:search=beam:drafts=2",
-        "draft_model:3:search=best:drafts=2",
-        "oracle:k=2",
-    ],
-)
-def test_a_composition_is_known_by_its_alias(text):
-    method = parse_method(text)
-    composed = parse_method(method.composed)
-    assert composed.known_as == method.alias
-    assert composed.common_name == method.name
-    for name in ("kind", "settings", "count", "counts", "needs", "has_exact_search"):
-        assert getattr(composed, name) == getattr(method, name)
-    assert composed.label(3) == method.label(3)
-    labels = {each.with_source("block").label(3) for each in (method, composed)}
-    assert len(labels) == 1
-    for name in ("k", "heads", "alpha", "beta", "search", "lookup", "normalise"):
-        assert composed.setting(name) == method.setting(name)
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_is_a_function_that_returns_a_method(name):
+    method = ALIASES[name]()
+    assert method == parse_method(name) == parse_method(method.composed)
+    assert parse_method(name).name == name
+    assert method.name == method.composed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "block+ngram/best:4",
-        "heads+markov+ngram/tree:32",
-        "heads+ngram/tree:8:min_prob=0.05",
-        "heads+ngram/tree:8+lookup:8:match=2",
-    ],
-)
-def test_other_compositions_have_no_alias(text):
-    method = parse_method(text)
-    assert method.known_as is None
-    assert method.common_name == text
+def test_methods_are_objects():
+    method = Method(
+        Heads(k=8), [Markov(), NGram(alpha=0.25)], Tree(32), Lookup(8, match=2)
+    )
+    text = "heads:k=8+markov+ngram:alpha=0.25/tree:32+lookup:8:match=2"
+    assert method.name == text
+    assert parse_method(text) == method
+    assert parse_method(method) is method
+    assert ngram(16, k=8, alpha=0.5) == Method(Heads(k=8), [NGram(alpha=0.5)], Best(16))
+    assert Method(Heads()).search == Greedy()
+    with pytest.raises(UserError, match="'block' is not the source"):
+        Method("block")
+    with pytest.raises(UserError, match="refiner can be used once"):
+        Method(Heads(), [NGram(), NGram(alpha=2.0)])
 
 
 def test_settings_of_compositions_are_changed_as_those_of_aliases():
-    method = parse_method("heads+ngram+neural/best:2").with_setting("alpha", 0.5)
-    assert method.name == "heads+ngram+neural:alpha=0.5/best:2"
+    for text in ("heads+ngram+neural/best:2", "neural_ngram:2"):
+        method = parse_method(text).with_setting("alpha", 0.5)
+        assert method.name == "heads+ngram+neural:alpha=0.5/best:2"
     engine = parse_method("heads+ngram/best:2").with_setting("engine", "fst")
     assert engine.name == "heads+ngram/best:2:engine=fst"
     lookup = parse_method("block/tree:8+lookup:8").with_setting("match", 2)
@@ -158,7 +140,7 @@ def test_labels_of_chains_name_the_refiners():
 
 
 def test_numbers_and_searches_have_defaults():
-    assert parse_method("ngram").name == "ngram:1"
+    assert parse_method("ngram").count == 1
     assert parse_method("medusa").count == 32
     assert parse_method("heads+ngram") == parse_method("ngram:1:search=greedy")
     assert parse_method("draft_model").composed == "draft_model:5/chains:1"
@@ -173,10 +155,10 @@ def test_numbers_and_searches_have_defaults():
         ("heads+ngarm/best:4", "no refiner 'ngarm'.*did you mean ngram"),
         ("heads+ngram/bset:4", "no search 'bset'.*did you mean best"),
         ("ngram:0", "1 to 1024"),
-        ("ngram:", "not a number"),
+        ("ngram:", "an integer from 1 to 1024, not ''"),
         ("ngram:5000", "1 to 1024"),
         ("bpd:4", "takes no number"),
-        ("ngram:4:p=3", "'p=3' is not a setting of ngram"),
+        ("ngram:4:p=3", "do not have the setting p"),
         ("ngram:4:k", "'k' is not a setting"),
         ("ngram:4:k=3:k=4", "each once"),
         ("heads:k=3:k=4/best:2", "each once"),
@@ -188,9 +170,9 @@ def test_numbers_and_searches_have_defaults():
         ("draft_model:4:drafts=2:search=greedy", "one path"),
         ("medusa:8:search=beam", "static or best"),
         ("ngram:4:search=fast", "search must be one of"),
-        ("ngram:4:search=best:normalise=1", "normalise changes nothing"),
+        ("ngram:4:search=best:normalise=1", "do not have the setting normalise"),
         ("medusa_neural:8:order=rank", "one of path, block"),
-        ("medusa_neural:8:search=best:order=block", "not a setting of tree"),
+        ("medusa_neural:8:search=best:order=block", "not have the setting order"),
         ("heads+ngram+ngram/best:2", "once only"),
         ("heads/best:4+heads", "no source 'heads'"),
         ("heads+lookup:4/best:4", "after the search"),
@@ -205,7 +187,13 @@ def test_numbers_and_searches_have_defaults():
         ("heads+block/tree:4", "no refiner 'block'; block is a source"),
         ("prompt_lookup:4:match=33", "match must be an integer from 1 to 32"),
         ("lookahead:4:order=1", "order must be an integer from 2 to 32"),
-        ("prompt_lookup:4:k=2", "'k=2' is not a setting of prompt_lookup"),
+        ("prompt_lookup:4:k=2", "do not have the setting k"),
+        ("ngram:4:drafts=3", "'drafts=3' is not a setting of ngram"),
+        ("neural:2:search=exact", "an exact search needs refiners with finitely"),
+        ("heads/best:k=2", "'k' is not a setting of best, which takes paths"),
+        ("ngram:" + "9" * 900, "from 1 to 1024"),
+        ("heads/best:" + "9" * 5000, "at most 1000 characters, not 5011"),
+        (16, "must be a name such as ngram:16, not 16"),
         ("bpd:lookup=0", "must be an integer from 1 to 1024"),
         ("hydra+ngram/tree:16", "ngram needs a lattice source, but .* of hydra"),
         ("draft_model+recurrent/best:2", "recurrent needs a lattice source"),

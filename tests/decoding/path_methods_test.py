@@ -4,7 +4,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
 from bpd_jax.drafting.assets import Assets, SmallModel
 from tests.decoding.random_models import (

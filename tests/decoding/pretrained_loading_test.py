@@ -12,8 +12,10 @@ import pytest
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import loading
+from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner
@@ -60,16 +62,15 @@ def test_a_folder_decodes_without_and_with_heads(folder):
     prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
     options = {"max_new_tokens": 12, "batch_size": 3, "lattice_width": 4}
     greedy = api.generate(plain, prompts, "greedy", **options)
-    assert plain.decoder().default_method == "prompt_lookup"
-    assert headed.decoder().default_method == "bpd"
+    assert plain.decoder().default_method == prompt_lookup()
+    assert headed.decoder().default_method == bpd()
     for lm, method in (
         (plain, None),
         (headed, "greedy"),
         (headed, None),
     ):
         drafted = api.generate(lm, prompts, method, **options)
-        expected = method or lm.decoder().default_method
-        assert drafted[0].method.name.startswith(expected)
+        assert drafted[0].method == parse_method(method or lm.decoder().default_method)
         for a, b in zip(greedy, drafted, strict=True):
             assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
 

@@ -8,7 +8,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import refill
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled, rounds_of
 from tests.decoding.random_models import make_model

@@ -7,7 +7,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.decoding.replay import record, replay_of

@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import speedup, verification
 from bpd_jax.decoding.call_costs import PassCosts, measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
@@ -193,7 +193,7 @@ def test_one_replay_serves_all_batch_sizes(decoder, costs, monkeypatch):
 
     monkeypatch.setattr(type(replay), "decode", counted)
     predictions = predict(decoder, replay, [BPD], [1, 2, 4])
-    assert replayed == ["oracle", "bpd"]
+    assert replayed == ["heads/oracle", "heads/greedy"]
     speedups = {
         b: {p.method: p.speedup for p in predictions[b]}[BPD] for b in predictions
     }
@@ -322,7 +322,11 @@ def test_small_models_must_hold_the_texts():
         methods = candidate_methods(decoder, make_prompts([3, length]), OPTIONS)
         return {method.kind for method in methods}
 
-    assert kinds(21) == kinds(20) - {"neural", "draft_model"} != kinds(20)
+    assert (
+        kinds(21)
+        == kinds(20) - {"heads+neural/best", "draft_model/chains"}
+        != kinds(20)
+    )
 
 
 def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
@@ -348,8 +352,8 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
     assets = Assets(ngram=make_ngram(), drafter=drafter)
     decoder = Decoder(*model, width=width, assets=assets)
     monkeypatch.setattr("jax.default_backend", lambda: backend)
-    assert decoder.default_method == expected
-    assert parse_method(decoder.default_method) in candidate_methods(decoder)
+    assert decoder.default_method == parse_method(expected)
+    assert decoder.default_method in candidate_methods(decoder)
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])
@@ -364,5 +368,5 @@ def test_every_candidate_can_be_made(block_size, width):
     for method in methods:
         decoder.drafter(method)
     kinds = {method.kind for method in methods}
-    assert ("ngram" in kinds) == (block_size > 1)
+    assert ("heads+ngram/best" in kinds) == (block_size > 1)
     assert len(set(methods)) == len(methods)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, generate
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import StopTable, cut_at_stop
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths

@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import stream
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.partitioning import MeshConfig, make_mesh

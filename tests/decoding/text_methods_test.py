@@ -6,7 +6,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, generate
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.sources.lookahead import LookaheadDrafter
 from bpd_jax.drafting.sources.lookup import PromptLookup

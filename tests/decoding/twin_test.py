@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.drafting.searches.static import expected_tree, typical_accuracies
 from tests.decoding.random_models import make_model, make_prompts

@@ -14,7 +14,7 @@ from bpd_jax.decoding.decode_loop import (
     prefill,
 )
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
 from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states

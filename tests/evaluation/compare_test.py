@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
@@ -36,7 +36,7 @@ def test_wrong_method_is_detected_and_raises(
 ):
     def decode(method, *args, **kwargs):
         generations = list(results[method.name].generations)
-        if method.kind == "bpd":
+        if method == parse_method("bpd"):
             output = generations[1].output_ids.copy()
             output[2] = (output[2] + 1) % 13
             generations[1] = dataclasses.replace(generations[1], output_ids=output)

@@ -4,7 +4,7 @@ import types
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.equality import (
     Difference,

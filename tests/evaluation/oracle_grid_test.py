@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.evaluation.oracle_grid import oracle_calls

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.block_views import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult

@@ -1,6 +1,6 @@
 import pytest
 
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.studies.refinements import (
     is_bpd,
     is_refined,
