@@ -278,7 +278,7 @@ class HarnessModel:
         if calls:
             _LOG.info(
                 "%s: %s tokens in %s serial calls, %.2f tokens per call",
-                self.method,
+                self.method.name,
                 f"{tokens:,}",
                 f"{calls:,}",
                 tokens / calls,
