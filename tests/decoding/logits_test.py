@@ -10,7 +10,7 @@ import pytest
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.logits import adjusted, texts_of_nodes
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.draft_tree import DraftTree
