@@ -65,10 +65,9 @@ def test_a_gain_is_in_percent():
     assert high == pytest.approx(150.0)  # only the first
 
 
-def test_repetition_counts_only_the_drafts_of_calls():
-    """Calls at 0 and 2: no equal neighbours of 2 + 2, longest runs of 1 and 1."""
-    assert ContenderDrafts([draft()]).repetition == (0.0, 1.0)
-    # Calls at 0, 1, 2, …: 0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3.
+def test_repetition_counts_the_drafts_at_all_positions():
+    """0 + 1 + 0 + 0 + 2 of 5 · 2 pairs, runs 1, 2, 1, 1, 3, wherever calls are."""
+    assert ContenderDrafts([draft()]).repetition == (0.3, 1.6)
     assert ContenderDrafts([draft("11111")]).repetition == (0.3, 1.6)
     # A draft of one token has no neighbours.
     assert ContenderDrafts(

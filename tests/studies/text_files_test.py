@@ -62,9 +62,9 @@ def test_inconsistent_recorded_texts_are_refused(tmp_path, changes):
 @pytest.mark.parametrize("alpha", ["nan", "Infinity", 10**400, None, [], {}])
 def test_invalid_weights_are_refused(tmp_path, alpha):
     path = tmp_path / "alpha.json"
-    path.write_text(json.dumps({"alpha": 0.5}))
-    assert tuning._read(path) == 0.5
-    path.write_text(json.dumps({"alpha": alpha}))
+    path.write_text(json.dumps({"alpha": 0.5, "zero_wins": True}))
+    assert tuning._read(path) == (0.5, True)
+    path.write_text(json.dumps({"alpha": alpha, "zero_wins": True}))
     with pytest.raises(UserError, match="remove it"):
         tuning._read(path)
 
