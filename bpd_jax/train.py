@@ -3,6 +3,8 @@
     python -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir=runs/demo
     python -m bpd_jax.train --gin_file=experiments/demo/demo.gin --workdir=runs/demo \\
         --gin.STEPS=50 --dry_run
+    python -m bpd_jax.train --gin_file=gin_configs/runs/pretrain.gin --dry_run \\
+        --gin_file=gin_configs/meshes/v4_128.gin --topology=v4:4x4x4
 
 With a gin file for HeadsTrainConfig it trains block heads or a block drafter for a
 frozen model, on texts that the model generated:
@@ -22,16 +24,23 @@ Several processes train one model together if SLURM's `srun` started them, with
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
+import jax
 from absl import flags
 
 from bpd_jax import configuration
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.compilation.chips import device_count
 from bpd_jax.configuration import Parsed
-from bpd_jax.decoding.loading import load_model
+from bpd_jax.data.corpora import matched_files
+from bpd_jax.data.example_readers import example_files
+from bpd_jax.data.example_task import ExampleTask
+from bpd_jax.data.text_task import TextTask
+from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models import cpu
 from bpd_jax.training import hosts, run_description, trainer
 from bpd_jax.training.config import TrainConfig
@@ -42,6 +51,11 @@ from bpd_jax.training.slices import make_mesh
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the configuration and all shapes without training."
+)
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    None,
+    "With --dry_run: the TPU slice or GPUs that will train, as v4:4x4x4 or h100:8.",
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator_address", None, "Host and port of process 0 of several processes."
@@ -58,6 +72,12 @@ _DISTRIBUTED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains a model, or heads or a block drafter for a frozen model."""
+    if _TOPOLOGY.value:
+        if not _DRY_RUN.value:
+            raise UserError("--topology is for --dry_run: a run uses its own devices.")
+        # CPU devices in place of those of the slice: only shapes are computed.
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", device_count(_TOPOLOGY.value))
     cpu.keep_freed_memory()
     hosts.initialize(
         _COORDINATOR.value,
@@ -86,11 +106,30 @@ def _train() -> None:
             sep="\n\n",
         )
         print(run_description.describe_shapes(config, mesh))
+        for sentence in _missing(config):
+            print(f"missing here: {sentence}")
         return
     start = None
     if config.start is not None:
         start = functools.partial(_start, config, config.start)
     trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, start)
+
+
+def _missing(config: TrainConfig) -> list[str]:
+    """Texts and the model to start from that a run here would not find."""
+    missing, task = [], config.task
+    try:
+        if isinstance(task, ExampleTask) and task.files is not None:
+            example_files(task, "train")
+        elif isinstance(task, TextTask) and task.corpus == "text_files":
+            matched_files(task.text_files or "", "text_files")
+    except UserError as error:
+        missing.append(str(error))
+    start = config.start or ""
+    known = start in ("", *KNOWN_RUNS, *PACKAGED) or start.startswith("gs://")
+    if not known and not pathlib.Path(start).exists():
+        missing.append(f"TrainConfig.start = {start!r} is not a file or folder.")
+    return missing
 
 
 def _start(config: TrainConfig, start: str) -> Params:

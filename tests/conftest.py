@@ -79,7 +79,6 @@ _LONGEST = (
     "training/resume_test.py",
     "training/step_test.py",
     "decoding/verification_test.py",
-    "experiments/launch_detached_test.py",
     "training/refiners_test.py",
     "training/heads/heads_objective_test.py",
     "data/seqio_tasks_test.py",

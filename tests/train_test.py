@@ -67,6 +67,20 @@ def test_dry_run_describes_the_run_and_writes_nothing(folder):
     assert sorted(folder.rglob("*")) == before
 
 
+def test_dry_run_for_a_slice_reports_what_is_missing_here(folder):
+    flags = ["--dry_run", "--topology=v4:4x4x4", "--gin.TEXT_FILES='none/*.txt'"]
+    mesh = ["--gin.MeshConfig.fsdp=2", "--gin.BATCH_SIZE=128"]
+    result = run(folder, *flags, *mesh, "--gin.TrainConfig.start='runs/none'")
+    assert result.returncode == 0, result.stderr
+    assert "missing here: text_files='none/*.txt' matches no file" in result.stdout
+    assert "missing here: TrainConfig.start = 'runs/none' is not" in result.stdout
+    result = run(folder, *flags, "--gin.MeshConfig.data=64")
+    assert_refused(
+        result, "data × fsdp × model = 64 × 1 × 1, but there are 128 devices"
+    )
+    assert_refused(run(folder, *flags[1:]), "--topology is for --dry_run")
+
+
 def test_invalid_input_is_refused_in_one_sentence(folder):
     run_file, texts = "--gin_file=run.gin", "--gin.TEXT_FILES='texts/*.txt'"
     cases = [

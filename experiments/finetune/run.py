@@ -15,6 +15,8 @@ import dataclasses
 import math
 import pathlib
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -24,7 +26,7 @@ from absl import flags
 
 from bpd_jax import configuration
 from bpd_jax.api import LanguageModel
-from bpd_jax.base import cli, provenance
+from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
@@ -48,7 +50,6 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import abstract_state
-from experiments.launch.commands import Command, run, train_words
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 TASKS = flags.DEFINE_list("tasks", ["squad", "samsum"], "Data sets to finetune on.")
@@ -136,8 +137,11 @@ def _train(
 ) -> Parsed[TrainConfig]:
     """Trains in a separate process, which gets all `--gin.NAME=VALUE` flags."""
     bindings = [*bindings, *flags.FLAGS.gin_bindings]
-    words = train_words(sys.executable, gin_files, bindings, str(workdir))
-    status = run(Command(f"{workdir.name}", words))
+    given = [f"--gin_file={file}" for file in gin_files]
+    given += [f"--gin_bindings={binding}" for binding in bindings]
+    words = [sys.executable, "-m", "bpd_jax.train", *given, f"--workdir={workdir}"]
+    progress.say(f"# {workdir.name}\n{shlex.join(words)}")
+    status = subprocess.run(words, check=False).returncode
     if status:
         raise UserError(f"training {workdir} ended with status {status}; see above.")
     return configuration.parse(gin_files, bindings, TrainConfig)

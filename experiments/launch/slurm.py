@@ -1,41 +1,133 @@
-"""Trains on a SLURM allocation; requeues the job at its time limit.
+"""Runs any command on a SLURM allocation; training resumes after the time limit.
 
-    python -m experiments.launch.slurm --name=paper --nodes=4 --gpus=8 \\
-        --sbatch=--partition=long --gin_file=gin_configs/runs/pretrain.gin \\
-        --gin_file=gin_configs/meshes/gpu_8.gin --workdir=/shared/runs/blockwise_1b5 \\
-        --dry_run
+    python -m experiments.launch.slurm --nodes=4 --gpus=8 \\
+        --sbatch=--partition=long --dry_run -- train \\
+        --gin_file=gin_configs/runs/pretrain.gin \\
+        --gin_file=gin_configs/meshes/gpu_8.gin --workdir=/shared/runs/blockwise_1b5
 
 Without --dry_run the batch script is submitted to sbatch instead of printed. The
-checkout, its .venv and --workdir must be on a file system that all nodes share.
+checkout, its .venv and the command's folders must be on a disk that all nodes share.
 """
 
 import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
 from bpd_jax.base import cli
-from experiments.launch import slurm_flags
-from experiments.launch.checks import ROOT, check_run
-from experiments.launch.commands import train_words
-from experiments.launch.slurm_script import batch_script
+from bpd_jax.base.errors import UserError
+from experiments.launch import command
+from experiments.launch.command import TRAIN, Program
+from experiments.launch.dry_run import DRY_RUN
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Check everything, print, submit nothing."
+flags.DEFINE_integer("nodes", 1, "Number of machines.", lower_bound=1)
+flags.DEFINE_integer("gpus", 8, "GPUs of each machine.", lower_bound=1)
+flags.DEFINE_enum(
+    "per", "gpu", ["gpu", "node"], "One process for each GPU or each machine."
 )
+flags.DEFINE_integer(
+    "grace", 300, "Seconds before the time limit at which training saves and exits."
+)
+flags.DEFINE_multi_string(
+    "sbatch", [], "A further option of sbatch, such as --time=12:00:00."
+)
+flags.DEFINE_string("python", ".venv/bin/python", "Interpreter on the nodes.")
 
 
-def main() -> None:
-    """Validates the run, then submits or prints the batch script."""
-    job = slurm_flags.job()
-    gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
-    workdir = cli.required("workdir")
-    check_run(gin_files, bindings, job.devices)
-    python = slurm_flags.PYTHON.value
-    words = train_words(python, gin_files, bindings, workdir)
-    script = batch_script(job, os.fspath(ROOT), [words])
-    slurm_flags.submit(script, dry_run=DRY_RUN.value)
+def batch_script(job: Any, programs: Sequence[Program]) -> str:
+    """The text of the batch script, from flags; several commands make a job array.
+
+    SLURM sends the script a signal before the time limit, the script sends training
+    SIGTERM, and training saves a checkpoint and exits with 128 + 15 = 143. The job is
+    then requeued, and the same command resumes. Without the signal of SLURM, status 143
+    is an ordinary error: srun also terminates the other processes when one fails.
+    """
+    tasks = job.gpus if job.per == "gpu" else 1
+    for option in job.sbatch:
+        if not option.startswith("-") or "\n" in option:
+            raise UserError(f"--sbatch={option} is not an option of sbatch.")
+    for program in programs:
+        command.check(program, [job.nodes * job.gpus])
+        if program.module != TRAIN and job.nodes * tasks > 1:
+            raise UserError(
+                f"{program.module} runs as one process, and the job has "
+                f"{job.nodes * tasks}: give --nodes=1 --per=node."
+            )
+    array = [f"--array=0-{len(programs) - 1}"] if len(programs) > 1 else []
+    options = [
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={tasks}",
+        f"--gpus-per-node={job.gpus}",
+        f"--signal=B:USR1@{job.grace}",
+        *("--requeue", "--open-mode=append", *array, *job.sbatch),
+    ]
+    lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
+    lines += [
+        "set -uo pipefail",
+        f"cd {shlex.quote(os.fspath(command.ROOT))} || exit 1",
+        "",
+    ]
+    lines += ['case "${SLURM_ARRAY_TASK_ID:-0}" in']
+    for number, program in enumerate(programs):
+        lines += [f"{number}) command=({shlex.join(program.words(job.python))}) ;;"]
+    lines += ["*) exit 1 ;;", "esac"]
+    # SLURM_JOB_ID of one array job is the ID of the whole array.
+    several = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    lines += [f'job="{several if array else "$SLURM_JOB_ID"}"']
+    if job.per == "node" and job.nodes > 1:
+        # By default jax uses one GPU for each process that SLURM starts.
+        devices = ",".join(map(str, range(job.gpus)))
+        lines += [f"export JAX_LOCAL_DEVICE_IDS={devices}"]
+    return "\n".join([*lines, "", _RUN])
+
+
+# jax discovers the other processes through SLURM. The time limit is signalled by USR1,
+# because a user's scancel sends TERM, which must end the job for good. The script
+# forwards it with scancel, as srun kills its tasks when it receives TERM itself.
+_RUN = """\
+[ -n "${SLURM_CPUS_PER_TASK-}" ] && export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The time limit is near: training saves a checkpoint and exits.
+asked="" again=yes
+trap 'asked=yes again=yes; scancel --signal=TERM "$job"' USR1
+srun --kill-on-bad-exit=1 "${command[@]}" &
+srun=$!
+# The signal interrupts wait.
+while [ -n "$again" ]; do
+    again=""
+    wait "$srun"
+    status=$?
+done
+
+# Training has saved: the requeued job resumes it.
+if [ -n "$asked" ] && [ "$status" -eq 143 ]; then
+    scontrol requeue "$job"
+fi
+exit "$status"
+"""
+
+
+def submit(programs: Sequence[Program]) -> None:
+    """Submits commands to sbatch as the flags say, or prints the script."""
+    script = batch_script(flags.FLAGS, programs)
+    if DRY_RUN.value:
+        print(script, end="")
+        return
+    if shutil.which("sbatch") is None:
+        raise UserError("sbatch is not installed: launch from a login node.")
+    done = subprocess.run(["sbatch"], input=script, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"sbatch rejected the job with status {done.returncode}.")
+
+
+def main(words: list[str]) -> None:
+    """Validates the command, then submits or prints the batch script."""
+    submit([command.parse_program(words)])
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, positional=True)

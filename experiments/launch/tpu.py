@@ -1,92 +1,144 @@
-"""Trains on slices of Cloud TPU VMs; resumes after a preemption.
+"""Runs any command on slices of Cloud TPU VMs; resumes training after a preemption.
 
     python -m experiments.launch.tpu --name=paper --zone=us-central2-b \\
-        --topology=v4:4x4x4 --spot --share=10.0.0.2:/runs --data=gs://BUCKET/c4_rows \\
-        --gin_file=gin_configs/runs/pretrain.gin \\
-        --gin_file=gin_configs/meshes/v4_128.gin --workdir=blockwise_1b5 --dry_run
+        --topology=v4:4x4x4 --gcloud=--spot --share=10.0.0.2:/runs \\
+        --data=gs://BUCKET/c4_rows --dry_run \\
+        -- train --gin_file=gin_configs/runs/pretrain.gin \\
+        --gin_file=gin_configs/meshes/v4_128.gin --workdir=../share/blockwise_1b5
 
-Without --dry_run the printed commands are run, by a gcloud that is logged in. The run
-is independent of this program: it continues when the connection breaks, the terminal
-is closed or Ctrl-C ends the launcher, and the same command follows it again. Only a
-launcher that is running, in tmux or on a small machine in the same zone, can replace a
-preempted slice. --stop saves and ends the run. The slices are kept at the end; --delete
-deletes them.
-
-The run's folder may be in a bucket instead (--workdir=gs://BUCKET/RUN), without a
-share. The share is mounted as ../share on the workers: the path of a run to start from
-is, for example, --gin.START="'../share/blockwise_1b5'".
+Without --dry_run the printed commands are run, by a gcloud that is logged in. The
+command after -- is run on every worker, in the checkout; the share is ../share there,
+and other folders are in a bucket (gs://). The run is independent of this program: it
+continues when the connection breaks, the terminal is closed or Ctrl-C ends the
+launcher, and the same command follows it again. Only a launcher that is running can
+replace a preempted slice. --stop saves and ends the run, --delete deletes the slices.
 """
 
-import functools
+import dataclasses
+import threading
 import time
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
-from experiments.launch import tpu_flags
-from experiments.launch.checks import check_run, check_travels
-from experiments.launch.commands import run, train_words
-from experiments.launch.tpu_keep import Keeper
-from experiments.launch.tpu_state import read_status
+from experiments.launch import command
+from experiments.launch.command import TRAIN, Command, Program, run
+from experiments.launch.dry_run import DRY_RUN
+from experiments.launch.tpu_keep import READY, Keeper, RunFailedError, read_state
+from experiments.launch.tpu_slice import TpuSlice
 
-DATA = flags.DEFINE_string(
-    "data", None, "Bucket folder of rows from bpd_jax.prepare, to copy to the run."
+flags.DEFINE_string("name", None, "Name of the request for slices.")
+cli.define_flags(TpuSlice, "zone", "topology", "share", "slices", "gcloud", "ssh")
+flags.DEFINE_integer("retries", 3, "Failed attempts that are retried.")
+flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
+flags.DEFINE_string(
+    "data", "", "Bucket folder of prepared rows, to copy to WORKDIR/data."
 )
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run, within the share or under gs://."
-)
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
+flags.DEFINE_bool("stop", False, "Save and end the runs in progress, nothing else.")
+flags.DEFINE_bool("delete", False, "Delete the slices at the end.")
 
 
-def main() -> None:
-    """Validates the run, then runs or prints the commands."""
-    tpu = tpu_flags.tpu_slice()
-    if tpu_flags.STOP.value:
-        tpu_flags.stop([tpu], dry_run=DRY_RUN.value)
-        return
-    workdir = cli.required("workdir")
-    folder = tpu.folder("workdir", workdir)
-    gin_files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
-    parsed = check_run(gin_files, bindings, tpu.devices, tpu.slices)
-    tpu_flags.check_start(parsed.value.start)
-    words = train_words(".venv/bin/python", gin_files, bindings, folder)
-    words = (*words, "--distributed")
-    # Only once: a restarted run resumes with the source that it began with.
-    bundle, pack = tpu_flags.source_bundle()
-    prepare = tpu.prepare(bundle)
-    if DATA.value:
-        prepare.append(tpu.copy_data(DATA.value, workdir))
-    name = time.strftime("%Y%m%d-%H%M%S")
+def requested(count: int = 1) -> list[TpuSlice]:
+    """The slices that the flags request; of several requests NAME-0, NAME-1, …."""
+    given = {name: cli.required(name) for name in ("name", "zone", "topology")}
+    fields = {**cli.flag_values(TpuSlice), **given}
+    names = [f"{given['name']}-{i}" for i in range(count)] if count > 1 else []
+    return [TpuSlice(**{**fields, "name": x}) for x in names or [given["name"]]]
+
+
+def stop(tpus: Sequence[TpuSlice]) -> None:
+    """Saves and ends the runs on slices."""
     if DRY_RUN.value:
-        attempt = f"{name}-1"
-        states = [tpu.describe(), *map(tpu.describe_node, tpu.nodes)]
-        shown = [pack, tpu.create(), *states, *prepare]
-        shown += [tpu.start(words, attempt, name), tpu.follow(attempt)]
-        print(*shown, sep="\n\n", end="\n\n")
-        print("# if training fails: this, then everything from sending the source on")
-        print(tpu.report(), end="\n\n")
-        print("# if slices are preempted: this, then everything from the request on")
-        print(tpu.delete())
+        print(*(tpu.stop() for tpu in tpus), sep="\n\n")
         return
-    check_travels(parsed.files)
+    states = {tpu.name: read_state(tpu) for tpu in tpus}
+    for tpu in tpus:
+        condition, detail = states[tpu.name]
+        if condition != READY:
+            progress.say(f"# {detail}: nothing was stopped")
+        elif run(tpu.stop()):
+            raise UserError(f"could not stop {tpu.name}: see gcloud's output.")
+
+
+def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
+    """Runs commands, by name, on slices of one size: an idle slice takes the next.
+
+    A dry run prints the commands of gcloud.
+    """
+    first, stamp = tpus[0], time.strftime("%Y%m%d-%H%M%S")
+    files: set[str] = set()
+    there = {}
+    for name, program in programs.items():
+        files.update(
+            command.check(program, first.devices, first.slices, first.check_folder)
+        )
+        # The processes of a training find each other.
+        more = ("--distributed",) if program.module == TRAIN else ()
+        arguments = dict.fromkeys((*program.arguments, *more))
+        there[name] = dataclasses.replace(program, arguments=tuple(arguments))
+    bundle = (
+        f"{command.git('rev-parse', '--absolute-git-dir')}/bpd_jax_{first.name}.bundle"
+    )
+    words = ("git", "-C", str(command.ROOT), "bundle", "create", bundle, "HEAD")
+    pack = Command("pack the committed files", words)
+    if DRY_RUN.value:
+        shown: list[Command | str] = [pack, *(tpu.create() for tpu in tpus)]
+        shown += [first.describe(), *map(first.describe_node, first.nodes)]
+        shown += first.prepare(bundle)
+        for program in there.values():
+            shown += first.copy_rows(program, flags.FLAGS.data)
+            shown += [first.start(program, stamp), first.follow()]
+        shown.append("# if slices are preempted: this, then all from the request on")
+        print(*shown, first.delete(), sep="\n\n")
+        return
+    command.check_travels(sorted(files))
+    # Only once: a restarted run resumes with the source that it began with.
     if run(pack):
         raise UserError(f"could not {pack.about}: see git's output above.")
-    status = functools.partial(read_status, tpu)
-    # A failure of gcloud at the start is an error, since the user is present to fix it;
-    # the keeper retries later failures.
-    status()
+    pending, chosen = iter([*there.items()]), flags.FLAGS  # Shared by the threads.
+    errors: list[str] = []
+
+    def work(tpu: TpuSlice) -> None:
+        keeper = Keeper(tpu, chosen.retries, chosen.pause)
+        try:
+            for name, program in pending:
+                rows = tpu.copy_rows(program, chosen.data)
+                prepare = [*tpu.prepare(bundle), *rows]
+                try:
+                    keeper.keep(prepare, tpu.start(program, stamp))
+                except RunFailedError as error:
+                    errors.append(f"{name}: {error}")
+            if chosen.delete:
+                keeper.delete()
+        except UserError as error:
+            # A run may be in progress: the slice is kept.
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(x,), daemon=True) for x in tpus]
     try:
-        patience = tpu_flags.patience()
-        keeper = Keeper(tpu, run, status, patience, tpu_flags.DELETE.value)
-        keeper.train(prepare, words, name)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     except KeyboardInterrupt:
         progress.say(
-            f"# a run on {tpu.name} continues: the same command follows it, --stop "
-            "ends it"
+            "# runs that have started continue: the same command follows them, --stop "
+            "ends them"
         )
         raise
+    if errors:
+        raise UserError("; ".join(errors))
+
+
+def main(words: list[str]) -> None:
+    """Validates the command, then runs or prints the commands of gcloud."""
+    if flags.FLAGS.stop:
+        stop(requested())
+    else:
+        launch({"the run": command.parse_program(words)}, requested())
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, positional=True)

@@ -1,4 +1,4 @@
-"""The sweeps: grids of gin files and settings over one run."""
+"""The sweeps: grids of arguments over one command, a training or a study."""
 
 import dataclasses
 import itertools
@@ -10,34 +10,9 @@ from bpd_jax.base.errors import UserError
 # Sizes of a sweep: the paper's, and one that takes minutes on two CPU cores.
 PAPER, TINY = "paper", "tiny"
 
-# Command-line arguments of a point, or of one value of an axis.
-Arguments = tuple[str, ...]
-Axis = Mapping[str, Arguments]
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """A run, and the axes along which it varies.
-
-    Attributes:
-      base: the arguments that all points have.
-      axes: name of an axis -> name of a value -> the arguments that it adds.
-    """
-
-    base: Arguments
-    axes: Mapping[str, Axis]
-
-    def points(self) -> dict[str, Arguments]:
-        """The arguments of every point, by its name, such as `heads=3`."""
-        points = {}
-        for choice in itertools.product(*(axis.items() for axis in self.axes.values())):
-            name = ",".join(
-                f"{axis}={value}"
-                for axis, (value, _) in zip(self.axes, choice, strict=True)
-            )
-            added = itertools.chain(*(arguments for _, arguments in choice))
-            points[name] = (*self.base, *added)
-        return points
+# Words of a command, the first of them its name; or the arguments that a value adds.
+Words = tuple[str, ...]
+Axis = Mapping[str, Words]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,128 +21,123 @@ class Sweep:
 
     Attributes:
       about: the comparison, in one line.
-      grids: by size.
-      columns: validation metrics shown in the table.
+      grids: size -> the words that all points have, and for each axis the words that
+        each of its values adds.
+      columns: validation metrics of trainings that are shown in the table.
     """
 
     about: str
-    grids: Mapping[str, Grid]
-    columns: tuple[str, ...]
+    grids: Mapping[str, tuple[Words, Mapping[str, Axis]]]
+    columns: tuple[str, ...] = ()
+
+    def points(self, size: str) -> dict[str, Words]:
+        """The words of every point, by its name, such as `heads=3`."""
+        if size not in self.grids:
+            raise UserError(
+                f"the sweep has no --size={size}: give {', '.join(self.grids)}."
+            )
+        base, axes = self.grids[size]
+        points = {}
+        for choice in itertools.product(*(axis.items() for axis in axes.values())):
+            values = zip(axes, choice, strict=True)
+            name = ",".join(f"{axis}={value}" for axis, (value, _) in values)
+            points[name] = (*base, *itertools.chain(*(words for _, words in choice)))
+        return points
 
 
 def find_sweep(name: str) -> Sweep:
-    """The sweep of a name.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The sweep of a name."""
     if name not in SWEEPS:
         known = "; ".join(f"{known}: {s.about}" for known, s in SWEEPS.items())
         raise UserError(f"there is no sweep {name!r}; there are {known}.")
     return SWEEPS[name]
 
 
-def find_points(name: str, size: str) -> dict[str, Arguments]:
-    """The points of a sweep in one of its sizes.
-
-    Raises:
-      UserError: there is no such sweep, or it does not have that size.
-    """
-    grids = find_sweep(name).grids
-    if size not in grids:
-        raise UserError(
-            f"the sweep {name} has no --size={size}: give {', '.join(grids)}."
-        )
-    return grids[size].points()
+def _each(values: Iterable[Any], *words: str) -> Axis:
+    """An axis whose values replace `{}` in words."""
+    return {str(v): tuple(word.format(v) for word in words) for v in values}
 
 
-def _each(values: Iterable[Any], *arguments: str) -> Axis:
-    """An axis whose values replace `{}` in arguments."""
-    return {str(v): tuple(word.format(v) for word in arguments) for v in values}
-
-
-def _both(axis: str, paper: Axis, tiny: Axis | None = None) -> dict[str, Grid]:
+def _both(about: str, axis: str, paper: Axis, tiny: Axis | None = None) -> Sweep:
     """The same axis over pretraining and over its tiny counterpart."""
-    return {
-        PAPER: Grid(("--gin_file=gin_configs/runs/pretrain.gin",), {axis: paper}),
-        TINY: Grid((_TINY,), {axis: paper if tiny is None else tiny}),
-    }
+    grids = {PAPER: (_PRETRAIN, {axis: paper}), TINY: (_TINY, {axis: tiny or paper})}
+    return Sweep(about, grids, _ACCURACIES)
 
 
 def _orders(add_every: int) -> Axis:
-    """Orders in which heads are added.
-
-    The last of the paper's eight is added after a fifth of its run, the last of the
-    tiny model's five after a quarter.
-    """
+    """Orders in which heads are added, within a fifth (paper) or quarter of the run."""
     files = "--gin_file=gin_configs/heads/{}.gin"
     orders = _each(("in_order", "by_entropy"), files, f"--gin.ADD_EVERY={add_every}")
     return {"at_once": (), **orders}
 
 
-_TINY = "--gin_file=experiments/sweeps/tiny.gin"
+def _width(width: int) -> Words:
+    prefix = "--gin.TransformerConfig"
+    return (f"{prefix}.d_model={width}", f"{prefix}.d_ff={4 * width}")
+
+
+_PRETRAIN = ("train", "--gin_file=gin_configs/runs/pretrain.gin")
+_RESCORER = ("train", "--gin_file=gin_configs/runs/pretrain_rescorer.gin")
+_FINETUNE = ("train", "--gin_file=gin_configs/runs/finetune.gin")
+_TINY = ("train", "--gin_file=experiments/sweeps/tiny.gin")
 _ACCURACIES = tuple(f"validation_accuracy_head_{head}" for head in (1, 2, 3))
-_TASKS = ("squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom")
+_TASKS = _each(
+    ("squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom"),
+    "--gin_file=gin_configs/tasks/{}.gin",
+)
+_SIZES = _each(("32m", "61m", "94m"), "--gin_file=gin_configs/models/rescorer_{}.gin")
 _DECAY = ("--gin_file=gin_configs/heads/decay.gin", "--gin.DECAY={}")
 _MODEL = ("--gin_file=gin_configs/heads/model_targets.gin",)
+_STUDIES = _each(("table4", "table10", "table11", "table12"), "{}")
 
 SWEEPS = {
-    "heads": Sweep(
+    "heads": _both(
         "separate models with 3, 6 and 9 heads (Table 10)",
-        _both("heads", _each((3, 6, 9), "--gin.HEADS={}")),
-        _ACCURACIES,
+        "heads",
+        _each((3, 6, 9), "--gin.HEADS={}"),
     ),
-    "decay": Sweep(
+    "decay": _both(
         "λ_h = decay^(h - 1), the effect of later heads on earlier ones",
-        _both("decay", _each((1.0, 0.8, 0.5), *_DECAY)),
-        _ACCURACIES,
+        "decay",
+        _each((1.0, 0.8, 0.5), *_DECAY),
     ),
-    "schedule": Sweep(
+    "schedule": _both(
         "all heads at once, in order, by ascending entropy",
-        _both("order", _orders(5000), _orders(20)),
-        _ACCURACIES,
+        "order",
+        _orders(5000),
+        _orders(20),
     ),
-    "head_targets": Sweep(
+    "head_targets": _both(
         "heads trained on the text, or on the model's own predictions",
-        _both("targets", {"text": (), "model": _MODEL}),
-        _ACCURACIES,
+        "targets",
+        {"text": (), "model": _MODEL},
     ),
     "finetune": Sweep(
         "one finetuned model for each task (Table 1)",
         {
-            PAPER: Grid(
-                ("--gin_file=gin_configs/runs/finetune.gin",),
-                {"task": _each(_TASKS, "--gin_file=gin_configs/tasks/{}.gin")},
-            )
+            PAPER: (_FINETUNE, {"task": _TASKS}),
         },
         ("validation_loss", *_ACCURACIES),
     ),
     "rescorers": Sweep(
         "rescorers of three sizes (Tables 4 and 9)",
         {
-            PAPER: Grid(
-                ("--gin_file=gin_configs/runs/pretrain_rescorer.gin",),
-                {
-                    "size": _each(
-                        ("32m", "61m", "94m"),
-                        "--gin_file=gin_configs/models/rescorer_{}.gin",
-                    )
-                },
-            ),
-            TINY: Grid(
-                (_TINY, "--gin.BlockwiseConfig.heads=None"),
+            PAPER: (_RESCORER, {"size": _SIZES}),
+            TINY: (
+                (*_TINY, "--gin.BlockwiseConfig.heads=None"),
                 {
                     "layers": _each((1, 2), "--gin.TransformerConfig.num_layers={}"),
-                    "width": {
-                        str(n): (
-                            f"--gin.TransformerConfig.d_model={n}",
-                            f"--gin.TransformerConfig.d_ff={4 * n}",
-                        )
-                        for n in (64, 128)
-                    },
+                    "width": {str(n): _width(n) for n in (64, 128)},
                 },
             ),
         },
         ("validation_loss", "validation_accuracy_head_1"),
+    ),
+    "studies": Sweep(
+        "tables of the paper, each by a program of its own",
+        {
+            size: (("experiments.run", f"--size={size}"), {"study": _STUDIES})
+            for size in (PAPER, TINY)
+        },
     ),
 }

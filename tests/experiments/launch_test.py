@@ -1,4 +1,4 @@
-"""Launches on SLURM, and the validation before any launch."""
+"""Launches on SLURM and Cloud TPU, without either; the checks before any launch."""
 
 import contextlib
 import os
@@ -10,43 +10,119 @@ import subprocess
 import pytest
 
 from bpd_jax.base.errors import UserError
-from experiments.launch import checks
-from experiments.launch.checks import check_run, check_travels, git_folder
-from experiments.launch.commands import train_words
-from experiments.launch.slurm_script import SlurmJob, batch_script
+from experiments.launch import command
+from experiments.launch.command import TRAIN, Program, check, check_travels
 from tests.commands import assert_refused, start, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
+RUN = ["--", "train", PRETRAIN, "--workdir=../share/w"]
+
+
+def refuse(module, cases):
+    """Every command ends with one sentence that contains its message."""
+    for result, message in zip(start(module, *cases.values()), cases, strict=True):
+        assert_refused(result, message)
+        assert result.stderr.count("\n") == 1
 
 
 def test_slurm_dry_run():
     mesh = "--gin_file=gin_configs/meshes/gpu_8.gin"
-    valid, *invalid = start(
+    train = ["--", "train", PRETRAIN, mesh]
+    valid, evaluate = start(
         "experiments.launch.slurm",
-        [PRETRAIN, mesh, "--workdir=/w", "--nodes=4", "--sbatch=-p long", "--dry_run"],
-        [PRETRAIN, mesh, "--workdir=/w", "--gpus=6", "--dry_run"],
-        [PRETRAIN, mesh, "--workdir=/w", "--nodes=3", "--dry_run"],
-        [PRETRAIN, mesh, "--workdir=/w", "--sbatch=long", "--dry_run"],
-        [PRETRAIN, mesh, "--workdir=/w", "--name=a b", "--dry_run"],
-        [PRETRAIN, mesh, "--dry_run"],
+        ["--nodes=4", "--sbatch=-p long", "--dry_run", *train, "--workdir=/w"],
+        ["--per=node", "--dry_run", "--", "evaluate", "--model=/w"],
     )
     assert valid.returncode == 0, valid.stderr
     assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in valid.stdout
     assert "#SBATCH -p long\n" in valid.stdout
-    for result, message in zip(
-        invalid,
-        [
-            "MeshConfig asks for data × fsdp × model = -1 × 8 × 1, but there are 6",
-            "TrainConfig.batch_size = 2048 is not a multiple of",
-            "--sbatch=long is not an option of sbatch",
-            "--name=a b",
-            "--workdir is missing",
-        ],
-        strict=True,
-    ):
-        assert_refused(result, message)
-        assert result.stderr.count("\n") == 1
+    assert "(.venv/bin/python -m bpd_jax.evaluate --model=/w)" in evaluate.stdout
+    refuse(
+        "experiments.launch.slurm",
+        {
+            "MeshConfig asks for data × fsdp × model = -1 × 8 × 1, but there are 6": [
+                *("--gpus=6", *train, "--workdir=/w"),
+            ],
+            "TrainConfig.batch_size = 2048 is not a multiple of": [
+                *("--nodes=3", *train, "--workdir=/w"),
+            ],
+            "--sbatch=long is not an option of sbatch": [
+                *("--sbatch=long", *train, "--workdir=/w"),
+            ],
+            "--workdir of the training is missing": train,
+            "bpd_jax.evaluate runs as one process, and the job has 8": [
+                *("--", "evaluate", "--model=/w"),
+            ],
+            "there is no command serve": ["--", "serve"],
+            "give the command after --": ["--nodes=2"],
+        },
+    )
+
+
+TPU = ["--name=paper", "--zone=z", "--topology=v5e:4x4", "--dry_run"]
+SHARE = "--share=10.0.0.2:/runs"
+
+
+def test_tpu_dry_run_prints_the_commands():
+    several = ["--slices=2", "--gcloud=--spot", "--gcloud=--runtime-version=x"]
+    copied = ["--data=gs://BUCKET/rows", "--ssh=--internal-ip", SHARE]
+    shared, bucket, evaluate, stop = start(
+        "experiments.launch.tpu",
+        [*TPU, *several, *copied, *RUN],
+        [*TPU, "--", "train", PRETRAIN, "--workdir=gs://B/w"],
+        [*TPU, "--", "evaluate", "--model=gs://B/w", "--output=gs://B/e"],
+        [*TPU, "--stop"],
+    )
+    assert shared.returncode == 0, shared.stderr
+    lines = [line for line in shared.stdout.splitlines() if line.startswith("gcloud")]
+    verbs = [line.split()[4] for line in lines]
+    describes = ["describe"] * 3
+    steps = ["create", *describes, "scp", "ssh", "ssh", "ssh", "ssh", "delete"]
+    assert verbs == steps
+    create, _, _, node, scp, setup, rows, begin, follow, _ = lines
+    assert "--accelerator-type=v5litepod-16 --node-count=2" in create
+    assert create.endswith("--spot --runtime-version=x --zone=z --quiet")
+    assert "tpu-vm describe paper-1 " in node
+    assert "--internal-ip" in scp
+    assert "tpu_setup.sh 10.0.0.2:/runs" in setup
+    assert "gcloud storage rsync -r gs://BUCKET/rows ../share/w/data" in rows
+    assert "mountpoint -q share && bash bpd_jax/experiments/launch/worker.sh" in begin
+    assert "--workdir=../share/w --distributed" in begin
+    # ssh ends a connection whose other end has gone.
+    assert "--ssh-flag=-oServerAliveInterval=30" in follow
+    assert "--node-id=paper --zone" in bucket.stdout
+    assert "--runtime-version=v2-alpha-tpuv5-lite" in bucket.stdout
+    assert "mountpoint" not in bucket.stdout
+    assert "bpd_jax.evaluate --model=gs://B/w --output=gs://B/e" in evaluate.stdout
+    assert "--distributed" not in evaluate.stdout
+    assert "worker.sh stop" in stop.stdout
+
+
+def test_invalid_tpu_launches_are_refused():
+    v4 = [*TPU, SHARE, "--topology=v4:2x2x1", "--", "train", PRETRAIN]
+    refuse(
+        "experiments.launch.tpu",
+        {
+            "--name is missing": ["--zone=z", "--topology=v5e:4x4", *RUN],
+            "--name=A must be a-z": [*TPU, "--name=A", *RUN],
+            "must give the 2 dimensions": [*TPU, "--topology=v5e:4", *RUN],
+            "--topology=h100:8 is not a TPU": [*TPU, "--topology=h100:8", *RUN],
+            "--share=nfs is not HOST:/FOLDER": [*TPU, "--share=nfs", *RUN],
+            "spot is not a flag": [*TPU, "--gcloud=spot", *RUN],
+            "--workdir=../share/w is not shared by the workers": [*TPU, *RUN],
+            "--workdir=runs/w is not shared": [*TPU, SHARE, *RUN, "--workdir=runs/w"],
+            "TrainConfig.start=runs/a is not shared": [
+                *(*TPU, SHARE, *RUN, "--gin.TrainConfig.start='runs/a'"),
+            ],
+            "but there are 4 devices": [
+                *(*v4, "--gin.MeshConfig.fsdp=8", "--workdir=gs://B/w"),
+            ],
+            "--data is copied to a run": [
+                *(*TPU, "--data=gs://B/r", "--", "evaluate", "--model=gs://B/w"),
+            ],
+        },
+    )
 
 
 # Trains until it is told to stop, and takes a moment to save.
@@ -82,21 +158,25 @@ def cluster(tmp_path, monkeypatch):
     return make
 
 
-POINTS = [train_words("python", ["a.gin"], [f"S = 'x{n} y'"], f"w{n}") for n in (0, 1)]
-EVERYWHERE = SlurmJob("job", nodes=2, per="node", gpus=4)
+def script_of(*words, module="experiments.launch.slurm"):
+    [result] = start(module, ["--per=node", "--grace=60", "--dry_run", *words])
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+SINGLE = ("--python=python", "--", "tune", "--prompt=x y")
 
 
 # srun also exits with 143 when one process fails and it terminates the others: a job
 # that was not asked to stop must not be requeued.
-@pytest.mark.parametrize("status", [0, 1, 143])
+@pytest.mark.parametrize("status", [0, 143])
 def test_job_that_ends_by_itself_is_not_requeued(cluster, tmp_path, status):
     cluster(status)
-    script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
-    result = subprocess.run(["bash"], input=script, text=True, check=False)
+    result = subprocess.run(["bash"], input=script_of(*SINGLE), text=True, check=False)
     assert result.returncode == status
-    arguments = [*POINTS[0][:4], "--gin_bindings=S = 'x0 y'", "--workdir=w0"]
+    words = ["python", "-m", "bpd_jax.tune", "--prompt=x y"]
     log = (tmp_path / "log").read_text().splitlines()
-    assert log == ["srun", "--kill-on-bad-exit=1", *arguments, "ids= cpus=8"]
+    assert log == ["srun", "--kill-on-bad-exit=1", *words, "ids= cpus=8"]
 
 
 def _signal(script, tmp_path, number):
@@ -114,124 +194,78 @@ def _signal(script, tmp_path, number):
                 os.killpg(shell.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("status", [143, 1, 0])
-def test_job_at_its_time_limit_is_requeued(cluster, tmp_path, status):
+@pytest.mark.parametrize("status", [143, 1])
+def test_job_of_an_array_at_its_time_limit_is_requeued(
+    cluster, tmp_path, monkeypatch, status
+):
     cluster(status, works=True)
-    script = batch_script(SlurmJob("job", grace=60), str(tmp_path), POINTS[:1])
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    sweep = ["--sweep=heads", "--launcher=slurm", "--nodes=2", "--gpus=4"]
+    script = script_of(*sweep, module="experiments.sweeps.run")
+    script = script.rpartition("# 0 of 3 points")[0]
     assert "#SBATCH --signal=B:USR1@60\n" in script
+    assert "#SBATCH --array=0-2\n" in script
     assert _signal(script, tmp_path, signal.SIGUSR1) == status
     log = (tmp_path / "log").read_text()
-    assert "\nscancel\n--signal=TERM\n77\n" in log
-    assert ("\nscontrol\nrequeue\n77\n" in log) is (status == 143)
+    assert "\n--gin_bindings=HEADS = 6\n" in log
+    # A process has all GPUs of its node.
+    assert "\nids=0,1,2,3 cpus=8\n" in log
+    assert "\nscancel\n--signal=TERM\n77_1\n" in log
+    assert ("\nscontrol\nrequeue\n77_1\n" in log) is (status == 143)
 
 
 def test_cancelled_job_is_not_requeued(cluster, tmp_path):
     cluster(143, works=True)
-    script = batch_script(SlurmJob("job"), str(tmp_path), POINTS[:1])
+    script = script_of(*SINGLE)
     assert _signal(script, tmp_path, signal.SIGTERM) == -signal.SIGTERM
     assert "requeue" not in (tmp_path / "log").read_text()
 
 
-def test_only_the_interrupted_job_of_an_array_is_requeued(
-    cluster, tmp_path, monkeypatch
-):
-    cluster(143, works=True)
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    script = batch_script(EVERYWHERE, str(tmp_path), POINTS)
-    assert _signal(script, tmp_path, signal.SIGUSR1) == 143
-    log = (tmp_path / "log").read_text()
-    assert "\nscancel\n--signal=TERM\n77_1\n" in log
-    assert "\nscontrol\nrequeue\n77_1\n" in log
-
-
-def test_job_of_an_array_trains_its_own_point(cluster, tmp_path, monkeypatch):
-    cluster(0)
-    script = batch_script(EVERYWHERE, str(tmp_path), POINTS)
-    assert "#SBATCH --array=0-1\n" in script
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    subprocess.run(["bash"], input=script, text=True, check=True)
-    log = (tmp_path / "log").read_text()
-    assert "--gin_bindings=S = 'x1 y'\n--workdir=w1\n" in log
-    # One process per node has to be given all GPUs of the node.
-    assert "ids=0,1,2,3 cpus=8\n" in log
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
-def test_shell_scripts_pass_shellcheck(tmp_path):
+def test_shell_scripts_are_well_formed(tmp_path):
     files = [*(ROOT / "experiments").rglob("*.sh"), *(ROOT / "scripts").glob("*.sh")]
-    for number, job in enumerate((SlurmJob("job"), EVERYWHERE)):
-        files.append(tmp_path / f"{number}.sh")
-        files[-1].write_text(batch_script(job, str(tmp_path), POINTS[number:]))
-    subprocess.run(["shellcheck", *map(str, files)], check=True)
-
-
-def test_shell_scripts_are_well_formed():
-    patterns = {"experiments": "**/*.sh", "scripts": "*.sh"}
-    for folder, pattern in patterns.items():
-        files = sorted((ROOT / folder).glob(pattern))
-        assert files
-        for file in files:
-            subprocess.run(["bash", "-n", str(file)], check=True)
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"nodes": 0}, "--nodes must be a positive integer, not 0"),
-        ({"per": "rack"}, "--per must be one of gpu, node"),
-        ({"cpus": 4}, "--cpus=4 is fewer than the 8 processes"),
-    ],
-)
-def test_invalid_jobs_are_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        SlurmJob("job", **fields)
+    files.append(tmp_path / "job.sh")
+    files[-1].write_text(script_of(*SINGLE))
+    for file in files:
+        subprocess.run(["bash", "-n", str(file)], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", *map(str, files)], check=True)
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A worktree with a gin file that includes one that is not committed."""
-    main, tree = tmp_path / "main", tmp_path / "tree"
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(main)]
-    main.mkdir()
-    (main / "mine.gin").write_text("include 'other.gin'\nBATCH_SIZE = 1024\n")
+    """A checkout with a gin file that includes one that is not committed."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    (tmp_path / "mine.gin").write_text("include 'other.gin'\nBATCH_SIZE = 1024\n")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *arguments], check=True)
-    subprocess.run([*git, "worktree", "add", "-q", str(tree)], check=True)
-    (tree / "other.gin").write_text("STEPS = 5\n")
-    monkeypatch.setattr(checks, "ROOT", tree)
-    monkeypatch.chdir(tree)
-    return tree
+    (tmp_path / "other.gin").write_text("STEPS = 5\n")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_files_must_be_committed(tmp_path, checkout):
-    outside = tmp_path / "theirs.gin"
-    outside.write_text("")
+def test_files_must_be_committed(checkout):
     with pytest.raises(UserError, match="is not a file of this repository"):
-        check_travels([str(outside)])
+        check_travels([str(checkout / "mine.gin")])
     check_travels(["mine.gin"])
-    files = ["gin_configs/runs/pretrain.gin", "mine.gin"]
-    files_read = check_run(files, [], (1,)).files
+    arguments = (PRETRAIN, "--gin_file=mine.gin", "--workdir=w")
+    files = check(Program(TRAIN, arguments), [1])
     with pytest.raises(UserError, match=r"other\.gin is not a file of this repository"):
-        check_travels(files_read[files_read.index("mine.gin") :])
+        check_travels(files[files.index("mine.gin") :])
     (checkout / "mine.gin").write_text("")
     with pytest.raises(UserError, match=r"mine\.gin has uncommitted changes"):
         check_travels(["mine.gin"])
 
 
-def test_git_folder_of_a_worktree(tmp_path, checkout):
-    folder = pathlib.Path(git_folder())
-    assert folder.is_absolute()
-    assert folder.is_relative_to(tmp_path / "main" / ".git" / "worktrees")
-
-
-def test_batch_size_must_be_divisible_by_the_devices(monkeypatch):
+def test_batch_and_mesh_must_suit_every_number_of_devices(monkeypatch):
     monkeypatch.chdir(ROOT)
-    files = ["gin_configs/runs/pretrain.gin", "gin_configs/meshes/v4_128.gin"]
-    assert check_run(files, [], (64, 128)).value.mesh.fsdp == 64
+    mesh = "--gin_file=gin_configs/meshes/v4_128.gin"
+    run = Program(TRAIN, (PRETRAIN, mesh, "--workdir=w"))
+    check(run, [64, 128])
+    check(run, [128], slices=2)
     with pytest.raises(UserError, match="only the data axis may cross"):
-        check_run(files, [], (64,), slices=2)
-    assert check_run(files, [], (128,), slices=2).value.mesh.fsdp == 64
+        check(run, [64], slices=2)
+    odd = Program(TRAIN, (*run.arguments, "--gin_bindings=BATCH_SIZE = 2050"))
     with pytest.raises(UserError, match="batch_size = 2050 is not a multiple"):
-        check_run(files, ["BATCH_SIZE = 2050"], (64, 128))
+        check(odd, [64, 128])

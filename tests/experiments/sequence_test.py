@@ -121,7 +121,7 @@ def test_links_give_the_models_of_sweeps_the_names_of_the_sequence():
     assert {folder for step in links for folder in step.reads} == {
         f"runs/sweeps/{sweep}_{catalog.PAPER}/{point}"
         for sweep in ("finetune", "rescorers")
-        for point in catalog.find_points(sweep, catalog.PAPER)
+        for point in catalog.SWEEPS[sweep].points(catalog.PAPER)
     }
 
 
