@@ -24,7 +24,6 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting.terminal import print_rows
-from bpd_jax.studies import printed
 from bpd_jax.studies.measure_latency import (
     DEVICE,
     ENGINES,
@@ -33,6 +32,7 @@ from bpd_jax.studies.measure_latency import (
     make_rescorer,
     refine_milliseconds,
 )
+from experiments import printed
 
 NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .fst.")
 SYNTHETIC = flags.DEFINE_integer(

@@ -11,9 +11,12 @@ contain such folders. The page is self-contained and works offline and on a phon
 """
 
 import dataclasses
+import importlib
 import pathlib
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -27,10 +30,8 @@ from bpd_jax.reporting.latex import table_latex
 from bpd_jax.reporting.page import Page, PagePart, write_page
 from bpd_jax.storage import files
 from bpd_jax.storage.buckets import as_path
-from bpd_jax.studies.highlights import highlights
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run
-from bpd_jax.studies.study import NAMES, find_study
 from bpd_jax.studies.study_records import ExplorerRecord
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "file of the page.")
@@ -66,13 +67,14 @@ def main(folders: Sequence[str]) -> None:
             raise UserError(
                 f"--picture_of={','.join(DRAFTS.value)} must name two methods."
             )
-    runs = _runs(folders)
-    parts = _parts(runs)
+    catalog, key_figures = _tables()
+    runs = _runs(folders, catalog)
+    parts = _parts(runs, catalog)
     report = Page(
         title=TITLE.value,
         created=provenance.today(),
         parts=parts,
-        figures=highlights(runs),
+        figures=key_figures.highlights(runs),
         texts=_texts(runs),
     )
     write_page(report, OUTPUT.value)
@@ -84,7 +86,7 @@ def main(folders: Sequence[str]) -> None:
         print(f"picture: {PICTURE.value} ({picture.text.key}, token {picture.at})")
 
 
-def _runs(folders: Sequence[str]) -> list[StudyRun]:
+def _runs(folders: Sequence[str], catalog: Any) -> list[StudyRun]:
     """All runs in or below some folders, in the order of the catalog."""
     run_folders: dict[pathlib.Path, None] = {}
     for folder in folders:
@@ -105,11 +107,34 @@ def _runs(folders: Sequence[str]) -> list[StudyRun]:
         run_folders |= dict.fromkeys(sorted(below))
     runs = [open_run(folder) for folder in run_folders]
     for run in runs:
-        find_study(run.study)
-    return sorted(runs, key=lambda run: NAMES.index(run.study))
+        catalog.find_study(run.study)
+    order = list(catalog.STUDIES)
+    return sorted(runs, key=lambda run: order.index(run.study))
 
 
-def _parts(runs: Sequence[StudyRun]) -> list[PagePart]:
+def _tables() -> tuple[Any, Any]:
+    """The modules of experiments/ with the code of the tables, and of the key figures.
+
+    They are beside the package in a checkout, and not part of a wheel.
+
+    Raises:
+      UserError: there is no checkout.
+    """
+    root = pathlib.Path(__file__).parents[1]
+    if not (root / "experiments" / "catalog.py").is_file():
+        raise UserError(
+            "the code of the paper's tables is not part of an installed package: run "
+            "python -m bpd_jax.report in a checkout of bpd_jax."
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return (
+        importlib.import_module("experiments.catalog"),
+        importlib.import_module("experiments.highlights"),
+    )
+
+
+def _parts(runs: Sequence[StudyRun], catalog: Any) -> list[PagePart]:
     """The exhibits; those of one study are distinguished by size, then by number."""
     counts = Counter(run.study for run in runs)
     parts: list[PagePart] = []
@@ -122,7 +147,8 @@ def _parts(runs: Sequence[StudyRun]) -> list[PagePart]:
             key = f"{base_key}_{number}"
         if number > 1:
             size = f"{size} ({number})"
-        parts.append(PagePart(key, find_study(run.study).exhibit(run), size))
+        exhibit = catalog.find_study(run.study).exhibit(run)
+        parts.append(PagePart(key, exhibit, size))
     return parts
 
 

@@ -35,20 +35,21 @@ from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.storage import folders
 from bpd_jax.studies import run_files
-from bpd_jax.studies.in_domain import build_in_domain
-from bpd_jax.studies.missing_records import MEASUREMENTS
+from bpd_jax.studies.missing_records import measure
 from bpd_jax.studies.run_header import (
     check_header,
     check_settings,
     facts_of,
     merge_facts,
 )
-from bpd_jax.studies.study import DRAFTING, NAMES, find_study
+from bpd_jax.studies.study import DRAFTING
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import Record
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
+from experiments.catalog import STUDIES, find_study
+from experiments.table7.in_domain import build_in_domain
 
 SIZE = flags.DEFINE_string(
     "size", "tiny", "tiny, small, smollm2 or paper: the gin file of this name."
@@ -98,10 +99,10 @@ def main(names: list[str]) -> None:
 
 def _chosen(names: list[str]) -> list[str]:
     if not names:
-        raise UserError(f"name a study: {', '.join(NAMES)}; or all.")
+        raise UserError(f"name a study: {', '.join(STUDIES)}; or all.")
     if names == ["all"]:
         # Of an unknown size all are missing, which is reported below.
-        names = [n for n in NAMES if _gin_file(n).is_file()] or [*NAMES]
+        names = [n for n in STUDIES if _gin_file(n).is_file()] or [*STUDIES]
     for name in names:
         find_study(name)
         if not _gin_file(name).is_file():
@@ -212,8 +213,7 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
 
     write()
     run = run_files.open_run(folder)
-    for kind in find_study(name).measures:
-        MEASUREMENTS[kind](context, run, keep)
+    measure(find_study(name), context, run, keep)
 
 
 def _command() -> str:

@@ -13,11 +13,11 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.studies.study import NAMES
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from experiments.catalog import STUDIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 PATHS = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
@@ -222,7 +222,7 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     kind, paths = target_and_files(name)
     text = "\n" + "".join(map(with_includes, paths))
     folder = name.split("/")[1]
-    study = folder if folder in NAMES else "table4"
+    study = folder if folder in STUDIES else "table4"
     bindings = [f"StudyConfig.study = {study!r}"] if kind is StudyConfig else []
     bindings += [
         f"{macro} = {value}"
@@ -237,7 +237,7 @@ def test_every_file_builds_its_objects(name, monkeypatch):
     if kind is TrainConfig and name.startswith("gin_configs/tasks/"):
         of_examples = "ExampleTask" in FILES[name]
         assert isinstance(value.task, ExampleTask if of_examples else TextTask)
-    if folder in NAMES:
+    if folder in STUDIES:
         assert value.tasks
         assert value.parsed
 

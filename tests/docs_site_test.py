@@ -21,7 +21,7 @@ import yaml
 from bpd_jax.configuration import configurable
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
-from bpd_jax.studies.study import NAMES
+from experiments.catalog import STUDIES
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -198,10 +198,10 @@ def test_files_and_targets_that_are_named_exist(page: pathlib.Path) -> None:
 def test_reproduction_page_names_every_study() -> None:
     text = (DOCS / "reproduction.md").read_text()
     section = text.partition("<!-- findings")[2].partition("<!-- end of findings")[0]
-    assert sorted(re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)) == sorted(NAMES)
+    assert sorted(re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)) == sorted(STUDIES)
     assert "see the results" not in section
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| \[smollm2\]", text, re.M)
-    assert sorted(rows) == sorted(NAMES)
+    assert sorted(rows) == sorted(STUDIES)
 
 
 def test_every_package_is_in_the_reference() -> None:

@@ -25,7 +25,6 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.studies import printed
 from bpd_jax.studies.study_records import LatencyRecord
 
 DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
@@ -39,11 +38,14 @@ Key = tuple[str, int, int, int]
 PATHS_STEPS, PATHS_WIDTH = 8, 16
 """The lattices of Table 12."""
 
+_PATHS = (1, 2, 4, 8, 16)
+_STEPS, _WIDTHS = (4, 8, 16), (2, 4, 8, 16)
+
 SHAPES = [
-    *((PATHS_STEPS, PATHS_WIDTH, paths) for paths in printed.TABLE12),
-    *((steps, k, 1) for steps, row in printed.TABLE13.items() for k in row),
+    *((PATHS_STEPS, PATHS_WIDTH, paths) for paths in _PATHS),
+    *((steps, k, 1) for steps in _STEPS for k in _WIDTHS),
 ]
-"""Steps, candidates and paths of both tables."""
+"""Steps, candidates and paths of both tables; `experiments.printed` has their times."""
 
 
 class Lattices:

@@ -2,10 +2,9 @@
 
 from bpd_jax.evaluation.metrics.lambada import passage_scores, split_last_word
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
-from bpd_jax.studies.printed import LAMBADA
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import QualityRecord
-from bpd_jax.studies.tasks import plain_text
+from bpd_jax.studies.tasks import LAMBADA, plain_text
 
 
 def quality_records(context: StudyContext, task: str) -> list[QualityRecord]:

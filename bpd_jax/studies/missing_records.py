@@ -6,15 +6,22 @@ from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.evaluation.metrics.task_metrics import metric_of
-from bpd_jax.studies import study
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import latency_records
 from bpd_jax.studies.measure_quality import quality_records
 from bpd_jax.studies.measure_timing import timing_records
-from bpd_jax.studies.printed import LAMBADA
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run, read_header
+from bpd_jax.studies.study import (
+    DRAFTS,
+    EXPLORER,
+    LATENCY,
+    ORACLE,
+    QUALITY,
+    TIMING,
+    Study,
+)
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
     DraftRecord,
@@ -25,16 +32,34 @@ from bpd_jax.studies.study_records import (
     Record,
     TimingRecord,
 )
+from bpd_jax.studies.tasks import LAMBADA
 
 Store = Callable[[Iterable[Record]], None]
 
 
-def measure_drafts(context: StudyContext, run: StudyRun, store: Store) -> None:
+def measure(study: Study, context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Measures all records that a study needs and a run lacks.
+
+    Args:
+      study: the study.
+      context: model, examples and texts.
+      run: the records so far.
+      store: stores new records.
+    """
+    for kind in study.measures:
+        if kind == DRAFTS:
+            measure_drafts(context, run, store, study.example_parts)
+        else:
+            MEASUREMENTS[kind](context, run, store)
+
+
+def measure_drafts(
+    context: StudyContext, run: StudyRun, store: Store, parts: Collection[str]
+) -> None:
     """Replays every contender on the texts of all tasks.
 
     Records that another study of the same folder already has are copied.
     """
-    parts = study.find_study(run.study).example_parts
     examples = {
         task: {e.index for e in context.examples(task) if e.part in parts}
         for task in context.config.tasks
@@ -175,11 +200,10 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
 
 
 MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Store], None]] = {
-    study.DRAFTS: measure_drafts,
-    study.ORACLE: measure_oracle,
-    study.EXPLORER: measure_explorer,
-    study.QUALITY: measure_quality,
-    study.TIMING: measure_timing,
-    study.LATENCY: measure_latency,
+    ORACLE: measure_oracle,
+    EXPLORER: measure_explorer,
+    QUALITY: measure_quality,
+    TIMING: measure_timing,
+    LATENCY: measure_latency,
 }
-"""Functions by the names in `Study.measures`."""
+"""Functions by the names in `Study.measures`, but that of drafts."""

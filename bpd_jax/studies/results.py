@@ -14,7 +14,6 @@ import numpy as np
 
 from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.reporting.records import Facts
-from bpd_jax.studies.printed import TASKS, Numbers
 from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.study_records import (
     REPORT,
@@ -23,8 +22,12 @@ from bpd_jax.studies.study_records import (
     from_digits,
 )
 from bpd_jax.studies.tables import ALL, Sums, gain_cell, ratio_cell
+from bpd_jax.studies.tasks import PAPER_TASKS
 
 T = TypeVar("T", bound=Record)
+
+Numbers = dict[str, dict[str, float]]
+"""A table that the paper prints: task or method → column → number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,4 +233,4 @@ class StudyRun:
             return numbers.get(task, {}).get(column)
         by_task = [numbers.get(name, {}).get(column) for name in self.tasks]
         values = [value for value in by_task if value is not None]
-        return sum(values) / len(values) if len(values) == len(TASKS) else None
+        return sum(values) / len(values) if len(values) == len(PAPER_TASKS) else None

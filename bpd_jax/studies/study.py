@@ -1,12 +1,9 @@
 """A study: its question, its measurements, and the parts of its exhibit."""
 
 import dataclasses
-import difflib
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender
@@ -107,37 +104,3 @@ def _weight_notes(run: StudyRun) -> list[str]:
                 weights += f"; α = 0 is better on {', '.join(zero)}"
         notes.append(f"{label} rescorers that do not set α use {weights}.")
     return notes
-
-
-NAMES = (
-    "table1",
-    "table3",
-    "table4",
-    "table5",
-    "table7",
-    "table8",
-    "table10",
-    "table11",
-    "table12",
-    "table_e",
-    "figure3",
-    "figure4",
-    "figure6",
-    "figure7",
-    "searches",
-)
-"""Names of all studies, in the order of a report; each is a module with a `STUDY`."""
-
-
-def find_study(name: str) -> Study:
-    """Returns a study by its name.
-
-    Raises:
-      UserError: the name is unknown.
-    """
-    if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use {', '.join(NAMES)}."
-        raise UserError(f"there is no study {name!r}: {hint}")
-    study: Study = importlib.import_module(f"bpd_jax.studies.{name}").STUDY
-    return study

@@ -19,7 +19,6 @@ from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.studies.printed import ALPHAS
 
 BPD = "bpd"
 
@@ -58,6 +57,9 @@ _TEXT_SETTINGS = (
 # Settings that headers of earlier versions lack, with the values that they imply.
 _ADDED_SETTINGS: dict[str, Any] = {"decode_lengths": {}, "source": "heads", "turns": 1}
 TASK_FIELD = "{task}"
+
+ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""The weights that the paper evaluates (appendix E)."""
 
 Names = Annotated[Sequence[str], each(TEXT, distinct=True)]
 
@@ -109,7 +111,7 @@ class StudyConfig(Validated):
     """The settings of one study at one size.
 
     Attributes:
-      study: name of the study; see `bpd_jax.studies.study`.
+      study: name of the study, a folder of experiments/.
       size: name of the size, from the gin file.
       model: run folder, checkpoint or known name. If every task has a finetuned model,
         `{task}` stands for the name of the task.
@@ -125,7 +127,7 @@ class StudyConfig(Validated):
         a folder stands for the name of the task.
       labels: display names of contenders that replace the labels of their methods.
       printed: contender → column of the paper's table that it is compared with; see
-        `bpd_jax.studies.printed`.
+        `experiments.printed`.
       notes: sentences shown with the results.
       examples, tune: numbers of examples of each task to report on and to tune on;
         the two sets are disjoint.

@@ -27,8 +27,10 @@ from bpd_jax.storage import files
 from bpd_jax.studies.study_records import REPORT, TUNE
 
 HELD_OUT = "held_out"
+LAMBADA = "lambada"
+"""The task whose passages are scored, and whose prompts never use a chat template."""
 PAPER_TASKS = {
-    "lambada": "LAMBADA",
+    LAMBADA: "LAMBADA",
     "squad": "SQuAD",
     "cnn_dailymail": "CNN/DM",
     "samsum": "SAMSum",
@@ -64,8 +66,6 @@ TASK_LABELS = {**PAPER_TASKS, **SPEC_BENCH, **MT_BENCH, HELD_OUT: "held-out text
 # In order of preference; the paper reports on the first one.
 _SPLITS = ("test", "validation", "sample")
 _TRAIN = "train"
-# The task whose prompts never use a chat template.
-_PLAIN = "lambada"
 # Number of characters at the beginning of a document that identify it.
 _BEGINNING = 200
 
@@ -351,7 +351,7 @@ def _fitted(
 ) -> tuple[str, np.ndarray] | None:
     """Prompt and tokens, with the document truncated to fit; None if impossible."""
     after = source.after
-    if source.task == _PLAIN:
+    if source.task == LAMBADA:
         loaded = loaded.without_chat()
     elif loaded.chat is None:
         # Such a model was trained on prompt, separator and target.

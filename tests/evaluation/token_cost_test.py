@@ -1,4 +1,4 @@
-"""Costs and sizes of small models; tests/studies/table11_test.py has further ones."""
+"""Costs and sizes of small models; tests/experiments/table11_test.py has others."""
 
 import dataclasses
 

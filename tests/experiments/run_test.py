@@ -17,11 +17,9 @@ from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.in_domain import build_in_domain
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
-from bpd_jax.studies.study import NAMES
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
     from_digits,
@@ -29,6 +27,8 @@ from bpd_jax.studies.study_records import (
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
+from experiments.catalog import STUDIES
+from experiments.table7.in_domain import build_in_domain
 from tests.decoding.random_models import save_random_drafter
 from tests.experiments.small_studies import config_of
 from tests.json_lines import write_json_lines
@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def test_every_study_has_a_size_of_smollm2():
-    for name in NAMES:
+    for name in STUDIES:
         assert (ROOT / "experiments" / name / "smollm2.gin").is_file(), name
 
 

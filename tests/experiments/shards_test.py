@@ -7,16 +7,18 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.studies import run_files
-from bpd_jax.studies.missing_records import MEASUREMENTS
+from bpd_jax.studies.missing_records import MEASUREMENTS, measure, measure_drafts
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
+    PARTS,
     DraftRecord,
     ExplorerRecord,
     OracleRecord,
     TimingRecord,
 )
+from experiments.catalog import find_study
 from tests.commands import start
 from tests.experiments.small_studies import bindings, config_of
 
@@ -36,15 +38,15 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
             name = f"records{context.shard_suffix}.jsonl"
             run_files.append_records(tmp_path, list(records), name)
 
-        for kind in ("oracle", "drafts", "explorer"):
-            MEASUREMENTS[kind](context, open_run(tmp_path), keep)
+        for study in ("figure6", "figure4"):
+            measure(find_study(study), context, open_run(tmp_path), keep)
     stored_records = open_run(tmp_path).records
     for kind, examples in ((OracleRecord, 3), (DraftRecord, 2), (ExplorerRecord, 2)):
         assert sum(isinstance(record, kind) for record in stored_records) == examples
     assert len(list((tmp_path / "texts").iterdir())) == 2  # those of the two shards
     table8, stored = tmp_path / "table8", []
     run_files.write_header(table8, "table8", {})
-    MEASUREMENTS["drafts"](context, open_run(table8), stored.extend)
+    measure_drafts(context, open_run(table8), stored.extend, PARTS)
     assert [record.part for record in stored].count("tune") == 1
     assert len(stored) == 3
 

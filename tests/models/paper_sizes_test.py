@@ -8,7 +8,7 @@ import pytest
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.studies.printed import TABLE6
+from experiments.printed import TABLE6
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 NAMED = {"1.5B": 1.5e9, "32M": 32e6, "61M": 61e6, "94M": 94e6}

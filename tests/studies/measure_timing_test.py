@@ -10,9 +10,9 @@ from bpd_jax.decoding import generate
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.studies import measure_timing
 from bpd_jax.studies.measure_timing import timing_records
-from bpd_jax.studies.refinements import method_of
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.tasks import StudyExample
+from experiments.refinements import method_of
 from tests.evaluation.random_decoder import VOCAB, random_decoder
 
 

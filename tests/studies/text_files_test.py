@@ -8,8 +8,9 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.recording import RecordedText
-from bpd_jax.studies import in_domain, tuning
+from bpd_jax.studies import tuning
 from bpd_jax.studies.text_files import load_texts, save_texts
+from experiments.table7 import in_domain
 
 
 def recorded(size):

@@ -4,7 +4,8 @@ import pytest
 
 from bpd_jax.evaluation.metrics import final_number, rouge, squad
 from bpd_jax.evaluation.metrics.task_metrics import SCORE_LABELS, headline_of, metric_of
-from bpd_jax.studies import printed, tasks
+from bpd_jax.studies import tasks
+from experiments import printed
 
 
 def test_headlines_are_those_of_the_paper():

@@ -1,0 +1,59 @@
+"""The key figures, from two texts with values computed by hand."""
+
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.results import StudyRun
+from experiments.highlights import highlights
+from tests.experiments import builders
+
+
+def draft(contender, example, accepted):
+    return builders.draft(contender, "squad", accepted, example=example)
+
+
+def run(study, records):
+    facts = {"tasks": {"squad": "SQuAD"}, "labels": {"ngram:4": "4-best 4-gram"}}
+    return StudyRun(pathlib.Path(study), study, facts, records)
+
+
+# 8 tokens in all: BPD calls 4 + 2 times, the n-grams 2 + 2, the oracle 1 + 1.
+RECORDS = [
+    draft("bpd", 0, "1111"),
+    draft("bpd", 1, "2121"),
+    draft("ngram:4", 0, "2121"),
+    draft("ngram:4", 1, "2121"),
+    draft("zero_gram:4", 0, "4321"),
+    draft("oracle", 0, "4321"),
+    draft("oracle", 1, "4321"),
+]
+
+
+def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
+    figures = {f.name: f for f in highlights([run("table4", RECORDS)])}
+    assert figures["BPD"].value == f"{8 / 6:.2f}"
+    assert "2 texts of 1 task" in figures["BPD"].note
+    # The 0-gram is better on one text, but was not measured on the other.
+    assert figures["Best of Table 4"].value == "2.00"
+    assert figures["Best of Table 4"].note.startswith("4-best 4-gram: +50.0 % (")
+    assert figures["Oracle"].value == "4.00"
+    # (2 - 4/3) / (4 - 4/3) = 1/4
+    assert figures["Headroom taken"].value == "25 %"
+
+
+@pytest.mark.parametrize(
+    "num_records, names",
+    [(2, ["BPD"]), (4, ["BPD", "Best of Table 4"]), (0, [])],
+)
+def test_an_interrupted_run_has_fewer_figures(num_records, names):
+    figures = highlights([run("table4", RECORDS[:num_records])])
+    assert [figure.name for figure in figures] == names
+
+
+def test_the_run_of_table_4_with_the_most_texts_comes_first():
+    longest = run("table4", RECORDS)
+    table3, shorter = (run(n, [draft("bpd", 0, "4321")]) for n in ("table3", "table4"))
+    assert highlights([table3, longest])[0].value == "1.33"
+    assert highlights([shorter, longest])[0].value == "1.33"
+    assert highlights([table3])[0].value == "4.00"

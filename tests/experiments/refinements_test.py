@@ -1,0 +1,122 @@
+import pytest
+
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.studies.study_config import class_of
+from experiments.refinements import (
+    is_bpd,
+    is_refined,
+    is_trained,
+    is_tree,
+    method_of,
+    unrefined,
+)
+from experiments.searches.study import score_of, search_key
+
+OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_lookup:8"]
+
+
+@pytest.mark.parametrize(
+    "contender, base",
+    [
+        ("ngram:16@general_2", "bpd"),
+        ("neural:1", "bpd"),
+        ("ngram:1:heads=4", "bpd:heads=4"),
+        ("medusa_ngram:8@own", "medusa:8"),
+        ("medusa_ngram:8:search=static", "medusa:8"),
+        ("medusa_neural:8:order=block", "medusa:8"),
+        ("medusa_neural:16", None),  # No tree of 16 nodes was measured.
+        ("zero_gram:16", None),
+        ("prompt_lookup:8", None),
+        ("draft_model:4", None),
+        ("bpd", None),
+    ],
+)
+def test_unrefined_counterparts(contender, base):
+    assert unrefined(contender, OTHERS) == base
+
+
+LOOKUP = "medusa_ngram:8:search=best:lookup=8"
+
+
+@pytest.mark.parametrize(
+    "contender, others, base",
+    [
+        ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=8"], 1),
+        ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=4"], None),
+        ("medusa_ngram:8", ["medusa:8:lookup=8"], None),
+        ("ngram:1:lookup=8", ["bpd", "bpd:lookup=8"], 1),
+        ("ngram:1:lookup=8", ["bpd"], None),
+        # The gain of another search, or of more candidates, is not one of refinement.
+        (LOOKUP, ["medusa:8:lookup=8", "medusa:8:search=best:lookup=8"], 1),
+        (LOOKUP, ["medusa:8", "medusa:8:search=best", "medusa:8:lookup=8"], None),
+        ("medusa_ngram:8:k=4", ["medusa:8", "medusa:8:k=4"], 1),
+    ],
+)
+def test_counterparts_have_the_same_lookup_and_search(contender, others, base):
+    assert unrefined(contender, others) == (None if base is None else others[base])
+
+
+def composed(contender):
+    """The contender with its method as a composition of parts."""
+    method, at, assets = contender.partition("@")
+    return parse_method(method).composed + at + assets
+
+
+CONTENDERS = [
+    "bpd",
+    "bpd:heads=3",
+    "zero_gram:16",
+    "zero_gram:64:search=best",
+    "ngram:1",
+    "ngram:1:search=greedy",
+    "ngram:16:heads=3@c4_4",
+    "ngram:16:search=beam:adaptive=1",
+    "ngram:64:search=best:lookup=8",
+    "ngram:2:alpha=0.5",
+    "ngram_fst:4",
+    "neural:1",
+    "neural:4:mode=parallel",
+    "neural_ngram:4:beta=0.5",
+    "markov:16:normalise=0",
+    "recurrent:4",
+    "medusa:8",
+    "medusa:8:lookup=8",
+    "medusa_ngram:8:lookup=8",
+    "medusa_neural:8:order=block",
+    "hydra:16",
+    "prompt_lookup:8",
+    "lookahead:8",
+    "draft_model:4@small",
+]
+
+
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_aliases_and_compositions_get_the_same_answers(contender):
+    other = composed(contender)
+    assert search_key(other) == search_key(contender)
+    assert score_of(other) == score_of(contender)
+    for group in (is_bpd, is_refined, is_trained, is_tree, class_of):
+        assert group(method_of(other)) == group(method_of(contender))
+    others = ["bpd", "bpd:heads=3", "medusa:8", "medusa:8:lookup=8"]
+    base = unrefined(contender, others)
+    assert unrefined(other, others) == base
+    composed_base = unrefined(contender, [*map(composed, others)])
+    assert composed_base == (None if base is None else composed(base))
+
+
+@pytest.mark.parametrize(
+    "contender, search, score",
+    [
+        ("recurrent:4", "beam of {}", "recurrent head"),
+        ("neural:4", "beam of {}", "small LM"),
+        ("neural:4:mode=parallel", "exact {}-best", "small LM, parallel"),
+        ("hydra:4", "beam of {}", "Hydra heads"),
+        ("markov:4", "exact {}-best", "Markov head"),
+        ("ngram:1", "exact 1-best", "n-gram"),
+        ("neural_ngram:1", "greedy walk", "n-gram + small LM"),
+        ("medusa_neural:8", "static tree of {}", "small LM"),
+    ],
+)
+def test_a_search_is_exact_if_the_refiners_allow_it(contender, search, score):
+    for name in (contender, composed(contender)):
+        assert (search_key(name)[0], score_of(name)) == (search, score)

@@ -1,0 +1,71 @@
+from bpd_jax.studies.study_records import LatencyRecord
+from experiments.table12.study import LABELS
+from tests.experiments.builders import exhibit_of
+
+
+def build_exhibit(*records):
+    return exhibit_of("table12", records)
+
+
+def test_cells_are_medians_with_their_range_beside_the_paper():
+    exhibit = build_exhibit(
+        LatencyRecord("viterbi", 8, 16, 1, [0.3, 0.1, 0.2]),
+        LatencyRecord("fst", 8, 16, 1, [1.0, 3.0, 2.0]),
+        LatencyRecord("fst", 8, 16, 16, [2.0, 9.0, 4.0]),
+        LatencyRecord("fst", 8, 2, 1, [0.5]),
+    )
+    table12, table13 = exhibit.tables
+    # The paper's engine comes first, whatever was measured first.
+    assert [row.label for row in table12.rows] == [LABELS["fst"], LABELS["viterbi"]]
+    one_path, two_paths, *_, sixteen_paths, growth = table12.rows[0].cells
+    assert (one_path.value, one_path.paper, one_path.interval) == (
+        2.0,
+        1.630,
+        (1.0, 3.0),
+    )
+    assert (two_paths.value, two_paths.paper, two_paths.text) == (
+        None,
+        1.751,
+        "not measured",
+    )
+    assert (sixteen_paths.value, sixteen_paths.paper) == (4.0, 1.983)
+    assert (growth.value, growth.paper) == (4.0 / 2.0, 1.983 / 1.630)
+    one_path, *_, growth = table12.rows[1].cells
+    assert (one_path.value, one_path.paper) == (0.2, None)
+    assert growth.text == "not measured"
+
+    # The best path of 8 steps and 16 candidates stands in both tables.
+    rows = {row.label: row.cells for row in table13.rows}
+    cells = rows[f"{LABELS['fst']}, 8 steps"]
+    assert [cell.value for cell in cells] == [0.5, None, None, 2.0, 4.0]
+    assert [cell.paper for cell in cells[:4]] == [1.061, 1.144, 1.234, 1.630]
+    assert cells[4].paper == 1.630 / 1.061
+
+
+def test_findings_report_ratios():
+    exhibit = build_exhibit(
+        LatencyRecord("viterbi", 8, 16, 1, [1.0]),
+        LatencyRecord("viterbi", 8, 16, 16, [1.4]),
+        LatencyRecord("viterbi", 4, 2, 1, [0.1]),
+        LatencyRecord("viterbi", 4, 16, 1, [0.5]),
+        LatencyRecord("viterbi", 8, 2, 1, [0.125]),
+        LatencyRecord("fst", 8, 16, 1, [1.0]),
+        LatencyRecord("fst", 8, 16, 16, [1.6]),
+    )
+    fst_paths, fst_width, paths, width = exhibit.findings
+    assert fst_paths.holds is False  # 1.6 times, more than 1.5
+    assert fst_width.holds is None
+    assert paths.holds is True
+    assert "1.40 times" in paths.evidence
+    assert "1.22 times" in paths.evidence  # the paper's 1.983 / 1.630
+    assert width.holds is False  # 1 / 0.125 = 8 times for 8 times the candidates
+    assert "5.00 times at 4 steps" in width.evidence
+    assert "8.00 times at 8 steps" in width.evidence
+
+
+def test_without_records_only_printed_values_are_shown():
+    exhibit = build_exhibit()
+    assert exhibit.findings == []
+    for table in exhibit.tables:
+        cells = [cell for row in table.rows for cell in row.cells]
+        assert all(cell.value is None and cell.paper for cell in cells)

@@ -1,0 +1,172 @@
+"""Table 5 from explicit records."""
+
+import pytest
+
+from experiments import printed
+from experiments.table5.study import COUNTS, count_positions
+from tests.experiments.builders import draft, exhibit_of
+
+
+def drafts(task, contender, accepted, equal, example=0, part="report"):
+    return draft(contender, task, accepted, equal=equal, example=example, part=part)
+
+
+def build_exhibit(records, tasks=("squad", "qa")):
+    return exhibit_of("table5", records, tasks)
+
+
+def test_every_position_is_counted_once():
+    """Columns: tie; tie that repairs; win that repairs; win that repairs one of two
+    repeats only; win that introduces; loss that repairs; loss without change."""
+    vanilla = drafts("qa", "bpd", "2111234", "0122010")
+    refined = drafts("qa", "ngram:1", "2123421", "0001300")
+    assert dict(zip(COUNTS, count_positions(vanilla, refined), strict=True)) == {
+        "ties": 2,
+        "wins": 3,
+        "wins_repair": 1,
+        "wins_regress": 1,
+        "losses": 2,
+        "losses_repair": 1,
+        "losses_regress": 0,
+    }
+    assert tuple(printed.TABLE5["squad"]) == COUNTS
+
+
+def test_wins_and_losses_of_two_tasks():
+    """SQuAD: a win that repairs, a win that introduces, a tie, a loss; then a win.
+
+    QA: one loss that repairs, and two ties. The tuning example does not count.
+    """
+    records = [
+        drafts("squad", "bpd", "1121", "2010"),
+        drafts("squad", "neural:1", "3211", "0110"),
+        drafts("squad", "bpd", "1", "0", example=1),
+        drafts("squad", "neural:1", "2", "0", example=1),
+        drafts("qa", "bpd", "211", "200"),
+        drafts("qa", "neural:1", "111", "000"),
+        drafts("qa", "bpd", "1", "1", 7, "tune"),
+        drafts("qa", "neural:1", "2", "0", 7, "tune"),
+    ]
+    exhibit = build_exhibit(records)
+    [table] = exhibit.tables
+    rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    # One win in each half of SQuAD: margins 2 - 1 and 1, so p = 2 / 4 before Holm's 3.
+    assert rows["SQUAD"] == [
+        1,
+        3,
+        pytest.approx(100 / 3),
+        pytest.approx(100 / 3),
+        1,
+        0,
+        0,
+        1,
+    ]
+    assert rows["QA"] == [2, 0, None, None, 1, 100, 0, 1]
+    assert rows["All"][:2] == [3, 3]
+    assert rows["All"][4:7] == [2, 50, 0]
+    assert table.rows[0].cells[2].paper == printed.TABLE5["squad"]["wins_repair"]
+    [chart] = exhibit.charts
+    assert chart.categories == ["SQUAD", "QA"]
+    assert chart.series[0].y == [60, 0]
+    assert chart.series[1].y == [20, pytest.approx(100 / 3)]
+    repairs, introduces, weak = exhibit.findings
+    # A third of the wins repairs, and half of the losses; a third introduces. Three
+    # texts cannot tell.
+    assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
+    assert repairs.evidence.startswith(
+        "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 percentage "
+        "points (3 texts: too few), more on 1 of 1 task. "
+    )
+    assert "holds on 6 of 7 tasks" in repairs.evidence
+
+
+def texts_of(contender, repaired_wins, repaired_losses):
+    """Eight texts with two wins and two losses each, of which so many repair."""
+    marks = {count: "0" * count + "1" * (2 - count) for count in range(3)}
+    return [
+        drafts(
+            "qa",
+            contender,
+            "2211",
+            marks[repaired_wins] + marks[repaired_losses],
+            example,
+        )
+        for example in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    "first, second, repairs, introduces",
+    [
+        ((2, 0), (1, 0), True, True),  # 100 and 50 % of wins, no loss
+        ((2, 0), (1, 1), None, True),  # the second repairs as often in both
+        ((2, 0), (0, 1), False, None),  # the second repairs in losses alone
+        ((0, 0), (0, 0), None, None),
+    ],
+)
+def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
+    """All texts are equal, so that no bootstrap sample differs from the data."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += texts_of("ngram:1", *first) + texts_of("ngram:16", *second)
+    findings = build_exhibit(records, ("qa",)).findings
+    assert [finding.holds for finding in findings] == [repairs, introduces, None]
+    points = 100 * (first[0] - first[1]) / 2
+    percentage = f"+{points:.1f}" if points else "0.0"
+    assert (
+        f"{percentage} percentage points ({percentage} … {percentage})"
+        in findings[0].evidence
+    )
+
+
+def test_local_neural_rescoring_decides():
+    """The paper's table is about it: 100 % of its wins repair, of the n-gram's 0 %."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += texts_of("neural:1", 2, 0) + texts_of("ngram:1", 0, 2)
+    repairs, *_ = build_exhibit(records, ("qa",)).findings
+    assert repairs.holds is True
+    assert "ngram:1: 0.0 % of wins repair, 100.0 % of losses" in repairs.evidence
+
+
+def test_disagreeing_texts_are_inconclusive():
+    """Seven texts whose wins repair nothing and one whose wins do: 1/8 more, but many
+    bootstrap samples do not contain it."""
+    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
+    records += [texts_of("ngram:1", 2, 0)[0], *texts_of("ngram:1", 0, 0)[1:]]
+    repairs, *_ = build_exhibit(records, ("qa",)).findings
+    assert repairs.holds is None
+    assert "+12.5 percentage points (0.0 … " in repairs.evidence
+    assert "more on 1 of 1 task." in repairs.evidence
+
+
+def test_wins_exceed_losses_on_tasks_with_low_efficiency():
+    """BPD yields 1, 2 and 3 tokens a call; margins of 3, 0 and -3 of 3 positions."""
+    records = []
+    for task, base, refined in [
+        ("a", "111", "222"),
+        ("b", "222", "222"),
+        ("c", "333", "111"),
+    ]:
+        records += [
+            drafts(task, "bpd", base, "000"),
+            drafts(task, "ngram:1", refined, "000"),
+        ]
+    weak = build_exhibit(records, ("a", "b", "c")).findings[-1]
+    assert weak.holds is None  # three tasks cannot tell
+    assert "correlation −1.00 (p = 0.3" in weak.evidence
+    assert "more wins than losses on 1 of 3 tasks" in weak.evidence
+    # The four tasks on which BPD is weakest, and no other.
+    assert "The paper's tables: rank correlation −0.86" in weak.evidence
+    assert "more wins than losses on 4 of 7 tasks." in weak.evidence
+
+
+def test_missing_measurements_are_reported():
+    exhibit = build_exhibit(
+        [drafts("qa", "bpd", "1", "0"), drafts("qa", "ngram:1", "1", "0")]
+    )
+    [table] = exhibit.tables
+    squad, qa = table.rows[:2]
+    assert squad.cells[0].text == "not measured"
+    assert squad.cells[0].paper is None  # another refinement than the paper's
+    assert qa.cells[2].text == "none"
+    assert [finding.holds for finding in exhibit.findings] == [None] * 3
+    assert build_exhibit([]).tables == []

@@ -1,0 +1,128 @@
+"""Table 8 from explicit records."""
+
+import pytest
+
+from tests.experiments.builders import draft, exhibit_of, rows_of
+
+TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
+"""Accepted tokens at each of ten positions, by the resulting number of calls."""
+
+
+def drafts(task, contender, calls, part="report", example=0):
+    return draft(contender, task, TEN[calls], part=part, example=example)
+
+
+def build_exhibit(records, tasks=("squad", "qa"), **facts):
+    return exhibit_of("table8", records, tasks, **facts)
+
+
+def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
+    """alpha = 2 takes 2 calls on tuning texts and 5 on others, alpha = 1 takes 4.
+
+    alpha = 0 is shown by a mark alone.
+    """
+    family = {0.0: (10, 10), 1.0: (4, 4), 2.0: (2, 5)}
+    records = [drafts("squad", "bpd", 10), drafts("squad", "oracle", 2)]
+    for alpha, (tune, report) in family.items():
+        name = f"ngram:1:alpha={alpha:g}@own"
+        records += [drafts("squad", name, tune, "tune"), drafts("squad", name, report)]
+    # Not part of a family: one without a weight, one without other weights.
+    records += [
+        drafts("squad", "ngram:1@own", 5),
+        drafts("squad", "neural:1:alpha=1", 5),
+    ]
+    exhibit = build_exhibit(
+        records, labels={"ngram:1:alpha=0@own": "1-best (k 4, alpha 0.0)"}
+    )
+    [table] = exhibit.tables
+    assert table.title == "The weight alpha: 1-best (k 4)"
+    squad = rows_of(table)["SQUAD"]
+    assert (squad[0].value, squad[0].paper) == (2.0, 0.75)
+    assert squad[1].value == 2.0
+    assert squad[2].value == pytest.approx(100)
+    assert squad[3].value == 1.0
+    # 2 tokens a call, of 1 by BPD and 5 by the oracle: a quarter of the way.
+    assert squad[4].value == 25
+    assert squad[5].value == 10 / 4
+    assert (squad[6].value, squad[7].value) == (1.0, 2.5)
+    assert rows_of(table)["QA"][0].text == "not measured"
+    assert [c.value for c in rows_of(table)["All, one alpha"]] == [
+        c.value for c in squad
+    ]
+    [chart] = exhibit.charts
+    assert [line.label for line in chart.series] == ["SQUAD", "All"]
+    assert (chart.series[0].x, chart.series[0].y) == ([1.0, 2.0], [2.5, 2.0])
+    _, flattery = exhibit.findings
+    assert flattery.holds is False
+    assert flattery.evidence.startswith("25.00 % on average over 1 task,")
+    assert table.caption.startswith("Tuned on 1 held-out example of each task; the")
+    assert (squad[0].text, squad[6].text, "*" in table.caption) == ("", "", False)
+
+
+def test_cells_are_marked_where_no_rescorer_is_better():
+    """On the tuning text alpha = 0 takes 4 calls, 1 takes 5; on the other, 10 and 5."""
+    records = [
+        drafts("squad", f"ngram:1:alpha={alpha}", calls, part)
+        for alpha, part, calls in [
+            (0, "tune", 4),
+            (1, "tune", 5),
+            (2, "tune", 10),
+            (0, "report", 10),
+            (1, "report", 5),
+            (2, "report", 10),
+        ]
+    ]
+    [table] = build_exhibit(records).tables
+    squad = rows_of(table)["SQUAD"]
+    assert (squad[0].value, squad[0].text) == (1.0, "*")
+    assert (squad[6].value, squad[6].text) == (1.0, "")
+    assert "* On the examples that it was tuned on, alpha = 0" in table.caption
+
+
+def test_weight_decreases_with_bpds_efficiency():
+    """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
+    records = []
+    best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
+    for task, (base, best_alpha) in best.items():
+        records.append(drafts(task, "bpd", base))
+        for alpha in (0.5, 1.0, 2.0):
+            for part in ("tune", "report"):
+                calls = 2 if alpha == best_alpha else 4
+                records.append(drafts(task, f"neural:1:alpha={alpha:g}", calls, part))
+    small, flattery = build_exhibit(records, tuple(best)).findings
+    assert small.holds is None  # three tasks cannot tell
+    assert "over 3 tasks: −1.00 (p = 0.3" in small.evidence
+    assert flattery.holds is True
+
+
+def test_without_a_family_there_is_no_table():
+    exhibit = build_exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
+    assert (exhibit.tables, exhibit.charts, exhibit.findings) == ([], [], [])
+
+
+def test_the_number_of_tuning_examples_is_reported():
+    """Three of SQuAD and one of QA; reported ones do not count."""
+    records = [
+        drafts(task, f"ngram:1:alpha={alpha}", 4, part, example)
+        for task, tune in [("squad", 3), ("qa", 1)]
+        for alpha in (1, 2)
+        for part, count in [("tune", tune), ("report", 5)]
+        for example in range(count)
+    ]
+    caption = build_exhibit(records).tables[0].caption
+    assert caption == (
+        "Tuned on 1 to 3 held-out examples of each task; the paper tunes on 100."
+    )
+
+
+def test_only_common_examples_count():
+    """Example 1 was recorded for only one alpha before the run was stopped."""
+    records = [
+        drafts("squad", f"ngram:1:alpha={alpha}", calls, part, example)
+        for alpha, calls, example in [(1, 4, 0), (2, 5, 0), (2, 2, 1)]
+        for part in ("tune", "report")
+    ]
+    [table] = build_exhibit(records).tables
+    squad = rows_of(table)["SQUAD"]
+    assert (squad[0].value, squad[1].value) == (1.0, 2.5)
+    assert squad[2].text == squad[3].text == squad[4].text == "not measured"

@@ -1,0 +1,277 @@
+import dataclasses
+import pathlib
+
+import pytest
+
+from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.study_records import TimingRecord
+from experiments.catalog import find_study
+
+STUDY = find_study("table_e")
+LABELS = {
+    "medusa:8": "Medusa",
+    "ngram:1@general_2": "1-best 2-gram",
+    "bpd": "BPD",
+    "lookahead:4": "Lookahead",
+    "medusa_ngram:8": "Medusa, 2-gram",
+}
+
+
+def record(contender, task="qa", example=0, *, calls, seconds, **fields):
+    """A timing of twelve tokens, by default of greedy decoding."""
+    plain = {"temperature": 0.0, "round": 0, "tokens": 12, "identical": True}
+    return TimingRecord(
+        task=task,
+        example=example,
+        contender=contender,
+        calls=calls,
+        seconds=seconds,
+        **{**plain, **fields},
+    )
+
+
+def build_exhibit(*records):
+    facts = {"labels": LABELS, "tasks": {"math": "Math", "qa": "QA", "rag": "RAG"}}
+    run = StudyRun(pathlib.Path("runs"), "table_e", facts, list(records))
+    return STUDY.exhibit(run)
+
+
+def measured(exhibit):
+    """Tables and findings of the run, without those of the printed Table E."""
+    tables = [t for t in exhibit.tables if not t.name.startswith("table_e_vicuna")]
+    findings = [f for f in exhibit.findings if not f.statement.startswith("Table E as")]
+    return tables, findings
+
+
+def cells(table, label):
+    return next(row.cells for row in table.rows if row.label == label)
+
+
+def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
+    exhibit = build_exhibit(
+        record("greedy", calls=12, seconds=4.0),
+        record("greedy", example=1, calls=12, seconds=2.0),
+        record("greedy", round=1, calls=12, seconds=6.0),
+        record("bpd", calls=6, seconds=2.0),
+        record("bpd", example=1, calls=4, seconds=1.0),
+        # Of a round in which plain decoding was not timed: no speed, only calls.
+        record("bpd", round=2, calls=6, seconds=99.0),
+        record("greedy", "math", calls=12, seconds=1.0),
+    )
+    table = measured(exhibit)[0][0]
+    assert [(column.label, column.group) for column in table.columns] == [
+        (label, group)
+        for group in ("Math", "QA", "All")
+        for label in ("Tokens per call", "Speedup")
+    ]
+    math_tokens, math_speed, tokens, speed, all_tokens, all_speed = cells(table, "BPD")
+    assert math_tokens.text == math_speed.text == "not measured"
+    # 36 tokens in 6 + 4 + 6 calls; 4 + 2 seconds against 2 + 1.
+    assert tokens.value == 36 / 16
+    assert speed.value == pytest.approx((4 + 2) / (2 + 1))
+    # Each prompt has the same speedup: 4 / 2 and 2 / 1.
+    assert speed.interval == pytest.approx((2, 2))
+    # One category is missing, so that there is no value for all.
+    assert all_tokens.text == all_speed.text == "not measured"
+    greedy = cells(table, "Greedy")
+    assert [cell.value for cell in greedy] == [1.0] * 6
+
+
+def test_texts_of_different_lengths_are_compared_per_token():
+    exhibit = build_exhibit(
+        record("greedy", temperature=1.0, calls=12, seconds=6.0),
+        record(
+            "bpd (speculative)",
+            temperature=1.0,
+            tokens=24,
+            calls=8,
+            seconds=4.0,
+            identical=None,
+        ),
+    )
+    table = measured(exhibit)[0][0]
+    assert table.name == "table_e_t1"
+    tokens, speed, *_ = cells(table, "BPD, speculative sampling")
+    assert tokens.value == 24 / 8
+    assert speed.value == pytest.approx((6 / 12) / (4 / 24))
+
+
+def test_refined_methods_follow_the_methods_that_they_refine():
+    exhibit = build_exhibit(
+        *(
+            record(name, calls=calls, seconds=seconds)
+            for name, calls, seconds in (
+                ("ngram:1@general_2", 5, 4.0),
+                ("medusa_ngram:8", 4, 1.5),
+                ("lookahead:4", 10, 3.0),
+                ("greedy", 12, 6.0),
+                ("medusa:8", 5, 2.0),
+                ("bpd", 6, 3.0),
+            )
+        )
+    )
+    table, refinement = measured(exhibit)[0]
+    assert [row.label for row in table.rows] == [
+        "Greedy",
+        "Medusa",
+        "Medusa, 2-gram",
+        "BPD",
+        "1-best 2-gram",
+        "Lookahead",
+    ]
+    assert [row.label for row in refinement.rows] == [
+        "Medusa → Medusa, 2-gram",
+        "BPD → 1-best 2-gram",
+    ]
+    # Calls fall from 5 to 4 and from 6 to 5; seconds from 2 to 1.5 and rise to 4.
+    values = [cell.value for row in refinement.rows for cell in row.cells]
+    assert values == pytest.approx([25, 2 / 1.5, 20, 3 / 4])
+    lossless, *findings = measured(exhibit)[1]
+    assert lossless.holds is True
+    # One prompt is inconclusive.
+    assert [finding.holds for finding in findings] == [None] * 4
+    assert findings[0].statement.endswith("Medusa, 2-gram yields more tokens per call.")
+    assert findings[0].evidence == "+25.0 % at T = 0, 1 prompt, too few."
+    assert table.caption.endswith("Prompts: QA 1.")
+    chart = exhibit.charts[0]
+    assert chart.categories[0] == "Medusa"
+    assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
+
+
+def test_charts_by_category_of_mt_bench():
+    """12 tokens in 6 calls and 2 of 6 seconds on writing, in 4 and 1 on QA."""
+    records = [
+        record(name, task, calls=calls, seconds=seconds)
+        for name, task, calls, seconds in (
+            ("greedy", "writing", 12, 6.0),
+            ("bpd", "writing", 6, 2.0),
+            ("greedy", "qa", 12, 6.0),
+            ("bpd", "qa", 4, 1.0),
+        )
+    ]
+    _, efficiency, speedup = build_exhibit(*records).charts
+    assert efficiency.title.endswith("by category of MT-Bench")
+    assert [series.label for series in efficiency.series] == ["BPD"]
+    assert (efficiency.series[0].y, speedup.series[0].y) == ([2.0], [3.0])
+    _, efficiency, speedup = build_exhibit(*records[2:]).charts
+    assert efficiency.title.endswith("by task")
+    assert (efficiency.categories, efficiency.series[0].y) == (["QA"], [3.0])
+
+
+def test_speculative_sampling_is_explained_where_it_was_measured():
+    lossless = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
+    sampled = dataclasses.replace(lossless[0], contender="medusa:8 (speculative)")
+    for records, explained in ((lossless, False), ([*lossless, sampled], True)):
+        notes = " ".join(build_exhibit(*records).notes)
+        assert ("Speculative sampling" in notes) is explained
+
+
+def pairs(seconds, temperature=0.0, calls=5):
+    """BPD with 6 calls and 3 seconds per prompt, and its refinement with `seconds`."""
+    return [
+        record(name, example=example, temperature=temperature, calls=n, seconds=time)
+        for example, refined in enumerate(seconds)
+        for name, n, time in [("bpd", 6, 3.0), ("ngram:1@general_2", calls, refined)]
+    ]
+
+
+def test_verdicts_follow_the_interval():
+    # 2 seconds instead of 3 for twelve tokens: 1.5 times as fast on each of 6 prompts.
+    tokens, speed = build_exhibit(*pairs([2.0] * 6)).findings[1:3]
+    assert (tokens.holds, speed.holds) == (True, True)
+    assert tokens.evidence == "+20.0 % (+20.0 … +20.0) at T = 0, 6 prompts."
+    assert speed.evidence == "1.50× (1.50 … 1.50) at T = 0, 6 prompts."
+    assert speed.statement == "BPD refined: 1-best 2-gram is faster."
+    # Faster in total, 17 seconds against 18, but only because of one prompt.
+    tokens, speed = build_exhibit(*pairs([3.2] * 5 + [1.0], calls=6)).findings[1:3]
+    assert (tokens.holds, speed.holds) == (None, None)
+    assert speed.evidence.startswith("1.06× (0.9")
+    # The same gain as in the first case, but of five prompts.
+    assert build_exhibit(*pairs([2.0] * 5)).findings[2].holds is None
+
+
+def test_verdicts_at_several_temperatures():
+    fast, slow, same = [2.0] * 6, [4.0] * 6, [3.0] * 6
+    for seconds, holds in ((fast, True), (same, None), (slow, False)):
+        exhibit = build_exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
+        speed = exhibit.findings[2]
+        assert speed.holds is holds
+        assert speed.statement.endswith("is faster at every temperature.")
+        assert "; " in speed.evidence
+
+
+def test_differing_texts_are_reported():
+    identical = record("bpd", calls=6, seconds=1.0)
+    differing = dataclasses.replace(identical, example=1, identical=False)
+    finding = build_exhibit(identical, differing).findings[0]
+    assert finding.holds is False
+    assert finding.evidence == "Identical: 1 of 2 texts; the others are from BPD."
+
+
+def test_runs_without_measurements():
+    exhibit = build_exhibit()
+    assert measured(exhibit)[0] == []
+    assert exhibit.charts == []
+    assert [finding.holds for finding in measured(exhibit)[1]] == [None]
+
+
+def test_the_printed_table_e_is_shown_with_our_values():
+    exhibit = build_exhibit(
+        record("greedy", calls=12, seconds=6.0),
+        record("neural:1", calls=5, seconds=4.0),
+        record("bpd", calls=6, seconds=3.0),
+        # The printed Medusa does not use prompt lookup.
+        record("medusa:8:lookup=8", calls=6, seconds=3.0),
+        record("medusa:8", calls=6, seconds=2.0),
+        record("medusa:8", temperature=1.0, calls=6, seconds=0.1),
+        record("medusa_neural:8", calls=6, seconds=1.0),
+        # The authors measured the variant of their slides.
+        record("medusa_neural:8:order=block", calls=6, seconds=1.5),
+    )
+    small, large = [t for t in exhibit.tables if t.name.startswith("table_e_vicuna")]
+    assert [column.label for column in small.columns][2] == "QA"
+    rows = {row.label: row.cells for row in small.rows}
+    assert len(rows) == 7
+    assert (rows["BPD"][2].value, rows["BPD"][2].paper) == (2.0, 1.489)
+    assert rows["Medusa"][2].value == 3.0
+    assert rows["BPD, local rescoring: neural:1"][2].value == 1.5
+    slides = rows["Medusa, local rescoring: medusa_neural:8:order=block"]
+    assert slides[2].value == 4.0
+    lookahead = rows["Lookahead"][2]
+    assert (lookahead.value, lookahead.paper) == (None, 1.503)
+    assert rows["BPD"][0].text == "not measured"
+    assert large.rows[-1].cells[3].paper == 2.519
+
+
+def test_claims_of_the_rebuttal_about_table_e():
+    faster, times = build_exhibit().findings[-2:]
+    assert (faster.holds, times.holds) == (False, False)
+    # 1.522 / 1.530 is the only loss, 2.467 / 2.232 = 1.105 the largest gain.
+    assert "Faster in 19 of 20 cases" in faster.evidence
+    assert "Vicuna 13B, bpd, summarization: −0.5 %" in faster.evidence
+    assert times.evidence.startswith("Rescoring adds at most 10.5 %")
+
+
+def test_categories_of_mt_bench_are_shown_separately_and_together():
+    """The printed column is that of all categories: sums over their prompts."""
+    exhibit = build_exhibit(
+        record("greedy", "writing", calls=12, seconds=6.0),
+        record("bpd", "writing", calls=6, seconds=2.0),
+        record("greedy", "coding", calls=12, seconds=6.0),
+        record("bpd", "coding", calls=4, seconds=1.0),
+        record("greedy", calls=12, seconds=6.0),
+        record("bpd", calls=12, seconds=6.0),
+        record("medusa:8", "writing", calls=4, seconds=1.0),
+    )
+    table = measured(exhibit)[0][0]
+    groups = [column.group for column in table.columns[::2]]
+    assert groups == ["QA", "coding", "writing", "MT-Bench, all", "All"]
+    values = [cell.value for cell in cells(table, "BPD")]
+    assert values[4:] == pytest.approx([12 / 6, 3, 24 / 10, 4, 36 / 22, 2])
+    # Measured in one category of two.
+    assert cells(table, "Medusa")[6].text == "not measured"
+    printed = next(t for t in exhibit.tables if t.name == "table_e_vicuna_7b")
+    rows = {row.label: row.cells for row in printed.rows}
+    assert rows["BPD"][0].value == 4
+    assert rows["BPD"][2].value == 1
+    assert rows["Medusa"][0].text == "not measured"
