@@ -133,3 +133,25 @@ def test_readme_has_the_block_efficiencies_of_the_committed_records() -> None:
             calls = sum(record.calls for record in records)
             cells.append(f"{sum(record.tokens for record in records) / calls:.2f}")
         assert " | ".join([label, *cells]) in (ROOT / "README.md").read_text()
+
+
+# A number with the unit of a measurement, and what it can rest on.
+MEASURED = re.compile(
+    r"\d\s(?:tokens\sper\s(?:serial\s)?call|times\sas\sfast|ms\b|tokens\sper\ssecond"
+    r"|percentage\spoints)|\d\.\d\s%|\d\.\d+\stokens"
+)
+SOURCE = re.compile(
+    r"\]\([^)]*(?:/results|/logs|\.json|printed\.py)[^)]*\)|python\s-m\s|`make [a-z-]+`"
+    r"|\.sh\b|`[\w/]+\.json`|`tests/[\w/]+\.py`"
+)
+
+
+def test_sections_with_measured_numbers_name_a_record_or_a_command() -> None:
+    """By section, between two headings: which number is whose is left to the reader."""
+    missing = [
+        f"{page.relative_to(ROOT)}: {section.splitlines()[0]}"
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        for section in re.split(r"^(?=#{1,4} )", page.read_text(), flags=re.MULTILINE)
+        if MEASURED.search(section) and not SOURCE.search(section)
+    ]
+    assert missing == []
