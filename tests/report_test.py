@@ -8,8 +8,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax import report
-from bpd_jax.base.errors import UserError
 from bpd_jax.studies.run_files import append_records, write_header
 from bpd_jax.studies.study_records import (
     REPORT,
@@ -171,12 +169,6 @@ def test_invalid_results_are_reported(results, tmp_path):
     ]
     assert_all_refused("bpd_jax.report", cases, tmp_path)
     assert not (tmp_path / "report.html").exists()
-
-
-def test_without_a_checkout_one_sentence_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "__file__", str(tmp_path / "bpd_jax" / "report.py"))
-    with pytest.raises(UserError, match="in a checkout of"):
-        report._tables()
 
 
 def test_unwritable_folders_are_refused_first(results, tmp_path):
