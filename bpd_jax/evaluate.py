@@ -41,7 +41,6 @@ from bpd_jax.evaluation.compare import (
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.evaluation_report import print_table, write_html
-from bpd_jax.reporting.evaluation_sentences import fastest_sentence
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
 from bpd_jax.storage import files, folders
@@ -128,7 +127,8 @@ def main() -> None:
     print_table(report)
     print(f"report: {output / 'report.html'}")
     fail_on_errors(results, output / "records.jsonl")
-    print(fastest_sentence(report))
+    if (best := report.fastest) is not None:
+        print(f"Fastest: {best.marked_label} · {best.speedup:.2f} ×")
 
 
 def _check(methods: Sequence[Method], options: DecodeOptions) -> None:

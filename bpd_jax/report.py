@@ -23,7 +23,7 @@ from absl import flags
 from bpd_jax.base import cli, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting import draft_picture
-from bpd_jax.reporting.charts import standalone
+from bpd_jax.reporting.charts import has_points, standalone
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
@@ -195,7 +195,7 @@ def _write_files(parts: Sequence[PagePart]) -> None:
             name = table.name + suffix
             _write(LATEX.value, f"{name}.tex", table_latex(table, name))
             _write(CSV.value, f"{name}.csv", table_csv(table))
-        for chart in part.exhibit.charts:
+        for chart in filter(has_points, part.exhibit.charts):
             _write(SVG.value, f"{chart.name}{suffix}.svg", standalone(chart))
     for folder in _folders():
         print(f"files: {folder}")

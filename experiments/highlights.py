@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval, headroom_taken
+from bpd_jax.reporting.formatting import percent
 from bpd_jax.reporting.page import KeyFigure
-from bpd_jax.reporting.wording import percent
 from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import counted

@@ -1,6 +1,7 @@
 """The command `bpd_jax.report`."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -11,6 +12,7 @@ import pytest
 from bpd_jax.studies.run_files import append_records, write_header
 from bpd_jax.studies.study_records import (
     REPORT,
+    TUNE,
     Call,
     DraftRecord,
     ExplorerRecord,
@@ -169,6 +171,20 @@ def test_invalid_results_are_reported(results, tmp_path):
     ]
     assert_all_refused("bpd_jax.report", cases, tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_study_without_reported_texts_is_a_page(tmp_path):
+    """Its charts have no points, also on a logarithmic axis."""
+    records = [
+        dataclasses.replace(record, part=TUNE)
+        for name in ("zero_gram:1", "zero_gram:2", "zero_gram:4")
+        for record in drafts(name, "21212121")
+    ]
+    write(tmp_path / "results", "figure7", "tiny", records)
+    result = call(tmp_path, "results", "--svg=svg")
+    assert result.returncode == 0, result.stderr
+    assert "Fewer than three values of p" in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "svg").exists()
 
 
 def test_unwritable_folders_are_refused_first(results, tmp_path):

@@ -99,8 +99,12 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
 @functools.cache
 def _environment() -> jinja2.Environment:
     derived = environment().overlay()
-    derived.tests = derived.tests | {"line": marks.is_line, "marked": marks.is_marked}
-    derived.filters = derived.filters | {"tick_text": tick_text, "words": marks.words}
+    derived.tests = derived.tests | {"line": marks.is_line}
+    derived.filters = derived.filters | {
+        "tick_text": tick_text,
+        "words": marks.words,
+        "marked": marks.marked,
+    }
     return derived
 
 
@@ -147,6 +151,11 @@ def drawable(chart: Chart) -> Chart:
         }
         series.append(dataclasses.replace(each, **fields))
     return dataclasses.replace(chart, series=series)
+
+
+def has_points(chart: Chart) -> bool:
+    """Whether anything of the chart can be drawn."""
+    return any(series.x for series in drawable(chart).series)
 
 
 def frame_of(chart: Chart, top: float = 10) -> Frame:

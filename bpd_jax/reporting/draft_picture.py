@@ -11,8 +11,8 @@ from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.explorer import ExplorerText
+from bpd_jax.reporting.formatting import visible
 from bpd_jax.reporting.templates import rendered
-from bpd_jax.reporting.wording import visible
 
 # Pixels: width of a character in the monospaced font and, at most, in the other one;
 # height of a row, space between columns.

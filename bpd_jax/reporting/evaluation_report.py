@@ -9,14 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from bpd_jax.reporting import explorer
-from bpd_jax.reporting.evaluation_sentences import (
-    best_method,
-    divergence_sentences,
-    drafting_methods,
-    labelled,
-    summary_sentence,
-    verdict,
-)
 from bpd_jax.reporting.exhibits import (
     BARS,
     LINES,
@@ -29,15 +21,21 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
+from bpd_jax.reporting.formatting import MISSING, fact, percent
 from bpd_jax.reporting.glossary import DEFINITIONS
 from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
 from bpd_jax.reporting.terminal import print_exhibit, standard_output
-from bpd_jax.reporting.wording import fact, percent
 
 # Maximum number of points of a line, each the mean of neighbouring points.
 _POINTS = 200
 _LOSS = re.compile(r"(validation_)?loss(?:_head_(\d+))?")
+# Charts of the losses, with their titles.
+_LOSSES = {
+    "loss_heads_training": "Loss of each head",
+    "loss_heads_validation": "Loss of each head on validation data",
+    "loss": "Total loss of all heads",
+}
 _TONES = {"identical": "good", "near-tie": "warn", "different": "bad"}
 
 
@@ -70,8 +68,7 @@ def page_of(report: EvaluationReport) -> Page:
                     "Training",
                     "",
                     "Cross-entropy in nats per token. Head 1 is the language model, "
-                    "head j predicts j tokens ahead; dashed lines are for validation "
-                    "data.",
+                    "head j predicts j tokens ahead.",
                     charts=charts,
                 ),
             )
@@ -82,7 +79,6 @@ def page_of(report: EvaluationReport) -> Page:
         parts,
         key_figures(report),
         explorer.texts_of(report),
-        lead=summary_sentence(report),
         meta=" · ".join(filter(None, [report.task, report.device, report.created])),
         terms=DEFINITIONS,
     )
@@ -102,7 +98,7 @@ def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
 
 
 def print_table(report: EvaluationReport, console: Console | None = None) -> None:
-    """Prints model, task and device, the tables, and a summary sentence.
+    """Prints model, task and device, the tables, and the key figures.
 
     Args:
       report: the report.
@@ -116,14 +112,18 @@ def print_table(report: EvaluationReport, console: Console | None = None) -> Non
         if value:
             console.print(Text.assemble((f"{name:<7}", "dim"), fact(value)))
     print_exhibit(methods_exhibit(report), console, intervals=True)
-    console.print(Text(summary_sentence(report)))
+    for figure in key_figures(report):
+        line = Text.assemble((f"{figure.name:<20}", "dim"), (figure.value, "bold"))
+        console.print(line.append(f"  {figure.note}", style="dim"))
 
 
 def methods_exhibit(report: EvaluationReport) -> Exhibit:
     """Tables and charts of all methods and of their drafts."""
     tables = [_methods_table(report)] if report.methods else []
     charts = []
-    if drafting := drafting_methods(report):
+    if differing := [m for m in report.methods if m.divergence is not None]:
+        tables.append(_divergence_table(differing))
+    if drafting := report.drafting:
         tables.append(_drafts_table(report, drafting))
         charts = [_efficiency_chart(report), _accepted_chart(drafting)]
     return Exhibit(
@@ -133,7 +133,7 @@ def methods_exhibit(report: EvaluationReport) -> Exhibit:
         "Greedy decoding of the same prompts by every method.",
         tables,
         charts,
-        notes=[*divergence_sentences(report), *report.notes],
+        notes=report.notes,
         facts={
             "model": report.model,
             "settings": report.settings,
@@ -146,7 +146,7 @@ def methods_exhibit(report: EvaluationReport) -> Exhibit:
 
 
 def _methods_table(report: EvaluationReport) -> Table:
-    best = best_method(report)
+    best = report.best
     rows = []
     for method in report.methods:
         cells = [
@@ -156,9 +156,9 @@ def _methods_table(report: EvaluationReport) -> Table:
             Cell(method.tokens),
             Cell(method.seconds),
             Cell(method.speedup),
-            Cell(text=verdict(method), tone=_TONES[method.agreement]),
+            Cell(text=method.verdict, tone=_TONES[method.agreement]),
         ]
-        rows.append(Row(labelled(method), cells, strong=method is best))
+        rows.append(Row(method.marked_label, cells, strong=method is best))
     columns = [
         Column("Block efficiency"),
         Column("Gain over BPD", digits=1, unit="+%"),
@@ -185,7 +185,7 @@ def _percent_cell(
 
 
 def _drafts_table(report: EvaluationReport, drafting: Sequence[MethodSummary]) -> Table:
-    best = best_method(report)
+    best = report.best
     rows = []
     for method in drafting:
         entropies = [f"{method.entropies[i]:.2f}" for i in (0, -1) if method.entropies]
@@ -215,6 +215,29 @@ def _drafts_table(report: EvaluationReport, drafting: Sequence[MethodSummary]) -
     )
 
 
+def _divergence_table(differing: Sequence[MethodSummary]) -> Table:
+    rows = []
+    for method in differing:
+        values = method.divergence or {}
+        of = round(method.differing / values["rate"])
+        cells = [Cell(method.differing), Cell(of), Cell(values["first"])]
+        rows.append(Row(method.label, [*cells, Cell(values["gap"])]))
+    return Table(
+        "divergence",
+        "Texts that differ from greedy decoding",
+        "Method",
+        [
+            Column("Differ", digits=0),
+            Column("Texts", digits=0),
+            Column("First token", digits=0),
+            Column("Logit gap", digits=4),
+        ],
+        rows,
+        "Earliest token that differs; at it, the model’s largest logit minus the lower "
+        "of the two tokens’ logits, the median over texts.",
+    )
+
+
 def _efficiency_chart(report: EvaluationReport) -> Chart:
     cells = [Cell(m.block_efficiency, interval=m.interval) for m in report.methods]
     series = line_of("tokens per serial call", dict(enumerate(cells)))
@@ -239,36 +262,33 @@ def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:
 
 
 def loss_charts(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
-    """Charts of the logged losses by training step: of each head, and the total.
+    """Charts of the logged losses by training step.
 
-    Other keys and non-finite values are ignored.
+    Those of each head have a chart for training and one for validation, because 2 L
+    lines in one cannot be told apart. Other keys and non-finite values are ignored.
     """
-    total: dict[str, list[tuple[float, float]]] = {}
-    heads: dict[str, list[tuple[float, float]]] = {}
+    charts: dict[str, dict[str, list[tuple[float, float]]]] = {t: {} for t in _LOSSES}
     for row in rows:
         for key, value in row.items():
             match = _LOSS.fullmatch(key)
             if match is None or not math.isfinite(value):
                 continue
             validation, head = match.groups()
-            name = f"head {head}" if head else "training"
-            if validation:
-                name = f"{name}, validation" if head else "validation"
-            lines = heads if head else total
+            line = "validation" if validation else "training"
+            chart = f"loss_heads_{line}" if head else "loss"
+            lines = charts[chart]
+            name = f"head {head}" if head else line
             lines.setdefault(name, []).append((row["step"], value))
     return [
         Chart(
             name,
-            title,
+            _LOSSES[name],
             LINES,
             "training step",
             "loss (nats)",
             [_line(label, points) for label, points in lines.items()],
         )
-        for name, title, lines in (
-            ("loss_heads", "Loss of each head", heads),
-            ("loss", "Total loss of all heads", total),
-        )
+        for name, lines in charts.items()
         if lines
     ]
 
@@ -282,17 +302,22 @@ def _line(label: str, points: list[tuple[float, float]]) -> Series:
         [sum(point[axis] for point in run) / len(run) for run in runs]
         for axis in (0, 1)
     )
-    return Series(label, x, y, dashed=label.endswith("validation"))
+    return Series(label, x, y, dashed=label == "validation")
 
 
 def key_figures(report: EvaluationReport) -> list[KeyFigure]:
     """The key numbers of the best method."""
-    best = best_method(report)
+    best = report.best
     if best is None:
         return []
     saved = 1 - best.serial_calls / best.tokens if best.tokens else None
     differing = sum(method.differing for method in report.methods)
     ties = differing and differing == sum(m.near_ties for m in report.methods)
+    fastest = report.fastest
+    speed = MISSING if best.speedup is None else f"{best.speedup:.2f} ×"
+    note = best.label
+    if fastest is not None and fastest is not best:
+        note = f"fastest: {fastest.marked_label}, {fastest.speedup:.2f} ×"
     return [
         KeyFigure("Block efficiency", f"{best.block_efficiency:.2f}", best.label),
         KeyFigure("Gain over BPD", percent(best.gain), "in block efficiency"),
@@ -301,6 +326,7 @@ def key_figures(report: EvaluationReport) -> list[KeyFigure]:
             percent(saved, sign=False),
             "against one call per token",
         ),
+        KeyFigure("Speed-up", speed, note),
         KeyFigure(
             "Outputs that differ",
             str(differing),

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from bpd_jax.reporting.formatting import readable, visible
 from bpd_jax.reporting.records import GREEDY_NAME, EvaluationReport, Step
-from bpd_jax.reporting.wording import readable, visible
 
 _TITLE = 56
 

@@ -19,22 +19,6 @@ DEFINITIONS = {
         "are equal for every prompt. Near-tie: at the first difference, the model's "
         "two best tokens are equal up to rounding. Different: any other difference."
     ),
-    "Tokens verified": (
-        "Mean number of draft tokens that a serial call verifies; a prefix that "
-        "several drafts share is counted once."
-    ),
-    "No gain": (
-        "Share of the serial calls that accept only one token, as plain decoding does."
-    ),
-    "Equal neighbours": (
-        "Share of neighbouring tokens in a method's best-ranked drafts that are equal. "
-        "Longest run: length of the longest run of one token, the mean over the "
-        "drafts. Heads that predict independently repeat tokens."
-    ),
-    "Entropy of the heads": (
-        "Mean entropy of the block heads over all calls, in nats: of head 2, which "
-        "predicts the token after the certain one, and of the last head."
-    ),
     "Interval of the gain": (
         "Paired bootstrap interval: every resample draws the same prompts for the "
         "method and for BPD. If it excludes zero, the gain is significant."

@@ -2,9 +2,9 @@
 
 import re
 
-from bpd_jax.reporting import number_format
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
-from bpd_jax.reporting.wording import readable
+from bpd_jax.reporting.formatting import readable
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -101,12 +101,12 @@ def table_latex(table: Table, label: str) -> str:
       label: label for references, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()
-    if number_format.has_intervals(table):
+    if formatting.has_intervals(table):
         caption += f" In brackets: {table.intervals}."
-    if number_format.has_printed(table):
+    if formatting.has_printed(table):
         caption += " In italics: values printed in the paper."
     alignment = "".join(
-        "l" if words else "r" for words in number_format.columns_of_words(table)
+        "l" if words else "r" for words in formatting.columns_of_words(table)
     )
     return "\n".join(
         [
@@ -133,7 +133,7 @@ def table_latex(table: Table, label: str) -> str:
 def _heading(table: Table) -> list[str]:
     labels = [table.heading, *(column.label for column in table.columns)]
     lines = []
-    if groups := number_format.groups(table):
+    if groups := formatting.groups(table):
         cells, rules, first = [""], [], 2
         for group, span in groups:
             cells.append(rf"\multicolumn{{{span}}}{{c}}{{{escape(group)}}}")
@@ -158,10 +158,10 @@ def _row(row: Row, table: Table) -> list[str]:
 
 
 def _entry(cell: Cell, column: Column, *, strong: bool) -> str:
-    parts = [_bold(escape(number_format.measured(cell, column)), strong)]
-    if bounds := number_format.interval(cell, column):
+    parts = [_bold(escape(formatting.measured(cell, column)), strong)]
+    if bounds := formatting.interval(cell, column):
         parts.append(rf"\interval{{{escape(bounds)}}}")
-    if paper := number_format.printed(cell, column):
+    if paper := formatting.printed(cell, column):
         parts.append(rf"\printed{{{escape(paper)}}}")
     return " ".join(parts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bpd_jax.reporting import wording
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.records import Candidate, LatticePicture
 from bpd_jax.reporting.templates import environment, rendered, resource
 
@@ -121,7 +121,7 @@ def _nodes(picture: LatticePicture, greedy: list[int]) -> list[dict[str, Any]]:
         if row_of_greedy == len(position):
             entries.append((picture.greedy[column], None))
         for row, (piece, candidate) in enumerate(entries):
-            shown = wording.visible(piece).replace(" ", "·")
+            shown = formatting.visible(piece).replace(" ", "·")
             short = shown
             if len(shown) > _PIECE_CHARACTERS:
                 short = shown[: _PIECE_CHARACTERS - 1] + "…"

@@ -9,7 +9,7 @@ SIZE = 3.6
 """Half the size of a mark in pixels."""
 
 _HUES = 8
-# Maximum number of points of a line that has marks.
+# Longer lines have about this number of marks.
 _MARKED = 20
 # Offsets of a mark's corners from its centre, for size 1; a circle has none.
 _SHAPES: list[list[tuple[float, float]]] = [
@@ -73,11 +73,14 @@ def is_line(series: Series, chart: Chart) -> bool:
     return chart.kind == LINES or (series.dashed and not series.names)
 
 
-def is_marked(series: Series, chart: Chart) -> bool:
-    """Whether the points have marks; those of a line have them only if they are few."""
-    if chart.kind == LINES:
-        return len(series.x) <= _MARKED
-    return not is_line(series, chart)
+def marked(series: Series, chart: Chart) -> list[int]:
+    """Indices of the points with marks: all, or some of a long line."""
+    if chart.kind != LINES:
+        return [] if is_line(series, chart) else list(range(len(series.x)))
+    # Marks of neighbouring lines are not above each other.
+    number = [each.label for each in chart.series].index(series.label)
+    step = -(-len(series.x) // _MARKED)
+    return list(range(2 * number % max(step, 1), len(series.x), max(step, 1)))
 
 
 def words(series: Series, index: int, chart: Chart) -> str:

@@ -21,15 +21,15 @@ from markupsafe import Markup
 from bpd_jax.reporting import (
     charts,
     explorer,
+    formatting,
     lattice_drawing,
-    number_format,
-    run_sentences,
+    run_table,
 )
-from bpd_jax.reporting.exhibits import Chart, Exhibit
+from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.reporting.explorer import ExplorerText
+from bpd_jax.reporting.formatting import fact
 from bpd_jax.reporting.glossary import TERMS
 from bpd_jax.reporting.templates import environment, resource
-from bpd_jax.reporting.wording import fact
 from bpd_jax.storage import files
 
 SUMMARY, EXPLORER = "summary", "explorer-title"
@@ -86,7 +86,6 @@ class Page:
       parts: exhibits in their order.
       figures: a few key figures.
       texts: texts of the draft explorer.
-      lead: summary in a sentence; by default, a summary of all findings and runs.
       meta: model, device and date; by default from the exhibits' facts.
       terms: explanations of terms on the page.
     """
@@ -96,7 +95,6 @@ class Page:
     parts: list[PagePart]
     figures: list[KeyFigure] = dataclasses.field(default_factory=list)
     texts: list[ExplorerText] = dataclasses.field(default_factory=list)
-    lead: str = ""
     meta: str = ""
     terms: Mapping[str, str] = dataclasses.field(default_factory=lambda: TERMS)
 
@@ -120,7 +118,9 @@ def render(page: Page) -> str:
         for name in ("model", "device", "date", "versions")
         if (values := _distinct(page, name))
     }
-    entries = [] if page.lead else [(SUMMARY, "Summary", "")]
+    runs = run_table.run_table([part.exhibit for part in page.parts])
+    counts = statement_counts(page)
+    entries = [(SUMMARY, "Summary", "")] if counts or runs else []
     entries += [(part.key, part.title, part.exhibit.paper) for part in page.parts]
     entries += [(EXPLORER, "Draft explorer", "")] if page.texts else []
     groups = itertools.groupby(enumerate(page.texts), lambda pair: pair[1].group)
@@ -130,10 +130,10 @@ def render(page: Page) -> str:
         .render(
             page=page,
             meta=page.meta or " · ".join(_run_words(page)),
-            lead=page.lead or summary_sentence(page),
+            lead=counts,
             entries=entries,
             known=common_facts,
-            runs=run_sentences.sentences([part.exhibit for part in page.parts]),
+            runs=runs,
             folded=sum(len(part.exhibit.findings) for part in page.parts) > _SHOWN,
             summary_id=SUMMARY,
             explorer_id=EXPLORER,
@@ -153,21 +153,24 @@ def render(page: Page) -> str:
 def _environment() -> jinja2.Environment:
     derived = environment().overlay()
     derived.filters = derived.filters | {
-        "measured": number_format.measured,
-        "interval": number_format.interval,
-        "printed": number_format.printed,
-        "groups": number_format.groups,
-        "columns_of_words": lambda table: number_format.columns_of_words(
+        "measured": formatting.measured,
+        "interval": formatting.interval,
+        "printed": formatting.printed,
+        "groups": formatting.groups,
+        "columns_of_words": lambda table: formatting.columns_of_words(
             table, _WORDS_FROM
         ),
-        "has_intervals": number_format.has_intervals,
-        "has_printed": number_format.has_printed,
+        "has_intervals": formatting.has_intervals,
+        "has_printed": formatting.has_printed,
         "draw_chart": charts.draw,
         "draw_lattice": lattice_drawing.figure,
         "run_facts": run_facts,
         "signed": _signed,
     }
-    derived.tests = derived.tests | {"wide": charts.is_wide, "has_points": _has_points}
+    derived.tests = derived.tests | {
+        "wide": charts.is_wide,
+        "has_points": charts.has_points,
+    }
     return derived
 
 
@@ -176,23 +179,13 @@ def _signed(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
-def _has_points(chart: Chart) -> bool:
-    return any(series.x for series in chart.series)
-
-
-def summary_sentence(page: Page) -> str:
-    """Returns a sentence with the number of statements that hold."""
+def statement_counts(page: Page) -> str:
+    """Numbers of the paper's statements by verdict; "" without any."""
     verdicts = [f.holds for part in page.parts for f in part.exhibit.findings]
-    if not verdicts:
-        return "No statement of the paper was checked."
-    holding, failing = verdicts.count(True), verdicts.count(False)
-    sentence = f"Of {len(verdicts)} statements that were checked, {holding} "
-    sentence += "holds" if holding == 1 else "hold"
-    if failing:
-        sentence += f", {failing} {'does' if failing == 1 else 'do'} not"
-    if undecided := verdicts.count(None):
-        sentence += f", {undecided} {'is' if undecided == 1 else 'are'} inconclusive"
-    return f"{sentence}."
+    labels = {True: "hold", False: "do not hold", None: "inconclusive"}
+    counts = {label: verdicts.count(holds) for holds, label in labels.items()}
+    listed = " · ".join(f"{count} {label}" for label, count in counts.items() if count)
+    return f"Statements of the paper: {listed}" if listed else ""
 
 
 def _distinct(page: Page, name: str) -> list[str]:

@@ -127,6 +127,22 @@ class MethodSummary:
             return "identical"
         return "near-tie" if self.differing == self.near_ties else "different"
 
+    @property
+    def verdict(self) -> str:
+        """The agreement, with the number of texts that differ."""
+        if self.name == GREEDY_NAME:
+            return "reference"
+        if self.identical:
+            return "identical ✓"
+        if self.agreement == "different":
+            return f"{self.differing - self.near_ties} DIFFERENT"
+        return f"{self.near_ties} near-tie" + "s" * (self.near_ties > 1)
+
+    @property
+    def marked_label(self) -> str:
+        """The label, marked if `auto` chose the method."""
+        return f"{self.label} ← auto" if self.automatic else self.label
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -200,6 +216,28 @@ class EvaluationReport:
     lattice: LatticePicture | None = None
     curves: list[dict[str, float]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def drafting(self) -> list[MethodSummary]:
+        """The methods that draft and have statistics of their drafts."""
+        return [
+            m for m in self.methods if m.name != GREEDY_NAME and m.nodes is not None
+        ]
+
+    @property
+    def best(self) -> MethodSummary | None:
+        """The method with the highest block efficiency, except upper bounds."""
+        return max(
+            (method for method in self.methods if not method.upper_bound),
+            key=lambda method: method.block_efficiency,
+            default=None,
+        )
+
+    @property
+    def fastest(self) -> MethodSummary | None:
+        """The method with the largest speed-up; None if nothing was timed."""
+        timed = [m for m in self.methods if m.speedup and not m.upper_bound]
+        return max(timed, key=lambda method: method.speedup or 0.0, default=None)
 
 
 def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:

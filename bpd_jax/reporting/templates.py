@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from bpd_jax.reporting.wording import readable
+from bpd_jax.reporting.formatting import readable
 
 
 def resource(name: str) -> str:

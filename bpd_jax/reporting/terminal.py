@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bpd_jax.reporting import number_format, wording
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Table
 from bpd_jax.reporting.records import DecodeRecord, Step
 
@@ -124,11 +124,11 @@ def _table(table: Table, intervals: bool) -> RichTable:
 
 def _cell(cell: Cell, column: Column, intervals: bool) -> Text:
     """The value, its interval on a line below, the paper's value in brackets."""
-    text = Text(number_format.measured(cell, column), style=_TONES.get(cell.tone, ""))
-    if intervals and (bounds := number_format.interval(cell, column)):
+    text = Text(formatting.measured(cell, column), style=_TONES.get(cell.tone, ""))
+    if intervals and (bounds := formatting.interval(cell, column)):
         text.append(f"\n{bounds}", style="dim")
     if cell.paper is not None:
-        text.append(f" ({number_format.printed(cell, column)})", style="dim")
+        text.append(f" ({formatting.printed(cell, column)})", style="dim")
     return text
 
 
@@ -248,7 +248,7 @@ def _step_line(number: int, step: Step) -> Text:
     line = Text(f"{number:>4}  {step.accepted}/{len(step.draft)}  ", style="")
     for index, piece in enumerate(step.draft):
         # Spaces within tokens are distinguished from those between tokens.
-        token = wording.visible(piece).replace(" ", "·") or "∅"
+        token = formatting.visible(piece).replace(" ", "·") or "∅"
         if index == step.accepted:
             line.append("✗ ", style="red")
         if index >= step.accepted:

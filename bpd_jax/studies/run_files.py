@@ -6,23 +6,28 @@ compressed (`records.jsonl.gz`).
 """
 
 import dataclasses
-import functools
 import gzip
 import json
 import os
 import pathlib
-import types
-import typing
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.reporting.records import Facts
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.buckets import as_path
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study_records import RECORD_KINDS, ExplorerRecord, Record
+from bpd_jax.studies.study_records import (
+    RECORD_KINDS,
+    DraftRecord,
+    ExplorerRecord,
+    OracleRecord,
+    Record,
+)
+from bpd_jax.studies.typed_json import typed
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records. Published records are the oldest.
@@ -32,15 +37,39 @@ PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"st
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in RECORD_KINDS.items()}
 
-# Types of the facts that programs use, and of their elements.
-_TYPES: dict[str, tuple[type, type]] = {
-    **dict.fromkeys(("labels", "tasks", "left_out", "texts", "made_with"), (dict, str)),
-    **dict.fromkeys(("examples", "assets", "model_sizes"), (dict, dict)),
-    **dict.fromkeys(("settings", "printed", "in_domain"), (dict, object)),
-    "notes": (list, str),
-    "sessions": (list, dict),
-    "size": (str, object),
-}
+
+class _ModelSizes(TypedDict, total=False):
+    model: ModelSize
+    rescorers: dict[str, ModelSize]
+    ngrams: dict[str, int]
+
+
+class _Settings(TypedDict, total=False):
+    source: str
+    lattice_width: int
+
+
+class _Header(TypedDict, total=False):
+    """The facts that programs read; others are only shown."""
+
+    study: str
+    size: str
+    labels: dict[str, str]
+    tasks: dict[str, str]
+    left_out: dict[str, str]
+    texts: dict[str, str]
+    made_with: dict[str, str]
+    printed: dict[str, str]
+    alphas: dict[str, dict[str, float]]
+    in_domain: dict[str, int]
+    vocabulary: int | None
+    draft_vocabulary: int | None
+    examples: dict[str, dict[str, int]]
+    assets: dict[str, dict[str, str]]
+    model_sizes: _ModelSizes
+    settings: _Settings
+    notes: list[str]
+    sessions: list[dict[str, Any]]
 
 
 def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
@@ -107,10 +136,31 @@ def read_records(folder: pathlib.Path) -> list[Record]:
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     records = [record for path in paths for record in _read_file(path)]
+    _check_shapes(folder, records)
     latest = {r.key: r for r in records if isinstance(r, ExplorerRecord)}
     return [
         r for r in records if not isinstance(r, ExplorerRecord) or latest[r.key] is r
     ]
+
+
+def _check_shapes(folder: pathlib.Path, records: Sequence[Record]) -> None:
+    """Exhibits stack the numbers of all records of a kind."""
+    heads = {
+        len(values)
+        for r in records
+        if isinstance(r, DraftRecord)
+        for values in (r.head_entropy, r.entropy_counts)
+        if values
+    }
+    grids = {
+        (len(r.calls), len(r.calls[0])) for r in records if isinstance(r, OracleRecord)
+    }
+    for name, shapes in (("entropies", heads), ("calls", grids)):
+        if len(shapes) > 1:
+            raise UserError(
+                f"the records in {folder} do not belong together: the shapes of {name} "
+                f"are {', '.join(map(str, sorted(shapes)))}."
+            )
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
@@ -129,39 +179,10 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
 def _record(line: bytes, location: str) -> Record:
     try:
         fields: dict[str, Any] = files.parse_json(line)
-        record: Record = _decode(RECORD_KINDS[fields.pop("kind")], fields, "it")
+        record: Record = typed(RECORD_KINDS[fields.pop("kind")], fields, "it")
         return record
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:
         raise UserError(f"{location} is not a study record: {error}.") from error
-
-
-_type_hints = functools.cache(typing.get_type_hints)
-
-
-def _decode(kind: Any, value: Any, name: str) -> Any:
-    """Returns JSON data as the type `kind` of a record, or of its field `name`.
-
-    Raises:
-      TypeError, ValueError: a field is missing, unknown, or of another type.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # Only `X | None` occurs.
-        return None if value is None else _decode(arguments[0], value, name)
-    is_record = dataclasses.is_dataclass(kind)
-    plain: Any = dict if is_record else origin or kind
-    # Some writers write 1.0 as 1, and bool is a subclass of int.
-    fitting: Any = (int, float) if plain is float else plain
-    is_bool = isinstance(value, bool)
-    if not isinstance(value, fitting) or (is_bool and plain is not bool):
-        raise TypeError(f"{name} is not of the type {plain.__name__}")
-    if origin is list:
-        return [_decode(arguments[0], item, name) for item in value]
-    if not is_record:
-        return value
-    hints = _type_hints(kind)
-    if unknown := sorted(value.keys() - hints.keys()):
-        raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
-    return kind(**{key: _decode(hints[key], value[key], key) for key in value})
 
 
 def read_header(folder: pathlib.Path) -> Facts:
@@ -173,9 +194,9 @@ def read_header(folder: pathlib.Path) -> Facts:
     path = folder / HEADER
     try:
         facts = files.read_json(path)
-        if not isinstance(facts["study"], str):
-            raise TypeError("its study has no name")
-        _check_types(facts)
+        if "study" not in facts:
+            raise ValueError("its study has no name")
+        typed(_Header, facts, "it")
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {folder} has no study results; "
@@ -184,15 +205,6 @@ def read_header(folder: pathlib.Path) -> Facts:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
     return facts
-
-
-def _check_types(facts: Facts) -> None:
-    """Raises a `TypeError` if a fact has an unexpected type."""
-    for name, (kind, inner) in _TYPES.items():
-        fact = facts.get(name, kind())
-        values = fact.values() if isinstance(fact, dict) else fact
-        if not isinstance(fact, kind) or not all(isinstance(v, inner) for v in values):
-            raise TypeError(f"{name} is {str(fact)[:60]}")
 
 
 def open_run(folder: str | os.PathLike[str]) -> StudyRun:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.evaluation.metrics.task_metrics import PERPLEXITIES
 
 TUNE, REPORT = PARTS = ("tune", "report")
 
@@ -20,7 +20,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # Larger numbers are characters from this code point on.
 _BEYOND = 0x100
 _LARGE = f"{chr(_BEYOND + len(_DIGITS))}-\ud7ff"
-_NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]*")
+_NUMBERS, _YIELDS = re.compile(f"[0-9a-z{_LARGE}]*"), re.compile(f"[1-9a-z{_LARGE}]+")
 
 ENTROPY_BIN = 0.5
 """Width of the bins of `DraftRecord.entropy_counts`, in nats."""
@@ -69,9 +69,18 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
     return np.array(positions, int)
 
 
+def _require(fits: bool, what: str) -> None:
+    """Raises a `ValueError` about a record that is read."""
+    if not fits:
+        raise ValueError(f"{what} is inconsistent or out of range")
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A dataclass that is stored as a JSON object."""
+    """A dataclass that is stored as a JSON object.
+
+    Its numbers are checked when it is made, so that exhibits need not.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +120,15 @@ class DraftRecord(Record):
     entropy_counts: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # With a yield of 0, `call_positions` would not terminate.
         statistics = (self.length, self.equal, self.longest)
-        if (
-            not _YIELDS.fullmatch(self.accepted)
-            or not all(map(_NUMBERS.fullmatch, (*statistics, *self.entropy_counts)))
-            or min(map(len, statistics)) < len(self.accepted)
-        ):
-            raise UserError("its numbers per token are inconsistent")
+        _require(self.part in PARTS, "part")
+        # With a yield of 0, `call_positions` would not terminate.
+        _require(
+            _YIELDS.fullmatch(self.accepted) is not None
+            and all(map(_NUMBERS.fullmatch, (*statistics, *self.entropy_counts)))
+            and min(map(len, statistics)) >= len(self.accepted),
+            "a number per token",
+        )
 
     @property
     def yields(self) -> np.ndarray:
@@ -163,6 +173,15 @@ class OracleRecord(Record):
     tokens: int
     calls: list[list[int]]
 
+    def __post_init__(self) -> None:
+        widths = {len(row) for row in self.calls}
+        _require(self.part in PARTS, "part")
+        _require(len(widths) == 1 and 0 not in widths, "the shape of calls")
+        _require(
+            all(1 <= calls <= self.tokens for row in self.calls for calls in row),
+            "calls",
+        )
+
     @property
     def key(self) -> tuple[str, int]:
         """As in `DraftRecord`."""
@@ -178,7 +197,8 @@ class QualityRecord(Record):
       prediction: the decoded text.
       references: correct answers; for a summary there is one.
       scores: scores by name: `exact_match`, `f1`, `rouge1`, `rouge2`, `rougeL` in
-        0 … 1; `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1.
+        0 … 1; `log_prob` in nats of `tokens` tokens, `last_word` 0 or 1, and
+        `last_word_log_prob` of `last_word_tokens`.
     """
 
     task: str
@@ -187,6 +207,17 @@ class QualityRecord(Record):
     prediction: str
     references: list[str]
     scores: dict[str, float]
+
+    def __post_init__(self) -> None:
+        _require(self.part in PARTS, "part")
+        scores = dict(self.scores)
+        for pair in PERPLEXITIES.values():
+            nats, tokens = (
+                scores.pop(n, default) for n, default in zip(pair, (0, 1), strict=True)
+            )
+            # The exponential of 700 nats per token is close to the largest float.
+            _require(tokens >= 1 and -700 * tokens <= nats <= 0, pair[0])
+        _require(all(0 <= each <= 1.000001 for each in scores.values()), "a score")
 
     @property
     def key(self) -> tuple[str, int]:
@@ -219,6 +250,11 @@ class TimingRecord(Record):
     seconds: float
     identical: bool | None = None
 
+    def __post_init__(self) -> None:
+        _require(1 <= self.calls <= self.tokens, "calls")
+        _require(1e-9 <= self.seconds <= 1e9, "seconds")
+        _require(0 <= self.temperature <= 1e3 and self.round >= 0, "a setting")
+
     @property
     def key(self) -> tuple[str, str, float, int, int]:
         """As in `DraftRecord`."""
@@ -240,6 +276,14 @@ class LatencyRecord(Record):
     width: int
     paths: int
     milliseconds: list[float]
+
+    def __post_init__(self) -> None:
+        _require(min(self.steps, self.width, self.paths) >= 1, "a setting")
+        _require(
+            len(self.milliseconds) > 0
+            and all(1e-9 <= each <= 1e9 for each in self.milliseconds),
+            "milliseconds",
+        )
 
     @property
     def key(self) -> tuple[str, int, int, int]:
@@ -299,6 +343,38 @@ class ExplorerRecord(Record):
     candidates: list[list[list[int]]]
     log_probs: list[list[list[float]]]
     traces: list[Trace]
+
+    def __post_init__(self) -> None:
+        shapes = {
+            (len(heads), *map(len, heads))
+            for blocks in (self.candidates, self.log_probs)
+            for heads in blocks
+        }
+        length, pieces = len(self.output), range(len(self.pieces))
+        _require(
+            len(shapes) <= 1
+            and all(len(set(shape[1:])) <= 1 and 0 not in shape[1:] for shape in shapes)
+            and len(self.candidates) == len(self.log_probs) == length,
+            "the shape of candidates",
+        )
+        _require(all(token in pieces for token in self.output), "output")
+        _require(
+            all(
+                token in pieces
+                for heads in self.candidates
+                for row in heads
+                for token in row
+            ),
+            "candidates",
+        )
+        for call in (call for trace in self.traces for call in trace.calls):
+            _require(
+                0 <= call.at < length
+                and 1 <= call.accepted <= min(length - call.at, len(call.winner))
+                and call.rank >= 0
+                and all(token in pieces for token in [*call.draft, *call.winner]),
+                "a call",
+            )
 
     @property
     def key(self) -> tuple[str, int]:

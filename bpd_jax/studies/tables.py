@@ -10,7 +10,7 @@ from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
 from bpd_jax.evaluation.entropy import Fit
 from bpd_jax.evaluation.significance import FEWEST, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Table
-from bpd_jax.reporting.number_format import number
+from bpd_jax.reporting.formatting import number
 
 ALL = None
 """All tasks together, in place of a task."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax.evaluation.block_views import BlockView, view_block
-from bpd_jax.reporting import wording
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.evaluation_records import lattice_picture
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.reporting.records import LatticePicture
@@ -202,7 +202,7 @@ def _step(record: ExplorerRecord, call: Call) -> str:
     """Accepted tokens, then the rejected ones in brackets."""
     accepted = _text(record, call.winner[: call.accepted])
     rejected = _text(record, call.winner[call.accepted :])
-    return wording.visible(accepted + (f"⟦{rejected}⟧" if rejected else ""))
+    return formatting.visible(accepted + (f"⟦{rejected}⟧" if rejected else ""))
 
 
 def _notes(data: _Figure4Data) -> list[str]:

@@ -8,19 +8,14 @@ import math
 import pytest
 from rich.console import Console
 
-from bpd_jax.reporting import evaluation_sentences, number_format, wording
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.evaluation_report import (
+    key_figures,
     loss_charts,
     methods_exhibit,
     page_of,
     print_table,
     write_html,
-)
-from bpd_jax.reporting.evaluation_sentences import (
-    best_method,
-    fastest_sentence,
-    summary_sentence,
-    verdict,
 )
 from bpd_jax.reporting.glossary import DEFINITIONS
 from bpd_jax.reporting.page import render
@@ -48,50 +43,46 @@ def with_changed_method(report, name, **changes):
     ],
 )
 def test_visible_pieces_have_one_line_and_no_control_characters(piece, visible):
-    assert wording.visible(piece) == visible
+    assert formatting.visible(piece) == visible
 
 
 def test_numbers():
-    assert wording.percent(-0.05) == "−5.0 %"
-    assert wording.percent(0.5, sign=False) == "50.0 %"
+    assert formatting.percent(-0.05) == "−5.0 %"
+    assert formatting.percent(0.5, sign=False) == "50.0 %"
     facts = (True, None, 12_000, 16, 0.9, [2, 4], {"a": 1, "b": 2.5})
     words = ["yes", "—", "12,000", "16", "0.9", "2, 4", "a 1, b 2.5"]
-    assert [wording.fact(value) for value in facts] == words
+    assert [formatting.fact(value) for value in facts] == words
 
 
-def test_the_oracle_is_never_the_best_method(report):
-    assert best_method(report).name == "ngram_p"
-
-
-def test_summary_of_lossless_methods(report):
-    report = with_changed_method(report, "ngram_p", block_efficiency=2.5, gain=0.12)
-    assert summary_sentence(report) == (
-        "16-best 4-gram: 2.50 tokens per serial call, 12.0 % above BPD; outputs "
-        "identical for all methods."
-    )
-
-
-def test_the_summary_names_differing_methods(report):
-    report = with_changed_method(report, "bpd", differing=3, near_ties=1)
-    sentence = summary_sentence(report)
-    assert sentence.endswith("outputs DIFFER from greedy decoding for BPD.")
-
-
-def test_summary_counts_near_ties(report):
-    one_tie = with_changed_method(report, "bpd", differing=1, near_ties=1)
-    assert "identical but for 1 near-tie." in summary_sentence(one_tie)
-    three_ties = with_changed_method(one_tie, "ngram_p", differing=2, near_ties=2)
-    assert "identical but for 3 near-ties." in summary_sentence(three_ties)
+def test_key_figures_are_those_of_the_best_method_beside_the_fastest(report):
+    """The oracle is neither; savings stand beside the speed."""
+    changes = {"block_efficiency": 2.5, "gain": 0.12, "serial_calls": 40, "tokens": 100}
+    report = with_changed_method(report, "ngram_p", **changes, speedup=1.1)
+    report = with_changed_method(report, "bpd", speedup=1.25, automatic=True)
+    assert [(f.name, f.value, f.note) for f in key_figures(report)] == [
+        ("Block efficiency", "2.50", "16-best 4-gram"),
+        ("Gain over BPD", "+12.0 %", "in block efficiency"),
+        ("Serial calls saved", "60.0 %", "against one call per token"),
+        ("Speed-up", "1.10 ×", "fastest: BPD ← auto, 1.25 ×"),
+        ("Outputs that differ", "0", "from greedy decoding"),
+    ]
+    same = with_changed_method(report, "ngram_p", speedup=3.0)
+    assert key_figures(same)[3].note == "16-best 4-gram"
+    untimed = [dataclasses.replace(m, speedup=None) for m in report.methods]
+    untimed = dataclasses.replace(report, methods=untimed)
+    assert key_figures(untimed)[3].value == "—"
+    ties = with_changed_method(report, "bpd", differing=2, near_ties=2)
+    assert key_figures(ties)[4].note == "all at near-ties"
 
 
 def test_verdicts(report):
     reference, bpd = report.methods[:2]
-    assert verdict(reference) == "reference"
-    assert verdict(bpd) == "identical ✓"
+    assert reference.verdict == "reference"
+    assert bpd.verdict == "identical ✓"
     ties = dataclasses.replace(bpd, differing=2, near_ties=2)
-    assert verdict(ties) == "2 near-ties"
+    assert ties.verdict == "2 near-ties"
     different = dataclasses.replace(bpd, differing=3, near_ties=2)
-    assert verdict(different) == "1 DIFFERENT"
+    assert different.verdict == "1 DIFFERENT"
 
 
 def printed(report, **settings):
@@ -104,7 +95,7 @@ def rows_of(report):
     """Texts of every row of all tables, by title of the table and label of the row."""
     return {
         (table.name, row.label): [
-            number_format.measured(cell, column)
+            formatting.measured(cell, column)
             for cell, column in zip(row.cells, table.columns, strict=True)
         ]
         for table in methods_exhibit(report).tables
@@ -155,7 +146,10 @@ def test_printed_tables_have_all_numbers_and_fit(report, width):
         assert f"{method.block_efficiency:.2f}" in text
         assert f" {method.serial_calls} " in text
     normalised = " ".join(text.split())
-    assert summary_sentence(report) in normalised
+    for figure in key_figures(report):
+        assert " ".join(f"{figure.name} {figure.value} {figure.note}".split()) in (
+            normalised
+        )
     for expected in (report.title, report.task, report.device, "layers 4"):
         assert expected in normalised
     assert report.notes[0] in normalised
@@ -168,26 +162,11 @@ def test_different_outputs_are_red(report):
     assert "\x1b[1;31m2 DIFFERENT" in text
 
 
-def test_differing_texts_are_described_in_a_sentence(report):
+def test_differing_texts_have_a_table(report):
+    assert "divergence" not in {table.name for table in methods_exhibit(report).tables}
     divergence = {"rate": 0.25, "first": 7, "gap": 0.0312}
     report = with_changed_method(report, "bpd", divergence=divergence, differing=1)
-    [sentence] = evaluation_sentences.divergence_sentences(report)
-    assert "BPD: 1 of 4 texts differ" in sentence
-    assert "earliest at token 7" in sentence
-    assert "0.031 below" in sentence
-
-
-def test_the_fastest_method_is_named(report):
-    methods = [m for m in report.methods if not m.upper_bound]
-    best = max(methods, key=lambda method: method.speedup)
-    sentence = fastest_sentence(report)
-    assert best.label in sentence
-    assert f"{best.speedup:.2f} times as fast" in sentence
-    slower = [dataclasses.replace(m, speedup=0.5) for m in report.methods[1:]]
-    greedy = dataclasses.replace(report.methods[0], speedup=1.0)
-    slower = dataclasses.replace(report, methods=[greedy, *slower], records=[])
-    assert "plain greedy decoding; " in fastest_sentence(slower)
-    assert "0.50 times" in fastest_sentence(slower)
+    assert rows_of(report)["divergence", "BPD"] == ["1", "4", "7", "0.0312"]
 
 
 def test_charts_of_losses():
@@ -196,13 +175,13 @@ def test_charts_of_losses():
         {"step": 20, "loss": math.nan, "loss_head_1": 2.0, "loss_head_2": 4.0},
         {"step": 30, "loss": 5.0, "validation_loss": 6.0, "validation_loss_head_1": 2},
     ]
-    heads, total = loss_charts(rows)
+    heads, validation, total = loss_charts(rows)
     assert [(s.label, s.x, s.y, s.dashed) for s in total.series] == [
         ("training", [10, 30], [8, 5], False),
         ("validation", [30], [6], True),
     ]
-    labels = ["head 1", "head 2", "head 1, validation"]
-    assert [series.label for series in heads.series] == labels
+    assert [series.label for series in heads.series] == ["head 1", "head 2"]
+    assert [(s.label, s.dashed) for s in validation.series] == [("head 1", False)]
     assert loss_charts([{"step": 1}]) == []
     [long] = loss_charts([{"step": n, "loss": 1 / (n + 1)} for n in range(10_001)])
     assert len(long.series[0].x) <= 200
@@ -211,14 +190,13 @@ def test_charts_of_losses():
 def test_page_contains_tables_definitions_settings_and_drafts(report):
     page = page_of(report)
     text = Parsed(render(page)).text
-    assert summary_sentence(report) in text
     for (_, label), cells in rows_of(report).items():
         assert label in text
         assert all(cell in text for cell in cells)
     for sentence in [*DEFINITIONS, *DEFINITIONS.values(), *report.notes]:
         assert sentence in text
     for facts in (report.model, report.settings, report.versions):
-        assert wording.fact(facts) in text
+        assert formatting.fact(facts) in text
     # Every method except greedy decoding, which does not draft.
     assert [len(prompt.traces) for prompt in page.texts] == [5] * 3
     assert "The lattice of one block" in text
@@ -258,5 +236,5 @@ def test_an_empty_report_is_a_page(tmp_path):
     write_html(empty, tmp_path / "folder" / "report.html")
     [path] = (tmp_path / "folder").iterdir()
     page = Parsed(path.read_text(encoding="utf-8"))
-    assert "No method was measured." in page.text
+    assert "Nothing yet" in page.text
     assert not any(tag == "svg" for tag, _ in page.elements)

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import re
 
-from bpd_jax.reporting import number_format
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.reporting.latex import escape, table_latex
@@ -133,8 +133,8 @@ def test_columns_of_words_are_left_aligned():
             Row("2", [Cell(text="done"), Cell(), Cell()]),
         ],
     )
-    assert number_format.columns_of_words(table) == [False, True, False]
-    assert number_format.columns_of_words(table, 5) == [False] * 3
+    assert formatting.columns_of_words(table) == [False, True, False]
+    assert formatting.columns_of_words(table, 5) == [False] * 3
     assert r"\begin{tabular}{lrlr}" in table_latex(table, "table2")
 
 

@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-from bpd_jax.reporting import number_format
+from bpd_jax.reporting import formatting
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.glossary import TERMS
-from bpd_jax.reporting.page import Page, PagePart, render, summary_sentence
+from bpd_jax.reporting.page import Page, PagePart, render, statement_counts
 
 VOID = {"meta", "input"}
 NASTY = '</script><img src=x onerror=alert(1)><!-- " & \u202e'
@@ -64,10 +64,10 @@ def test_page_contains_every_number_of_every_table(paper_report, page):
             for row in table.rows:
                 row_text = row.label
                 for cell, column in zip(row.cells, table.columns, strict=True):
-                    row_text += number_format.measured(cell, column)
-                    if bounds := number_format.interval(cell, column):
+                    row_text += formatting.measured(cell, column)
+                    if bounds := formatting.interval(cell, column):
                         row_text += f" {bounds}"
-                    if paper := number_format.printed(cell, column):
+                    if paper := formatting.printed(cell, column):
                         row_text += f" paper {paper}"
                 assert row_text in page.text
     assert "LAMBADA2.75 2.61–2.91 paper 3.12" in page.text
@@ -89,7 +89,7 @@ def test_page_contains_findings_notes_facts_and_figures(paper_report, page):
         assert f"{figure.name}{figure.value}{figure.note}" in page.text
     assert "python -m experiments.run table4 --size=smollm2 --limit=50" in page.text
     assert "Study.examples = 50" in page.text
-    assert "8 heads; 39 reported texts (15 to 24 of each of 2 tasks)" in page.text
+    assert "30 layers, 576 / 1536 wide" in page.text
     assert "bpd_jax 0.7.0, jax 0.10.2" in page.text
 
 
@@ -116,12 +116,9 @@ def test_terms_are_explained_above_the_first_section(page):
 
 
 def test_the_summary_counts_statements(paper_report):
-    sentence = (
-        "Of 3 statements that were checked, 1 holds, 1 does not, 1 is inconclusive."
-    )
-    assert summary_sentence(paper_report) == sentence
-    empty_report = dataclasses.replace(paper_report, parts=[])
-    assert summary_sentence(empty_report) == "No statement of the paper was checked."
+    counts = "Statements of the paper: 1 hold · 1 do not hold · 1 inconclusive"
+    assert statement_counts(paper_report) == counts
+    assert statement_counts(dataclasses.replace(paper_report, parts=[])) == ""
 
 
 def test_many_statements_are_folded_by_exhibit(paper_report, page):
@@ -161,7 +158,9 @@ def test_links_resolve_and_ids_are_unique(page):
 
 def test_groups_of_columns_span_them(page):
     spans = [a["colspan"] for tag, a in page.elements if "colspan" in a]
-    assert spans == ["1", "3", "2", "1"]
+    runs, table = spans[:3], spans[3:]
+    assert runs == ["5", "3", "4"]
+    assert table == ["1", "3", "2", "1"]
 
 
 def test_markup_in_text_is_escaped(paper_report):
@@ -225,5 +224,5 @@ def test_the_page_has_no_external_references(text, page):
 
 def test_an_empty_report_is_a_page():
     page = Parsed(render(Page("Nothing yet", "2025-01-31", [])))
-    assert "No statement of the paper was checked." in page.text
+    assert "Nothing yet" in page.text
     assert not any(tag == "svg" for tag, _ in page.elements)

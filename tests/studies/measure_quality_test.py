@@ -2,8 +2,6 @@
 
 import types
 
-import pytest
-
 from bpd_jax.studies import measure_quality
 from bpd_jax.studies.measure_quality import quality_records
 from bpd_jax.studies.study_records import QualityRecord
@@ -38,7 +36,7 @@ def test_texts_are_scored_by_the_metric_of_their_task():
     """`b c` against `b` and `d`: precision 1/2 and recall 1 for `b`."""
     examples = [("report", "", ("b", "d")), ("tune", "", ("d",)), ("report", "", ())]
     outputs = [[4, 2, 5, 0], [2, 6, 1, 5], [4]]
-    f1 = pytest.approx(2 / 3)
+    f1 = 2 / 3
     assert records_of("squad", examples, outputs) == [
         QualityRecord(
             "squad", 3, "report", "b c", ["b", "d"], {"exact_match": 0.0, "f1": f1}
