@@ -41,10 +41,10 @@ def run_table(exhibits: Sequence[Exhibit]) -> Table | None:
                 counts[t] == known.get(t, counts[t]) for t in counts
             ):
                 known.update(counts)
-                titles.append(exhibit.title)
+                titles.append(exhibit.paper or exhibit.title)
                 break
         else:
-            rows.append((common, {**counts}, [exhibit.title]))
+            rows.append((common, {**counts}, [exhibit.paper or exhibit.title]))
     if not rows:
         return None
     return Table(
@@ -52,24 +52,29 @@ def run_table(exhibits: Sequence[Exhibit]) -> Table | None:
         "Runs",
         "Size",
         [
-            *(Column(label) for label in ("model", "trunk", "drafts of", "studies")),
+            *(Column(label) for label in ("studies", "model", "trunk", "drafts of")),
             Column("L", digits=0),
             Column("reported", "texts", digits=0),
             Column("tuning", "texts", digits=0),
             Column("tasks", "texts", digits=0),
             *(Column(label, "tokens", digits=0) for label in _SETTINGS.values()),
         ],
-        [_row(*row, alone=len(rows) == 1) for row in rows],
-        "Texts are drawn with a fixed random seed; the documents of prompts are "
-        "truncated, or texts are whole. Candidates are those of each position.",
+        [
+            _row(*row, among=[key[0] for key, *_ in rows[:n]])
+            for n, row in enumerate(rows)
+        ],
+        "Studies: the other rows of a size name theirs. Texts are drawn with a fixed "
+        "random seed; the documents of prompts are truncated, or texts are whole. "
+        "Candidates are those of each position.",
     )
 
 
 def _row(
-    common: tuple[Any, ...], counts: _Counts, titles: list[str], *, alone: bool
+    common: tuple[Any, ...], counts: _Counts, titles: list[str], *, among: list[Any]
 ) -> Row:
     size, model, trunk, source, length, *settings = common
-    studies = "all" if alone else f"{len(titles)}: {', '.join(titles)}"
+    # All rows of a size but the first one name their studies.
+    studies = ", ".join(titles) if size in among else str(len(titles))
     numbers = (
         length,
         sum(parts.get("report", 0) for parts in counts.values()),
@@ -80,7 +85,7 @@ def _row(
     return Row(
         str(size),
         [
-            *(Cell(text=str(text or "")) for text in (model, trunk, source, studies)),
+            *(Cell(text=str(text or "")) for text in (studies, model, trunk, source)),
             *(Cell(number) for number in numbers),
         ],
     )
