@@ -134,6 +134,14 @@ def test_commands_exist_with_their_flags(page: pathlib.Path, words: list[str]) -
     assert HOOKS.module_file(module).is_file(), module
     if module in OWN_PARSER:
         return
+    if "--" in arguments:  # A launcher, and the command or arguments that it passes on.
+        begin = arguments.index("--")
+        arguments, passed = arguments[:begin], arguments[begin + 1 :]
+        if passed and not passed[0].startswith("-"):
+            prefix = "" if "." in passed[0] else "bpd_jax."
+            test_commands_exist_with_their_flags(
+                page, [prefix + passed[0], *passed[1:]]
+            )
     for word in arguments:
         if not word.startswith("--"):
             continue

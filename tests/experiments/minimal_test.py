@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pynini")
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.methods import parse_method
+from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.fst import FstEngine
