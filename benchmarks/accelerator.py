@@ -34,9 +34,9 @@ from absl import flags
 from benchmarks import records
 from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import JobSettings, Part, Row
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
 

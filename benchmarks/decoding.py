@@ -19,7 +19,6 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import decode_flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
@@ -28,12 +27,13 @@ from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 
-METHODS = flags.DEFINE_list(
-    "methods",
+flags.set_default(
+    prompt_flags.METHODS,
     [
         "bpd",
         "zero_gram:16",
@@ -47,10 +47,8 @@ METHODS = flags.DEFINE_list(
         "lookahead:8",
         "oracle",
     ],
-    "methods to time besides greedy decoding.",
 )
-NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 8, "held-out prompts.")
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
+flags.set_default(prompt_flags.NUM_PROMPTS, 8)
 ROUNDS = flags.DEFINE_integer(
     "rounds", 3, "times that each method decodes all prompts."
 )
@@ -139,12 +137,10 @@ def main() -> None:
     """Times the methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded, options = lm.loaded, config.options
-    prompts = [loaded.encode_prompt(text) for text in decode_flags.prompt_texts()]
-    if not prompts:
-        prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    prompts, _ = prompt_flags.prompts(loaded)
     if options.temperature != 0:
         raise UserError("the benchmark decodes greedily: leave --temperature at 0.")
-    methods = list(dict.fromkeys([GREEDY, *map(parse_method, METHODS.value)]))
+    methods = list(dict.fromkeys([GREEDY, *prompt_flags.methods()]))
     compile_methods(decoder, methods[1:], prompts, options)
     with decode_flags.token_bar(
         "decoding", ROUNDS.value * len(methods) * len(prompts), config
@@ -164,7 +160,7 @@ def main() -> None:
         for result in results
     }
     batch = min(options.batch_size, len(prompts))
-    length = PROMPT_TOKENS.value + options.max_new_tokens
+    length = prompt_flags.PROMPT_TOKENS.value + options.max_new_tokens
     passes = measure_passes(decoder, batch, length)
     records.write(
         OUTPUT.value,

@@ -22,7 +22,6 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -41,6 +40,7 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     parts,
 )
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.equality import differences
 from bpd_jax.storage import files
 

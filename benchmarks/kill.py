@@ -29,8 +29,7 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import configuration
-from bpd_jax.base import cli
+from bpd_jax.base import cli, configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.checkpoints import Checkpoints

@@ -18,13 +18,13 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.functions import ModelFunctions
 

@@ -27,7 +27,6 @@ from benchmarks.refiner_gains import (
     refinement,
     share_of_tokens,
 )
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import read_prompts_file
@@ -38,6 +37,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import check_methods
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency
 

@@ -22,8 +22,7 @@ from absl import flags
 
 from benchmarks import records
 from benchmarks.training_step import TimedStep, speed_of
-from bpd_jax import configuration
-from bpd_jax.base import cli, progress
+from bpd_jax.base import cli, configuration, progress
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig

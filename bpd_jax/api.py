@@ -369,6 +369,8 @@ def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
     for name in fields:
         if name not in names:
             raise UserError(f"unknown option {name!r}: choose from {names}.")
+    if fields.get("end_of_text", ()) is None:
+        del fields["end_of_text"]
     fields = {**lm.loaded.option_defaults, **fields}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)

@@ -10,15 +10,16 @@ needs neither the accelerator nor a network: `make tpu-compile` and `make gpu-co
 set up an environment and compile the paper's setting. docs/tpu.md explains the table.
 """
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
-from bpd_jax import configuration
-from bpd_jax.base import cli, provenance
+from bpd_jax.base import cli, configuration, provenance
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.compilation import gpus, programs
 from bpd_jax.compilation.compiled_program import compile_for
 from bpd_jax.compilation.frozen_programs import frozen_programs
@@ -55,6 +56,26 @@ _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled program
 cli.define_flags(DecodeShapes)
 
 
+@configurable
+@dataclasses.dataclass(frozen=True)
+class Configurations:
+    """What the programs are built from."""
+
+    train: TrainConfig | None = None
+    heads: HeadsTrainConfig | None = None
+    model: BlockwiseConfig | None = None
+
+
+def _configurations() -> Configurations:
+    defaults = []
+    if "frozen" in _PROGRAM.value:
+        defaults += ["Configurations.heads = @HeadsTrainConfig()"]
+        defaults += ["Configurations.model = @BlockwiseConfig()"]
+    if {"train", "decode"} & {*_PROGRAM.value}:
+        defaults += ["Configurations.train = @TrainConfig()"]
+    return configuration.parse_flags(Configurations, defaults=defaults).value
+
+
 def main() -> None:
     """Compiles the programs that the flags name and prints the table."""
     if not _PROGRAM.value or not set(_PROGRAM.value) <= set(_PROGRAMS):
@@ -69,16 +90,19 @@ def main() -> None:
             check_writable(as_path(_HLO.value) / f"{name}.txt")
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     accelerators = find_slice(cli.required("topology"), _SLICES.value)
+    configs = _configurations()
     # All programs are validated before the first one is compiled.
     chosen: list[programs.Program] = []
     for name in _PROGRAM.value:
         if name == "frozen":
-            training = configuration.parse_flags(HeadsTrainConfig).value
-            model = configuration.parse_flags(BlockwiseConfig).value
+            training, model = configs.heads, configs.model
+            assert training is not None
+            assert model is not None
             mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
             chosen += frozen_programs(training, model, mesh)
         else:
-            config = configuration.parse_flags(TrainConfig).value
+            config = configs.train
+            assert config is not None
             mesh = make_mesh(config.mesh, accelerators.devices)
             if name == "train":
                 chosen.append(programs.train_program(config, mesh))

@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, decode_flags
+from bpd_jax import api
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
@@ -31,6 +31,7 @@ from bpd_jax.decoding.generate import (
 from bpd_jax.decoding.method_text import describe_methods, parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.reporting.evaluation_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
@@ -87,7 +88,7 @@ def main() -> None:
     # Validates the request before anything is compiled.
     task = decoder.prepare(method, prompts, config.options)
     if len(prompts) == 1 and not OUTPUT.value:
-        generations = [_streamed(lm, task, prompts[0])]
+        generations = [_streamed(lm, task, texts[0], prompts[0])]
     else:
         with decode_flags.token_bar("decoding", len(prompts), config) as bar:
             generations = generate(task, prompts, on_progress=bar.update)
@@ -139,14 +140,16 @@ def _prompts(prompt: str | None) -> list[str]:
     raise UserError("give exactly one of --prompt and --prompts_file.")
 
 
-def _streamed(lm: api.LanguageModel, task: Task, prompt: np.ndarray) -> Generation:
+def _streamed(
+    lm: api.LanguageModel, task: Task, text: str, prompt: np.ndarray
+) -> Generation:
     """Decodes one prompt and prints its text incrementally."""
     console = standard_output()
     # Compiles first, so that the measured time does not include compilation.
     with console.status("compiling"):
         compile_task(task, [prompt])
-    prompted = (PROMPT.value or "") + _between(lm)
-    console.print(Text(prompted, style="dim"), end="", soft_wrap=True)
+    prompted = Text(text + _between(lm), style="dim")
+    console.print(prompted, end="", soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
     marked = SHOW_ACCEPTED.value
     generation = print_stream(

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
@@ -41,6 +40,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.models import cpu
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.storage import files, folders

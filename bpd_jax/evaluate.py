@@ -8,7 +8,7 @@ difference that rounding does not explain ends the run with exit status 1.
 After compilation the methods alternate for `--rounds` rounds; the speed-up of a method
 is the median over rounds of greedy decoding's time divided by the method's. `auto` in
 `--methods` is the method that `bpd_jax.tune` chose on this device, or, if it has not
-run, the fastest of the others in the first round.
+run, the fastest of the table.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 from rich.text import Text
 
-from bpd_jax import api, decode_flags
+from bpd_jax import api
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -30,6 +30,7 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
     MethodResult,
@@ -47,8 +48,8 @@ from bpd_jax.storage import files, folders
 from bpd_jax.storage.buckets import as_path
 from bpd_jax.training import metrics
 
-METHODS = flags.DEFINE_list(
-    "methods",
+flags.set_default(
+    prompt_flags.METHODS,
     [
         "bpd",
         "zero_gram:16",
@@ -57,7 +58,6 @@ METHODS = flags.DEFINE_list(
         "ngram:32:search=best:adaptive=1",
         "oracle",
     ],
-    "methods to compare with greedy decoding; auto marks its choice.",
 )
 ROUNDS = flags.DEFINE_integer(
     "rounds", 1, "number of times that all methods decode all prompts.", lower_bound=1
@@ -68,8 +68,6 @@ SHOW = flags.DEFINE_string(
     "method whose answer to the first prompt is printed first, with accepted draft "
     "tokens marked; it need not be one of --methods.",
 )
-NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "number of held-out prompts.")
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of a prompt.")
 OUTPUT = flags.DEFINE_string(
     "output",
     None,
@@ -90,7 +88,7 @@ _SHOWN_PROMPTS = 12
 
 def main() -> None:
     """Decodes with every method, compares the texts, and writes the report."""
-    methods = [parse_method(name) for name in METHODS.value if name.strip()]
+    methods = prompt_flags.methods()
     config = decode_flags.config()
     _check(methods, config.options)
     shown = parse_method(SHOW.value) if SHOW.value else None
@@ -101,12 +99,9 @@ def main() -> None:
     output = as_path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
-    texts = decode_flags.prompt_texts()
-    if texts:
-        prompts = [loaded.encode_prompt(text) for text in texts]
-        source = ", ".join(decode_flags.PROMPTS_FILE.value)
-    else:
-        prompts = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
+    prompts, texts = prompt_flags.prompts(loaded)
+    source = ", ".join(decode_flags.PROMPTS_FILE.value)
+    if not texts:
         assert loaded.task is not None
         source = f"{loaded.task.name}, held-out documents"
     uses_auto, automatic = AUTO in methods, None

@@ -4,7 +4,7 @@
         --model_args model=demo,method=ngram:16 --tasks lambada_openai
 
 All other options are those of the harness's own command, `lm_eval`. `--model_args` are
-the arguments of `bpd_jax.lm_eval_model.HarnessModel`.
+the arguments of `bpd_jax.evaluation.lm_eval_model.HarnessModel`.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from bpd_jax.base import cli
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.base.errors import UserError
-from bpd_jax.lm_eval_model import HarnessModel
+from bpd_jax.evaluation.lm_eval_model import HarnessModel
 
 
 def register() -> type[HarnessModel]:

@@ -24,15 +24,15 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax import configuration
-from bpd_jax.base import cli
+from bpd_jax.base import cli, configuration
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
-from bpd_jax.configuration import Parsed
 from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.data.rows import PackedRows
 from bpd_jax.data.text_task import CORPORA, TextTask
+from bpd_jax.training.config import TrainConfig  # noqa: F401  # Files may set it.
 
 _TASK = flags.DEFINE_string(
     "task",
@@ -95,7 +95,7 @@ def main() -> None:
 
 def _task() -> DataTask:
     """The task that the gin files or the flags name."""
-    if configuration.has_files():
+    if flags.FLAGS.gin_file:
         task_flags = [n for n in ("task", *_FIELDS) if flags.FLAGS[n].present]
         if task_flags:
             raise UserError(

@@ -30,12 +30,11 @@ from typing import Any
 import jax
 from absl import flags
 
-from bpd_jax import configuration
-from bpd_jax.base import cli
+from bpd_jax.base import cli, configuration
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.compilation.chips import device_count
-from bpd_jax.configuration import Parsed
 from bpd_jax.data.corpora import matched_files
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
@@ -101,7 +100,7 @@ def _train() -> None:
         config.check_mesh(mesh)
         print(
             parsed.describe(),
-            config,
+            parsed.operative,
             run_description.describe_model(config.model),
             sep="\n\n",
         )
@@ -173,7 +172,7 @@ def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
     loaded = load_model(config.model)
     model, params = loaded.functions.config, loaded.params
     if _DRY_RUN.value:
-        print(parsed.describe(), config, sep="\n\n", end="\n\n")
+        print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
         print(heads.describe(config, model, heads.make_plan(config, model, params)))
         return
     workdir = cli.required("workdir")

@@ -2,8 +2,9 @@
 
     python -m bpd_jax.tune --model=runs/demo --batch_sizes=1,8
 
-Decodes held-out prompts with plain decoding, replays all methods on these texts without
-the model, times passes over 1 … 128 draft tokens, and prints the predicted speed-ups.
+Decodes held-out prompts, at least as many as the largest batch, with plain decoding,
+replays `--methods`, by default all that the model supports, on these texts without the
+model, times passes over 1 … 128 draft tokens, and prints the predicted speed-ups.
 It saves two results in the run folder (`drafting.json`): the accuracies of each head's
 candidates, from which `decode` and `evaluate` compute the shape of Medusa trees, and
 the fastest method for every batch size.
@@ -14,12 +15,10 @@ import pathlib
 
 from absl import flags
 
-from bpd_jax import decode_flags
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
-from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.replay import record
 from bpd_jax.decoding.speedup import (
     Choice,
@@ -28,19 +27,14 @@ from bpd_jax.decoding.speedup import (
     check_methods,
     predict,
 )
+from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage import files
 
 BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes", ["1"], "numbers of prompts decoded together."
 )
-METHODS = flags.DEFINE_list(
-    "methods", [], "methods to compare; default: all that the model supports."
-)
-NUM_PROMPTS = flags.DEFINE_integer(
-    "num_prompts", 16, "number of held-out prompts, at least the largest batch size."
-)
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of a prompt.")
+flags.set_default(prompt_flags.NUM_PROMPTS, 16)
 
 # Minimum number of predictions of a head for an estimate of its accuracy, and number
 # of ranks that a Medusa tree considers.
@@ -52,17 +46,12 @@ def main() -> None:
     sizes = cli.whole_numbers("batch_sizes") or ()
     if not sizes or min(sizes) < 1:
         raise UserError("--batch_sizes must be positive integers, as in 1,8.")
-    methods = [parse_method(name) for name in METHODS.value if name.strip()]
+    methods = prompt_flags.methods()
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: the temperature must be 0.")
-    prompt_texts = decode_flags.prompt_texts()
-    if prompt_texts:
-        prompts = [loaded.encode_prompt(text) for text in prompt_texts]
-    else:
-        count = max(NUM_PROMPTS.value, *sizes)
-        prompts = loaded.held_out(count, PROMPT_TOKENS.value)
+    prompts, _ = prompt_flags.prompts(loaded, least=max(sizes))
     methods = methods or candidate_methods(decoder, prompts, config.options)
     check_methods(decoder, methods, prompts, config.options)
     options = dataclasses.replace(config.options, batch_size=len(prompts))

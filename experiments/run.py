@@ -27,10 +27,9 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax import configuration
-from bpd_jax.base import cli, provenance
+from bpd_jax.base import cli, configuration, provenance
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
-from bpd_jax.configuration import Parsed
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.reporting.terminal import print_exhibit
 from bpd_jax.storage import folders

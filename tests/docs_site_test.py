@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bpd_jax.configuration import configurable
+from bpd_jax.base.configuration import configurable
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from experiments.catalog import STUDIES

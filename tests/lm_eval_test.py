@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
-from bpd_jax.lm_eval_model import HarnessModel
+from bpd_jax.evaluation.lm_eval_model import HarnessModel
 from tests.commands import Script, python
 from tests.json_lines import write_json_lines
 

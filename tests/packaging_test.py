@@ -244,7 +244,7 @@ def test_gin_files_are_read_without_a_checkout(installed, tmp_path):
     (tmp_path / "mine.gin").write_text("include 'heads/decay.gin'\nDECAY = 0.5\n")
     program = """
 import json
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.training.config import TrainConfig
 for name in ("runs/pretrain.gin", "gin_configs/runs/pretrain.gin"):
     parsed = configuration.parse([name, "mine.gin"], [], TrainConfig)

@@ -58,7 +58,8 @@ def test_dry_run_describes_the_run_and_writes_nothing(folder):
     for expected in (
         "gin_configs/runs/train.gin\n",
         "STEPS = 12   (overridden, --gin.STEPS=5)",
-        "TransformerConfig(vocab_size=270",
+        "TransformerConfig.vocab_size = @vocabulary_size()",
+        "OptimizerConfig.beta2 = 0.98",
         "parameters: ",
         "trunk/embedding: float32[270, 16] P('model', 'fsdp')",
         "tokens per step: 256",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter
 from bpd_jax.models.block_heads import softmax_rows

@@ -8,13 +8,13 @@ import numpy as np
 from absl import flags
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
-from bpd_jax import decode_flags
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size

@@ -10,7 +10,7 @@ import jax
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from benchmarks.training_step import TimedStep, speed_of
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training.config import TrainConfig

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -22,6 +22,13 @@ from bpd_jax.base.settings import REPEATED, checks_of, help_of, parse_setting
 # absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()
 
+# Errors of a full disk, and errors that only another path or permissions can avoid.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNUSABLE_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR),
+)
+
 
 def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`.
@@ -32,8 +39,8 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     rewritten = []
     for argument in arguments:
         if argument.startswith("--gin."):
-            name, equals, value = argument[len("--gin.") :].partition("=")
-            if not equals or not name or not value:
+            name, _, value = argument.removeprefix("--gin.").partition("=")
+            if not name or not value:
                 raise UserError(
                     f"{argument} has no value: write --gin.NAME=VALUE, for example "
                     "--gin.STEPS=100."
@@ -65,15 +72,25 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
             )
         logging.set_verbosity(logging.WARNING)
         keep_compiled()
-        if positional:
-            main(list(arguments[1:]))
-        else:
-            main()
+        main(*([list(arguments[1:])] if positional else []))
 
-    _show_in_help()
+    # --help lists the flags of all modules of this repository.
+    for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
+            for flag in module_flags:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     with exit_on_errors():
         arguments = rewrite_gin_arguments(sys.argv)
         app.run(guarded, argv=arguments, flags_parser=_parse)
+
+
+def _parse(arguments: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(arguments)
+    except SystemExit:  # absl prints --help and ends with status 1.
+        sys.exit(0)
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists all flags.") from error
 
 
 @contextlib.contextmanager
@@ -81,8 +98,13 @@ def exit_on_errors() -> Iterator[None]:
     """Ends the program with one sentence on bad input or an interrupt; see `run`."""
     startup.print_any_text()
     try:
-        with startup.interruptible(), _flushed_output():
-            yield
+        with startup.interruptible():
+            try:
+                yield
+            except SystemExit:
+                sys.stdout.flush()  # While an error can still be reported.
+                raise
+            sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -113,29 +135,20 @@ def exit_on_errors() -> Iterator[None]:
             _fail(f"cannot use {error.filename}: {error.strerror}.")
         if error.errno not in _NO_ROOM:
             raise
-        name = f" {error.filename}" if error.filename else " the output"
         startup.discard(sys.stdout)
-        _fail(f"cannot write{name}: {error.strerror}.")
+        _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}.")
+    except BaseException as error:
+        # Libraries written in Rust raise it for internal errors.
+        if type(error).__name__ != "PanicException":
+            raise
+        _fail(f"a library cannot process this input: {error}.")
 
 
-# Errors of a full disk or device.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Errors that only another path or other permissions can avoid.
-_UNUSABLE_PATH = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR),
-)
-
-
-@contextlib.contextmanager
-def _flushed_output() -> Iterator[None]:
-    """Flushes standard output while an error can still be reported."""
-    try:
-        yield
-    except SystemExit:
+def _fail(sentence: str) -> NoReturn:
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
-        raise
-    sys.stdout.flush()
+    print(f"error: {shortened(sentence)}", file=sys.stderr)
+    sys.exit(1)
 
 
 def _platform_fault() -> str | None:
@@ -153,30 +166,6 @@ def _platform_fault() -> str | None:
         reason = " ".join(str(error).split()).rstrip(".")
         return f": {reason}" if reason else ""
     return None
-
-
-def _fail(sentence: str) -> None:
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    print(f"error: {shortened(sentence)}", file=sys.stderr)
-    sys.exit(1)
-
-
-def _show_in_help() -> None:
-    """Makes `--help` list the flags of all modules of this repository."""
-    for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
-        if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
-            for flag in module_flags:
-                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-
-def _parse(arguments: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(arguments)
-    except SystemExit:  # absl prints --help and ends with status 1.
-        sys.exit(0)
-    except flags.Error as error:
-        raise UserError(f"{error}; --help lists all flags.") from error
 
 
 def required(flag: str) -> str:
@@ -215,11 +204,7 @@ def define_flags(kind: type, *names: str) -> None:
 
 
 def flag_values(kind: type) -> dict[str, Any]:
-    """The values of the fields that are set by flags.
-
-    Raises:
-      UserError: the value of a flag is not valid for its field.
-    """
+    """The values of the fields that are set by flags."""
     values = {}
     for name, check in checks_of(kind).items():
         value = flags.FLAGS[name].value if name in flags.FLAGS else None
@@ -231,12 +216,11 @@ def flag_values(kind: type) -> dict[str, Any]:
 
 def whole_numbers(flag: str) -> tuple[int, ...] | None:
     """Returns the numbers of a list flag such as `--min_counts=1,1,2,4`, or None."""
-    texts = flags.FLAGS[flag].value
-    if not texts:
-        return None
-    if not all(text.strip().isdecimal() for text in texts):
+    texts: list[str] = flags.FLAGS[flag].value or []
+    try:
+        return tuple(map(int, texts)) or None
+    except ValueError:
         raise UserError(
             f"--{flag}={','.join(texts)} must be a comma-separated list of "
             "integers such as 1,1,2,4."
-        )
-    return tuple(int(text) for text in texts)
+        ) from None

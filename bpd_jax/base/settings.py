@@ -12,10 +12,9 @@
         max_new_tokens: Count = 64
         acceptance: Annotated[str, choice("exact", "typical")] = "exact"
 
-The annotation declares the check, which runs when an instance is created; the entry
-under `Attributes` is the help. gin files and keyword arguments set the fields by name,
-and `cli.define_flags` defines flags for them. Parts of methods, whose settings have the
-form `tree:32:min_prob=0.1`, declare help and check with `setting`.
+The annotation is the check of a new instance, the entry under `Attributes` the help.
+gin files, keyword arguments and flags of `cli.define_flags` set the fields. Parts of
+methods (`tree:32:min_prob=0.1`) declare help and check with `setting`.
 """
 
 import dataclasses
@@ -68,18 +67,16 @@ def integer(least: int | None = None, most: int | None = None) -> Check:
     """Integers from `least` to `most`."""
     low = -math.inf if least is None else least
     high = math.inf if most is None else most
+    description = "an integer" + ("" if least is None else f" of at least {least}")
     if most is not None:
         description = f"an integer from {least} to {most}"
     elif least == 1:
         description = "a positive integer"
-    else:
-        description = "an integer" + ("" if least is None else f" of at least {least}")
-    return Check(
-        description,
-        int,
-        lambda value: type(value) is int and low <= value <= high,
-        flag=int,
-    )
+
+    def accepts(value: Any) -> bool:
+        return type(value) is int and low <= value <= high
+
+    return Check(description, int, accepts, flag=int)
 
 
 def number(
@@ -90,32 +87,25 @@ def number(
     most: float = math.inf,
 ) -> Check:
     """Finite numbers, within optional bounds."""
-    if least > -math.inf and most < math.inf:
-        bounds = [f"from {least:g} to {most:g}"]
-    else:
-        bounds = [f"of at least {least:g}"] if least > -math.inf else []
-        bounds += [f"of at most {most:g}"] if most < math.inf else []
-    bounds += [f"above {above:g}"] if above > -math.inf else []
-    bounds += [f"below {below:g}"] if below < math.inf else []
-    return Check(
-        " ".join(["a finite number", " and ".join(bounds)]).strip(),
-        float,
-        lambda value: (
-            isinstance(value, numbers.Real)
-            and not isinstance(value, bool)
-            and _is_finite(value)
-            and least <= float(value) < below
-            and above < float(value) <= most
-        ),
-        flag=float,
-    )
+    bounds = [f"from {least:g} to {most:g}"]
+    if math.isinf(least) or math.isinf(most):
+        bounds = [f"of at least {least:g}"] * (least > -math.inf)
+        bounds += [f"of at most {most:g}"] * (most < math.inf)
+    bounds += [f"above {above:g}"] * (above > -math.inf)
+    bounds += [f"below {below:g}"] * (below < math.inf)
+    description = f"a finite number {' and '.join(bounds)}".strip()
 
+    def accepts(value: Any) -> bool:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            return False
+        try:
+            exact = float(value)
+        except OverflowError:  # An integer beyond float64.
+            return False
+        inside = least <= exact < below and above < exact <= most
+        return math.isfinite(exact) and inside
 
-def _is_finite(value: numbers.Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # An integer beyond float64.
-        return False
+    return Check(description, float, accepts, flag=float)
 
 
 def choice(*options: str) -> Check:
@@ -159,20 +149,16 @@ def _unreadable(text: str) -> Any:
     raise ValueError(f"{text} is set by gin files only")
 
 
-def _is(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 SWITCH = Check("0 or 1", int, lambda value: value in (0, 1))
 """A setting that is on (1) or off (0)."""
 
-TRUTH = Check("True or False", _unreadable, _is(bool), flag=bool)
-TEXT = Check("text, in quotes", str, _is(str))
-WORDS = Check(
-    "a non-empty text, in quotes",
-    str,
-    lambda value: _is(str)(value) and value != "",
-)
+TRUTH = Check("True or False", _unreadable, lambda v: isinstance(v, bool), flag=bool)
+TEXT = Check("text, in quotes", str, _is_text)
+WORDS = Check("a non-empty text, in quotes", str, lambda v: _is_text(v) and v != "")
 
 
 def _bytes(text: str) -> int:
@@ -197,14 +183,10 @@ _PLAIN = {bool: TRUTH, int: integer(), float: number(), str: TEXT}
 
 
 class Validated:
-    """Base of dataclasses of settings: validates every field of a new instance.
-
-    Class variables:
-      prefix: prefix of field names in messages; None for the name of the class and a
-        dot, as in gin files.
-    """
+    """Base of dataclasses of settings: validates every field of a new instance."""
 
     prefix: ClassVar[str | None] = None
+    """Precedes field names in messages; None for the class and a dot, as in gin."""
 
     def __post_init__(self) -> None:
         kind = type(self)
@@ -217,13 +199,7 @@ class Validated:
 
 
 def setting(default: Any, help_: str, check: Check) -> Any:
-    """Declares a field of a part of methods.
-
-    Args:
-      default: its default value.
-      help_: help on one line, without a full stop.
-      check: the allowed values.
-    """
+    """Declares a field of a part of methods; its help has no full stop."""
     return dataclasses.field(default=default, metadata={"help": help_, "check": check})
 
 
@@ -305,12 +281,7 @@ def documented_attributes(docstring: str) -> dict[str, str]:
 def check_settings(settings: Any, prefix: str) -> None:
     """Validates every setting of an instance, and converts lists to tuples.
 
-    Args:
-      settings: the instance.
-      prefix: prefix of the setting's name in messages.
-
-    Raises:
-      UserError: a value is not allowed.
+    Messages name a setting with the prefix before it.
     """
     kind: Any = type(settings)
     for name, check in checks_of(kind).items():
@@ -335,17 +306,7 @@ def check_value(name: str, value: object, check: Check) -> None:
 
 
 def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
-    """Reads the value of one setting from text.
-
-    Args:
-      kind: dataclass of settings.
-      name: name of the setting.
-      text: the value as text.
-      prefix: prefix of the setting's name in messages.
-
-    Raises:
-      UserError: the text is not a valid value of the setting.
-    """
+    """Reads the value of one setting of a dataclass from text; see `check_settings`."""
     check = checks_of(kind)[name]
     try:
         value = check.parse(text)

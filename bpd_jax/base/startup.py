@@ -1,14 +1,11 @@
-"""Start-up of a program: handling of Ctrl-C and of closed standard streams.
+"""Ctrl-C and the standard streams of a program.
 
 Python raises `KeyboardInterrupt` for Ctrl-C. That is not enough here: importing the
 libraries takes seconds and would end in a traceback, and several of them (jax, absl and
 seqio among others) catch every exception in places, so that an interrupt disappears.
-A program therefore passes through two phases:
-
-- until its command begins, an interrupt ends the process at once: nothing has been
-  written yet;
-- in the command, an interrupt raises `KeyboardInterrupt`, so that temporary files are
-  removed; if the process has not ended a few seconds later, it is ended then.
+Therefore an interrupt ends the process at once until its command begins, when nothing
+has been written yet. In the command it raises `KeyboardInterrupt`, so that temporary
+files are removed; a few seconds later, at the latest, the process is ended.
 
 This module imports nothing outside the standard library, because it runs first.
 """
@@ -21,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 # A command gets this many seconds to clean up after an interrupt.
 _GRACE_SECONDS = 3.0
@@ -31,6 +28,8 @@ INTERRUPTED = 128 + signal.SIGINT
 
 UNREAD = 128 + signal.SIGPIPE
 """Exit status of a program whose output is no longer read, as shells define it."""
+
+_PACKAGES = ("bpd_jax", "experiments", "benchmarks")
 
 # Standard error, even if libraries redirect file descriptor 2 while they load.
 _messages = 2
@@ -43,22 +42,25 @@ def is_program() -> bool:
     """
     if sys.argv[:1] != ["-m"]:
         return bool(sys.argv) and os.path.basename(sys.argv[0]) == "bpd"
-    words = sys.orig_argv
-    return "-m" in words[:-1] and (
-        words[words.index("-m") + 1].partition(".")[0] == "bpd_jax"
-    )
+    _, _, module = " ".join(sys.orig_argv).partition(" -m ")
+    return module.split(" ")[0].partition(".")[0] in _PACKAGES
 
 
 def begin() -> None:
     """Prepares this process; called once, before anything large is imported."""
     global _messages
-    _open_streams()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        # Otherwise the next opened file would get the number of the closed stream.
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
     _messages = os.dup(2)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
 
-def _leave(*_: object) -> None:
+def _leave(*_: object) -> NoReturn:
     """Ends the process immediately."""
     with contextlib.suppress(OSError):
         os.write(_messages, b"interrupted\n")
@@ -67,11 +69,7 @@ def _leave(*_: object) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C end the body by `KeyboardInterrupt`, even if a library catches it.
-
-    Raises:
-      KeyboardInterrupt: there was an interrupt, now or earlier in the body.
-    """
+    """Lets Ctrl-C end the body by `KeyboardInterrupt`, even if a library catches it."""
     before = signal.getsignal(signal.SIGINT)
     main_thread = threading.current_thread() is threading.main_thread()
     if not main_thread or before not in (_leave, signal.default_int_handler):
@@ -91,43 +89,17 @@ def interruptible() -> Iterator[None]:
             timer.start()
         raise KeyboardInterrupt
 
-    show = sys.unraisablehook
-
-    # In a destructor or in a callback of the garbage collector, Python itself catches
-    # the exception and prints a traceback.
-    def show_others(ignored: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(ignored.exc_type, KeyboardInterrupt):
-            show(ignored)
-
     signal.signal(signal.SIGINT, interrupt)
-    sys.unraisablehook = show_others
     try:
         yield
-        if interrupted:
-            raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = show
         if before is not _leave:  # The process continues, as under pytest.
             timer.cancel()
-
-
-def _open_streams() -> None:
-    """Opens /dev/null in place of standard streams that are closed.
-
-    Otherwise the next opened file would get the number of the stream, and output of
-    libraries would be written into it.
-    """
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            mode = "w" if descriptor else "r"
-            stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
+        if interrupted:
+            # Also in place of SystemExit, by which absl ends every command, even if a
+            # library caught the interrupt.
+            raise KeyboardInterrupt
 
 
 def print_any_text() -> None:
@@ -156,11 +128,7 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Discards all further output of a stream.
-
-    Otherwise flushing its buffer would fail when the process exits, and change its exit
-    status.
-    """
+    """Discards all further output of a stream, which would fail when Python exits."""
     descriptor = descriptor_of(stream)
     if descriptor is not None:
         nowhere = os.open(os.devnull, os.O_WRONLY)

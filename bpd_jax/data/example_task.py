@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Count, Validated, Words, choice
 from bpd_jax.data.text_task import (
+    GENERATIONS,
     SPLITS,
     Fraction,
     TextTask,
@@ -115,6 +117,7 @@ DATASETS = {
 }
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class ExampleTask(Validated):
     """The examples of a data set: their source and their vocabulary.
@@ -235,6 +238,27 @@ class ExampleTask(Validated):
 
 
 DataTask: TypeAlias = TextTask | ExampleTask
+
+# The vocabulary size of GPT-2 and GPT-3, for hosts without their tokenizer.
+_GPT3_TOKENS = 50257
+
+
+@configurable
+def vocabulary_size(task: DataTask) -> int:
+    """Size of the vocabulary of a task, without training a tokenizer.
+
+    For generations it is the vocabulary size of the model that generated them, which
+    may be larger than that of its tokenizer.
+    """
+    from bpd_jax.data import generations, tokenizer
+
+    if isinstance(task, TextTask) and task.corpus == GENERATIONS:
+        return int(generations.read_header(task.text_files or "")["vocab_size"])
+    if task.trained_size is not None:
+        return int(task.trained_size)
+    if task.vocabulary == "gpt3":
+        return _GPT3_TOKENS
+    return tokenizer.named_tokenizer(task.vocabulary).vocab_size
 
 
 def task_from_json(fields: Mapping[str, object]) -> DataTask:

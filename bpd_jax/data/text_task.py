@@ -5,6 +5,7 @@ import re
 from typing import Annotated
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Count, Validated, Words, choice, number
 
 SPLITS = ("train", "validation")
@@ -19,6 +20,7 @@ SMALLEST_VOCABULARY = 257
 Fraction = Annotated[float, number(above=0, below=1)]
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class TextTask(Validated):
     """A corpus, its split into train and validation, and its vocabulary.

@@ -11,9 +11,11 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
     REFINERS,
+    Accuracies,
     Assets,
     AttachedDrafter,
     SmallModel,
+    read_accuracies,
 )
 from bpd_jax.models import cpu
 from bpd_jax.models.block_heads import softmax_rows
@@ -181,18 +183,14 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
     return load_drafter(folder)
 
 
-def load_accuracies(
-    path: str | os.PathLike[str],
-) -> tuple[tuple[float, ...], ...] | None:
+def load_accuracies(path: str | os.PathLike[str]) -> Accuracies | None:
     """Reads the accuracies of the heads' candidates; None if there are none."""
     try:
-        return tuple(
-            tuple(float(share) for share in head)
-            for head in files.read_json(path)["accuracies"]
-        )
+        accuracies = files.read_json(path)["accuracies"]
+        return read_accuracies({"accuracies": accuracies}, path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} has no valid head accuracies: {error}; run bpd_jax.tune again."
+            f"{path} has no valid accuracies ({error}): run bpd_jax.tune again."
         ) from error

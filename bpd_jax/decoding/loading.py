@@ -8,10 +8,11 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LoadedModel
+from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.functions import ModelFunctions
-from bpd_jax.models.heads_files import HEADER, LoadedHeads, attach_heads, load_heads
+from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage import files
@@ -144,23 +145,9 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
         loaded,
         functions=ModelFunctions(config),
         params=params,
-        accuracies=_accuracies(trained),
+        accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
         heads_identity=trained.identity,
     )
-
-
-def _accuracies(heads: LoadedHeads) -> tuple[tuple[float, ...], ...] | None:
-    """The accuracies of the candidates of each head, measured in training."""
-    accuracies = heads.facts.get("accuracies")
-    if accuracies is None:
-        return None
-    try:
-        return tuple(tuple(float(share) for share in head) for head in accuracies)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{heads.folder / HEADER} has no valid accuracies of heads ({error}): "
-            "train the heads again, or copy the folder again."
-        ) from error
 
 
 def load_task(path: str | os.PathLike[str]) -> DataTask:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated, Any, Self
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     WORDS,
     Check,
@@ -78,7 +79,8 @@ class StepOptions(Validated):
         typical is not; see `DecodeOptions`.
       typical_epsilon, typical_delta: thresholds of typical acceptance.
       verification: how drafts are laid out in the forward pass; see `DecodeOptions`.
-      end_of_text: the token that ends a text, or several such tokens; None for none.
+      end_of_text: the token that ends a text, or several such tokens; () for none, None
+        for those of the model, which `bpd_jax.generate` and the commands fill in.
       stride: highest number of tokens that one serial call adds to a text; None for no
         limit. The history counts all accepted tokens; with a stride of 1 it has an
         entry for every token (see `bpd_jax.decoding.replay`).
@@ -101,14 +103,16 @@ class StepOptions(Validated):
     typical_epsilon: Share = 0.3
     typical_delta: Share = 0.09
     verification: Annotated[str, choice(*VERIFICATIONS)] = TREE
-    end_of_text: Annotated[int | tuple[int, ...] | None, _TOKENS] = None
+    end_of_text: Annotated[int | tuple[int, ...] | None, _TOKENS] = ()
     stride: Count | None = None
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens that end a row."""
+        if self.end_of_text is None:
+            raise UserError("end_of_text must be given here: tokens, or () for none.")
         ends = self.end_of_text
-        return () if ends is None else (ends,) if isinstance(ends, int) else ends
+        return (ends,) if isinstance(ends, int) else ends
 
     @property
     def penalty(self) -> float:
@@ -126,6 +130,7 @@ class StepOptions(Validated):
         return dataclasses.replace(self, **none)
 
 
+@configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOptions(StepOptions):
     """Options of decoding: lengths, sampling, acceptance and verification.
@@ -195,6 +200,7 @@ class DecodeOptions(StepOptions):
         return self.acceptance != TYPICAL
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig(Validated):
     """Configuration of the commands `decode`, `evaluate` and `tune` in gin files.

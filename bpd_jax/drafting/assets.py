@@ -1,6 +1,7 @@
 """Assets of drafting methods: n-grams, small models, refiners and drafters."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError
@@ -13,6 +14,23 @@ from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 
 REFINERS = ("markov", "recurrent", "hydra")
+
+Accuracies = tuple[tuple[float, ...], ...]
+"""`[j][r]`: the share of right candidates of rank r of head j + 2; see `Assets`."""
+
+
+def read_accuracies(facts: Mapping[str, Any], path: object) -> Accuracies | None:
+    """The entry `accuracies` of the JSON file at `path`; None if there is none."""
+    accuracies = facts.get("accuracies")
+    try:
+        if accuracies is None:
+            return None
+        return tuple(tuple(float(share) for share in head) for head in accuracies)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} has no valid accuracies of heads ({error}): run bpd_jax.tune, or "
+            "train the heads, again."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +96,7 @@ class Assets:
     recurrent: LoadedRefiner | None = None
     hydra: LoadedRefiner | None = None
     drafter: AttachedDrafter | None = None
-    accuracies: tuple[tuple[float, ...], ...] | None = None
+    accuracies: Accuracies | None = None
 
     def check(self, model: BlockwiseConfig) -> None:
         """Raises a `UserError` if the sizes of an asset differ from the model's."""

@@ -150,9 +150,9 @@ def compare(
 
 
 def fastest(results: Sequence[MethodResult]) -> Method:
-    """The method that took the least time in the first round, except the oracle."""
+    """The method with the highest speed-up over the first result, except the oracle."""
     real = [result for result in results if not result.method.is_oracle]
-    return min(real, key=lambda result: result.seconds[0]).method
+    return max(real, key=lambda result: result.speedup(results[0]) or 0.0).method
 
 
 def fail_on_errors(results: Sequence[MethodResult], records: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import pathlib
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Validated, choice, integer
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.transformer_config import (
@@ -27,6 +28,7 @@ HEAD_KINDS = ("feed_forward", "medusa")
 NumHeads = Annotated[int, integer(1, 256)]
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class BlockHeadsConfig(Validated):
     """Configuration of the L block heads (paper section 4 and appendix C.2).
@@ -110,6 +112,7 @@ class BlockHeadsConfig(Validated):
         return self.own_softmax or self.draft_vocabulary is not None
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(Validated):
     """Configuration of a transformer trunk with block heads or a block drafter.

@@ -3,12 +3,14 @@
 import dataclasses
 from typing import Annotated
 
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Count, Validated, choice
 
 ATTENTION = ("auto", "xla", "cudnn", "pallas")
 REMAT = ("none", "dots", "full")
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class ComputeConfig(Validated):
     """Memory and speed of a training step.

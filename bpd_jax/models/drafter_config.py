@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Natural, Positive, Validated, integer
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
@@ -27,6 +28,7 @@ _FROM_TARGET = (
 )
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class BlockDrafterConfig(Validated):
     """Configuration of a block drafter (see `block_drafter`).

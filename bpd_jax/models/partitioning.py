@@ -16,6 +16,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Check, Count, Validated
 from bpd_jax.base.typing import PyTree
 
@@ -44,6 +45,7 @@ COUNT_OR_REST = Check(
 )
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Validated):
     """Number of devices of each mesh axis; `data=-1` uses the remaining devices."""

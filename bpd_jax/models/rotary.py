@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Count, Positive, Validated, choice, number
 from bpd_jax.base.typing import Array, Float, Int
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig(Validated):
     """Frequencies f_i = base^(-2i/R) of R rotated features, possibly scaled.

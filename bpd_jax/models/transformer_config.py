@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Positive, Validated, choice, each, integer
 from bpd_jax.models.rotary import RotaryConfig
 
@@ -29,6 +30,7 @@ Dtype = Annotated[str, choice(*DTYPES)]
 Config = TypeVar("Config")
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(Validated):
     """Configuration of a pre-norm decoder-only transformer.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     TEXT,
     Count,
@@ -106,6 +107,7 @@ def class_of(method: Method) -> str | None:
     return classes[0] if len(classes) == 1 else None
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class StudyConfig(Validated):
     """The settings of one study at one size.

@@ -6,6 +6,7 @@ from typing import Annotated
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     Count,
     Natural,
@@ -35,6 +36,7 @@ def columns(num_heads: int) -> list[str]:
     ]
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Validated):
     """AdamW with warmup, a schedule and clipping of the global gradient norm.
@@ -64,6 +66,7 @@ class OptimizerConfig(Validated):
     trunk_learning_rate: Positive | None = None
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Validated):
     """The settings of a run.

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Count, Natural, Positive, Validated, choice, number
 
 ORDERS = ("distance", "entropy")
@@ -30,6 +31,7 @@ ORDERS = ("distance", "entropy")
 ScheduleState = dict[str, Any]
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class HeadSchedule(Validated):
     """Factors on λ_h (paper, appendix C.1), which is 1 without a schedule.

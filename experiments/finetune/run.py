@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax import configuration
 from bpd_jax.api import LanguageModel
-from bpd_jax.base import cli, progress, provenance
+from bpd_jax.base import cli, configuration, progress, provenance
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
-from bpd_jax.configuration import Parsed
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask

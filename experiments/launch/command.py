@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Collection, Sequence
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.training.config import TrainConfig

@@ -130,6 +130,10 @@ def test_invalid_path_is_reported_in_one_sentence(capsys):
         pathlib.Path("x").stat()
 
 
+def _panic() -> None:
+    raise type("PanicException", (BaseException,), {})("index out of bounds")
+
+
 def _exhaust_device() -> None:
     raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n\nBuf")
 
@@ -139,9 +143,12 @@ def _exhaust_device() -> None:
     [
         (lambda: np.zeros(2**50), "not enough memory (Unable to allocate"),
         (_exhaust_device, "has not enough memory (RESOURCE_EXHAUSTED: Out of"),
+        (_panic, "a library cannot process this input: index out of bounds."),
     ],
 )
-def test_out_of_memory_is_reported_in_one_sentence(allocate, message, capsys):
+def test_out_of_memory_or_a_panic_is_reported_in_one_sentence(
+    allocate, message, capsys
+):
     assert message in error_of(allocate, capsys)
 
 

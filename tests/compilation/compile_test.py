@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks.compile_settings import SETTINGS
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.compilation.chips import device_count
 from bpd_jax.training.config import TrainConfig
 from tests.commands import assert_refused, python, start

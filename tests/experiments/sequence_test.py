@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_records import DraftRecord

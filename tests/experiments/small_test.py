@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.studies.study_config import StudyConfig

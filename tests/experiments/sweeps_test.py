@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.storage.files import read_json
 from bpd_jax.training.config import TrainConfig
 from experiments.launch.command import TRAIN, parse_program

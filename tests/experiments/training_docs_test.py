@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from bpd_jax.configuration import parse
+from bpd_jax.base.configuration import parse
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.sweeps.catalog import SWEEPS

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.pretrained.chat import render_chat

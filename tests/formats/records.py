@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.studies import run_files, tuning

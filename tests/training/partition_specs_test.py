@@ -6,7 +6,7 @@ import pathlib
 import jax
 import pytest
 
-from bpd_jax import configuration
+from bpd_jax.base import configuration
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh

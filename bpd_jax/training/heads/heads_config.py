@@ -7,6 +7,7 @@ from typing import Annotated
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     Count,
     Natural,
@@ -25,6 +26,7 @@ from bpd_jax.models.partitioning import MeshConfig, check_rows
 from bpd_jax.training.config import OptimizerConfig
 
 
+@configurable
 @dataclasses.dataclass(frozen=True)
 class HeadsTrainConfig(Validated):
     """The settings of a training run of heads or of a block drafter.

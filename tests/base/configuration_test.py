@@ -5,10 +5,10 @@ import re
 import gin
 import pytest
 
+from bpd_jax.base.configuration import parse
 from bpd_jax.base.errors import UserError
-from bpd_jax.configuration import parse, vocabulary_size
 from bpd_jax.data import tokenizer
-from bpd_jax.data.example_task import ExampleTask
+from bpd_jax.data.example_task import ExampleTask, vocabulary_size
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.models.blockwise import count_parameters
@@ -19,7 +19,7 @@ from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.catalog import STUDIES
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 PATHS = [*ROOT.glob("gin_configs/**/*.gin"), *ROOT.glob("experiments/**/*.gin")]
 FILES = {file.relative_to(ROOT).as_posix(): file.read_text() for file in PATHS}
 
@@ -82,12 +82,8 @@ def test_a_file_may_be_included_several_times(write):
 
 def test_every_statement_records_its_location(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
-    assert parsed.files == (
-        "run.gin",
-        "gin_configs/models/tiny.gin",
-        "gin_configs/tasks/stdlib_small.gin",
-        "gin_configs/runs/train.gin",
-    )
+    parts = ("models/tiny.gin", "tasks/stdlib_small.gin", "runs/train.gin")
+    assert parsed.files == ("run.gin", *(f"gin_configs/{part}" for part in parts))
     steps = [setting.location for setting in parsed.settings if setting.name == "STEPS"]
     assert steps[0].startswith("gin_configs/runs/train.gin:")
     assert steps[1:] == ["run.gin:5", "--gin.STEPS=9"]
@@ -116,7 +112,10 @@ def test_parse_clears_gin_bindings(write):
         ("STEPS = 5\nTrainConfig.steps = (3\n", r"bad.gin:\d: a bracket"),
         ("\nTrainConfg.steps = 3\n", r"bad.gin:2: unknown name .* mean TrainConfig"),
         ("TrainConfig.step = 3\n", r"bad.gin:1: TrainConfig has no .* step; .*steps"),
-        ("TrainConfig.model = @Blockwise()\n", r"bad.gin:1: .*@Blockwise"),
+        (
+            "TrainConfig.model = @Blockwise()\n",
+            r"unknown name Blockwise; did you mean B",
+        ),
         ("TrainConfig.steps = %STEP\nSTEPS = 3\n", r"bad.gin:1: the macro %STEP is"),
         ("STEPS = 3\n", r"bad.gin:1: nothing uses STEPS"),
         ("TrainConfig.steps = %gin.REQUIRED\n", r"TrainConfig.steps has no value"),
@@ -124,7 +123,7 @@ def test_parse_clears_gin_bindings(write):
         ("TrainConfig.steps = 3\n", r"TrainConfig.\w+ has no value: no file sets it"),
         ("include 'nowhere.gin'\n", r"bad.gin:1 names .* nowhere.gin, which does not"),
         ("include 'bad.gin'\n", r"bad.gin:1 includes bad.gin, which includes itself"),
-        ("import os\n", r"bad.gin:1: imports are not supported"),
+        ("import no.such\n", r"bad.gin:1: No module named 'no'"),
         ("STEPS = gelu\n", r"bad.gin:1: gelu is not a gin value: text needs quotes"),
     ],
 )
@@ -142,10 +141,15 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
         ("STEPS = true", r"--gin.STEPS=true: .* constants are True"),
         ("STEPS = [1, 2", r"--gin.STEPS=\[1, 2: a bracket"),
         ("STEPS = 'a", r"--gin.STEPS='a: "),
+        ("X = books/*.txt", r"text needs quotes, as in --gin.X=\"'books/\*.txt'\", "),
+        ("STEPS = " + "9" * 5000, r"--gin.STEPS=9+ … 9+: "),
+        ("STEPS = 0x" + "f" * 5000, r"--gin.STEPS=0xf+ … f+: Exceeds the limit"),
+        ("x/TrainConfig.steps = 5", r"nothing uses x/TrainConfig: .* @x/TrainConfig"),
+        ("DecodeOptions.seed = 5", r"nothing uses DecodeOptions: .* @DecodeOptions"),
         ("STEPS = '\udcff'", r"--gin.STEPS=.* is not a gin value"),
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+: x+ … x+ is not a gin value"),
         ("RotaryConfig.base = 5.0", r"base=5.0: nothing uses RotaryConfig: .*@Rotary"),
-        ("BlockwiseConfig.heads = 5", r"heads must be a .* @BlockHeadsConfig\(\)"),
+        ("BlockwiseConfig.heads = 5", r"heads must be @BlockHeadsConfig\(\)"),
         ("STEPS = %STEPS", "cycle of macros"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
     ],
@@ -162,6 +166,28 @@ def test_a_macro_without_effect_is_an_error_on_the_command_line_only(write):
     assert parse([name], [], TrainConfig).value.steps == 8
     with pytest.raises(UserError, match="nothing uses STEPS"):
         parse([name], ["STEPS = 9"], TrainConfig)
+
+
+def test_scopes_and_imports(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    write("import gin\n\n\n@gin.register\ndef twice(x):\n    return 2 * x\n", "own.py")
+    name = write(
+        "import own\n" + RUN + "BlockwiseConfig.trunk = @small/TransformerConfig()\n"
+        "small/TransformerConfig.d_model = @twice()\ntwice.x = 32\n"
+    )
+    bindings = ["small/TransformerConfig.num_layers = 1"]
+    parsed = parse([name], bindings, TrainConfig)
+    trunk = parsed.value.model.trunk
+    assert (trunk.d_model, trunk.num_layers, trunk.d_ff) == (64, 1, 512)
+    assert parse([write(parsed.text)], [], TrainConfig).value == parsed.value
+
+
+def test_a_file_without_effect_is_an_error(write):
+    mesh = "gin_configs/meshes/gpu_8.gin"
+    assert parse([write(RUN), mesh], [], TrainConfig).value.mesh.fsdp == 8
+    for paths in ([mesh], [write("# Nothing.\n")]):
+        with pytest.raises(UserError, match=f"--gin_file={paths[0]} has no effect"):
+            parse(paths, [], DecodeConfig)
 
 
 def with_includes(name: str) -> str:

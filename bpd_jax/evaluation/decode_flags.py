@@ -7,8 +7,8 @@ import dataclasses
 
 from absl import flags
 
-from bpd_jax import api, configuration
-from bpd_jax.base import cli, progress
+from bpd_jax import api
+from bpd_jax.base import cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
@@ -65,7 +65,11 @@ cli.define_flags(AssetPaths)
 
 def config() -> DecodeConfig:
     """The configuration from gin files and flags; flags take precedence."""
-    config = configuration.parse_decode_flags()
+    defaults = [
+        "DecodeConfig.options = @DecodeOptions()",
+        "DecodeOptions.end_of_text = None",
+    ]
+    config = configuration.parse_flags(DecodeConfig, defaults=defaults).value
     options = dataclasses.replace(config.options, **cli.flag_values(DecodeOptions))
     return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))
 
