@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bpd_jax.base.configuration import configurable
+from bpd_jax.base.gin_registry import registered
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
+from bpd_jax.studies.study_config import StudyConfig
+from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.catalog import STUDIES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -43,6 +46,8 @@ def _load(name: str) -> Any:
 
 
 HOOKS = _load("hooks")
+# Imported, so that they and what they refer to are registered.
+assert {TrainConfig, HeadsTrainConfig, StudyConfig} <= {*registered.values()}
 
 
 def name_of(page: pathlib.Path) -> str:
@@ -180,9 +185,7 @@ def check_gin_name(name: str) -> None:
     if not dot:
         assert owner in macros() or owner == "NAME", name
     else:
-        target = configurable(owner)
-        assert target is not None, name
-        assert parameter in inspect.signature(target).parameters, name
+        assert parameter in inspect.signature(registered[owner]).parameters, name
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name_of)

@@ -254,7 +254,8 @@ def _fault(error: Exception, flag: str) -> str:
         return "its value is not a gin value, because it is not valid Unicode"
     text = str(error.args[0] if isinstance(error, SyntaxError) else error)
     if unknown := re.match(r"No configurable matching (?:\w+ )?'@?([^'()]*)", text):
-        return f"unknown name {unknown[1]}{_suggest(unknown[1], gin_registry.names)}"
+        known = list(gin_registry.registered)
+        return f"unknown name {unknown[1]}{_suggest(unknown[1], known)}"
     if wrong := re.match(r"Configurable '(.*)' doesn't .* named '(.*)'", text):
         target: Any = gin.get_configurable(wrong[1])
         target = target.__init__ if isinstance(target, type) else target

@@ -13,13 +13,13 @@ except ImportError:
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-names: list[str] = []
-"""What `configurable` has registered, for suggestions in messages."""
+registered: dict[str, Callable[..., Any]] = {}
+"""What `configurable` has registered, by name."""
 
 
 def configurable(target: T) -> T:
     """Lets gin files set the arguments of a class or function, which stays as it is."""
-    names.append(target.__name__)
+    registered[target.__name__] = target
     if gin is not None:
         gin.register(target, module="bpd_jax")
     return target
