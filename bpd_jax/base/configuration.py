@@ -13,7 +13,7 @@ import pathlib
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import gin
 from absl import flags
@@ -258,7 +258,7 @@ def _fault(error: Exception, flag: str) -> str:
         return f"unknown name {unknown[1]}{_suggest(unknown[1], known)}"
     if wrong := re.match(r"Configurable '(.*)' doesn't .* named '(.*)'", text):
         target: Any = gin.get_configurable(wrong[1])
-        target = target.__init__ if isinstance(target, type) else target
+        target = getattr(target, "__init__") if isinstance(target, type) else target
         names = [
             name for name in inspect.signature(target).parameters if name != "self"
         ]
