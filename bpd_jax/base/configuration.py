@@ -13,7 +13,7 @@ import pathlib
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import gin
 from absl import flags
@@ -257,11 +257,8 @@ def _fault(error: Exception, flag: str) -> str:
         known = list(gin_registry.registered)
         return f"unknown name {unknown[1]}{_suggest(unknown[1], known)}"
     if wrong := re.match(r"Configurable '(.*)' doesn't .* named '(.*)'", text):
-        target: Any = gin.get_configurable(wrong[1])
-        target = getattr(target, "__init__") if isinstance(target, type) else target
-        names = [
-            name for name in inspect.signature(target).parameters if name != "self"
-        ]
+        target = gin_registry.registered.get(wrong[1].rpartition(".")[2])
+        names = list(inspect.signature(target).parameters) if target else []
         return f"{wrong[1]} has no parameter {wrong[2]}{_suggest(wrong[2], names)}"
     name, _, value = flag.partition("=")
     quoted = f"{name}=\"'{value}'\"" if re.match(r"[^-'\"@%\[({]", value) else "'TEXT'"
