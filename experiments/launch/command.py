@@ -7,8 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Collection, Sequence
 
-from bpd_jax.base import configuration
-from bpd_jax.base import cli, progress
+from bpd_jax.base import cli, configuration, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig

@@ -18,8 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax.base import configuration
-from bpd_jax.base import cli
+from bpd_jax.base import cli, configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage import buckets, files
