@@ -220,7 +220,7 @@ def test_auto_reports_the_chosen_method_and_its_prediction(folder):
     [result] = decode(folder, [*base, "--method=auto"])
     assert result.returncode == 0, result.stderr
     assert re.match(
-        r"auto: (greedy: no method is predicted|prompt_lookup:\d, pred)", result.stdout
+        r"auto: (greedy: no method is predicted|lookup:\d, pred)", result.stdout
     )
     assert re.search(
         r"^(greedy|prompt_lookup:\d): 8 tokens in \d serial", result.stdout, re.M
