@@ -86,6 +86,7 @@ format: env ## format with ruff and apply its fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## delete caches and build products, not environments and runs/
+clean: ## delete caches, build products and what killed processes left
 	rm -rf build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path "./.venv*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path "./.venv*" -prune -o -name ".bpd_jax-*.part" -exec rm -rf {} +

@@ -34,12 +34,11 @@ DOCS = [
     "mkdocstrings>=1,<2",
     "mkdocstrings-python>=2,<3",
 ]
-# Paths under gs://; Orbax reaches them by gcsfs.
-GCS = ["gcsfs>=2026.9,<2027", "google-cloud-storage>=3.14,<4", "requests>=2.32,<3"]
+# Paths under gs://, also of Orbax.
+GCS = ["fsspec>=2026.9,<2027", "gcsfs>=2026.9,<2027"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
-    "gcp-storage-emulator>=2026.7.19,<2027",
     "hypothesis>=6.100,<7",
     "kenlm>=0.3,<0.4",
     "mypy>=2.4,<3",

@@ -44,7 +44,7 @@ from bpd_jax.evaluation import decode_flags
 from bpd_jax.models import cpu
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.states_files import describe_states

@@ -45,7 +45,7 @@ from bpd_jax.reporting.evaluation_report import print_table, write_html
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training import metrics
 
 flags.set_default(

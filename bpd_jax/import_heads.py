@@ -17,7 +17,7 @@ from bpd_jax.models.attachments import STORED_DTYPES, fingerprint
 from bpd_jax.models.heads_files import KIND, save_heads
 from bpd_jax.pretrained.medusa_import import import_heads
 from bpd_jax.storage import folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 MODEL = flags.DEFINE_string(
     "model",

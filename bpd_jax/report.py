@@ -29,7 +29,7 @@ from bpd_jax.reporting.explorer import ExplorerText, title_of
 from bpd_jax.reporting.latex import table_latex
 from bpd_jax.reporting.page import Page, PagePart, write_page
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run
 from bpd_jax.studies.study_records import ExplorerRecord

@@ -59,7 +59,8 @@ ALLOWED_FILES = {
     "flax.nnx": [],
     "gin": ["bpd_jax/base/configuration.py", "bpd_jax/base/gin_registry.py"],
     "lm_eval": ["bpd_jax/lm_eval.py"],
-    "google.cloud": ["bpd_jax/storage/buckets.py"],
+    "fsspec": ["bpd_jax/storage/paths.py"],
+    "google.cloud": [],
     "gcsfs": [],
     "rouge_score": ["bpd_jax/evaluation/metrics/rouge.py"],
 }

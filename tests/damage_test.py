@@ -1,14 +1,16 @@
-"""Readers of our own JSON files accept any content or raise a `UserError`."""
+"""Damaged files of our own formats are read, or refused in one sentence."""
 
 import copy
+import gc
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bpd_jax.base.errors import UserError
-from tests.mutation_formats import FORMATS
+from tests.damage_examples import FORMATS
 
 NAMES = (
     *("model", "heads", "drafter", "refiner", "texts"),
@@ -72,3 +74,45 @@ def test_changed_values_are_accepted_or_reported(artifact):
         except UserError:
             reported += 1
     assert reported > len(VALUES) // 2
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """A copy that is truncated, or has other bits, bytes or numbers."""
+    # In half of the cases within the header.
+    size = max(len(data), 1)
+    offset = rng.randrange(min(size, 256) if rng.random() < 0.5 else size)
+    piece = data[offset : offset + 1 + int(rng.expovariate(0.05))]
+    flipped = bytes([(data[offset] if data else 0) ^ 1 << rng.randrange(8)])
+    number = rng.choice((b"-1", b"1e400", b"NaN", b"99999999999999999999", b"1" * 5000))
+    word = rng.choice((0, 1, 2**31 - 1, 2**32 - 1)).to_bytes(8, "little")
+    middle = rng.choice((b"", flipped, piece * 2, piece * 1000, number, word, b"\xff"))
+    rest = data[offset + max(len(middle), 1) :] if len(middle) < 9 else data[offset:]
+    return data[:offset] + rng.choice((b"", middle + rest, middle + rest))
+
+
+# Orbax does not await the other arrays after one could not be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", FORMATS)
+def test_random_damage_is_read_or_refused(name, tmp_path):
+    example, folder = FORMATS[name], tmp_path / "folder"
+    folder.mkdir()
+    example.make(folder)
+    example.read(folder)
+    original = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    targets = sorted(path for path in folder.glob(example.files) if path in original)
+    for number in range(10 if name in ("checkpoint", "slim") else 20):
+        rng = random.Random(f"0 {number}")
+        path = rng.choice(targets)
+        path.write_bytes(damaged(original[path], rng))
+        if example.reseal is not None and rng.random() < 0.7:
+            example.reseal(folder)
+        refusal = ""
+        try:
+            example.read(folder)
+        except UserError as error:
+            refusal = str(error)
+        assert "\n" not in refusal
+        for changed, data in original.items():
+            changed.write_bytes(data)
+    if name == "checkpoint":
+        gc.collect()  # The warnings about these reads belong to this test.

@@ -209,17 +209,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             location = f"{self.storage.url}{path}{session.hexdigest()}"
             self._send(200, b"", {"Location": location})
         elif kind == "multipart":
-            # Metadata and data; an e-mail parser would change the ends of lines.
-            boundary = body.partition(b"\r\n")[0]
-            metadata, data = (
-                part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-                for part in body.split(boundary)[1:3]
-            )
-            facts = json.loads(metadata)
-            name = query.get("name") or facts["name"]
-            if facts.get("crc32c", _crc(data)) != _crc(data):
-                self._error(400, "Provided CRC32C does not match.")
-                return
+            # Metadata and data, as gcsfs writes them.
+            _, metadata, rest = body.split(b"--==0==", 2)
+            data = rest.partition(b"\n\n")[2].removesuffix(b"\n--==0==--")
+            name = json.loads(metadata.partition(b"\n\n")[2])["name"]
             self._store(bucket, name, data, query)
         else:
             self._store(bucket, query["name"], body, query)

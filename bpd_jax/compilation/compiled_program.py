@@ -11,8 +11,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.programs import Program
 from bpd_jax.compilation.topology import Slice
-from bpd_jax.storage.buckets import as_path
 from bpd_jax.storage.files import write_text
+from bpd_jax.storage.paths import as_path
 
 
 def compile_for(

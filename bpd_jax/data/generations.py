@@ -16,7 +16,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 HEADER = "distill.json"
 KIND = Artifact(

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.corpora import Document, fraction_of, split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.storage import files
 
 
 class Prompt(NamedTuple):
@@ -87,19 +87,19 @@ def _held_out_texts(task: DataTask) -> Iterator[Document]:
 
 
 def _first_texts(texts: Iterable[Document]) -> list[Document]:
-    """The first texts in the order of a hash, up to `files.MOST_KEPT` bytes."""
+    """The first texts in the order of a hash, up to `limits.MOST_KEPT` bytes."""
     heap: list[tuple[float, Document]] = []
     total = 0
     for text in texts:
         heapq.heappush(heap, (-fraction_of("p0", text.id), text))
         total += _cost(text)
-        while total > files.MOST_KEPT:
+        while total > limits.MOST_KEPT:
             total -= _cost(heapq.heappop(heap)[1])
     return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
 
 
 def _cost(text: Document) -> int:
-    return len(text.text) + files.LINE_COST
+    return len(text.text) + limits.LINE_COST
 
 
 def _encoded(

@@ -18,7 +18,7 @@ from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.storage import folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Segment ids are stored as uint16, and a row may have as many segments as tokens.
 _MAX_LENGTH = 65535

@@ -24,7 +24,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.row_shards import ShardedArray, shard_folders
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import BucketPath, as_path
+from bpd_jax.storage.paths import as_path, in_bucket
 
 HEADER, LOSS_MASK = "rows.json", "loss_mask.npy"
 
@@ -288,8 +288,7 @@ class RowIterator:
         self._seed = seed
         self._process_index = process_index
         self._local_size = batch_size // process_count
-        in_bucket = isinstance(rows.folder, BucketPath)
-        self._sorts_batches = process_count > 1 and in_bucket
+        self._sorts_batches = process_count > 1 and in_bucket(rows.folder)
         self._num_returned = 0
         self._epoch = -1
         self._order: Callable[[np.ndarray], np.ndarray] = np.asarray

@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 
 Path = str | os.PathLike[str]
 
@@ -27,10 +28,10 @@ def read_text(path: Path) -> str:
 
     Raises:
       UserError: the file cannot be read, is not UTF-8, or has more than
-        `files.MOST_KEPT` bytes.
+        `limits.MOST_KEPT` bytes.
     """
     try:
-        data = files.read_bytes(path, files.MOST_KEPT)
+        data = files.read_bytes(path, limits.MOST_KEPT)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -46,7 +47,7 @@ def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
 
     Args:
       path: the file.
-      kept: whether the caller keeps all lines; see `files.bounded_lines`.
+      kept: whether the caller keeps all lines; see `limits.bounded_lines`.
 
     Raises:
       UserError: the file cannot be read or decompressed, is not UTF-8, or is too large.
@@ -54,8 +55,8 @@ def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
-        with opened(as_path(path), "rb") as file:
-            lines = files.bounded_lines(file, path, kept=kept)
+        with opened(local_copy(path), "rb") as file:
+            lines = limits.bounded_lines(file, path, kept=kept)
             for number, line in enumerate(lines, start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)

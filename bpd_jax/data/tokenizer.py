@@ -12,7 +12,7 @@ import tokenizers
 from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"

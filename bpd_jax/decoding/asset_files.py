@@ -32,7 +32,7 @@ from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.safetensors_files import CONFIG
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # File with the results of `bpd_jax.tune` in a model's folder, and the version of its
 # format, which earlier files do not state.

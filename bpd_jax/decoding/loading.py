@@ -16,7 +16,7 @@ from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Known names of run folders that `make` creates.
 KNOWN_RUNS = {"demo": "runs/demo"}

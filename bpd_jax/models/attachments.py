@@ -22,7 +22,7 @@ from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact, read_tensors
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 Config = TypeVar("Config")
 

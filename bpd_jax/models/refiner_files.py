@@ -15,7 +15,7 @@ from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 HEADER, PARAMETERS = "refiner.json", "params.npz"
 KIND = Artifact(

@@ -26,7 +26,7 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
 from bpd_jax.storage import folders
-from bpd_jax.storage.buckets import as_path, on_disk
+from bpd_jax.storage.paths import as_path, work_place
 
 __all__ = ["BuildReport", "BuildSettings", "Measure", "build"]
 
@@ -95,7 +95,7 @@ def build(settings: BuildSettings) -> BuildReport:
     """
     output = as_path(settings.output)
     folders.check_folder(output, NGramModel.kind)
-    work = on_disk(output.with_name(f"{output.name}.work"))
+    work = work_place(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # All inputs are validated before the long computation.
     heldout, symbols = _heldout(settings), _symbols(settings)

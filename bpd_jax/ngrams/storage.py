@@ -20,7 +20,7 @@ import numpy as np
 from bpd_jax.ngrams import trie
 from bpd_jax.storage import array_files, folders
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Requirements on values, of arrays that have the length of the keys.
 INTEGERS = array_files.ArraySpec(("<i8",), (None,))
@@ -35,7 +35,6 @@ def kind(noun: str, marker: str, remedy: str, *others: str) -> Artifact:
         ("*_[0-9].npy", "*_[0-9][0-9].npy", *others),
         f"bpd_jax {noun.removeprefix('an ')}",
         remedy=remedy,
-        version_name="version",
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.storage.paths import local_copy
 
 _BLOCK = 1 << 24  # bytes
 # Maximum bytes of a line: a complete corpus may be one line of token ids.
@@ -84,7 +85,7 @@ def line_blocks(
     unfinished: list[bytes] = []  # Parts of a line that ends in a later block.
     try:
         with contextlib.ExitStack() as stack:
-            raw = stack.enter_context(open(path, "rb"))
+            raw = stack.enter_context(open(local_copy(path), "rb"))
             compressed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=raw) if compressed else raw
             max_lines = math.inf

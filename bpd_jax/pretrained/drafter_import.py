@@ -34,7 +34,7 @@ from bpd_jax.pretrained.safetensors_files import (
     open_checkpoint,
 )
 from bpd_jax.storage.artifacts import file_digest
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Rows of an embedding or softmax compared at once.
 _ROWS = 4096

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 HEADER = "parts.json"
 KIND = folders.FolderKind("a file in parts", HEADER, ("part_*",), '"parts"')

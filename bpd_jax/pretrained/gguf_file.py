@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 
 Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
 _T = TypeVar("_T", int, float, bool, str, np.ndarray, list)
@@ -100,7 +100,7 @@ class GGUFFile:
         self.path = as_path(path)
         _check_start(self.path)
         try:
-            reader = _Reader(self.path)
+            reader = _Reader(local_copy(self.path))
             self._values = {
                 name: _value(field) for name, field in reader.fields.items()
             }

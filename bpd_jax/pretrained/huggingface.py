@@ -17,7 +17,7 @@ from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 SOFTMAX = "lm_head.weight"
 

@@ -19,7 +19,7 @@ from bpd_jax.pretrained.medusa_layout import (
     Layout,
 )
 from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _CONVERT = (

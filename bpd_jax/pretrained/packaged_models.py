@@ -5,7 +5,7 @@ import importlib.util
 import pathlib
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 
 @dataclasses.dataclass(frozen=True)

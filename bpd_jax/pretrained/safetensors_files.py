@@ -10,7 +10,7 @@ from safetensors import safe_open
 from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -42,7 +42,7 @@ class SafetensorsFiles:
         self._files = {}
         for path in paths:
             with library_errors(f"cannot read {path}, which may be incomplete"):
-                file = safe_open(path, "np")
+                file = safe_open(local_copy(path), "np")
                 self._files.update(dict.fromkeys(file.keys(), file))
 
     @property

@@ -1,20 +1,10 @@
-"""Artifacts: folders with a JSON header and arrays.
+"""Artifacts: folders with a JSON header and arrays, whose reader trusts neither.
 
-Artifacts are block heads, block drafters, refiners, exported parameters, n-gram models
-and counts, generated texts, cached states and packed rows. Checkpoints are not, nor are
-files without arrays (the records of studies, which are JSON Lines, the settings of
-runs, `drafting.json`) and the files in which studies keep intermediate results; see
-docs/architecture.md.
-
-The header is a JSON object with the version of the format; the arrays are in the same
-folder in a safetensors file, in .npz files, or in .npy files that are mapped into
-memory. `bpd_jax.storage.folders` writes a folder atomically and replaces only folders
-of the same kind.
-
-An `Artifact` is read safely: the header of a file is compared with its size before
-anything is allocated, nothing is unpickled, and names, shapes and dtypes are validated
-(`bpd_jax.storage.array_files`). All faults of a folder are reported as a `UserError`
-with the file, the reason and the remedy.
+docs/architecture.md lists the kinds. The header has the kind, the version of the format
+and a fingerprint of the arrays or of the model that they belong to. The arrays are in a
+safetensors file, in .npz files, or in .npy files that are mapped into memory. Nothing
+is unpickled, and all faults are reported as a `UserError` with the file, the reason and
+the remedy.
 """
 
 import contextlib
@@ -27,26 +17,13 @@ from types import UnionType
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import array_files, buckets, files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.paths import as_path, local_copy
 
 SAFETENSORS = ".safetensors"
-
-# Exceptions while reading and interpreting a damaged or forged file.
-_DAMAGE = (
-    *array_files.DAMAGE,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    SafetensorError,
-    UserError,
-    ValueError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +33,10 @@ class Artifact(folders.FolderKind):
     Attributes:
       remedy: how to obtain such a folder, for error messages.
       version: version of the format.
-      version_name: field of the header with the version.
     """
 
     remedy: str = "get the folder again"
     version: int = 1
-    version_name: str = "format"
 
     def write(
         self,
@@ -72,14 +47,8 @@ class Artifact(folders.FolderKind):
     ) -> None:
         """Writes a folder with one file of arrays atomically.
 
-        Args:
-          folder: output folder; an older one of this kind is replaced.
-          header: JSON values; the version is added.
-          name: file name of the arrays, which ends in .safetensors or .npz.
-          arrays: arrays by name.
-
-        Raises:
-          UserError: the folder is of another kind, or cannot be written.
+        `name` ends in .safetensors or .npz. The kind and the version are added to the
+        header.
         """
         with folders.replacing_folder(folder, self) as temporary:
             if name.endswith(SAFETENSORS):
@@ -92,7 +61,7 @@ class Artifact(folders.FolderKind):
         self, folder: str | os.PathLike[str], header: Mapping[str, Any]
     ) -> None:
         """Writes only the header, atomically; see `write`."""
-        content = {self.version_name: self.version, **header}
+        content = {"artifact": self.title, "version": self.version, **header}
         files.write_json(as_path(folder) / self.marker, content)
 
     def read_header(
@@ -100,26 +69,11 @@ class Artifact(folders.FolderKind):
         folder: str | os.PathLike[str],
         fields: Mapping[str, type | UnionType] | None = None,
     ) -> dict[str, Any]:
-        """Reads the header.
-
-        Args:
-          folder: folder of the artifact.
-          fields: required fields with their types.
-
-        Raises:
-          UserError: the header is missing, damaged, of another version, or lacks a
-            field.
-        """
+        """Reads the header; `fields` are required, with their types."""
         path = as_path(folder) / self.marker
         try:
             header = files.read_json(path)
         except (FileNotFoundError, NotADirectoryError):
-            if buckets.unfinished_upload(path.parent) == self.title:
-                raise UserError(
-                    f"{folder} is not complete: the upload of {self.title} was "
-                    "interrupted or has not finished; run the command that writes it "
-                    "again."
-                ) from None
             raise UserError(
                 f"{folder} does not hold {self.title}: {path} is missing; "
                 f"{self.remedy}."
@@ -127,9 +81,14 @@ class Artifact(folders.FolderKind):
         except (OSError, ValueError) as error:
             raise self.damaged(path, error) from error
         with self.reading(path):
-            version = header.get(self.version_name) if type(header) is dict else None
+            if type(header) is not dict:
+                raise ValueError("it is not a JSON object")
+            # Older headers lack the kind and call the version "format".
+            version = header.get("version", header.get("format"))
             if type(version) is not int or version != self.version:
                 raise ValueError(f"it is not of format {self.version}")
+            if header.get("artifact", self.title) != self.title:
+                raise ValueError(f"it is not the header of {self.title}")
             for name, kind in (fields or {}).items():
                 value = header.get(name)
                 if not isinstance(value, kind) or isinstance(value, bool):
@@ -141,7 +100,7 @@ class Artifact(folders.FolderKind):
         """Context that reports all faults of a file as a `UserError`."""
         try:
             yield
-        except _DAMAGE as error:
+        except Exception as error:  # What libraries raise for forged files varies.
             raise self.damaged(path, error) from error
 
     def damaged(self, path: str | os.PathLike[str], reason: object) -> UserError:
@@ -152,15 +111,8 @@ class Artifact(folders.FolderKind):
 
 
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """Reads a safetensors file.
-
-    Returns:
-      The arrays by name, and a digest of the file: 16 hexadecimal digits.
-
-    Raises:
-      OSError, SafetensorError: the file cannot be read, or is damaged.
-    """
-    return load_file(path), file_digest(path)[:16]
+    """The arrays of a safetensors file by name, and 16 digits of its digest."""
+    return load_file(local_copy(path)), file_digest(path)[:16]
 
 
 def file_digest(path: pathlib.Path) -> str:

@@ -13,8 +13,7 @@ import pathlib
 from collections.abc import Iterator
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import buckets, files, temporaries
-from bpd_jax.storage.buckets import BucketPath
+from bpd_jax.storage import files, paths, temporaries
 
 # `FolderKind.text` is searched in this many bytes of the marker.
 _HEADER_BYTES = 1 << 20
@@ -41,16 +40,9 @@ class FolderKind:
     in_place: bool = False
 
     def foreign(self, folder: pathlib.Path) -> str | None:
-        """Returns why a folder is not of this kind; None if it is, or is empty.
-
-        Raises:
-          OSError: it cannot be read.
-        """
-        entries = sorted(
-            path.name
-            for path in folder.iterdir()
-            if not temporaries.is_temporary(path.name)
-        )
+        """Returns why a folder is not of this kind; None if it is, or is empty."""
+        entries = sorted(path.name for path in folder.iterdir())
+        entries = [name for name in entries if not temporaries.is_temporary(name)]
         if not entries:
             return None
         patterns = (self.marker, *self.names)
@@ -59,8 +51,6 @@ class FolderKind:
                 return f"it holds {name}, which is not part of {self.title}"
         marker = folder / self.marker
         if not marker.is_file():
-            if buckets.unfinished_upload(folder) == self.title:
-                return None
             return f"it is not {self.title}: it has no file {self.marker}"
         if self.text:
             with marker.open("rb") as stream:
@@ -70,38 +60,15 @@ class FolderKind:
 
 
 def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
-    """Checks that a folder can be written: it is new, empty or of this kind.
-
-    Args:
-      path: path of the folder, which need not exist; links are followed.
-      kind: kind of folder that is to be written.
-
-    Raises:
-      UserError: it contains something else, is not a folder, or cannot be written.
-    """
+    """Checks that a folder can be written: it is new, empty or of this kind."""
     files.check_writable(path, folder=True)
     target = files.resolved(path)
-    with files.os_errors_as_user_errors(path), contextlib.ExitStack() as stack:
-        if not isinstance(target, BucketPath):
-            # Another process may be between the two renames that replace the folder.
-            stack.enter_context(temporaries.exclusive(target.parent))
-        _check_kind(target, path, kind)
-
-
-def _check_kind(
-    target: pathlib.Path, path: str | os.PathLike[str], kind: FolderKind
-) -> None:
-    """See `check_folder`; `target` is what `path` resolves to."""
-    if not target.exists():
-        return
-    reason: str | None = "it is a file"
-    on_disk = not kind.in_place and not isinstance(target, BucketPath)
-    if on_disk and pathlib.Path.cwd().is_relative_to(target):
-        reason = "it is the current folder or above it"
-    elif on_disk and os.path.ismount(target):
-        reason = "it is a mounted file system"
-    elif target.is_dir():
+    with files.os_errors_as_user_errors(path):
+        if not target.exists():
+            return
         reason = kind.foreign(target)
+    if not kind.in_place and pathlib.Path.cwd().is_relative_to(target):
+        reason = "it is the current folder or above it"
     if reason is not None:
         raise UserError(
             f"{path} is not written to: {reason}. Name a new folder, or move what is "
@@ -117,71 +84,54 @@ def replacing_folder(
 
     An older folder of the same kind is replaced as a whole and removed afterwards. If
     the block raises, the temporary folder is removed and `path` is unchanged. A link
-    stays, and its target is replaced. If several processes write the same folder, the
-    last one wins.
+    stays, and its target is replaced.
 
     A folder under gs:// is written on the local disk and uploaded. During the upload,
-    and after one that was interrupted, readers refuse the folder; see
-    `buckets.upload_folder`.
-
-    Raises:
-      UserError: `path` is not of this kind, cannot be written, or the disk is full.
+    and after one that was interrupted, readers refuse the folder.
     """
     check_folder(path, kind)
     target = files.resolved(path)
     with files.os_errors_as_user_errors(path):
-        local = buckets.on_disk(target)
-        local.parent.mkdir(parents=True, exist_ok=True)
-        temporaries.remove_remainders(local.parent, local.name)
+        local = paths.work_place(target)
         with temporaries.part(local, folder=True) as temporary:
             yield temporary
-            if isinstance(target, BucketPath):
-                _check_kind(target, path, kind)
-                buckets.upload_folder(temporary, target, kind.marker, kind.title)
+            # Something else may have been written there meanwhile.
+            check_folder(path, kind)
+            if paths.in_bucket(target):
+                paths.upload_folder(temporary, target, kind.marker)
                 return
             temporaries.sync(temporary)
-            with temporaries.exclusive(target.parent):
-                # Another process may have written there while this command ran.
-                _check_kind(target, path, kind)
-                _swap(temporary, target)
-            temporaries.sync_folder(target.parent)
+            _swap(temporary, target)
+            temporaries.sync(target.parent, contents=False)
 
 
 def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
     """Removes a folder of this kind, if it exists.
 
     It is renamed first, so that nobody finds a part of it under its name.
-
-    Raises:
-      UserError: it is of another kind, or cannot be removed.
     """
     target = files.resolved(path)
     if not target.exists():
         return
     check_folder(path, kind)
-    if isinstance(target, BucketPath):
-        with files.os_errors_as_user_errors(path):
-            buckets.remove_folder(target, kind.marker)
-        return
-    with (
-        files.os_errors_as_user_errors(path),
-        temporaries.part(target, folder=True) as temporary,
-    ):
-        os.rename(target, temporary / target.name)
+    with files.os_errors_as_user_errors(path):
+        if paths.in_bucket(target):
+            for name in (kind.marker, *paths.objects(target)):
+                (target / name).unlink(missing_ok=True)
+            return
+        with temporaries.part(target, folder=True) as temporary:
+            os.rename(target, temporary / target.name)
 
 
 def _swap(new: pathlib.Path, path: pathlib.Path) -> None:
-    """Renames `new` to `path`; an older folder there is renamed to `new`."""
+    """Renames `new` to `path`, and removes an older folder there."""
     if not path.exists():
         os.rename(new, path)
         return
-    old = new.with_suffix(temporaries.OLD_SUFFIX)
-    os.rename(path, old)
-    try:
-        os.rename(new, path)
-    except OSError:
-        os.rename(old, path)
-        raise
-    # The caller removes it, or the next writer if this process is killed.
-    with contextlib.suppress(OSError):
-        os.rename(old, new)
+    with temporaries.part(path, folder=True) as older:
+        os.rename(path, older / path.name)
+        try:
+            os.rename(new, path)
+        except OSError:
+            os.rename(older / path.name, path)
+            raise

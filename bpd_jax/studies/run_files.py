@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
+from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.reporting.records import Facts
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import (
     RECORD_KINDS,
@@ -166,8 +167,8 @@ def _check_shapes(folder: pathlib.Path, records: Sequence[Record]) -> None:
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as stream:
-            lines = files.bounded_lines(stream, path, kept=True)
+        with opened(local_copy(path), "rb") as stream:
+            lines = limits.bounded_lines(stream, path, kept=True)
             for number, line in enumerate(lines, start=1):
                 # A line without a line break is incomplete.
                 if line.endswith(b"\n"):
@@ -178,7 +179,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
 
 def _record(line: bytes, location: str) -> Record:
     try:
-        fields: dict[str, Any] = files.parse_json(line)
+        fields: dict[str, Any] = limits.parse_json(line)
         record: Record = typed(RECORD_KINDS[fields.pop("kind")], fields, "it")
         return record
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:

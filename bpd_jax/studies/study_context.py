@@ -26,7 +26,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.studies import tasks
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.study_config import (

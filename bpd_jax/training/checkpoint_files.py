@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -22,14 +21,13 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils.epath import gpath
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import PyTree
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.stacking import is_stacked
-from bpd_jax.storage import buckets, files
-from bpd_jax.storage.buckets import BucketPath
+from bpd_jax.storage import files
+from bpd_jax.storage.paths import in_bucket, objects
 from bpd_jax.training.hosts import first
 
 # Part of the name of a checkpoint folder while Orbax writes it.
@@ -44,7 +42,7 @@ _LEAST_SLICE = 1 << 20  # bytes
 
 def whole_steps(folder: pathlib.Path) -> list[int]:
     """Steps of the complete checkpoints in a folder, from their names."""
-    if isinstance(folder, BucketPath):
+    if in_bucket(folder):
         names = (path.parent.name for path in folder.glob(f"*/{_COMMITTED}"))
         return sorted(int(name) for name in names if name.isdigit())
     if not folder.is_dir():
@@ -85,8 +83,6 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
         min_slice_bytes_for_replica_parallel=_LEAST_SLICE
     )
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, whole))
-    if isinstance(folder, BucketPath):
-        _reach_buckets()
     try:
         return ocp.CheckpointManager(
             str(folder),
@@ -122,25 +118,6 @@ def _check_descriptions(folder: pathlib.Path) -> None:
         if path.exists():
             with _reading(path):
                 files.read_json(path)
-
-
-@functools.cache
-def _reach_buckets() -> None:
-    """Makes Orbax use gcsfs and tensorstore under gs://.
-
-    If TensorFlow is installed, `epath` would use its client, which does not support
-    storage emulators and needs credentials of its own.
-    """
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-    if emulator:
-        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(
-            "checkpoints under gs:// need the extra gcs (gcsfs is missing): pip "
-            "install 'bpd_jax[gcs]'."
-        )
-    gpath._is_tf_installed = lambda: False
 
 
 def read_item(
@@ -187,14 +164,10 @@ def write_digests(checkpoint: pathlib.Path) -> None:
     Raises:
       OSError: a file cannot be read, or the digests cannot be written.
     """
-    algorithm = "md5" if isinstance(checkpoint, BucketPath) else "sha256"
+    algorithm = "md5" if in_bucket(checkpoint) else "sha256"
     digests = _digests(checkpoint, checkpoint, algorithm)
     text = json.dumps({algorithm: digests}, indent=1) + "\n"
-    path = checkpoint / DIGESTS
-    if isinstance(path, BucketPath):
-        path.write_generation(text.encode())
-    else:
-        path.write_text(text, encoding="utf-8")
+    (checkpoint / DIGESTS).write_bytes(text.encode())
 
 
 def _check_digests(path: pathlib.Path) -> None:
@@ -222,8 +195,8 @@ def _digests(
 ) -> dict[str, str]:
     """Digests of the files below `top` by path relative to the checkpoint."""
     stored: dict[pathlib.Path, str | None]
-    if isinstance(top, BucketPath):
-        stored = dict(buckets.md5_sums(top))
+    if in_bucket(top):
+        stored = {top / name: md5 for name, md5 in objects(top).items()}
     else:
         stored = dict.fromkeys(path for path in top.rglob("*") if path.is_file())
 

@@ -25,7 +25,7 @@ from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.stacking import unstack_layers
-from bpd_jax.storage.buckets import BucketPath, as_path
+from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training.checkpoint_files import (
     TORN,
     layers_are_stacked,
@@ -129,7 +129,7 @@ class Checkpoints:
         # Orbax's primary process renames the folder next. It is not always process 0.
         if jax.process_index():
             return
-        if isinstance(self._folder, BucketPath):
+        if in_bucket(self._folder):
             write_digests(self._folder / str(self._step))
             return
         for path in self._folder.glob(f"{self._step}.*{TORN}*"):

@@ -25,7 +25,7 @@ from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
 from bpd_jax.storage import array_files, folders
 from bpd_jax.storage.artifacts import Artifact, file_digest
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import checkpoints, run_folder
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
@@ -138,7 +138,7 @@ def _load_exported(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
     with KIND.reading(path):
         if header["sha256"] != file_digest(path):
             raise ValueError(f"it does not match {HEADER}")
-        stored = load_file(path)
+        stored = load_file(local_copy(path))
         leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]

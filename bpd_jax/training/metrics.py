@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, TextIO
 
-from bpd_jax.base import progress
+from bpd_jax.base import limits, progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import buckets, files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage import files
+from bpd_jax.storage.paths import as_path, in_bucket, upload, work_place
 
 FILE_NAME = "metrics.jsonl"
 DAMAGED = f"{FILE_NAME}.damaged"  # damaged lines that were removed from it
@@ -49,7 +49,7 @@ class MetricsWriter:
         folder = as_path(folder)
         self._folder = folder
         # Objects under gs:// cannot be appended to; see `publish`.
-        self._local = buckets.on_disk(folder)
+        self._local = work_place(folder)
         path = folder / FILE_NAME
         rows, damaged = _read(path)
         if damaged:
@@ -85,13 +85,13 @@ class MetricsWriter:
         if self._events is not None and not self._file.closed:
             with self._warn_once():
                 self._events.flush()
-        if not isinstance(self._folder, buckets.BucketPath):
+        if not in_bucket(self._folder):
             return
         with self._warn_once():
             events = (self._local / TENSORBOARD).glob("*")
             for path in (self._local / FILE_NAME, *events):
                 target = self._folder / path.relative_to(self._local)
-                buckets.upload(path, target)
+                upload(path, target)
 
     @contextlib.contextmanager
     def _warn_once(self) -> Iterator[None]:
@@ -194,7 +194,7 @@ def _read(
     """The rows, and the damaged lines by number, for which it prints a warning."""
     try:
         with as_path(path).open("rb") as stream:
-            lines = list(files.bounded_lines(stream, path, kept=True))
+            lines = list(limits.bounded_lines(stream, path, kept=True))
     except (FileNotFoundError, NotADirectoryError):
         return [], {}
     except OSError as error:
@@ -228,7 +228,7 @@ def _append(path: pathlib.Path, lines: Iterable[bytes]) -> None:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row of a line; None if it is damaged."""
     try:
-        # Not `files.parse_json`, which refuses NaN and infinities.
+        # Not `limits.parse_json`, which refuses NaN and infinities.
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None

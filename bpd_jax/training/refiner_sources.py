@@ -19,7 +19,7 @@ from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import split_texts

@@ -25,7 +25,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training import (
     checkpoints,
     frozen,

@@ -13,7 +13,7 @@ import optax
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import RowIterator
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints

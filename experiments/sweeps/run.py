@@ -21,7 +21,8 @@ from absl import flags
 from bpd_jax.base import cli, configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.terminal import print_rows
-from bpd_jax.storage import buckets, files
+from bpd_jax.storage import files
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.decisions import Selection
@@ -117,7 +118,7 @@ def _has_ended(program: Program) -> bool:
 
 def _evaluations(folder: str, name: str) -> tuple[list[dict[str, Any]], Selection]:
     """The evaluations of a run so far, and the best of them by a metric."""
-    logged = metrics.read_rows(buckets.as_path(folder) / metrics.FILE_NAME)
+    logged = metrics.read_rows(as_path(folder) / metrics.FILE_NAME)
     rows, selection = [row for row in logged if name in row], Selection(name)
     for row in rows:
         selection = selection.after(row["step"], row)
@@ -137,7 +138,7 @@ def _print_table(folder: str, names: list[str], columns: tuple[str, ...]) -> Non
         rows.append([name, *text])
     print_rows(["", *headings], rows, title=folder)
     if any(results.values()):
-        path = buckets.as_path(folder) / "results.json"
+        path = as_path(folder) / "results.json"
         files.write_json(path, results)
         print(f"all figures: {path}")
     if "records" in shown:
@@ -146,7 +147,7 @@ def _print_table(folder: str, names: list[str], columns: tuple[str, ...]) -> Non
 
 def _results(folder: str) -> dict[str, Any]:
     """What a point has: its best evaluation, block efficiency, records of a study."""
-    path = buckets.as_path(folder)
+    path = as_path(folder)
     found: dict[str, Any] = {}
     name, saved = "validation_loss", path / run_folder.CONFIG
     if saved.exists():

@@ -13,7 +13,7 @@ from typing import Any
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.build_model import BuildSettings, build
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import TaskRecord, has_train, read_sources, undrawn_texts
 

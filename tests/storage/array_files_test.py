@@ -118,7 +118,7 @@ def test_allocation_is_limited_by_the_file_size(tmp_path):
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("huge.npy", data)
-    with pytest.raises(ValueError, match="does not match its size"):
+    with pytest.raises(ValueError, match="allocate"):
         read_npz(path)
     # Zeros, of which a small file would hold very many.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -133,7 +133,7 @@ def test_python_objects_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"[Oo]bject"):
         open_npy(tmp_path / "a.npy")
     np.savez(tmp_path / "a.npz", a=np.array([{}]))
-    with pytest.raises(ValueError, match="objects"):
+    with pytest.raises(ValueError, match="Object"):
         read_npz(tmp_path / "a.npz")
 
 

@@ -18,7 +18,8 @@ def test_artifacts_round_trip(tmp_path, name):
     folder = tmp_path / "thing"
     KIND.write(folder, {"size": 1}, name, {})
     KIND.write(folder, {"size": 2}, name, ARRAYS)
-    assert KIND.read_header(folder, {"size": int}) == {"format": 1, "size": 2}
+    header = {"artifact": "a thing", "version": 1, "size": 2}
+    assert KIND.read_header(folder, {"size": int}) == header
     path = folder / name
     if name.endswith(".npz"):
         arrays = array_files.read_npz(path)
@@ -37,9 +38,9 @@ def test_artifacts_round_trip(tmp_path, name):
         ("[]", "thing.json"),
         ('{"format": 2, "size": 1}', "not of format 1"),
         ('{"format": true, "size": 1}', "not of format 1"),
+        ('{"artifact": "another thing", "version": 1, "size": 1}', "header of a thing"),
         ('{"format": 1}', "size"),
         ('{"format": 1, "size": "1"}', "size"),
-        ('{"format": 1, "size": true}', "size"),
         ('{"format": 1, "size": NaN}', "NaN"),
     ],
 )

@@ -16,7 +16,7 @@ from bpd_jax.ngrams.counting.counts import (
 )
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders
-from bpd_jax.storage.buckets import as_path, on_disk
+from bpd_jax.storage.paths import as_path, work_place
 
 DEFAULT_MEMORY = 4_000_000_000  # bytes
 _LEAST_MEMORY = 1_000_000
@@ -227,7 +227,7 @@ def count_to_folder(
     """
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)
-    work = on_disk(output.with_name(f"{output.name}.work"))
+    work = work_place(output.with_name(f"{output.name}.work"))
     counts = count(source, work, order=order, min_counts=min_counts, memory=memory)
     counts.save(output)
     folders.remove_folder(work, sorted_runs.KIND)

@@ -27,7 +27,7 @@ from bpd_jax.ngrams.counting import bounded_memory, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders, temporaries
-from bpd_jax.storage.buckets import as_path, on_disk
+from bpd_jax.storage.paths import as_path, work_place
 
 PARTS = 256
 _SAMPLE_TOKENS = 1 << 20
@@ -71,7 +71,7 @@ def count_with_beam(
     packing = windows.Packing(order, source.vocab_size)
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)
-    folder = shared_folder or f"{on_disk(output)}.work"
+    folder = shared_folder or f"{work_place(output)}.work"
     if FileSystems.exists(folder):
         raise UserError(
             f"{folder} exists already: remove it, because a killed pipeline cannot be "
@@ -93,7 +93,7 @@ def count_with_beam(
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
         result_folder = stack.enter_context(
-            temporaries.part(on_disk(output), folder=True)
+            temporaries.part(work_place(output), folder=True)
         )
         sorted_windows = read_parts(folder, packing)
         counts = bounded_memory.assemble(

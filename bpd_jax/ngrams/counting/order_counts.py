@@ -15,7 +15,7 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.windows import Packing, SortedWindows
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Windows that are processed at once.
 _STEP = 1 << 18

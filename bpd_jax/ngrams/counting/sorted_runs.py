@@ -27,9 +27,9 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
-from bpd_jax.storage import files, folders, temporaries
+from bpd_jax.storage import files, folders
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 KIND = Artifact(
     "runs of a count",
@@ -39,7 +39,6 @@ KIND = Artifact(
     "bpd_jax n-gram runs",
     remedy="if the folder contains nothing else, remove it to count from the beginning",
     version=2,
-    version_name="version",
 )
 # The counts of a run have 32 bits, so a run has at most this number of windows.
 MOST_WINDOWS = 2**32 - 1
@@ -87,7 +86,6 @@ class RunFolder:
         self._settings = dict(settings)
         self._runs: list[_Run] = []
         folders.check_folder(self.folder, KIND)
-        temporaries.remove_remainders(self.folder)
         if (self.folder / KIND.marker).exists():
             self._read()
 

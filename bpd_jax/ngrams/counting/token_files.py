@@ -17,7 +17,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
 from bpd_jax.storage import array_files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 HIGHEST_ID = int(np.iinfo(np.int32).max)
 _NPY_MAGIC = b"\x93NUMPY"
@@ -61,7 +61,7 @@ def highest_id(path: str | os.PathLike[str]) -> int:
 
 def _is_array(path: pathlib.Path) -> bool:
     try:
-        with open(path, "rb") as raw:
+        with path.open("rb") as raw:
             return raw.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error

@@ -27,7 +27,7 @@ from bpd_jax.ngrams.formats.arpa_reader import ArpaReader
 from bpd_jax.ngrams.formats.symbols import BOUNDARIES, check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 _LOG10 = math.log(10)
 _NO_PROBABILITY = -99.0

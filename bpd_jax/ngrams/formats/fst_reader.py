@@ -37,7 +37,7 @@ from bpd_jax.ngrams.formats import openfst_arrays
 from bpd_jax.ngrams.formats.fst_format import MAGIC, Automaton
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 # Costs are rounded to float32, so a probability of 1 may be slightly exceeded.
 _ROUNDING = 1e-3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats import arpa, fst_reader
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 
 
 def load_model(

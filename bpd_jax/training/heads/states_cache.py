@@ -17,7 +17,7 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.storage import array_files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
 from bpd_jax.training.heads.positions import (
     Positions,

@@ -18,7 +18,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations
 from bpd_jax.storage import array_files, files, folders
 from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.buckets import BucketPath, as_path
+from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training.heads.frozen_states import states_dtype
 
 HEADER, TEXTS = "states.json", "texts.npz"
@@ -65,7 +65,7 @@ def describe_states(
 def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None:
     """Raises a `UserError` if a folder holds other files or states than `header`."""
     folder = as_path(folder)
-    if isinstance(folder, BucketPath):
+    if in_bucket(folder):
         raise UserError(
             f"{folder}: states are memory-mapped: choose a folder on a local disk."
         )

@@ -11,7 +11,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations
 from bpd_jax.storage import array_files
-from bpd_jax.storage.buckets import as_path
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import check_finite, states_dtype
 from bpd_jax.training.heads.states_cache import earlier_shards
 from bpd_jax.training.heads.states_files import (

@@ -23,7 +23,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.storage import files
-from bpd_jax.storage.buckets import as_path, on_disk
+from bpd_jax.storage.paths import as_path, work_place
 from bpd_jax.training import frozen, hosts, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.batches import (
@@ -108,7 +108,7 @@ def train_heads(
         if config.mode == "ring":
             return _ring_batches(config, plan, base, step)
         states = cached_states(
-            config.states or on_disk(folder / STATES),
+            config.states or work_place(folder / STATES),
             plan.texts,
             base,
             plan.base,

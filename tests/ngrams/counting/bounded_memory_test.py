@@ -93,7 +93,7 @@ def test_count_killed_in_its_first_run_starts_again(
         if path.name == last:
             for name in (path.name, "run_00000.windows", "run_00000.counts"):
                 path.parent.mkdir(exist_ok=True)
-                part = path.parent / f".{name}.{temporaries._HOST}.x.part"
+                part = path.parent / f"{temporaries.PREFIX}{name}.x.part"
                 part.write_bytes(b"half")
             raise KeyboardInterrupt
         return original(path)
@@ -108,7 +108,6 @@ def test_count_killed_in_its_first_run_starts_again(
     assert (work / MANIFEST).exists() == (last != MANIFEST)
     with pytest.raises(KeyboardInterrupt):
         count_to_folder(Batches(text, fail_after=800), output)
-    assert list(work.glob(".*.part")) == []
     assert_same(count_to_folder(Batches(text), output), expected)
     assert not work.exists()
 

@@ -18,7 +18,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
 from bpd_jax.ngrams.counting.sources import open_source
-from bpd_jax.storage import temporaries
 from tests.ngrams.helpers import same_folders
 
 pytest.importorskip("apache_beam")
@@ -63,25 +62,6 @@ def test_pipeline_on_token_files_gives_the_same_bytes(
     assert counts.tokens == sum(part.size for part in source.sequences())
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["beam", "one", "tokens"]
-
-
-def test_arrays_of_a_killed_pipeline_are_removed_by_the_next_one(
-    tmp_path, token_files, monkeypatch
-):
-    def kill(*arguments):
-        folders.append(pathlib.Path(arguments[-1]))
-        raise KeyboardInterrupt
-
-    folders = []
-    monkeypatch.setattr(bounded_memory, "assemble", kill)
-    source = open_source(tokens=token_files, end_of_text=9, vocab_size=10)
-    with pytest.raises(KeyboardInterrupt):
-        count_with_beam(source, tmp_path / "beam", order=2, options=IN_PROCESS)
-    (folder,) = folders
-    assert not folder.exists()
-    folder.mkdir()  # As after a kill that cannot be handled.
-    temporaries.remove_remainders(tmp_path, "beam")
-    assert not folder.exists()
 
 
 def test_pipeline_on_shards_of_text_gives_the_same_bytes(tmp_path, monkeypatch):

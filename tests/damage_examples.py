@@ -1,28 +1,25 @@
-"""Random damage of bpd_jax's own headers, arrays and checkpoints."""
+"""Small examples of every format that bpd_jax writes, with their readers."""
 
 import dataclasses
 import functools
+import gzip
 import json
 import pathlib
-import shutil
-import tempfile
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
-from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import load_accuracies
 from bpd_jax.decoding.loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.models.block_heads import init_heads
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
@@ -38,16 +35,48 @@ from bpd_jax.models.refiner_files import load_refiner, save_refiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+from bpd_jax.ngrams.formats.arpa import write_arpa
+from bpd_jax.ngrams.formats.load_model import load_model
+from bpd_jax.ngrams.katz import estimate_katz
+from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.ngrams.storage import _content_checksum
 from bpd_jax.pretrained.file_parts import joined_file, split_file
+from bpd_jax.studies import run_files
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
-from bpd_jax.training.heads.frozen_states import FrozenModel
-from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests.data.rows_test import write_rows
-from tests.formats.registry import add
 
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+      make: writes a valid example into an empty folder.
+      read: reads it from there, as the commands do.
+      files: pattern of the files that are damaged.
+      reseal: updates the checksums of a damaged folder, as an attacker would;
+        None for formats without any.
+    """
+
+    make: Callable[[pathlib.Path], object]
+    read: Callable[[pathlib.Path], object]
+    files: str
+    reseal: Callable[[pathlib.Path], object] | None = None
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def add(name: str, *arguments: Any, **named: Any) -> None:
+    """Adds a format; the arguments are those of `Format`."""
+    FORMATS[name] = Format(*arguments, **named)
+
+
+ROOT = pathlib.Path(__file__).parent.parent
 TRUNK = TransformerConfig(40, 1, 16, 24, 4, max_length=32, rotary=RotaryConfig(10000.0))
 HEADS = BlockHeadsConfig(3, kind="medusa", own_softmax=True)
 # Without heads: trained heads have a softmax of their own, which a run does not have.
@@ -212,55 +241,77 @@ def _read_parts(folder: pathlib.Path) -> None:
 add("parts", _write_parts, _read_parts, "parts/*")
 
 
-def _write_row_shards(folder: pathlib.Path) -> None:
-    for index in range(3):
-        write_rows(folder / shard_name(index, 3))
+def _counts() -> NGramCounts:
+    random = np.random.default_rng(0)
+    return count_ngrams(random.integers(0, 9, (20, 12)).tolist(), order=3, vocab_size=9)
 
 
-for name, pattern in (("row_shards", "*/*.npy"), ("json_row_shards", "*/rows.json")):
-    add(name, _write_row_shards, _read_rows, pattern)
+def _use(model: NGramModel) -> None:
+    """Queries a model that was read, so that kernels use its arrays."""
+    model.evaluate([[0, min(1, model.vocab_size - 1), 0]])
+    model.context_sums()
 
 
-@functools.cache
-def _base() -> FrozenModel:
-    params = jax.tree.map(
-        lambda leaf: np.full(leaf.shape, 0.1, leaf.dtype), parameter_shapes(RUN)
-    )
-    return FrozenModel(RUN, params, batch_tokens=64, dtype="float16")
+def _write_arpa(folder: pathlib.Path) -> None:
+    write_arpa(estimate_katz(_counts()), folder / "m.arpa")
 
 
-def _write_states(folder: pathlib.Path) -> None:
-    _write_generations(folder)
-    states = cached_states(
-        folder / "states",
-        open_generations(folder),
-        _base(),
-        "abc",
-        include_prompts=True,
-    )
-    assert len(states.positions)
+def _save_over(folder: pathlib.Path, save: Callable[[pathlib.Path], object]) -> None:
+    """For writers that create the folder themselves."""
+    folder.rmdir()
+    save(folder)
 
 
-def _read_states(folder: pathlib.Path) -> None:
-    """Reads states as refiner training does, and as head training, which adds some."""
-    texts = open_generations(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = shutil.copytree(folder / "states", pathlib.Path(scratch) / "states")
-        refused = None
-        try:
-            states = [open_states(copy, "abc")]
-        except UserError as error:
-            states, refused = [], error
-        states.append(cached_states(copy, texts, _base(), "abc", include_prompts=True))
-        for states_of_texts in states:
-            states_of_texts.read(np.arange(len(states_of_texts.positions)))
-    if refused:
-        raise refused
+def _reseal_arrays(folder: pathlib.Path) -> None:
+    """Updates the checksums of n-gram arrays, where the arrays can be read."""
+    path = next(folder.glob("ngram_*.json"))
+    try:
+        header = json.loads(path.read_bytes())
+        for name, array_header in header["arrays"].items():
+            array = np.load(folder / f"{name}.npy", allow_pickle=False)
+            array_header["crc32"] = zlib.crc32(np.ascontiguousarray(array).data)
+        header["crc32"] = _content_checksum(header)
+        path.write_text(json.dumps(header))
+    except Exception:  # It is damaged so that no checksum can fit.
+        return
 
 
-for name, pattern in (
-    ("json_states", "states.json"),
-    ("states_texts", "texts.npz"),
-    ("states", "*.npy"),
-):
-    add(name, _write_states, _read_states, f"states/{pattern}")
+add("arpa", _write_arpa, lambda f: _use(load_model(f / "m.arpa")), "*")
+add(
+    "ngram_model",
+    lambda folder: _save_over(folder, estimate_katz(_counts()).save),
+    lambda folder: _use(load_model(folder)),
+    "*",
+    reseal=_reseal_arrays,
+)
+add(
+    "ngram_counts",
+    lambda folder: _save_over(folder, _counts().save),
+    lambda folder: _use(estimate_katz(NGramCounts.load(folder))),
+    "*",
+    reseal=_reseal_arrays,
+)
+
+
+def _write_study(folder: pathlib.Path) -> None:
+    facts = {"labels": {"bpd": "BPD"}, "tasks": {"squad": "SQuAD"}}
+    run_files.write_header(folder, "table4", facts)
+    lines = {}
+    for path in sorted(ROOT.glob("experiments/*/results/*/records.jsonl.gz")):
+        with gzip.open(path) as stream:
+            line = stream.readline()
+            lines.setdefault(json.loads(line)["kind"], line)
+    assert len(lines) > 3
+    (folder / "records.jsonl").write_bytes(b"".join(lines.values()))
+
+
+def _study(folder: pathlib.Path) -> None:
+    run = run_files.open_run(folder)
+    assert run.label("bpd")
+    assert run.task_label("squad")
+    for record in run.records:
+        _ = getattr(record, "calls", None)
+
+
+add("json_study", _write_study, _study, "study.json")
+add("records.jsonl", _write_study, _study, "*.jsonl")

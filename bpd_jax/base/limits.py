@@ -1,0 +1,83 @@
+"""Parsing of JSON and of lines, with limits that damaged or forged text cannot pass."""
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from bpd_jax.base.errors import UserError
+
+MOST_LINE = 1 << 24  # bytes
+# Limit of a reader that keeps all lines of a file. As a Python object, each line takes
+# some hundred bytes more than its text.
+MOST_KEPT, LINE_COST = 1 << 30, 256  # bytes
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON whose numbers are all finite.
+
+    Raises:
+      ValueError: it is not UTF-8, not JSON, nested too deeply, or contains NaN, an
+        infinity or a number beyond float64.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return json.loads(
+            text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _bounded(text: str) -> int:
+    # The largest float64 has 309 digits; `float` of a longer integer would overflow.
+    if len(text) > 308:
+        raise ValueError(f"{text[:40]}… is beyond the range of numbers")
+    return int(text)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def bounded_lines(
+    stream: BinaryIO | io.BufferedIOBase,
+    path: str | os.PathLike[str],
+    *,
+    kept: bool = False,
+) -> Iterator[bytes]:
+    """Yields the lines of a file, with limits so that they cannot fill the memory.
+
+    A few megabytes of gzip can unpack to gigabytes, in one line or in many.
+
+    Args:
+      stream: the file.
+      path: its path, for messages.
+      kept: whether the caller keeps all lines, which must then fit into `MOST_KEPT`
+        bytes of memory, with `LINE_COST` for each.
+    """
+    number, total = 1, 0
+    while line := stream.readline(MOST_LINE + 1):
+        if len(line) > MOST_LINE:
+            raise UserError(
+                f"{path}, line {number}, has more than {MOST_LINE:,} bytes: is this a "
+                "file of lines?"
+            )
+        total += len(line) + LINE_COST
+        if kept and total > MOST_KEPT:
+            raise UserError(
+                f"{path} is too large to be kept in memory: its first {number:,} lines "
+                f"take more than {MOST_KEPT >> 20} MiB there; split the file."
+            )
+        yield line
+        number += 1

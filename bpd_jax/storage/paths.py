@@ -1,0 +1,237 @@
+"""Paths on a disk, and under gs:// in Google Cloud Storage.
+
+`as_path` turns a name into a `pathlib.Path`, or under gs:// into a `BucketPath`, which
+is an `etils.epath.Path` above gcsfs. Paths on a disk are not those of `epath`, which
+hides files whose names end with `~`: `folders` must see every file.
+
+- Reading: an object is opened as a copy on the local disk (`local_copy`), so files of a
+  bucket can be mapped into memory, and each is copied once.
+- Writing: `files` and `folders` write on the local disk and upload the result.
+"""
+
+import base64
+import contextlib
+import errno
+import hashlib
+import os
+import pathlib
+import re
+import types
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+from etils.epath import gpath
+
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import temporaries
+
+
+def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a name, local or under gs://; other schemes are refused."""
+    text = str(path)
+    if not text.startswith("gs:/"):
+        if re.match(r"[a-z][a-z0-9+.-]*://", text):
+            raise UserError(f"{path} is not supported: give a local or a gs:// path.")
+        return pathlib.Path(path)
+    # `pathlib` turns gs://bucket into gs:/bucket.
+    names = text.removeprefix("gs:").strip("/").split("/")
+    if not names[0] or ".." in names:
+        raise UserError(f"{path} is not a path such as gs://bucket/folder.")
+    # Orbax's `epath` would otherwise use the client of TensorFlow, where installed.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    return cast(pathlib.Path, BucketPath("gs://" + "/".join(names)))
+
+
+def in_bucket(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is under gs://."""
+    return str(path).startswith("gs://")
+
+
+def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
+    """A file on the local disk: the path itself, or a copy of the object.
+
+    Copies are kept in `~/.cache/bpd_jax/buckets` by version: a process that has mapped
+    one is not disturbed when the object is replaced. (The `filecache` of fsspec writes
+    all versions into one file, which a process may have mapped.)
+
+    Raises:
+      OSError: there is no such object, or it was not copied as a whole.
+    """
+    if not in_bucket(path):
+        return pathlib.Path(path)
+    with _requests(path) as system:
+        facts = system.info(str(path))
+        if facts["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        size = int(facts["size"])
+        above = _cache("files", hashlib.sha256(str(path).encode()).hexdigest()[:32])
+        version = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:32]
+        copy = above / version / pathlib.PurePath(path).name
+        if copy.exists() and copy.stat().st_size == size:
+            return copy
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with temporaries.part(copy) as temporary:
+            check = "md5" if "md5Hash" in facts else "size"
+            system.get_file(str(path), os.fspath(temporary), consistency=check)
+            if (received := temporary.stat().st_size) != size:
+                words = f"received {received:,} of {size:,} bytes"
+                raise OSError(errno.EIO, f"{words}; run the command again", str(path))
+            os.replace(temporary, copy)
+        for old in above.glob(f"*/{copy.name}"):
+            if old != copy:
+                old.unlink(missing_ok=True)
+    return copy
+
+
+def work_place(path: pathlib.Path) -> pathlib.Path:
+    """Where a result is made: `path` itself, or its place on the local disk."""
+    if not in_bucket(path):
+        return path
+    local = _cache("uploads", *str(path).removeprefix("gs://").split("/"))
+    local.parent.mkdir(parents=True, exist_ok=True)
+    return local
+
+
+def upload(source: pathlib.Path, path: pathlib.Path) -> None:
+    """Uploads a file; the object appears as a whole, with a verified checksum."""
+    with _requests(path) as system:
+        system.put_file(os.fspath(source), str(path), consistency="md5")
+
+
+def upload_folder(source: pathlib.Path, path: pathlib.Path, marker: str) -> None:
+    """Uploads a folder in place of another one of its kind.
+
+    The marker, without which readers refuse the folder, is removed first and uploaded
+    last.
+    """
+    names = [p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()]
+    names = sorted(set(names) - {marker})
+    (path / marker).unlink(missing_ok=True)
+    with _requests(path) as system:
+        system.put(
+            [os.fspath(source / name) for name in names],
+            [f"{path}/{name}" for name in names],
+            consistency="md5",
+        )
+    for stale in objects(path).keys() - {*names}:
+        (path / stale).unlink()
+    upload(source / marker, path / marker)
+
+
+def objects(path: pathlib.Path) -> dict[str, str | None]:
+    """Objects of a folder under gs:// by name, with the MD5 in hexadecimal digits.
+
+    It is None where the bucket does not keep it: for composite objects.
+    """
+    with _requests(path) as system:
+        found = system.find(str(path), detail=True)
+    above = f"{path}/".removeprefix("gs://")
+    return {
+        name.removeprefix(above): (md5 := facts.get("md5Hash"))
+        and base64.b64decode(md5).hex()
+        for name, facts in found.items()
+    }
+
+
+class BucketPath(gpath.PosixGPath):
+    """A file or folder under gs://; a folder exists while it contains objects.
+
+    The methods that read have the arguments and results of `pathlib.Path`; every
+    failure is an `OSError`.
+    """
+
+    def exists(self) -> bool:
+        return self._facts() is not None
+
+    def is_dir(self) -> bool:
+        return (self._facts() or {}).get("type") == "directory"
+
+    def is_file(self) -> bool:
+        return (self._facts() or {}).get("type") == "file"
+
+    def stat(self) -> Any:
+        """Size and time of change, with the names of `os.stat_result`."""
+        facts = self._facts()
+        if facts is None:
+            raise FileNotFoundError(errno.ENOENT, "not found", str(self))
+        changed = facts.get("mtime")
+        seconds = changed.timestamp() if changed else 0.0
+        return types.SimpleNamespace(
+            st_size=int(facts["size"]), st_mtime_ns=int(seconds * 1e9)
+        )
+
+    def iterdir(self) -> Iterator["BucketPath"]:
+        with _requests(self) as system:
+            found = system.ls(str(self), detail=False)
+        names = {pathlib.PurePath(name).name for name in found}
+        # A folder may be an object itself, which is listed.
+        return (self / name for name in sorted(names - {self.name}))
+
+    def glob(self, pattern: str) -> Iterator["BucketPath"]:
+        with _requests(self) as system:
+            found = system.glob(f"{self}/{pattern}")
+        return (type(self)(f"gs://{name}") for name in found)
+
+    def open(self, mode: str = "r", *args: Any, **options: Any) -> IO[Any]:
+        """Opens the local copy for reading."""
+        if set(mode) - set("rbt"):
+            words = "objects under gs:// cannot be modified in place"
+            raise OSError(errno.ENOTSUP, words, str(self))
+        return local_copy(self).open(mode, *args, **options)
+
+    def mkdir(self, *args: Any, **options: Any) -> None:
+        """Does nothing: a folder exists as soon as it contains an object."""
+
+    def write_bytes(self, data: bytes) -> int:
+        with _requests(self) as system:
+            system.pipe_file(str(self), data)
+        return len(data)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        with _requests(self) as system:
+            try:
+                system.rm_file(str(self))
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+    def resolve(self, strict: bool = False) -> "BucketPath":
+        return self
+
+    absolute = expanduser = resolve
+
+    def _facts(self) -> dict[str, Any] | None:
+        with _requests(self) as system:
+            try:
+                return system.info(str(self))
+            except FileNotFoundError:
+                return None
+
+
+@contextlib.contextmanager
+def _requests(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Yields gcsfs, and turns what it raises into an `OSError` of `path`."""
+    try:
+        import fsspec
+
+        # Other programs and TensorStore change buckets, too.
+        system = fsspec.filesystem("gcs", use_listings_cache=False)
+    except ImportError as error:
+        raise UserError(
+            f"paths under gs:// need the extra gcs ({error}): pip install "
+            "'bpd_jax[gcs]'."
+        ) from error
+    try:
+        yield system
+    except Exception as error:  # gcsfs raises what five libraries raise.
+        if isinstance(error, UserError) or getattr(error, "errno", None):
+            raise
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(errno.ENOENT, "not found", str(path)) from error
+        words = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise OSError(errno.EIO, words, str(path)) from error
+
+
+def _cache(*parts: str) -> pathlib.Path:
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache.joinpath("bpd_jax", "buckets", *parts)

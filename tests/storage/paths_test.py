@@ -1,0 +1,162 @@
+"""Paths under gs://, against a storage server in this process."""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from bpd_jax.base.errors import UserError
+from bpd_jax.storage import artifacts, files, folders, paths
+from bpd_jax.storage.array_files import open_npy, read_npz
+from bpd_jax.storage.paths import as_path
+
+BUCKET = "gs://bpd-test"
+KIND = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
+
+
+@pytest.fixture(autouse=True)
+def empty_bucket(request):
+    if "storage" in request.fixturenames:
+        request.getfixturevalue("storage").clear()
+
+
+def put(storage, name, data):
+    return storage.put("bpd-test", name, data)
+
+
+def names(storage):
+    return sorted(storage.objects["bpd-test"])
+
+
+def write_letter(folder, count=3, value=1):
+    with folders.replacing_folder(folder, KIND) as temporary:
+        for number in range(count):
+            np.savez(temporary / f"{number}.npz", x=np.full(4, value))
+        KIND.write_header(temporary, {"count": count})
+
+
+def test_only_names_under_gs_are_in_a_bucket(tmp_path):
+    assert type(as_path(str(tmp_path))) is type(tmp_path)
+    path = as_path("gs://b/a") / "c.txt"
+    assert paths.in_bucket(path)
+    assert not paths.in_bucket("gs/b")
+    assert str(path) == f"{path}" == "gs://b/a/c.txt"
+    assert str(path.with_suffix(".gz").parent) == "gs://b/a"
+    assert path.absolute() == path == as_path(pathlib.Path("gs://b/a/c.txt"))
+    for bad in ("gs://", "gs://b/../c"):
+        with pytest.raises(UserError, match="gs://bucket"):
+            as_path(bad)
+    for url in ("s3://b/a", "file:///etc", "hdfs://h/a"):
+        with pytest.raises(UserError, match="not supported"):
+            as_path(url)
+    assert as_path("a:b/c") == pathlib.Path("a:b/c")
+
+
+def test_missing_package_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UserError, match=r"bpd_jax\[gcs\]"):
+        as_path("gs://b/a").exists()
+
+
+def test_paths_in_a_bucket_behave_like_local_paths(storage):
+    for name in ("a/b.txt", "a/c/d.txt", "a/c/e.md", "ab.txt"):
+        put(storage, name, name.encode())
+    top = as_path(BUCKET) / "a"
+    assert (top.is_dir(), top.is_file()) == (True, False)
+    file = top / "b.txt"
+    assert (file.is_dir(), file.is_file()) == (False, True)
+    assert not (top / "b").exists()
+    assert [path.name for path in top.iterdir()] == ["b.txt", "c"]
+    assert list(top.glob("*/*.txt")) == [top / "c" / "d.txt"]
+    assert {path.name for path in top.rglob("*.txt")} == {"b.txt", "d.txt"}
+    assert (top / "c" / "d.txt").stat().st_size == 9
+    assert file.read_text() == "a/b.txt"
+    with pytest.raises(FileNotFoundError):
+        (top / "b").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        list((top / "x").iterdir())
+    with pytest.raises(IsADirectoryError):
+        top.read_bytes()
+    with pytest.raises(OSError, match="in place"):
+        file.open("a")
+    file.unlink()
+    assert not file.exists()
+    with pytest.raises(FileNotFoundError):
+        file.unlink()
+
+
+def test_local_copies_are_reused_until_the_object_changes(storage, tmp_path):
+    path = as_path(f"{BUCKET}/x.npy")
+    maps = []
+    for value in (1, 2):
+        np.save(tmp_path / "x.npy", np.full(3, value))
+        put(storage, "x.npy", (tmp_path / "x.npy").read_bytes())
+        maps += [open_npy(path), open_npy(path)]
+    # Open maps keep the old content.
+    assert [array[0] for array in maps] == [1, 1, 2, 2]
+    assert storage.downloads() == ["x.npy"] * 2
+    assert len(list(paths.local_copy(path).parent.parent.glob("*/x.npy"))) == 1
+
+
+def test_incomplete_downloads_are_refused(storage):
+    put(storage, "m/letter.json", b'{"format": 1}').reported = 14
+    with pytest.raises(UserError, match=r"13 of 14 bytes.*write it anew"):
+        KIND.read_header(f"{BUCKET}/m")
+
+
+def test_files_are_replaced_when_the_upload_is_complete(storage):
+    path = f"{BUCKET}/a/text.txt"
+    files.check_writable(path)
+    with files.replacing_file(path) as temporary:
+        temporary.write_text("one\r\ntwo")
+        assert names(storage) == []
+    with pytest.raises(ZeroDivisionError), files.replacing_file(path) as temporary:
+        temporary.write_text(str(1 / 0))
+    assert storage.objects["bpd-test"]["a/text.txt"].data == b"one\r\ntwo"
+    large = os.urandom(9 << 20)  # In several requests.
+    with files.replacing_file(path) as temporary:
+        temporary.write_bytes(large)
+    assert as_path(path).read_bytes() == large
+    assert not list(paths.work_place(as_path(path)).parent.iterdir())
+
+
+def test_missing_bucket_is_reported_before_writing(storage):
+    for check in (files.check_writable, lambda path: folders.check_folder(path, KIND)):
+        with pytest.raises(UserError, match=r"cannot write gs://no-such-bucket/x.*not"):
+            check("gs://no-such-bucket/x")
+
+
+def test_folders_of_another_kind_are_unchanged(storage):
+    put(storage, "theirs/photo.jpg", b"...")
+    for write in (write_letter, lambda path: folders.remove_folder(path, KIND)):
+        with pytest.raises(UserError, match=r"photo\.jpg"):
+            write(f"{BUCKET}/theirs")
+    with pytest.raises(UserError, match="is a folder"):
+        files.check_writable(f"{BUCKET}/theirs")
+    assert names(storage) == ["theirs/photo.jpg"]
+
+
+def test_a_folder_is_replaced_and_removed(storage):
+    write_letter(f"{BUCKET}/mine", count=3)
+    write_letter(f"{BUCKET}/mine", count=2, value=7)
+    assert names(storage) == ["mine/0.npz", "mine/1.npz", "mine/letter.json"]
+    assert KIND.read_header(f"{BUCKET}/mine")["count"] == 2
+    arrays = [read_npz(path) for path in as_path(f"{BUCKET}/mine").glob("*.npz")]
+    assert [a["x"].tolist() for a in arrays] == [[7] * 4] * 2
+    folders.remove_folder(f"{BUCKET}/mine", KIND)
+    assert names(storage) == []
+
+
+def test_an_interrupted_upload_is_refused(storage, monkeypatch):
+    write_letter(f"{BUCKET}/mine")
+
+    def interrupt(*_):
+        raise OSError("the network is gone")
+
+    monkeypatch.setattr(paths, "upload", interrupt)
+    with pytest.raises(UserError, match=r"cannot write .*network is gone"):
+        write_letter(f"{BUCKET}/mine", value=2)
+    with pytest.raises(UserError, match=r"letter\.json is missing"):
+        KIND.read_header(f"{BUCKET}/mine")
