@@ -80,7 +80,7 @@ def write_exported(
     }
     with folders.replacing_folder(output, KIND) as temporary:
         for name in _COPIED:
-            shutil.copyfile(run / name, temporary / name)
+            shutil.copyfile(local_copy(run / name), temporary / name)
         written = dataclasses.replace(model, trunk=trunk)
         save_config(written, temporary / run_folder.MODEL)
         path = temporary / TENSORS

@@ -25,7 +25,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import (
     checkpoints,
     frozen,
@@ -213,6 +213,6 @@ def train_refiner(
     }
     save_refiner(output, config, result.trained, facts, model_key)
     with files.replacing_file(output / metrics.FILE_NAME) as path:
-        shutil.copyfile(folder / metrics.FILE_NAME, path)
+        shutil.copyfile(local_copy(folder / metrics.FILE_NAME), path)
     folders.remove_folder(folder, _RUN)
     return result

@@ -18,6 +18,7 @@ from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.storage import files
+from bpd_jax.storage.paths import local_copy
 from bpd_jax.training import checkpoints, metrics
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import print_once
@@ -210,7 +211,8 @@ def write_run_files(
     started = (folder / MODEL).exists() and (folder / ROWS).exists()
     if not (started and (folder / tokenizer.FILE_NAME).exists()):
         with files.replacing_file(folder / tokenizer.FILE_NAME) as path:
-            shutil.copyfile(folder / DATA / "train" / tokenizer.FILE_NAME, path)
+            stored = local_copy(folder / DATA / "train" / tokenizer.FILE_NAME)
+            shutil.copyfile(stored, path)
     if not started:
         rows = {x: open_rows(folder / DATA / x).fingerprint for x in SPLITS}
         files.write_json(folder / ROWS, rows)

@@ -13,7 +13,7 @@ from typing import Any
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.build_model import BuildSettings, build
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.tasks import TaskRecord, has_train, read_sources, undrawn_texts
 
@@ -104,7 +104,8 @@ def _write(
 
 def _copy(source: pathlib.Path, path: pathlib.Path) -> None:
     """Copies a file, unless the copy is up to date."""
-    if path.is_file() and filecmp.cmp(source, path, shallow=False):
+    source = local_copy(source)
+    if path.is_file() and filecmp.cmp(source, local_copy(path), shallow=False):
         return
     with files.replacing_file(path) as temporary:
         shutil.copyfile(source, temporary)
