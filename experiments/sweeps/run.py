@@ -22,7 +22,7 @@ from bpd_jax.base import cli, configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.decisions import Selection
@@ -151,7 +151,7 @@ def _results(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     name, saved = "validation_loss", path / run_folder.CONFIG
     if saved.exists():
-        name = configuration.parse([str(saved)], [], TrainConfig).value.select_by
+        name = configuration.parse([local_copy(saved)], [], TrainConfig).value.select_by
     rows, selection = _evaluations(folder, name)
     best = next((row for row in rows if row["step"] == selection.step), {})
     found |= metrics.finite(best)
