@@ -75,6 +75,8 @@ METHODS = [
     "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "block+ngram/best:2:engine=viterbi",
     "block/oracle",
+    "heads+ngram/cover:3",
+    "block:3/cover:2+lookup:3",
     "block+markov/tree:6",
 ]
 # Methods whose parts are covered by others.
