@@ -73,8 +73,9 @@ def _steps(lattice: Lattice, transitions: Transitions) -> _Steps:
         gain = chance * (1 + jax.vmap(lambda row, index: row[index])(best, target))
         return gain.max(axis=-1), gain
 
-    scanned = tuple(
-        jnp.moveaxis(array, 1, 0) for array in (probability, transitions.following)
+    scanned = (
+        jnp.moveaxis(probability, 1, 0),
+        jnp.moveaxis(transitions.following, 1, 0),
     )
     none = jnp.zeros((scores.shape[0], scores.shape[2]))
     _, gain = jax.lax.scan(complete, none, scanned, reverse=True)
@@ -120,10 +121,14 @@ def _cover_row(
     """
     length, _, width = steps.gain.shape
 
-    def walk(node: Array, picks: Array, begin: Array, pick: Array) -> tuple:
+    def walk(
+        node: Array, picks: Array, begin: Array, pick: Array
+    ) -> tuple[Array, Array]:
         """Follows `picks` up to position `begin`, takes `pick`, then the best steps."""
 
-        def step(carry: tuple[Array, Array], at: Array) -> tuple:
+        def step(
+            carry: tuple[Array, Array], at: Array
+        ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
             node, reached = carry
             best = steps.gain[at, node].argmax()
             chosen = jnp.where(
@@ -148,7 +153,9 @@ def _cover_row(
     picks, gains = picks.at[0].set(first), gains.at[0].set(first_gains)
     added = jnp.zeros(num_drafts, steps.gain.dtype).at[0].set(best.max())
 
-    def add(rank: Array, found: tuple[Array, Array, Array]) -> tuple:
+    def add(
+        rank: Array, found: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
         picks, gains, added = found
         flat = gains.reshape(-1)
         index = flat.argmax()
