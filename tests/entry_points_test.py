@@ -223,5 +223,5 @@ def test_auto_reports_the_chosen_method_and_its_prediction(folder):
         r"auto: (greedy: no method is predicted|lookup:\d, pred)", result.stdout
     )
     assert re.search(
-        r"^(greedy|prompt_lookup:\d): 8 tokens in \d serial", result.stdout, re.M
+        r"^(greedy|lookup:\d): 8 tokens in \d serial", result.stdout, re.M
     )

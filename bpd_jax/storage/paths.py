@@ -25,6 +25,10 @@ from etils.epath import gpath
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import temporaries
 
+# `epath`, also that of Orbax, uses gcsfs; otherwise it would use the client of
+# TensorFlow where that is installed. It reads this when the first path is used.
+os.environ.setdefault("EPATH_USE_TF", "false")
+
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a name, local or under gs://; other schemes are refused."""
@@ -37,8 +41,6 @@ def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
     names = text.removeprefix("gs:").strip("/").split("/")
     if not names[0] or ".." in names:
         raise UserError(f"{path} is not a path such as gs://bucket/folder.")
-    # Orbax's `epath` would otherwise use the client of TensorFlow, where installed.
-    os.environ.setdefault("EPATH_USE_TF", "false")
     return cast(pathlib.Path, BucketPath("gs://" + "/".join(names)))
 
 
