@@ -222,6 +222,4 @@ def test_auto_reports_the_chosen_method_and_its_prediction(folder):
     assert re.match(
         r"auto: (greedy: no method is predicted|lookup:\d, pred)", result.stdout
     )
-    assert re.search(
-        r"^(greedy|lookup:\d): 8 tokens in \d serial", result.stdout, re.M
-    )
+    assert re.search(r"^(greedy|lookup:\d): 8 tokens in \d serial", result.stdout, re.M)
