@@ -188,7 +188,7 @@ def test_states_of_another_model_are_refused(tmp_path, model, params, texts, bas
         open_states(tmp_path, "other")
     header = tmp_path / "states.json"
     header.write_text(json.dumps([]))
-    with pytest.raises(UserError, match="not of format 1"):
+    with pytest.raises(UserError, match="not a JSON object"):
         make(tmp_path, model, params, texts, base_key)
 
 
