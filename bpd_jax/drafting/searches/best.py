@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import SWITCH, choice, setting
-from bpd_jax.base.typing import AnyArray, Array, Int
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.base.typing import AnyArray, Int
 from bpd_jax.drafting.engines.host import HostDrafter, HostEngine
 from bpd_jax.drafting.interface import Drafter, Search, Source
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
@@ -20,7 +19,7 @@ from bpd_jax.drafting.parts import (
     RefinerPart,
     register,
 )
-from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import (
     NGramInputs,
     NGramRefiner,
@@ -29,14 +28,14 @@ from bpd_jax.drafting.refiners.ngram import (
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
-from bpd_jax.drafting.searches.growth import ChainSearch
+from bpd_jax.drafting.searches.growth import LatticeSearch
 from bpd_jax.models import cpu
 
 AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactBest(ChainSearch):
+class ExactBest(LatticeSearch):
     """The P best paths of a lattice, exactly (paper section 7.2), in the decode loop.
 
     Attributes:
@@ -45,29 +44,11 @@ class ExactBest(ChainSearch):
 
     normalise: bool = False
 
-    def grow(
-        self,
-        paths: Paths,
-        arrays: PathArrays,
-        state: PathState,
-        first: Int[Array, " B"],
-        key: Array | None = None,
-    ) -> DraftTree:
-        """Returns the paths as chains, best first."""
-        del first, key
-        count = self.max_drafts(paths.block_size, paths.width)
-        search = functools.partial(_search, count=count, normalise=self.normalise)
-        assert state.lattice is not None
-        assert not paths.others
-        drafts = over_lattice(
-            paths.finite,
-            arrays.finite,
-            state.lattice,
-            state.inputs,
-            search,
-            transitions=None if state.finite is None else state.finite.transitions,
-        )
-        return from_drafts(drafts)
+    def search(
+        self, lattice: Lattice, transitions: Transitions | None, count: int
+    ) -> Drafts:
+        """Returns the paths, best first."""
+        return _search(lattice, transitions, count=count, normalise=self.normalise)
 
 
 def _search(

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.base.typing import Array, Float, Int
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
 from bpd_jax.drafting.interface import Search
 from bpd_jax.drafting.lattice import Drafts, Lattice, distinct_scores
 from bpd_jax.drafting.parts import (
@@ -32,13 +31,12 @@ from bpd_jax.drafting.parts import (
     GrowingPart,
     register,
 )
-from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
+from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.transitions import (
     Transitions,
     of_candidates,
-    over_lattice,
 )
-from bpd_jax.drafting.searches.growth import ChainSearch
+from bpd_jax.drafting.searches.growth import LatticeSearch
 
 
 class _Steps(NamedTuple):
@@ -176,34 +174,14 @@ def _cover_row(
 
 
 @dataclasses.dataclass(frozen=True)
-class CoverSearch(ChainSearch):
+class CoverSearch(LatticeSearch):
     """The drafts of `covering_drafts`, in the decode loop."""
 
-    def grow(
-        self,
-        paths: Paths,
-        arrays: PathArrays,
-        state: PathState,
-        first: Int[Array, " B"],
-        key: Array | None = None,
-    ) -> DraftTree:
-        """Returns the drafts as chains, largest first."""
-        del first, key
-        count = self.max_drafts(paths.block_size, paths.width)
-
-        def search(lattice: Lattice, transitions: Transitions | None) -> Drafts:
-            return covering_drafts(lattice, transitions, count)
-
-        assert state.lattice is not None
-        drafts = over_lattice(
-            paths.finite,
-            arrays.finite,
-            state.lattice,
-            state.inputs,
-            search,
-            transitions=None if state.finite is None else state.finite.transitions,
-        )
-        return from_drafts(drafts)
+    def search(
+        self, lattice: Lattice, transitions: Transitions | None, count: int
+    ) -> Drafts:
+        """Returns the drafts, largest first."""
+        return covering_drafts(lattice, transitions, count)
 
 
 @register

@@ -1,16 +1,24 @@
 """Code that searches share: paths that are extended level by level."""
 
+import abc
 import dataclasses
+import functools
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, PyTree
-from bpd_jax.drafting.draft_tree import sizes_of_drafts, take
+from bpd_jax.drafting.draft_tree import (
+    DraftTree,
+    from_drafts,
+    sizes_of_drafts,
+    take,
+)
 from bpd_jax.drafting.interface import Candidates, Extension, Search
-from bpd_jax.drafting.lattice import most_paths, most_prefixes
-from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.lattice import Drafts, Lattice, most_paths, most_prefixes
+from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
+from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +42,39 @@ class ChainSearch(Search):
     def max_drafts(self, block_size: int, width: int) -> int:
         """P, or all paths if they are fewer."""
         return most_paths(block_size, width, self.num_drafts)
+
+
+class LatticeSearch(ChainSearch):
+    """Base of searches for P drafts of a lattice, under refiners with finite states."""
+
+    @abc.abstractmethod
+    def search(
+        self, lattice: Lattice, transitions: Transitions | None, count: int
+    ) -> Drafts:
+        """Returns `count` drafts; without refiners there are no transitions."""
+
+    def grow(
+        self,
+        paths: Paths,
+        arrays: PathArrays,
+        state: PathState,
+        first: Int[Array, " B"],
+        key: Array | None = None,
+    ) -> DraftTree:
+        """Returns the drafts as chains, best first."""
+        del first, key
+        count = self.max_drafts(paths.block_size, paths.width)
+        assert state.lattice is not None
+        assert not paths.others
+        drafts = over_lattice(
+            paths.finite,
+            arrays.finite,
+            state.lattice,
+            state.inputs,
+            functools.partial(self.search, count=count),
+            transitions=None if state.finite is None else state.finite.transitions,
+        )
+        return from_drafts(drafts)
 
 
 @flax.struct.dataclass
