@@ -54,7 +54,7 @@ def refinement(
 
     Empty if the method has no refiners, or the other one was not replayed.
     """
-    unrefined = dataclasses.replace(method, refiners=(), alias=None)
+    unrefined = dataclasses.replace(method, refiners=(), text="")
     if unrefined == method or unrefined not in replayed:
         return {}
     gain = gain_over(replayed[method], replayed[unrefined])
