@@ -4,8 +4,8 @@ import types
 
 import pytest
 
+from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import files
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.tasks import (
     MT_BENCH,
@@ -116,7 +116,7 @@ def test_every_question_on_a_document_is_drawn_and_a_repeated_record_once(
 
 
 def test_a_split_that_is_not_kept_may_exceed_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_KEPT", 500)
+    monkeypatch.setattr(limits, "MOST_KEPT", 500)
     write(tmp_path, "squad", "train", [squad(n) for n in range(9)])
     assert len([*read_sources(tmp_path, "squad", ["train"], kept=False)]) == 9
     with pytest.raises(UserError, match="too large to be kept in memory"):
