@@ -64,7 +64,7 @@ def test_draft_model_equal_to_the_model_is_always_accepted(prompts, acceptance):
         ("draft_model:600:drafts=2", "more than 1024"),
         ("draft_model:4:k=14", "13 tokens"),
         ("neural:2:search=exact", "search=beam"),
-        ("medusa_ngram:8:normalise=0", "not a setting"),
+        ("medusa_ngram:8:normalise=0", "not have the setting normalise"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(decoder, name, message):
