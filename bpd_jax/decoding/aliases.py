@@ -19,6 +19,7 @@ from bpd_jax.drafting.refiners.ngram import NGram
 from bpd_jax.drafting.refiners.recurrent import Recurrent
 from bpd_jax.drafting.searches.beam_search import Beam, Greedy
 from bpd_jax.drafting.searches.best import DEVICE, FST, VITERBI, Best
+from bpd_jax.drafting.searches.cover import Cover
 from bpd_jax.drafting.searches.oracle import Oracle
 from bpd_jax.drafting.searches.static import Chains, Static
 from bpd_jax.drafting.searches.tree import Tree
@@ -36,6 +37,7 @@ _SEARCHES: dict[str, type[Part]] = {
     "beam": Beam,
     "best": Tree,
     "static": Static,
+    "cover": Cover,
 }
 
 

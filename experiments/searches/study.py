@@ -22,14 +22,16 @@ from bpd_jax.studies.tables import (
 from experiments.comparisons import headroom_table
 from experiments.refinements import is_trained, is_tree, method_of, of_heads
 
-WALK, EXACT, BEAM, SEVERAL, STATIC, TREE = SEARCHES = (
+WALK, EXACT, BEAM, SEVERAL, COVER, STATIC, TREE = SEARCHES = (
     "greedy walk",
     "exact 1-best",
     "beam of {}",
     "exact {}-best",
+    "{} covering drafts",
     "static tree of {}",
     "tree of {}",
 )
+_NAMED = {"greedy": WALK, "cover": COVER}
 SearchKey = tuple[str, int]
 """One of `SEARCHES`, and its number of paths or nodes."""
 HEADS_ALONE = "0-gram"
@@ -53,8 +55,8 @@ def search_of(method: Method) -> str:
     """
     if is_tree(method):
         return TREE if method.search_name == "tree" else STATIC
-    if method.search_name == "greedy":
-        return WALK
+    if method.search_name in _NAMED:
+        return _NAMED[method.search_name]
     beam = method.search_name == "beam" or not method.has_exact_search
     if method.count > 1:
         return BEAM if beam else SEVERAL
@@ -184,6 +186,8 @@ def _searches(data: _SearchData) -> list[Finding]:
     for better, worse, statement in (
         (EXACT, WALK, "The exact best draft beats the greedy walk"),
         (SEVERAL, EXACT, "{} drafts beat the single best"),
+        (COVER, SEVERAL, "{} covering drafts beat the {} best"),
+        (TREE, COVER, "A tree of {} nodes beats {} covering drafts"),
         (SEVERAL, BEAM, "{} exact drafts beat those of a beam"),
         (TREE, SEVERAL, "A tree of {} nodes beats {} drafts"),
         (TREE, BEAM, "A tree of {} nodes beats a beam of {}"),
@@ -192,7 +196,7 @@ def _searches(data: _SearchData) -> list[Finding]:
             for (first, count), (second, base) in itertools.product(row, row):
                 if (first, second) != (better, worse):
                     continue
-                if (better, worse) == (SEVERAL, BEAM) and count != base:
+                if {better, worse} <= {SEVERAL, BEAM, COVER} and count != base:
                     continue
                 words = f"{statement.format(count, base)} ({score})."
                 names = row[first, count], row[second, base]
