@@ -8,6 +8,7 @@ from experiments.figure3 import study as figure3
 from experiments.figure4 import study as figure4
 from experiments.figure6 import study as figure6
 from experiments.figure7 import study as figure7
+from experiments.questions import study as questions
 from experiments.searches import study as searches
 from experiments.table1 import study as table1
 from experiments.table3 import study as table3
@@ -38,6 +39,7 @@ STUDIES: dict[str, Study] = {
         figure6,
         figure7,
         searches,
+        questions,
     )
 }
 """All studies by name, in the order of a report."""

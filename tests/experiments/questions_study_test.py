@@ -1,0 +1,82 @@
+"""The questions of the reviewers, from small records."""
+
+import numpy as np
+import pytest
+
+from bpd_jax.studies.study_records import TUNE
+from experiments.questions.study import _Texts, halves, split_correlation
+from tests.experiments.builders import draft, exhibit_of
+
+# Calls of 8 positions: a text of 1 needs 8, one of 2 needs 4, one of 4 needs 2.
+HALF = {1: "11111111", 2: "21212121", 4: "43214321"}
+
+
+def text(contender, first, second, **fields):
+    return draft(contender, "squad", HALF[first] + HALF[second], **fields)
+
+
+def test_halves_of_a_text_are_decoded_on_their_own():
+    values = halves(text("bpd", 1, 2), text("ngram:1", 2, 4))
+    np.testing.assert_allclose(values[0], [1, 2])  # block efficiency of BPD
+    np.testing.assert_allclose(values[1], [2, 2])  # ratio of calls
+
+
+def texts(efficiency, ratio, task):
+    efficiency, ratio = (np.array([x, x], float) for x in (efficiency, ratio))
+    return _Texts(efficiency, ratio, np.zeros_like(ratio), np.array(task))
+
+
+def test_ranks_within_tasks_remove_what_tasks_differ_in():
+    # Tasks with a high efficiency gain more, but within each, weak texts gain more.
+    both = texts(
+        [1, 2, 3, 4, 11, 12, 13, 14],
+        [4, 3, 2, 1, 14, 13, 12, 11],
+        [0, 0, 0, 0, 1, 1, 1, 1],
+    )
+    assert split_correlation(both).value > 0.5
+    within = split_correlation(both, within=True)
+    assert within.value == pytest.approx(-1)
+    assert within.interval == pytest.approx((-1, -1))
+
+
+def test_repetition_that_explains_both_leaves_nothing():
+    same = np.arange(8.0)
+    both = texts(same, same, np.zeros(8, int))
+    both = both._replace(repetition=np.stack([same, same]))
+    assert split_correlation(both).value == pytest.approx(1)
+    assert split_correlation(both, given_repetition=True).value is None
+
+
+def findings(records):
+    run = {"labels": {record.contender: record.contender for record in records}}
+    found = exhibit_of("questions", records, ("squad",), **run).findings
+    return {finding.statement: finding for finding in found}
+
+
+def test_local_rescoring_reads_its_own_tokens():
+    records = [
+        text(name, factor, factor, example=example)
+        for example in range(8)
+        for name, factor in (("neural:1", 2), ("neural:1:mode=parallel", 1))
+    ]
+    statement = (
+        "Local rescoring that reads the rescored tokens beats rescoring that reads "
+        "the original ones (neural:1)."
+    )
+    finding = findings(records)[statement]
+    assert finding.holds
+    assert "+100.0 %" in finding.evidence
+
+
+def test_the_slope_is_chosen_on_the_tuning_texts():
+    methods = {"ngram:1": (1, 2), "ngram:1:slope=0.1": (2, 1)}
+    records = [
+        text(name, *(factor[part != TUNE],) * 2, example=example, part=part)
+        for part in (TUNE, "report")
+        for example in range(8)
+        for name, factor in methods.items()
+    ]
+    # The slope wins on the tuning texts and loses on the others.
+    (finding,) = [f for s, f in findings(records).items() if "chosen" in s]
+    assert finding.holds is False
+    assert "−50.0 %" in finding.evidence
