@@ -293,8 +293,8 @@ STUDY = Study(
     findings=[_conditioning, _weights, _weak_texts],
     notes=[
         "The gain of a text is BPD's number of calls divided by that with refinement. "
-        "It is correlated with the block efficiency of the other half of the text, "
-        "because both of the same half contain BPD's calls, whose noise would correlate.",
+        "It is correlated with the block efficiency of the other half of the text: of "
+        "the same half both contain BPD's calls, whose noise would correlate.",
         "Ranks within tasks remove everything in which tasks differ, such as their "
         "share of the texts that drafters and n-grams were trained on.",
         "Intervals are 95 % bootstrap intervals over texts.",
