@@ -111,7 +111,7 @@ def compared(
         shared = min(len(a.output_ids), len(b.output_ids))
         differing += int((a.output_ids[:shared] != b.output_ids[:shared]).sum())
         differing += abs(len(a.output_ids) - len(b.output_ids))
-    apart = differences(decoder.model, decoder.params, plain, other)
+    apart = differences(decoder.model, plain, other)
     return {
         "tokens": sum(len(text.output_ids) for text in plain),
         "tokens_that_differ": differing,

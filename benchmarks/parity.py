@@ -20,13 +20,13 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Float, Int, Params
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 GOLDEN = flags.DEFINE_string("golden", None, "Results of transformers.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/parity.json", "file.")
@@ -39,7 +39,7 @@ def main() -> None:
     lm, decoder, _ = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     golden = read(cli.required("golden"))
-    model, params = loaded.functions, loaded.params
+    model = loaded.model
     # Sorted by length, so that few shapes are compiled.
     golden.sort(key=lambda record: len(record["input_ids"]))
     prompts = [np.asarray(record["input_ids"], np.int32) for record in golden]
@@ -56,7 +56,7 @@ def main() -> None:
             bar.update(len(group))
     with progress.bar(label="comparing", total=len(golden), unit=" prompts") as bar:
         for record, prompt, text in zip(golden, prompts, texts, strict=True):
-            logits = prompt_logits(model, params, prompt)
+            logits = prompt_logits(model, prompt)
             theirs = np.asarray(record["last_logits_top5"])
             last = logits[-1][record["last_logits_top5_ids"]]
             log_probs = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))
@@ -67,7 +67,7 @@ def main() -> None:
                 {
                     "logits": float(np.abs(last - theirs).max()),
                     "nll": float(abs(nll - record["prompt_mean_nll"])),
-                    **parting(model, params, text, record["greedy_ids"]),
+                    **parting(model, text, record["greedy_ids"]),
                 }
             )
             bar.update(1)
@@ -102,28 +102,24 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def prompt_logits(
-    model: ModelFunctions, params: Params, tokens: Int[np.ndarray, " T"]
+    model: Model, tokens: Int[np.ndarray, " T"]
 ) -> Float[np.ndarray, "T V"]:
     """The model's logits after every token of a text."""
     padded = np.pad(tokens, (0, -len(tokens) % _PADDING))
-    return np.asarray(_logits(model, params, jnp.asarray(padded)[None]))[: len(tokens)]
+    return np.asarray(_logits(model, jnp.asarray(padded)[None]))[: len(tokens)]
 
 
-def _run(
-    model: ModelFunctions, params: Params, tokens: Int[Array, "1 T"]
-) -> Float[Array, "T V"]:
+def _run(model: Model, tokens: Int[Array, "1 T"]) -> Float[Array, "T V"]:
     positions = jnp.arange(tokens.shape[1])[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(params, tokens, positions, mask)
-    return model.next_token_logits(params, hidden)[0]
+    hidden, *_ = model.forward(tokens, positions, mask)
+    return model.next_token_logits(hidden)[0]
 
 
-_logits = jax.jit(_run, static_argnums=0)
+_logits = jax.jit(_run)
 
 
-def parting(
-    model: ModelFunctions, params: Params, text: Generation, theirs: list[int]
-) -> dict[str, Any]:
+def parting(model: Model, text: Generation, theirs: list[int]) -> dict[str, Any]:
     """First token that differs from the reference, and the gap of the logits."""
     ours = text.output_ids.tolist()
     if ours == theirs:
@@ -133,7 +129,7 @@ def parting(
     if at is None:  # one text ends earlier
         return {"parts_at": min(len(ours), len(theirs)), "gap": float("inf")}
     read = np.concatenate([text.input_ids, text.output_ids[:at]])
-    logits = prompt_logits(model, params, read)[-1]
+    logits = prompt_logits(model, read)[-1]
     return {"parts_at": at, "gap": float(abs(logits[ours[at]] - logits[theirs[at]]))}
 
 

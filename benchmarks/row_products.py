@@ -21,14 +21,14 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Params
+from bpd_jax.base.typing import Array
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.cpu import on_cpu
 from bpd_jax.models.cpu.layout import SOFTMAX, Packed
 from bpd_jax.models.cpu.products import times_packed, times_rows
 from bpd_jax.models.cpu.tile import tile_of_processor
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(
@@ -41,18 +41,14 @@ OUTPUT = flags.DEFINE_string(
 )
 
 
-def pass_over(functions: ModelFunctions) -> Callable[[Params, KVCache, Array], Array]:
-    """A compiled pass over draft tokens `[1, T]` after the tokens in the cache."""
-
-    @jax.jit
-    def run(params: Params, cache: KVCache, tokens: Array) -> Array:
-        length = tokens.shape[1]
-        positions = CONTEXT.value + jnp.arange(length)[None]
-        mask = jnp.tril(jnp.ones((1, length, length), bool))
-        hidden, *_ = functions.forward(params, tokens, positions, mask, cache)
-        return functions.greedy_tokens(params, hidden)
-
-    return run
+@jax.jit
+def run(model: Model, cache: KVCache, tokens: Array) -> Array:
+    """A pass over draft tokens `[1, T]` after the tokens in the cache."""
+    length = tokens.shape[1]
+    positions = CONTEXT.value + jnp.arange(length)[None]
+    mask = jnp.tril(jnp.ones((1, length, length), bool))
+    hidden, *_ = model.forward(tokens, positions, mask, cache)
+    return model.greedy_tokens(hidden)
 
 
 def products_of(
@@ -96,8 +92,7 @@ def main() -> None:
         raise UserError("this device has no kernel for products of few rows.")
     stored = load_model(MODEL.value)
     prepared = stored.for_decoding()
-    functions, run = stored.functions, pass_over(stored.functions)
-    cache = functions.empty_cache(1, 2 * CONTEXT.value)
+    cache = stored.model.empty_cache(1, 2 * CONTEXT.value)
     cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
     trunk = prepared.params["trunk"]
     leaves = jax.tree.leaves(trunk, is_leaf=lambda x: isinstance(x, Packed))
@@ -115,8 +110,8 @@ def main() -> None:
         table[count] = {
             "pass": medians(
                 {
-                    "xla": lambda tokens=tokens: run(stored.params, cache, tokens),
-                    "kernel": lambda tokens=tokens: run(prepared.params, cache, tokens),
+                    "xla": lambda tokens=tokens: run(stored.model, cache, tokens),
+                    "kernel": lambda tokens=tokens: run(prepared.model, cache, tokens),
                 },
                 ROUNDS.value,
             ),

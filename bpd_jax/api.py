@@ -51,8 +51,7 @@ class LanguageModel:
         """Binds the model to its methods; see `Decoder`."""
         loaded = self.loaded
         return Decoder(
-            loaded.functions,
-            loaded.params,
+            loaded.model,
             width=lattice_width,
             alpha=alpha,
             assets=self.assets,

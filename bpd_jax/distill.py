@@ -190,7 +190,7 @@ def _states_writer(
         return None, ()
     if as_path(STATES.value) == output:
         raise UserError("--states and --output must be different folders.")
-    trunk, precision = loaded.functions.config.trunk, decode_flags.PRECISION.value
+    trunk, precision = loaded.config.trunk, decode_flags.PRECISION.value
     check_feature_layers(layers, trunk.num_layers)
     if precision == "float16":
         raise UserError(
@@ -239,7 +239,7 @@ def _facts(
         "longest_prompt": LONGEST.value,
         "chat": decode_flags.CHAT.value,
         "template": list(decode_flags.TEMPLATE_ARG.value) or None,
-        "precision": loaded.functions.config.trunk.dtype,
+        "precision": loaded.config.trunk.dtype,
         "options": chosen,
     }
 

@@ -25,7 +25,7 @@ from bpd_jax import api
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.generate import compile_task, padded_length, stream
+from bpd_jax.decoding.generate import compile_task, padded_prompts, stream
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
@@ -151,7 +151,7 @@ def _show(
     console, prompt = standard_output(), prompts[0]
     task = decoder.prepare(method, [prompt], options)
     # The same shapes as in the comparison, so that programs are compiled once.
-    padded = padded_length(prompts)
+    padded = padded_prompts(prompts)
     with progress.bar(label="compiling", total=1, unit=" methods") as bar:
         bar.set_postfix_str(method.name)
         compile_task(task, [prompt], padded=padded)
@@ -204,7 +204,7 @@ def _write(
     automatic: Method | None,
 ) -> EvaluationReport:
     """Writes the report, its data and the records; returns the report."""
-    tokenizer, config = loaded.tokenizer, loaded.functions.config
+    tokenizer, config = loaded.tokenizer, loaded.config
     records: list[DecodeRecord] = []
     for result in results:
         records += evaluation_records.decode_records(

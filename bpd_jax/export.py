@@ -82,7 +82,7 @@ def main() -> None:
 
 def _export_heads(loaded: LoadedModel, output: str) -> None:
     base = _BASE.value or cli.required("model")
-    config = loaded.functions.config
+    config = loaded.config
     export_heads(
         output,
         config,
@@ -123,7 +123,7 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
             "--drafter."
         )
     drafter = read_drafter(loaded, folder)
-    model = loaded.functions.config
+    model = loaded.config
     # Checks that the drafter belongs to the model.
     attach_drafter(model, loaded.params, drafter, name=loaded.name)
     base, token = _BASE.value or cli.required("model"), _mask_token(loaded)

@@ -44,7 +44,7 @@ def main() -> None:
             f"--model={name} is a run of bpd_jax with heads of its own: give the "
             "pretrained model that the Medusa heads belong to."
         )
-    model = loaded.functions.config
+    model = loaded.config
     config, params = import_heads(folder, model.trunk)
     save_heads(
         output,

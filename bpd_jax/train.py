@@ -143,7 +143,7 @@ def _start(config: TrainConfig, start: str) -> Params:
             f"the vocabulary {config.task.vocabulary} is trained on the task's text, "
             f"but {start} has another one: give the folder {start} as the vocabulary."
         )
-    loaded_config = loaded.functions.config
+    loaded_config = loaded.config
     trunk = dataclasses.asdict(loaded_config.trunk)
     for name, value in dataclasses.asdict(config.model.trunk).items():
         if name not in ("dtype", "param_dtype") and value != trunk[name]:
@@ -170,7 +170,7 @@ def _start(config: TrainConfig, start: str) -> Params:
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
     config = parsed.value
     loaded = load_model(config.model)
-    model, params = loaded.functions.config, loaded.params
+    model, params = loaded.config, loaded.params
     if _DRY_RUN.value:
         print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
         print(heads.describe(config, model, heads.make_plan(config, model, params)))

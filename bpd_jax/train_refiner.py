@@ -60,7 +60,7 @@ def main() -> None:
     output = as_path(_OUTPUT.value or loaded.folder / FOLDER / settings.kind)
     report = train_refiner(
         settings,
-        loaded.functions.config,
+        loaded.config,
         loaded.params,
         _DATA.value or default_data(loaded.folder),
         output,

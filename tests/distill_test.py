@@ -49,7 +49,7 @@ def test_texts_begin_with_their_prompts(written):
     folder, _ = written
     texts = open_generations(folder / "texts")
     loaded = load_model(str(folder / "tiny"))
-    assert texts.base == fingerprint(loaded.functions.config, loaded.params)
+    assert texts.base == fingerprint(loaded.config, loaded.params)
     assert texts.vocab_size == loaded.vocab_size
     assert Tokenizer.load(folder / "texts").to_json() == loaded.tokenizer.to_json()
     beginnings = sorted(
@@ -104,7 +104,7 @@ def test_states_are_those_that_training_reads(written, monkeypatch):
     result = distill(folder, *again, *states)
     assert result.returncode == 0, result.stderr
     assert "states: at most 0.0 GB; " in result.stdout
-    config = loaded.functions.config
+    config = loaded.config
     # A run with products in bfloat16 and states in float16 can use them.
     base = FrozenModel(config, loaded.params, 64, "float16", (1, 0), "bfloat16")
     texts = open_generations(folder / "kept_texts")

@@ -17,7 +17,7 @@ def test_exported_model_loads_like_the_run(trained, tmp_path):
     original, exported = (
         load_model(str(path)) for path in (trained / "run", tmp_path / "slim")
     )
-    assert exported.functions == original.functions
+    assert exported.config == original.config
     assert exported.task == original.task
     rounded = jax.tree.map(
         lambda x: x.astype(jnp.bfloat16).astype(x.dtype), original.params
@@ -26,7 +26,7 @@ def test_exported_model_loads_like_the_run(trained, tmp_path):
     assert Tokenizer.load(tmp_path / "slim").to_json() == original.tokenizer.to_json()
     # It also serves as the rescorer of another model.
     folders = {"rescorer": str(tmp_path / "slim")}
-    assert load_assets(original, folders).rescorer.functions == original.functions
+    assert load_assets(original, folders).rescorer.config == original.config
 
 
 def test_invalid_flags_are_refused(tmp_path):

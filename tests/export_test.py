@@ -115,7 +115,7 @@ def test_exported_medusa_heads_are_imported_unchanged(heads, tmp_path):
         np.testing.assert_array_equal(second.tensors[key], value, strict=True)
     # The base model loads the imported heads.
     loaded = load_model(str(BASE), str(tmp_path / "back"))
-    assert loaded.functions.config.heads == first.config
+    assert loaded.config.heads == first.config
     assert loaded.accuracies is None
 
 

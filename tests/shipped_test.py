@@ -66,7 +66,7 @@ def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
     assert drafter.facts["tokens_per_call"] > 2
     assert_names_no_machine(drafter.facts)
     assert drafter.base == load_heads(SMOLLM2 / "heads").base == lm.loaded.fingerprint
-    assert lm.loaded.functions.block_size == 9
+    assert lm.loaded.model.block_size == 9
     assets = lm.assets
     assert None not in (assets.drafter, assets.ngram, assets.accuracies)
     assert "+ngram:alpha=0.25/tree:" in lm.decoder().default_method.name

@@ -17,7 +17,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.model import NGramModel
 
@@ -114,8 +114,7 @@ def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> 
         )
     width = min(16, config.trunk.vocab_size)
     return Decoder(
-        ModelFunctions(config),
-        params,
+        Model(config, params),
         width=width,
         assets=Assets(ngram=ngram, drafter=drafter),
     )

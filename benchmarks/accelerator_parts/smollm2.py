@@ -83,8 +83,8 @@ def _methods(
             "of_them_near_ties": len(result.differences) - len(result.errors),
         }
     return {
-        "dtype": loaded.functions.config.trunk.dtype,
-        "parameters": model_size(loaded.functions.config).trunk_parameters,
+        "dtype": loaded.config.trunk.dtype,
+        "parameters": model_size(loaded.config).trunk_parameters,
         "prompts": len(prompts),
         "new_tokens": options.max_new_tokens,
         "methods": rows,

@@ -25,7 +25,7 @@ from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KVCache
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import serial_call_flops, train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
@@ -147,22 +147,22 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
             "the model has no block heads (BlockwiseConfig.heads), so there is no "
             "lattice for the n-gram search: compile --program=train alone."
         )
-    functions = ModelFunctions(model)
     refiner = NGramRefiner(
         ngram_shapes(model, shapes, mesh), max(shapes.ngram_order - 2, 0)
     )
     source = HeadsSource(model.block_size, shapes.lattice_width)
     drafter = PathDrafter(Paths(source, (refiner,)), ExactBest(shapes.drafts))
     options = StepOptions()
-    weights = Weights(abstract_parameters(model, mesh), drafter.arrays)
+    bound = Model(model, abstract_parameters(model, mesh))
+    weights = Weights(drafter.arrays)
     state = jax.eval_shape(
         functools.partial(
             prefill,
-            functions,
             drafter=drafter,
             options=options,
             max_calls=shapes.max_new_tokens,
         ),
+        bound,
         weights,
         prompts=np.zeros((shapes.batch_size, shapes.prompt_tokens), np.int32),
         lengths=np.zeros(shapes.batch_size, np.int32),
@@ -191,13 +191,11 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
             f"{shapes.ngram_order}"
         ),
         mesh=mesh,
-        lower=lambda: decode_on_device.lower(
-            functions, weights, drafter, rows, options
-        ),
+        lower=lambda: decode_on_device.lower(bound, weights, drafter, rows, options),
         model_flops=serial_call_flops(
             model, shapes.batch_size, min(drafter.pass_sizes), length
         ),
-        reads=bytes_on_device((weights.model, rows.cache)),
+        reads=bytes_on_device((bound.params, rows.cache)),
     )
 
 

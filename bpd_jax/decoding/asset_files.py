@@ -14,7 +14,6 @@ from bpd_jax.drafting.assets import (
     Accuracies,
     Assets,
     AttachedDrafter,
-    SmallModel,
     read_accuracies,
 )
 from bpd_jax.models import cpu
@@ -27,6 +26,7 @@ from bpd_jax.models.drafter_files import (
 )
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
+from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.json_files import naming
@@ -75,16 +75,18 @@ def load_assets(
                 )
             continue
         assets[name] = asset
-    if "drafter" not in assets and loaded.functions.config.drafter is not None:
+    if "drafter" not in assets and loaded.config.drafter is not None:
         assets["drafter"] = _trained_drafter(loaded)
     tuning = find_tuning(loaded)
     accuracies = None if tuning is None else load_accuracies(tuning)
-    return Assets(**assets, accuracies=accuracies or loaded.accuracies)
+    return Assets(
+        **assets, accuracies=accuracies or loaded.accuracies, same_tokens=True
+    )
 
 
 def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     """The block drafter that was trained together with the model."""
-    config, params = loaded.functions.config, loaded.params
+    config, params = loaded.config, loaded.params
     assert config.drafter is not None
     functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
     softmax = softmax_rows(config, params, None)
@@ -124,7 +126,7 @@ def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
 
 def _load_asset(
     loaded: LoadedModel, name: str, path: str
-) -> NGramModel | SmallModel | object:
+) -> NGramModel | Model | object:
     if name == "ngram":
         from bpd_jax.ngrams.formats import load_model as ngram_files
 
@@ -145,7 +147,7 @@ def _load_asset(
             )
         with naming(path):
             return ngram.with_vocab_size(loaded.vocab_size)
-    config = loaded.functions.config
+    config = loaded.config
     if name == "drafter":
         drafter = read_drafter(loaded, path)
         functions, params = attach_drafter(
@@ -160,7 +162,7 @@ def _load_asset(
             f"{path} has another tokenizer than {loaded.name}: train it on the same "
             "task, with the same vocabulary."
         )
-    return SmallModel(small.functions, small.params, same_tokens=True)
+    return small.model
 
 
 def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
@@ -175,7 +177,7 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
 
         return import_drafter(
             folder,
-            loaded.functions.config,
+            loaded.config,
             loaded.params,
             name=loaded.name,
             base=loaded.fingerprint,

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Params
 from bpd_jax.decoding.decode_loop import Weights, look
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -19,6 +18,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
+from bpd_jax.models.model import Model
 
 # Numbers of draft tokens whose passes are timed; others are interpolated.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -68,7 +68,6 @@ def measure_passes(
       text_length: number of tokens in the cache.
       sizes: values of M.
     """
-    model = decoder.model
     task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
     text = [np.ones(text_length, np.int32)] * batch_size
     cache = task.prefill(text, range(batch_size), batch_size, 1).cache
@@ -76,14 +75,14 @@ def measure_passes(
     for size in sizes:
 
         @jax.jit
-        def run(params: Params, cache: KVCache, size: int = size) -> jax.Array:
+        def run(model: Model, cache: KVCache, size: int = size) -> jax.Array:
             tokens = jnp.ones((batch_size, size), jnp.int32)
             positions = text_length + jnp.broadcast_to(jnp.arange(size), tokens.shape)
             mask = causal_mask(jnp.ones_like(tokens))
-            hidden, *_ = model.forward(params, tokens, positions, mask, cache)
-            return model.greedy_tokens(params, hidden)
+            hidden, *_ = model.forward(tokens, positions, mask, cache)
+            return model.greedy_tokens(hidden)
 
-        runs[size] = functools.partial(run, decoder.params, cache)
+        runs[size] = functools.partial(run, decoder.model, cache)
     times = _median_seconds(runs)
     # Decreasing times are noise: a pass over more tokens is never faster.
     seconds, largest = {}, 0.0
@@ -107,18 +106,19 @@ def measure_drafting(
     state = task.prefill(prompts, range(batch_size), rows, 1)
 
     @jax.jit
-    def draft_on_device(weights: Weights, state: DecodeState) -> object:
-        seen, memory, entropies = look(task.model, weights, drafter, state)
+    def draft_on_device(model: Model, weights: Weights, state: DecodeState) -> object:
+        seen, memory, entropies = look(model, weights, drafter, state)
         return drafter.propose(seen, weights.drafter), memory, entropies
 
-    jitted_look = jax.jit(look, static_argnames=("model", "drafter"))
+    jitted_look = jax.jit(look, static_argnames="drafter")
 
-    def draft_on_host(weights: Weights, state: DecodeState) -> object:
-        seen = jitted_look(task.model, weights, drafter, state)[0]
+    def draft_on_host(model: Model, weights: Weights, state: DecodeState) -> object:
+        seen = jitted_look(model, weights, drafter, state)[0]
         return drafter.propose(jax.device_get(seen), None)
 
     draft = draft_on_device if drafter.on_device else draft_on_host
-    return _median_seconds({0: functools.partial(draft, task.weights, state)})[0]
+    run = functools.partial(draft, task.model, task.weights, state)
+    return _median_seconds({0: run})[0]
 
 
 def sizes_of_passes(

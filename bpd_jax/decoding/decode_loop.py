@@ -7,14 +7,13 @@ iteration are jitted separately, with the host step between them.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
 from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
 from bpd_jax.decoding.logits import adjusted
@@ -23,10 +22,16 @@ from bpd_jax.decoding.sampling import DRAFTS, stream_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.drafting.interface import BoundModel, Drafter, Outcome, Prompts, View
+from bpd_jax.drafting.interface import (
+    Drafter,
+    Outcome,
+    Prompts,
+    View,
+    without_arrays,
+)
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 
 @flax.struct.dataclass
@@ -34,18 +39,16 @@ class Weights:
     """The constant arrays of decoding.
 
     Attributes:
-      model: parameters of the model.
       drafter: `arrays` of the drafter.
       stops: the automaton of the stop texts, or None.
     """
 
-    model: Params
     drafter: PyTree = None
     stops: StopTable | None = None
 
 
 def prefill(
-    model: ModelFunctions,
+    model: Model,
     weights: Weights,
     drafter: Drafter,
     prompts: Int[Array, "B T"],
@@ -62,8 +65,8 @@ def prefill(
     """Runs the prompts and returns the state before the first serial call.
 
     Args:
-      model: functions of the model.
-      weights: parameters of the model and of the drafter.
+      model: the model.
+      weights: the arrays of the drafter and the stop texts.
       drafter: the drafting method.
       prompts: prompts, padded on the right.
       lengths: lengths of the prompts, at least 1.
@@ -77,19 +80,17 @@ def prefill(
       read: columns of `prompts` that the model runs, at least the longest of `lengths`;
         None for all.
     """
-    outputs = _run_prompts(
-        model, weights.model, drafter.feature_layers, prompts, lengths, read
-    )
+    outputs = _run_prompts(model, drafter.feature_layers, prompts, lengths, read)
     rows = (prompts, lengths, limits, keys, reference)
+    static = without_arrays(drafter)
     return _first_state(
-        model, weights, drafter, rows, outputs, options, max_calls, record
+        model, weights, static, rows, outputs, options, max_calls, record
     )
 
 
-@functools.partial(jax.jit, static_argnames=("model", "layers", "read"))
+@functools.partial(jax.jit, static_argnames=("layers", "read"))
 def _run_prompts(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
@@ -104,9 +105,7 @@ def _run_prompts(
     positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
     segments = (positions < lengths[:, None]).astype(jnp.int32)
     mask = causal_mask(segments)
-    hidden, new, features = model.forward(
-        params, prompts, positions, mask, layers=layers
-    )
+    hidden, new, features = model.forward(prompts, positions, mask, layers=layers)
 
     def pad(array: Array, axis: int) -> Array:
         ends = [(0, 0)] * array.ndim
@@ -119,10 +118,10 @@ def _run_prompts(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "drafter", "options", "max_calls", "record"),
+    static_argnames=("drafter", "options", "max_calls", "record"),
 )
 def _first_state(
-    model: ModelFunctions,
+    model: Model,
     weights: Weights,
     drafter: Drafter,
     rows: tuple[Array, Array, Array, Array, Array | None],
@@ -151,7 +150,6 @@ def _first_state(
         hidden=last,
         next_token=next_tokens(
             model,
-            weights.model,
             last[:, None],
             lengths[:, None],
             keys,
@@ -170,7 +168,7 @@ def _first_state(
 
 
 def look(
-    model: ModelFunctions, weights: Weights, drafter: Drafter, state: DecodeState
+    model: Model, weights: Weights, drafter: Drafter, state: DecodeState
 ) -> tuple[PyTree, PyTree, Float[Array, "B L"] | None]:
     """First half of an iteration: `Drafter.look`.
 
@@ -184,14 +182,14 @@ def look(
         next_token=state.next_token,
         hidden=state.hidden,
         keys=stream_keys(state.keys, state.lengths, DRAFTS),
-        model=BoundModel(model, weights.model),
+        model=model,
     )
     seen, memory = drafter.look(view, weights.drafter, state.memory)
     return seen, memory, drafter.entropies(seen)
 
 
 def serial_call(
-    model: ModelFunctions,
+    model: Model,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -208,7 +206,6 @@ def serial_call(
     """
     verified = verify(
         model,
-        weights.model,
         state.cache,
         tree,
         state.next_token,
@@ -335,10 +332,10 @@ def _record(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "drafter", "options"), donate_argnames="state"
+    jax.jit, static_argnames=("drafter", "options"), donate_argnames="state"
 )
 def decode_on_device(
-    model: ModelFunctions,
+    model: Model,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -370,16 +367,16 @@ def decode_on_device(
     return jax.lax.while_loop(continues, iterate, (state, jnp.int32(0)))[0]
 
 
-_look = jax.jit(look, static_argnames=("model", "drafter"))
+_look = jax.jit(look, static_argnames="drafter")
 _serial_call = jax.jit(
     serial_call,
-    static_argnames=("model", "drafter", "options"),
+    static_argnames=("drafter", "options"),
     donate_argnames="state",
 )
 
 
 def decode_with_host(
-    model: ModelFunctions,
+    model: Model,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -388,24 +385,19 @@ def decode_with_host(
     done_rows: int | None = None,
 ) -> DecodeState:
     """`decode_on_device` for drafters that propose on the host."""
-    calls = 0
+    calls, static = 0, without_arrays(drafter)
     while np.asarray(state.done).sum() < (done_rows or len(state.done)):
         if max_calls is not None and calls >= max_calls:
             break
-        seen, memory, entropies = _look(model, weights, drafter, state)
+        seen, memory, entropies = _look(model, weights, static, state)
         arrays = weights.drafter if drafter.on_device else None
         tree = drafter.propose(jax.device_get(seen), arrays)
         state = dataclasses.replace(state, memory=memory)
         state = _serial_call(
-            model, weights, drafter, state, tree, entropies, options=options
+            model, weights, static, state, tree, entropies, options=options
         )
         calls += 1
     return state
-
-
-def decode_loop(drafter: Drafter) -> Callable[..., DecodeState]:
-    """The loop of a drafter, on the device or with a step on the host."""
-    return decode_on_device if drafter.on_device else decode_with_host
 
 
 def _at(values: Array, index: Int[Array, " B"]) -> Array:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import check_value, integer, number
-from bpd_jax.base.typing import Array, Params
+from bpd_jax.base.typing import Array
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.generate import (
     Generation,
@@ -28,7 +28,7 @@ from bpd_jax.decoding.options import (
     DecodeOptions,
 )
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import BuildContext, RefinerPart
 from bpd_jax.drafting.refiners.markov import Markov
@@ -37,7 +37,7 @@ from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models import cpu
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -68,8 +68,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: ModelFunctions,
-        params: Params,
+        model: Model,
         *,
         width: int = DecodeConfig.lattice_width,
         alpha: float = DecodeConfig.alpha,
@@ -80,8 +79,7 @@ class Decoder:
         """Creates a decoder.
 
         Args:
-          model: functions of the model.
-          params: parameters of the model.
+          model: the model.
           width: W, the default number of lattice candidates per head (the paper's k);
             at most the vocabulary, and at most the draft vocabulary of the heads that a
             method uses.
@@ -96,7 +94,7 @@ class Decoder:
         vocab_size = model.config.trunk.vocab_size
         check_value("lattice_width", width, integer(1, vocab_size))
         check_value("alpha", alpha, number(0))
-        self.model, self.params, self.mesh = model, params, mesh
+        self.model, self.mesh = model, mesh
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()
         self.assets.check(model.config)
@@ -167,7 +165,6 @@ class Decoder:
         """
         return Task(
             self.model,
-            self.params,
             self.drafter(method, options),
             options,
             self._stop_table(options.stop) if options.stop else None,
@@ -204,8 +201,8 @@ class Decoder:
         self.task(method, options)
         for name in sorted(method.needs):
             small = getattr(self.assets, name)
-            if isinstance(small, SmallModel):
-                check_prompts(small.functions, prompts, options, "small model")
+            if isinstance(small, Model):
+                check_prompts(small, prompts, options, "small model")
 
     def prepare(
         self,

@@ -22,7 +22,7 @@ from bpd_jax.data.generations import (
     write_shard,
 )
 from bpd_jax.decoding.generate import Task
-from bpd_jax.decoding.refill import bucketed_length, decode_refilled
+from bpd_jax.decoding.refill import decode_refilled, refill_length
 from bpd_jax.decoding.states_recorder import StatesRecorder
 from bpd_jax.storage import files
 from bpd_jax.training.heads.states_writer import StatesWriter
@@ -139,7 +139,7 @@ def recording_states(
       layers: layers whose outputs are kept beside the final hidden states.
       dtype: of the kept states.
     """
-    slots = bucketed_length(longest) + task.options.max_new_tokens
+    slots = refill_length(longest) + task.options.max_new_tokens
     slots += task.drafter.max_depth
     recorder = StatesRecorder(task.drafter, layers, slots, dtype)
     return dataclasses.replace(task, drafter=recorder)
@@ -173,7 +173,7 @@ def generate_prompts(
     prompts: dict[bytes, np.ndarray] = {}
     empty_batches, seed = 0, task.options.seed
     openings, rows = [opening] * batch_size, range(batch_size)
-    padded = bucketed_length(len(opening))
+    padded = refill_length(len(opening))
     while len(prompts) < count:
         options = dataclasses.replace(task.options, seed=seed % 2**32)
         sampling = dataclasses.replace(task, options=options)

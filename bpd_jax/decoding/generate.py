@@ -12,18 +12,21 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Params
-from bpd_jax.decoding.decode_loop import Weights, decode_loop, prefill
+from bpd_jax.base.lengths import padded_length
+from bpd_jax.base.typing import Array
+from bpd_jax.decoding.decode_loop import (
+    Weights,
+    decode_on_device,
+    decode_with_host,
+    prefill,
+)
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.stopping import StopTable
-from bpd_jax.drafting.interface import Drafter
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.drafting.interface import Drafter, without_arrays
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
-
-# Prompts are padded to a multiple of this, so that few shapes are compiled.
-_PADDING = 32
 
 # Lowest number of columns that are read instead of all: compiling a program for fewer
 # takes longer than it saves.
@@ -87,8 +90,7 @@ class Task:
     """A model, a drafter and options: the configuration of `generate` and `stream`.
 
     Attributes:
-      model: functions of the model.
-      params: parameters of the model.
+      model: the model.
       drafter: the drafting method.
       options: lengths, temperature, batch size.
       stops: the automaton of the stop texts, or None.
@@ -98,8 +100,7 @@ class Task:
       mesh: devices that the rows of a batch are sharded over, or None.
     """
 
-    model: ModelFunctions
-    params: Params
+    model: Model
     drafter: Drafter
     options: DecodeOptions
     stops: StopTable | None = None
@@ -118,7 +119,7 @@ class Task:
                 return leaf if is_sharded else jax.device_put(leaf, sharding)
 
             arrays = jax.tree.map(replicate, arrays)
-        return Weights(self.params, *arrays)
+        return Weights(*arrays)
 
     def rows(self, count: int) -> int:
         """Rows of a batch of `count` prompts, the same number on every device."""
@@ -145,7 +146,7 @@ class Task:
           record: whether the state has a history.
         """
         if padded is None:
-            padded = padded_length(prompts)
+            padded = padded_prompts(prompts)
         tokens = np.zeros((batch, padded), np.int32)
         lengths = np.ones(batch, np.int32)
         rows = np.zeros(batch, np.int32)
@@ -185,16 +186,13 @@ class Task:
         # Always a number, so that `generate` and `stream` share a program.
         limit = np.int32(_NO_LIMIT if max_calls is None else max_calls)
         sharding = None if self.mesh is None else replicated(self.mesh)
-        loop = decode_loop(self.drafter)
-        return loop(
-            self.model,
-            self.weights,
-            self.drafter,
-            state,
-            self.options.step,
-            jax.device_put(limit, sharding) if self.drafter.on_device else limit,
-            done_rows,
-        )
+        first, options = (self.model, self.weights), self.options.step
+        if not self.drafter.on_device:
+            return decode_with_host(
+                *first, self.drafter, state, options, int(limit), done_rows
+            )
+        static, limit = without_arrays(self.drafter), jax.device_put(limit, sharding)
+        return decode_on_device(*first, static, state, options, limit, done_rows)
 
 
 def generate(
@@ -236,7 +234,7 @@ def compile_task(
     """
     if not prompts:
         return
-    width = padded or padded_length(prompts)
+    width = padded or padded_prompts(prompts)
     by_columns: dict[int, range] = {}
     for indices in _batches(task, prompts):
         by_columns.setdefault(columns_to_read(prompts, indices, width), indices)
@@ -271,10 +269,9 @@ def _run(
     return jax.block_until_ready(task.run(state))
 
 
-def padded_length(prompts: Sequence[np.ndarray]) -> int:
+def padded_prompts(prompts: Sequence[np.ndarray]) -> int:
     """The length that these prompts are padded to."""
-    longest = max(len(prompt) for prompt in prompts)
-    return -(-longest // _PADDING) * _PADDING
+    return padded_length(max(len(prompt) for prompt in prompts))
 
 
 def columns_to_read(
@@ -287,7 +284,7 @@ def columns_to_read(
     longest.
     """
     longest = max((len(prompts[index]) for index in indices), default=0)
-    shares = (-(-padded // (part * _PADDING)) * _PADDING for part in (4, 2))
+    shares = (padded_length(-(-padded // part)) for part in (4, 2))
     fitting = (share for share in shares if share >= max(longest, _SHORTEST_READ))
     return min(next(fitting, padded), padded)
 
@@ -323,7 +320,7 @@ def stream(
 
 
 def check_prompts(
-    model: ModelFunctions,
+    model: Model,
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
     name: str = "model",
@@ -331,7 +328,7 @@ def check_prompts(
     """Raises a `UserError` for a prompt that cannot be decoded.
 
     Args:
-      model: functions of the model.
+      model: the model.
       prompts: token ids, each `[T]`.
       options: options with the number of new tokens.
       name: name of the model in messages.

@@ -14,7 +14,8 @@ from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.functions import ModelFunctions, cast_matrices
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.model import Model, cast_matrices
 from bpd_jax.pretrained.chat import render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -86,8 +87,7 @@ class LoadedModel:
     Attributes:
       name: display name.
       folder: folder of its run, to which measurements and reports are written.
-      functions: functions of the model.
-      params: parameters of the model.
+      model: the model.
       tokenizer: its tokenizer.
       end_tokens: tokens that end a text; the first one is the default.
       task: the task that it was trained on; None for a pretrained model.
@@ -105,8 +105,7 @@ class LoadedModel:
 
     name: str
     folder: pathlib.Path
-    functions: ModelFunctions
-    params: Params
+    model: Model
     tokenizer: Tokenizer
     end_tokens: tuple[int, ...]
     task: DataTask | None = None
@@ -120,9 +119,19 @@ class LoadedModel:
     trunk_identity: str | None = None
 
     @property
+    def config(self) -> BlockwiseConfig:
+        """The sizes of the model."""
+        return self.model.config
+
+    @property
+    def params(self) -> Params:
+        """The parameters of the model."""
+        return self.model.params
+
+    @property
     def fingerprint(self) -> str:
         """Identifies its trunk; see `attachments.fingerprint`."""
-        return self.trunk_identity or fingerprint(self.functions.config, self.params)
+        return self.trunk_identity or fingerprint(self.config, self.params)
 
     @property
     def prefix_token(self) -> int:
@@ -135,7 +144,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """V of the model, which may exceed the vocabulary of its tokenizer."""
-        return self.functions.config.trunk.vocab_size
+        return self.config.trunk.vocab_size
 
     @property
     def end_of_text(self) -> int | tuple[int, ...]:
@@ -173,14 +182,12 @@ class LoadedModel:
         Casting matrices once has the same result as casting them in every pass.
         Vectors, such as the scales of norms, keep their precision.
         """
-        config = self.functions.config
+        config = self.config
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
         cache_dtype = cpu.cache_dtype(dtype, trunk.head_width)
         return dataclasses.replace(
-            self,
-            functions=ModelFunctions(config, cache_dtype),
-            params=cast_matrices(self.params, dtype),
+            self, model=Model(config, cast_matrices(self.params, dtype), cache_dtype)
         )
 
     def for_decoding(self) -> "LoadedModel":
@@ -189,10 +196,14 @@ class LoadedModel:
         The softmax of the heads' draft vocabulary, which only drafts, may be rounded.
         """
         params = {**self.params, "trunk": cpu.decoding_layout(self.params["trunk"])}
-        heads = self.functions.config.heads
+        heads = self.config.heads
         if heads is not None and heads.has_softmax and not heads.own_softmax:
             params["heads"] = cpu.decoding_layout(params["heads"], exact=False)
-        return dataclasses.replace(self, params=params, trunk_identity=self.fingerprint)
+        return dataclasses.replace(
+            self,
+            model=self.model.with_params(params),
+            trunk_identity=self.fingerprint,
+        )
 
     def held_out(self, count: int, length: int) -> list[np.ndarray]:
         """Held-out prompts: the first `length` tokens of `count` documents.

@@ -11,8 +11,8 @@ from bpd_jax.decoding.loaded_model import Chat, LoadedModel
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.blockwise_config import load_config
-from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
+from bpd_jax.models.model import Model
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage import files
@@ -88,8 +88,7 @@ def _load_run(folder: pathlib.Path) -> LoadedModel:
     return LoadedModel(
         name=folder.name,
         folder=folder,
-        functions=ModelFunctions(config),
-        params=load_run_parameters(folder, config, step),
+        model=Model(config, load_run_parameters(folder, config, step)),
         tokenizer=tokenizer,
         end_tokens=(tokenizer.end_of_text,),
         task=load_task(folder / "task.json"),
@@ -126,8 +125,7 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
     loaded = LoadedModel(
         name=name,
         folder=folder,
-        functions=ModelFunctions(config),
-        params=params,
+        model=Model(config, params),
         tokenizer=Tokenizer(checkpoint.tokenizer, str(path), checkpoint.end_tokens[0]),
         end_tokens=checkpoint.end_tokens,
         begin_of_text=checkpoint.begin_of_text,
@@ -143,8 +141,7 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
     config, params = attach_heads(config, params, trained, name=name)
     return dataclasses.replace(
         loaded,
-        functions=ModelFunctions(config),
-        params=params,
+        model=Model(config, params),
         accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
         heads_identity=trained.identity,
     )

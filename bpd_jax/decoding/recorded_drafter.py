@@ -20,7 +20,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Positions for which logits and blocks are computed at once. The decoded parts of texts
 # are padded to a multiple of it.
@@ -112,7 +112,6 @@ def record_drafter(
     choices = drafter.functions.config.draft_vocabulary or vocab_size
     drafts = _record(
         decoder.model,
-        decoder.params,
         drafter.functions,
         drafter.params,
         features,
@@ -124,10 +123,9 @@ def record_drafter(
     return candidates, log_probs, entropies
 
 
-@functools.partial(jax.jit, static_argnames=("model", "functions", "width"))
+@functools.partial(jax.jit, static_argnames=("functions", "width"))
 def _record(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     functions: DrafterFunctions,
     drafter: Params,
     features: Float[Array, "S F"],
@@ -143,7 +141,7 @@ def _record(
             drafter,
             features[None],
             every_position,
-            model.embed(params, tokens)[None],
+            model.embed(tokens)[None],
             positions[None] + 1,
         )
         return functions.best(drafter, states[0], width)

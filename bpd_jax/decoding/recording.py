@@ -18,7 +18,7 @@ from bpd_jax.decoding.recorded_drafter import CHUNK, record_drafter, stack_padde
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.functions import ModelFunctions, entropy
+from bpd_jax.models.model import Model, entropy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Recording:
       tokens: prompts and texts.
       starts: position of the last token of each prompt, where the recording begins.
       candidates, log_probs, entropies: outputs of heads 2 … L from there on; see
-        `ModelFunctions.block_candidates`.
+        `Model.block_candidates`.
       hidden: final hidden states; None if they were not recorded.
       params: parameters of the model if hidden states are recorded, for drafters that
         use its embedding and softmax.
@@ -94,21 +94,23 @@ class Recording:
         return row, jnp.clip(position - self.starts[row], 0, last)
 
 
-@dataclasses.dataclass(frozen=True)
+@flax.struct.dataclass
 class RecordedModel:
-    """A model that looks up its outputs in a recording; hashable, jit-static.
+    """A model that looks up its outputs in a recording.
 
-    It has the methods of `ModelFunctions` that decoding calls. In place of a hidden
+    It has the methods of `Model` that decoding calls. In place of a hidden
     state it returns the row and the position of a token. They are meaningful if the
     token and its ancestors are those of the text; other tokens are never accepted.
 
     Attributes:
       config: sizes of the recorded model.
       width: number of recorded candidates per head.
+      recording: the recording.
     """
 
-    config: BlockwiseConfig
-    width: int
+    config: BlockwiseConfig = flax.struct.field(pytree_node=False)
+    width: int = flax.struct.field(pytree_node=False)
+    recording: Recording
 
     @property
     def block_size(self) -> int:
@@ -120,6 +122,10 @@ class RecordedModel:
         """No layers, because candidates are recorded."""
         return ()
 
+    @property
+    def _model(self) -> Model:
+        return Model(self.config, self.recording.params)
+
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """A cache without layers."""
         del slots
@@ -127,7 +133,6 @@ class RecordedModel:
 
     def forward(
         self,
-        params: Recording,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         mask: Bool[Array, "B T U"],
@@ -140,21 +145,18 @@ class RecordedModel:
         del mask, cache, earlier, layers
         rows = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
         empty = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
-        last = params.tokens.shape[1] - 1
+        last = self.recording.tokens.shape[1] - 1
         hidden = jnp.stack([rows, jnp.minimum(positions, last)], axis=-1)
         return hidden, KeyValues(empty, empty), jnp.zeros((*tokens.shape, 0))
 
-    def greedy_tokens(
-        self, params: Recording, hidden: Int[Array, "... 2"]
-    ) -> Int[Array, "..."]:
+    def greedy_tokens(self, hidden: Int[Array, "... 2"]) -> Int[Array, "..."]:
         """The next token of the text."""
         row, position = hidden[..., 0], hidden[..., 1]
-        last = params.tokens.shape[1] - 1
-        return params.tokens[row, jnp.minimum(position + 1, last)]
+        last = self.recording.tokens.shape[1] - 1
+        return self.recording.tokens[row, jnp.minimum(position + 1, last)]
 
     def block_candidates(
         self,
-        params: Recording,
         hidden: Int[Array, "B 2"],
         block_size: int,
         width: int,
@@ -162,30 +164,30 @@ class RecordedModel:
     ) -> tuple[Array, Array, Array]:
         """The recorded candidates; the inputs of conditioned heads are ignored."""
         del conditions
-        row, column = params.columns(hidden)
+        row, column = self.recording.columns(hidden)
         heads = block_size - 1
         return (
-            params.candidates[row, column, :heads, :width],
-            params.log_probs[row, column, :heads, :width],
-            params.entropies[row, column, :heads],
+            self.recording.candidates[row, column, :heads, :width],
+            self.recording.log_probs[row, column, :heads, :width],
+            self.recording.entropies[row, column, :heads],
         )
 
-    def states(self, params: Recording, hidden: Int[Array, "B 2"]) -> Array:
+    def states(self, hidden: Int[Array, "B 2"]) -> Array:
         """The recorded hidden states."""
-        assert params.hidden is not None
-        return params.hidden[params.columns(hidden)]
+        assert self.recording.hidden is not None
+        return self.recording.hidden[self.recording.columns(hidden)]
 
-    def embed(self, params: Recording, tokens: Array) -> Array:
+    def embed(self, tokens: Array) -> Array:
         """Token embeddings of the model itself."""
-        return ModelFunctions(self.config).embed(params.params, tokens)
+        return self._model.embed(tokens)
 
-    def draft_logits(self, params: Recording, states: Array, level: int) -> Array:
-        """Logits over the draft vocabulary; see `ModelFunctions.draft_logits`."""
-        return ModelFunctions(self.config).draft_logits(params.params, states, level)
+    def draft_logits(self, states: Array, level: int) -> Array:
+        """Logits over the draft vocabulary; see `Model.draft_logits`."""
+        return self._model.draft_logits(states, level)
 
-    def draft_tokens(self, params: Recording, indices: Array) -> Array:
+    def draft_tokens(self, indices: Array) -> Array:
         """Token ids of indices in the model's draft vocabulary."""
-        return ModelFunctions(self.config).draft_tokens(params.params, indices)
+        return self._model.draft_tokens(indices)
 
 
 def record_text(
@@ -208,7 +210,6 @@ def record_text(
     layers = () if drafter is None else drafter.functions.config.feature_layers
     *outputs, features, next_tokens = _record(
         decoder.model,
-        decoder.params,
         jnp.asarray(tokens),
         start,
         width,
@@ -248,10 +249,9 @@ def _rounded(count: int) -> int:
     return max(-(-count // CHUNK), 1) * CHUNK
 
 
-@functools.partial(jax.jit, static_argnames=("model", "width", "count", "layers"))
+@functools.partial(jax.jit, static_argnames=("width", "count", "layers"))
 def _record(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     tokens: Int[Array, " S"],
     start: Int[Array, ""],
     width: int,
@@ -269,7 +269,7 @@ def _record(
     mask = causal_mask(jnp.ones_like(positions))
     read = model.head_features
     states, _, features = model.forward(
-        params, tokens[None], positions, mask, layers=(*read, *layers)
+        tokens[None], positions, mask, layers=(*read, *layers)
     )
     for_heads, for_drafter = jnp.split(
         features[0], [len(read) * states.shape[-1]], axis=-1
@@ -283,14 +283,14 @@ def _record(
         inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"]],
     ) -> tuple[Array, Array, Array, Array]:
         states, features = inputs
-        logits = model.next_token_logits(params, states).astype(jnp.float32)
+        logits = model.next_token_logits(states).astype(jnp.float32)
         first = entropy(jax.nn.log_softmax(logits))[:, None]
         chosen = logits.argmax(-1)
         if model.block_size == 1:
             empty = jnp.zeros((states.shape[0], 0, width))
             return empty.astype(jnp.int32), empty, first, chosen
         candidates, log_probs, entropies = model.block_candidates(
-            params, states, model.block_size, width, chosen, features
+            states, model.block_size, width, chosen, features
         )
         entropies = jnp.concatenate([first, entropies], axis=1)
         return candidates, log_probs, entropies, chosen

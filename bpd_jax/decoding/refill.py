@@ -13,7 +13,6 @@ is drained at the end of each round.
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,14 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.generate import Task, check_prompts
 from bpd_jax.models.cache import grow
 
-# Padded lengths grow by a factor of 1.5, rounded to a multiple of _STEP: few shapes are
-# compiled, and little padding is computed.
-_SHORTEST, _STEP = 64, 32
+# The shortest length that prompts are padded to.
+_SHORTEST = 64
 
 # A batch is refilled in groups of 1/16 of its rows: rows of small groups wait less,
 # prefills of large groups are more efficient.
@@ -38,16 +37,9 @@ _GROUPS = 16
 ROUND = 1024
 
 
-def bucketed_length(length: int) -> int:
-    """The smallest padded length of at least `length` tokens.
-
-    >>> [bucketed_length(n) for n in (1, 64, 65, 97, 150, 1000)]
-    [64, 64, 96, 160, 160, 1312]
-    """
-    size = _SHORTEST
-    while size < length:
-        size = math.floor(size * 1.5 / _STEP + 0.5) * _STEP
-    return size
+def refill_length(length: int) -> int:
+    """The length that a prompt of `length` tokens is padded to: few different ones."""
+    return padded_length(length, per_octave=2, shortest=_SHORTEST)
 
 
 def rounds_of(
@@ -56,7 +48,7 @@ def rounds_of(
     """Splits indices, in their order, into rounds that are sorted by padded length."""
     remaining = iter(indices)
     while batch := list(itertools.islice(remaining, size)):
-        yield sorted(batch, key=lambda index: bucketed_length(len(prompts[index])))
+        yield sorted(batch, key=lambda index: refill_length(len(prompts[index])))
 
 
 class Refilled(NamedTuple):
@@ -116,11 +108,11 @@ class _Batch:
         while begin < len(indices) or (self.row_prompts >= 0).any():
             free = np.flatnonzero(self.row_prompts < 0)
             if begin < len(indices) and len(free) >= self.group:
-                padded = bucketed_length(len(self.prompts[indices[begin]]))
+                padded = refill_length(len(self.prompts[indices[begin]]))
                 group = [
                     index
                     for index in indices[begin : begin + self.group]
-                    if bucketed_length(len(self.prompts[index])) == padded
+                    if refill_length(len(self.prompts[index])) == padded
                 ]
                 fresh = self._prefill(group, padded)
                 if self.state is not None and padded > self.padded:

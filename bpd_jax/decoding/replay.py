@@ -28,7 +28,7 @@ from bpd_jax.decoding.recording import (
     padded_sizes,
     record_text,
 )
-from bpd_jax.decoding.refill import bucketed_length
+from bpd_jax.decoding.refill import refill_length
 from bpd_jax.drafting.assets import Assets
 
 
@@ -38,8 +38,7 @@ class Replay:
 
     Attributes:
       texts: the decoded texts, one per prompt.
-      recording: recorded outputs of the model.
-      model: model that looks up outputs in the recording.
+      model: looks up the outputs of the model in a recording.
       assets: assets of the methods.
       options: options with which the texts were decoded.
       token_bytes: bytes of the model's tokens, for stop texts; see `Decoder`.
@@ -48,7 +47,6 @@ class Replay:
     """
 
     texts: tuple[RecordedText, ...]
-    recording: Recording
     model: RecordedModel
     assets: Assets
     options: DecodeOptions
@@ -71,11 +69,10 @@ class Replay:
                 f"lattice_width is {width}, but only {self.model.width} candidates per "
                 "head were recorded."
             )
-        # `RecordedModel` has the methods of `ModelFunctions` that decoding calls.
+        # `RecordedModel` has the methods of `Model` that decoding calls.
         model: PyTree = self.model
         return Decoder(
             model,
-            self.recording,
             width=width,
             alpha=alpha,
             assets=self.assets,
@@ -111,7 +108,7 @@ class Replay:
                 f"{method.name} needs {k} candidates per head, but only "
                 f"{self.model.width} were recorded."
             )
-        if method.needs_hidden and self.recording.hidden is None:
+        if method.needs_hidden and self.model.recording.hidden is None:
             raise UserError(f"{method.name} needs a recording with hidden states.")
         decoder = decoder or self.decoder(width=self.model.width)
         prompts = [text.input_ids for text in self.texts]
@@ -191,7 +188,7 @@ def record(
     recorded = []
     for text in texts:
         # Few different sizes, so that few programs are compiled.
-        slots = min(bucketed_length(len(text.input_ids) + positions), most)
+        slots = min(refill_length(len(text.input_ids) + positions), most)
         recorded.append(
             record_text(decoder, text, width, slots=slots, positions=positions)
         )
@@ -218,12 +215,11 @@ def replay_of(
       sizes: sizes of the recording; see `assemble`.
       padded: see `Replay`.
     """
-    recording = assemble(texts, decoder.params if keep_hidden else None, sizes)
+    recording = assemble(texts, decoder.model.params if keep_hidden else None, sizes)
     width = texts[0].candidates.shape[2]
     return Replay(
         tuple(texts),
-        recording,
-        RecordedModel(decoder.model.config, width),
+        RecordedModel(decoder.model.config, width, recording),
         _recorded_assets(decoder.assets, texts, recording),
         dataclasses.replace(options, batch_size=len(texts)),
         decoder.token_bytes,

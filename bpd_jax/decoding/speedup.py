@@ -44,7 +44,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import pass_sizes
-from bpd_jax.drafting.assets import REFINERS, SmallModel
+from bpd_jax.drafting.assets import REFINERS, Model
 from bpd_jax.drafting.parts import SearchPart
 from bpd_jax.drafting.searches.beam_search import Greedy
 from bpd_jax.drafting.searches.tree import Tree
@@ -201,11 +201,11 @@ def candidate_methods(
     length = max(map(len, prompts), default=0)
     length += options.max_new_tokens if options else 0
 
-    def is_usable(small: SmallModel | None) -> bool:
+    def is_usable(small: Model | None) -> bool:
         """Whether there is a small LM with room for the texts."""
         if small is None:
             return False
-        return bool(small.functions.config.trunk.max_length >= length)
+        return bool(small.config.trunk.max_length >= length)
 
     if block > 1:
         methods += [bpd(), zero_gram(4), medusa(8), medusa(32)]

@@ -16,7 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int, Params
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept, unchanged
 from bpd_jax.decoding.logits import adjusted, texts_of_nodes
@@ -25,7 +25,7 @@ from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # States, keys and values, and features of all nodes.
 Pass = tuple[Float[Array, "B M D"], KeyValues, Float[Array, "B M F"]]
@@ -69,8 +69,7 @@ def _in_chains(drafter: Drafter, verification: str) -> bool:
 
 
 def verify(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     cache: KVCache,
     tree: DraftTree,
     next_token: Int[Array, " B"],
@@ -83,8 +82,7 @@ def verify(
     """Runs the model once over a tree of drafts and accepts a path of it.
 
     Args:
-      model: functions of the model.
-      params: parameters of the model.
+      model: the model.
       cache: the text before the drafts.
       tree: the proposed drafts.
       next_token: the certain token, which an accepted root must equal.
@@ -102,7 +100,7 @@ def verify(
     def verify_first(size: int, tree: DraftTree) -> Verified:
         part = tree.first(size)
         states = chain_states if in_chains else tree_states
-        hidden, new, features = states(model, params, cache, part, drafter)
+        hidden, new, features = states(model, cache, part, drafter)
 
         def adjust(logits: Array) -> Array:
             texts = texts_of_nodes(tokens, cache.lengths, part, depth)
@@ -110,7 +108,6 @@ def verify(
 
         accepted, choices = accept(
             model,
-            params,
             part,
             hidden,
             cache.lengths[:, None] + part.depths + 1,
@@ -145,8 +142,7 @@ def tree_sizes(drafter: Drafter, tree: DraftTree) -> tuple[int, ...]:
 
 
 def tree_states(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     cache: KVCache,
     tree: DraftTree,
     drafter: Drafter,
@@ -154,8 +150,7 @@ def tree_states(
     """Final hidden states, keys and values, and features of the nodes of a tree.
 
     Args:
-      model: functions of the model.
-      params: parameters of the model.
+      model: the model.
       cache: the text before the drafts.
       tree: the drafts, merged by prefix.
       drafter: the drafting method.
@@ -163,12 +158,11 @@ def tree_states(
     positions = cache.lengths[:, None] + tree.depths
     mask = ancestor_mask(tree.parents, drafter.max_depth)
     inputs = (tree.tokens, positions, mask, cache)
-    return model.forward(params, *inputs, layers=drafter.feature_layers)
+    return model.forward(*inputs, layers=drafter.feature_layers)
 
 
 def chain_states(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     cache: KVCache,
     tree: DraftTree,
     drafter: Drafter,
@@ -182,7 +176,6 @@ def chain_states(
     mask = causal & (is_node[:, :, None] | jnp.eye(depth, dtype=bool))
     depths = jnp.broadcast_to(jnp.arange(depth), chains.nodes.shape)
     hidden, new, features = model.forward(
-        params,
         take(tree.tokens, chains.nodes.reshape(batch, -1)),
         cache.lengths[:, None] + depths.reshape(batch, -1),
         mask,

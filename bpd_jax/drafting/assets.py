@@ -9,7 +9,7 @@ from bpd_jax.base.settings import Validated
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 
@@ -31,22 +31,6 @@ def read_accuracies(facts: Mapping[str, Any], path: object) -> Accuracies | None
             f"{path} has no valid accuracies of heads ({error}): run bpd_jax.tune, or "
             "train the heads, again."
         ) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class SmallModel:
-    """A smaller language model: a rescorer or a draft model.
-
-    Attributes:
-      functions: functions of the model.
-      params: parameters of the model.
-      same_tokens: whether its tokens are known to be those of the large model; then the
-        numbers of rows may differ, because some have no token.
-    """
-
-    functions: ModelFunctions
-    params: Params
-    same_tokens: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,16 +71,19 @@ class Assets:
       drafter: a block drafter trained for this model.
       accuracies: `accuracies[j][r]` is the share of right candidates of rank r of head
         j + 2, from which the shape of a static tree is chosen.
+      same_tokens: whether the small LMs are known to have the model's tokens; then
+        their numbers of rows may differ, because some rows have no token.
     """
 
     ngram: NGramModel | None = None
-    rescorer: SmallModel | None = None
-    draft_model: SmallModel | None = None
+    rescorer: Model | None = None
+    draft_model: Model | None = None
     markov: LoadedRefiner | None = None
     recurrent: LoadedRefiner | None = None
     hydra: LoadedRefiner | None = None
     drafter: AttachedDrafter | None = None
     accuracies: Accuracies | None = None
+    same_tokens: bool = False
 
     def check(self, model: BlockwiseConfig) -> None:
         """Raises a `UserError` if the sizes of an asset differ from the model's."""
@@ -107,8 +94,8 @@ class Assets:
         small_models = {"rescorer": self.rescorer, "draft model": self.draft_model}
         for name, small in small_models.items():
             # One of the same tokenizer may have another number of rows.
-            if small is not None and not small.same_tokens:
-                sizes[name] = small.functions.config.trunk.vocab_size
+            if small is not None and not self.same_tokens:
+                sizes[name] = small.config.trunk.vocab_size
         for name, size in sizes.items():
             if size != vocab_size:
                 raise UserError(

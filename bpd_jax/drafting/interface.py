@@ -20,63 +20,17 @@ one compiled program serves all weights of equal shapes.
 """
 
 import abc
+import copy
 import dataclasses
 from typing import Any, Protocol
 
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.drafting.lattice import Lattice, build_lattice
-
-
-@flax.struct.dataclass
-class BoundModel:
-    """A model with its parameters, or an object with the same methods."""
-
-    functions: Any = flax.struct.field(pytree_node=False)
-    params: Params
-
-    def lattice(
-        self,
-        hidden: Float[Array, "B D"],
-        next_token: Int[Array, " B"],
-        block_size: int,
-        width: int,
-        features: Float[Array, "B F"] | None = None,
-    ) -> Lattice:
-        """The `width` best tokens of heads 2 … `block_size`.
-
-        Args:
-          hidden: final hidden states of the last accepted tokens.
-          next_token: the certain tokens.
-          block_size: heads to use, head 1 included.
-          width: W.
-          features: outputs of `head_features` at the last accepted tokens.
-        """
-        candidates = self.functions.block_candidates(
-            self.params, hidden, block_size, width, next_token, features
-        )
-        return build_lattice(next_token, *candidates)
-
-    def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """The hidden states as arrays; in a replay, `View.hidden` has their indices."""
-        return self.functions.states(self.params, hidden)
-
-    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Token embeddings, without positions."""
-        return self.functions.embed(self.params, tokens)
-
-    def draft_logits(
-        self, states: Float[Array, "... D"], level: int
-    ) -> Float[Array, "... draft"]:
-        """Logits of head `level + 1` over the draft vocabulary, for any states."""
-        return self.functions.draft_logits(self.params, states, level)
-
-    def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Token ids of indices into the draft vocabulary."""
-        return self.functions.draft_tokens(self.params, indices)
+from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +51,7 @@ class View:
     next_token: Int[Array, " B"]
     hidden: Float[Array, "B D"]
     keys: Array
-    model: BoundModel
+    model: Model
 
     def last_tokens(self, count: int) -> Int[Array, "B C"]:
         """The last `count` tokens of each text, padded with -1 on the left."""
@@ -209,6 +163,23 @@ class Drafter(Protocol):
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
         """Entropies of the heads, in nats; None without heads."""
         ...
+
+
+def without_arrays(part: Any) -> Any:
+    """A drafter for jitted code: fields that are not compared are None.
+
+    Compiled programs keep their static arguments. With arrays, they would keep those of
+    a model that is no longer used.
+    """
+    if type(part) is tuple:
+        return tuple(map(without_arrays, part))
+    if isinstance(part, type) or not dataclasses.is_dataclass(part):
+        return part
+    bare = copy.copy(part)
+    for field in dataclasses.fields(part):
+        value = without_arrays(getattr(part, field.name)) if field.compare else None
+        object.__setattr__(bare, field.name, value)
+    return bare
 
 
 @flax.struct.dataclass

@@ -23,7 +23,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, Refiner, Search, Source
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.transitions import FiniteRefiner
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Highest number of drafts or nodes of a serial call, to catch typing errors.
 MOST_DRAFTS = 1024
@@ -37,7 +37,7 @@ class BuildContext:
     """The arguments of `build`.
 
     Attributes:
-      model: functions of the model.
+      model: the model.
       assets: n-gram models, small models and trained refiners.
       width: W, default number of candidates per position.
       alpha: default weight of refiners.
@@ -49,7 +49,7 @@ class BuildContext:
       shared: objects that are shared between methods, by key.
     """
 
-    model: ModelFunctions
+    model: Model
     assets: Assets
     width: int
     alpha: float

@@ -22,7 +22,7 @@ from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
 from bpd_jax.models.cache import KeyValues, KVCache, commit
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Number of tokens of the prompts that are read in one pass.
 _CHUNK = 128
@@ -52,13 +52,13 @@ class SmallLM:
     """Functions of a small language model that assists drafting.
 
     Attributes:
-      functions: functions of the small LM; its parameters are arguments of the methods.
+      sizes: the small LM without its parameters, which are arguments of the methods.
       reach: highest number of tokens that one serial call accepts.
       vocab_size: V of the large model; None for that of the small LM. Rows that only
         one of them has are no tokens.
     """
 
-    functions: ModelFunctions
+    sizes: Model
     reach: int
     vocab_size: int | None = None
 
@@ -83,7 +83,7 @@ class SmallLM:
             _, new = self._pass(params, window, cache)
             return commit(cache, new, jnp.clip(lengths - cache.lengths, 0, chunk))
 
-        empty = self.functions.empty_cache(batch, slots + extra_slots)
+        empty = self.sizes.empty_cache(batch, slots + extra_slots)
         return jax.lax.while_loop(
             lambda cache: (cache.lengths < lengths).any(), read, empty
         )
@@ -142,8 +142,7 @@ class SmallLM:
         seen = jnp.concatenate([path, itself], axis=2)
         # The last token of the cache is the certain token, at position 0 of the block.
         position = cache.lengths[:, None] + level - 1
-        hidden, new, _ = self.functions.forward(
-            params,
+        hidden, new, _ = self.sizes.with_params(params).forward(
             self._known(tokens),
             jnp.broadcast_to(position, tokens.shape),
             seen,
@@ -161,7 +160,7 @@ class SmallLM:
         self, params: Params, hidden: Float[Array, "... D"]
     ) -> Float[Array, "... V"]:
         """Logits of the next token, over the tokens of the large model."""
-        logits = self.functions.next_token_logits(params, hidden)
+        logits = self.sizes.with_params(params).next_token_logits(hidden)
         if self.vocab_size is None or self.vocab_size == logits.shape[-1]:
             return logits
         logits = logits[..., : self.vocab_size]
@@ -184,7 +183,7 @@ class SmallLM:
         """The tokens, with the last row of the small LM for those without one."""
         if self.vocab_size is None:
             return tokens
-        return jnp.minimum(tokens, self.functions.config.trunk.vocab_size - 1)
+        return jnp.minimum(tokens, self.sizes.config.trunk.vocab_size - 1)
 
     def _pass(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
@@ -195,4 +194,5 @@ class SmallLM:
         positions = cache.lengths[:, None] + jnp.arange(length)
         causal = jnp.tril(jnp.ones((length, length), bool))
         mask = jnp.broadcast_to(causal, (batch, length, length))
-        return self.functions.forward(params, tokens, positions, mask, cache)[:2]
+        model = self.sizes.with_params(params)
+        return model.forward(tokens, positions, mask, cache)[:2]

@@ -10,8 +10,7 @@ import numpy as np
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record
-from bpd_jax.drafting.interface import BoundModel
-from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.lattice import Lattice, build_lattice
 from bpd_jax.evaluation.compare import MethodResult
 
 
@@ -112,7 +111,7 @@ def most_improved_block(
     if refined is not bpd:
         drafts = _drafts(decoder, replay, refined, calls)
     views = []
-    tokens = np.asarray(replay.recording.tokens)
+    tokens = np.asarray(replay.model.recording.tokens)
     for call, row_ends in enumerate(calls):
         lattice = jax.tree.map(np.asarray, _lattices(replay, row_ends))
         for row, end in enumerate(row_ends):
@@ -132,12 +131,9 @@ def most_improved_block(
 def _lattices(replay: Replay, ends: np.ndarray) -> Lattice:
     """The lattice of every text after its first `ends[row]` tokens."""
     rows = np.arange(len(ends))
-    return BoundModel(replay.model, replay.recording).lattice(
-        jnp.asarray(np.stack([rows, ends - 1], axis=1)),
-        replay.recording.tokens[rows, ends],
-        replay.model.block_size,
-        replay.model.width,
-    )
+    model, hidden = replay.model, jnp.asarray(np.stack([rows, ends - 1], axis=1))
+    candidates = model.block_candidates(hidden, model.block_size, model.width)
+    return build_lattice(model.recording.tokens[rows, ends], *candidates)
 
 
 def _drafts(
@@ -146,7 +142,7 @@ def _drafts(
     """The winning draft after every beginning of every text, `[calls][R, L]`."""
     replayer = replay.decoder(width=replay.model.width, alpha=decoder.alpha)
     task = replayer.task(refined.method, replay.options)
-    tokens = np.asarray(replay.recording.tokens)
+    tokens = np.asarray(replay.model.recording.tokens)
     rows = range(len(tokens))
     beginnings = [tokens[row, : ends[row]] for ends in calls for row in rows]
     drafts = []

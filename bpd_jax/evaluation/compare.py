@@ -133,9 +133,7 @@ def compare(
             )
             decoded.setdefault(method, generations)
             seconds[method].append(sum(text.seconds for text in generations))
-            for difference in differences(
-                decoder.model, decoder.params, decoded[GREEDY], generations
-            ):
+            for difference in differences(decoder.model, decoded[GREEDY], generations):
                 by_prompt[method].setdefault(difference.prompt_index, difference)
     return [
         MethodResult(

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Params
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Two logits closer than this are equal up to rounding: a forward pass of another shape
 # sums the same numbers in another order, and either token may have the larger logit. A
@@ -79,8 +78,7 @@ def first_difference(a: np.ndarray, b: np.ndarray) -> int | None:
 
 
 def differences(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     reference: Sequence[Generation],
     other: Sequence[Generation],
 ) -> list[Difference]:
@@ -93,14 +91,13 @@ def differences(
     for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
         position = first_difference(expected.output_ids, actual.output_ids)
         if position is not None:
-            gap = _gap(model, params, expected, actual, position)
+            gap = _gap(model, expected, actual, position)
             results.append(Difference(index, position, gap, gap < tie))
     return results
 
 
 def _gap(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     expected: Generation,
     actual: Generation,
     position: int,
@@ -112,7 +109,7 @@ def _gap(
     tokens = jnp.asarray(text)[None]
     positions = jnp.arange(len(text))[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(params, tokens, positions, mask)
-    logits = np.asarray(model.next_token_logits(params, hidden[0, -1]))
+    hidden, *_ = model.forward(tokens, positions, mask)
+    logits = np.asarray(model.next_token_logits(hidden[0, -1]))
     chosen = [expected.output_ids[position], actual.output_ids[position]]
     return float(logits.max() - logits[chosen].min())

@@ -101,7 +101,7 @@ class HarnessModel:
         self.lm = api.load(
             model, heads=heads, template=template, precision=precision, **assets
         )
-        longest = self.lm.loaded.functions.config.trunk.max_length
+        longest = self.lm.loaded.config.trunk.max_length
         if max_length is not None:
             check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
@@ -209,8 +209,7 @@ class HarnessModel:
         self, texts: Sequence[tuple[np.ndarray, int]], disable: bool
     ) -> Iterator[tuple[int, Score]]:
         scores = score_texts(
-            self.lm.loaded.functions,
-            self.lm.loaded.params,
+            self.lm.loaded.model,
             texts,
             batch_size=self._defaults.batch_size,
             max_length=self.max_length,

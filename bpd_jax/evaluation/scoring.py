@@ -1,6 +1,5 @@
 """Log-probabilities of texts under a model, by teacher forcing in batches."""
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.base.lengths import padded_length
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Tokens whose logits over the vocabulary exist at the same time.
 _CHUNK = 128
-
-# The smallest length that a batch is padded to.
-_SHORTEST = 32
 
 
 class Score(NamedTuple):
@@ -65,8 +62,7 @@ def windows(tokens: np.ndarray, count: int, max_length: int) -> Iterator[Window]
 
 
 def score_texts(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     texts: Sequence[tuple[np.ndarray, int]],
     *,
     batch_size: int = 1,
@@ -78,8 +74,7 @@ def score_texts(
     are processed once.
 
     Args:
-      model: functions of the model.
-      params: its parameters.
+      model: the model.
       texts: token ids `[T]`, and the number of last tokens to score, less than T.
       batch_size: B, number of windows processed together.
       max_length: tokens of a window; by default the maximum length of the model.
@@ -109,7 +104,7 @@ def score_texts(
             for index, targets in requests_by_inputs[key]:
                 indices.append(index)
                 requests.append((row, targets))
-        parts = _score_batch(model, params, rows, requests, batch)
+        parts = _score_batch(model, rows, requests, batch)
         for index, part in zip(indices, parts, strict=True):
             total = scores[index]
             scores[index] = Score(
@@ -121,8 +116,7 @@ def score_texts(
 
 
 def _score_batch(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     rows: Sequence[np.ndarray],
     requests: Sequence[tuple[int, np.ndarray]],
     batch: int,
@@ -130,13 +124,14 @@ def _score_batch(
     """Scores targets after rows of inputs.
 
     Args:
-      model, params: the model.
+      model: the model.
       rows: inputs, the longest first.
       requests: the index of a row, and the targets that follow its last inputs; several
         requests may refer to the same row.
       batch: B; there may be fewer rows.
     """
-    padded = min(_bucket(len(rows[0])), model.config.trunk.max_length)
+    longest = padded_length(len(rows[0]), per_octave=2)
+    padded = min(longest, model.config.trunk.max_length)
     tokens = np.zeros((batch, padded), np.int32)
     for row, inputs in enumerate(rows):
         tokens[row, : len(inputs)] = inputs
@@ -152,7 +147,7 @@ def _score_batch(
         indices[1, end - len(targets) : end] = np.arange(length - len(targets), length)
         indices[2, end - len(targets) : end] = targets
     log_probs, greedy = jax.device_get(
-        _score_targets(model, params, jnp.asarray(tokens), jnp.asarray(indices))
+        _score_targets(model, jnp.asarray(tokens), jnp.asarray(indices))
     )
     # Summing many float32 values would lose digits.
     return [
@@ -164,34 +159,26 @@ def _score_batch(
     ]
 
 
-def _bucket(length: int) -> int:
-    """Rounds up to 32, 48, 64, 96, 128, 192, …, so that few shapes are compiled."""
-    power = max(1 << (length - 1).bit_length(), _SHORTEST)
-    between = power * 3 // 4
-    return between if _SHORTEST < length <= between else power
-
-
-@functools.partial(jax.jit, static_argnames="model")
+@jax.jit
 def _score_targets(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     tokens: Int[Array, "B T"],
     indices: Int[Array, "3 n"],
 ) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
     """Log-probabilities of n targets, and whether each is the most probable token.
 
     Args:
-      model, params: the model.
+      model: the model.
       tokens: inputs, padded at the end.
       indices: for each target its row, the position before it, and the target itself.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(params, tokens, positions, mask)
+    hidden, *_ = model.forward(tokens, positions, mask)
 
     def score(chunk: Int[Array, "3 chunk"]) -> tuple[Array, Array]:
         row, position, target = chunk
-        logits = model.next_token_logits(params, hidden[row, position])
+        logits = model.next_token_logits(hidden[row, position])
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
         chosen = jnp.take_along_axis(log_probs, target[:, None], axis=-1)[:, 0]
         return chosen, jnp.argmax(logits, axis=-1) == target

@@ -27,7 +27,7 @@ from bpd_jax.models.context_cache import (
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_outputs import draft_tokens, with_confidence
-from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -181,7 +181,7 @@ class DrafterFunctions:
         anchors: Float[Array, "B D"],
         width: int,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
-        """The best tokens of positions 1 … L-1, as `ModelFunctions.block_candidates`.
+        """The best tokens of positions 1 … L-1, as `Model.block_candidates`.
 
         Args:
           params: parameters of the drafter.

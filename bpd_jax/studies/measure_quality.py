@@ -29,8 +29,7 @@ def quality_records(context: StudyContext, task: str) -> list[QualityRecord]:
     if task == LAMBADA:
         passages = [example.prompt for example in examples]
         scores = passage_scores(
-            loaded.functions,
-            loaded.params,
+            loaded.model,
             loaded.tokenizer.encode,
             passages,
             begin_of_text=loaded.begin_of_text,

@@ -17,7 +17,7 @@ def facts_of(context: StudyContext) -> Facts:
     """Facts about the model, the examples and the contenders."""
     config = context.config
     loaded = context.loaded(config.tasks[0])
-    model = loaded.functions.config
+    model = loaded.config
     trunk = model.trunk
     block_size, draft_vocabulary = _source_sizes(context)
     return {
@@ -131,10 +131,10 @@ def _sizes(context: StudyContext) -> Facts:
     for contender in context.config.parsed:
         assets = context.contender(contender.name, task)[0].assets
         if assets.rescorer is not None:
-            rescorers[contender.assets or ""] = _size(assets.rescorer.functions.config)
+            rescorers[contender.assets or ""] = _size(assets.rescorer.config)
         if assets.ngram is not None:
             ngrams[contender.assets or ""] = sum(assets.ngram.sizes)
-    model = _size(context.loaded(task).functions.config)
+    model = _size(context.loaded(task).config)
     return {"model": model, "rescorers": rescorers, "ngrams": ngrams}
 
 

@@ -132,8 +132,8 @@ class StudyContext:
     def _draw(self, task: str) -> list[StudyExample]:
         config, loaded = self.config, self.loaded(task)
         # A block may begin at the last token that is decoded.
-        functions = loaded.functions
-        room = functions.config.trunk.max_length - functions.block_size
+        model = loaded.config
+        room = model.trunk.max_length - model.block_size
         room -= config.new_tokens(task)
         longest = min(config.longest_prompt, room)
         if longest < 1:

@@ -119,7 +119,7 @@ def test_methods_are_compared_with_plain_decoding(measured):
 def test_the_default_method_of_an_accelerator_is_compared(monkeypatch):
     model = make_model(0, num_layers=2)
     assets = Assets(ngram=make_ngram(), drafter=make_drafter(model))
-    decoder = Decoder(*model, width=4, assets=assets)
+    decoder = Decoder(model, width=4, assets=assets)
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     assert "block" in decoder.default_method.name
     names = [method.name for method in smollm2.measured_methods(decoder)]

@@ -17,7 +17,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from tests.decoding.random_models import (
     assert_same,
     make_drafter,
@@ -34,17 +34,17 @@ LONGEST = 40  # tokens of a text
 def decoder():
     model = make_model(0, block_size=1)
     drafter = make_drafter(model, feature_layers=LAYERS)
-    return Decoder(*model, width=3, assets=Assets(drafter=drafter))
+    return Decoder(model, width=3, assets=Assets(drafter=drafter))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def drafted(model, functions, params, drafter_params, tokens, length, certain):
+@functools.partial(jax.jit, static_argnums=1)
+def drafted(model, functions, drafter_params, tokens, length, certain):
     mask = causal_mask(jnp.ones_like(tokens))
     _, _, features = model.forward(
-        params, tokens, jnp.arange(LONGEST)[None], mask, layers=LAYERS
+        tokens, jnp.arange(LONGEST)[None], mask, layers=LAYERS
     )
     cache = functions.prefill(drafter_params, features, length[None], 64)
-    anchor = model.embed(params, certain[None])
+    anchor = model.embed(certain[None])
     return functions.candidates(drafter_params, cache, anchor, 1)[0][0, :, 0]
 
 
@@ -54,9 +54,7 @@ def drafted_from(decoder, text, certain):
     tokens = np.zeros((1, LONGEST), np.int32)
     tokens[0, : len(text)] = text
     numbers = (tokens, np.int32(len(text)), np.int32(certain))
-    candidates = drafted(
-        decoder.model, drafter.functions, decoder.params, drafter.params, *numbers
-    )
+    candidates = drafted(decoder.model, drafter.functions, drafter.params, *numbers)
     return [certain, *candidates.tolist()]
 
 
@@ -96,24 +94,21 @@ def test_sizes_that_do_not_fit_are_refused(decoder):
     ):
         with pytest.raises(UserError, match=message):
             decoder.drafter(parse_method(method))
-    plain_decoder = Decoder(*make_model(0), width=3)
+    plain_decoder = Decoder(make_model(0), width=3)
     with pytest.raises(UserError, match="needs a block drafter"):
         plain_decoder.drafter(parse_method("block/greedy"))
 
 
 def test_conditioned_heads_read_the_last_accepted_token():
     """Heads that read the certain token and a layer, against a pass over the text."""
-    plain, params = make_model(1, block_size=1)
+    plain = make_model(1, block_size=1)
     config = dataclasses.replace(
         plain.config,
         heads=BlockHeadsConfig(3, hidden=8, reads_anchor=True, feature_layers=(0,)),
     )
-    functions = ModelFunctions(config)
-    params = {
-        **params,
-        "heads": random_params(parameter_shapes(config)["heads"], 0.5, 0),
-    }
-    decoder = Decoder(functions, params, width=3)
+    heads = random_params(parameter_shapes(config)["heads"], 0.5, 0)
+    model = Model(config, {**plain.params, "heads": heads})
+    decoder = Decoder(model, width=3)
     options = DecodeOptions(max_new_tokens=10, batch_size=2)
     prompts = make_prompts([4, 9])
     greedy = decoder.decode(parse_method("greedy"), prompts, options)
@@ -122,13 +117,11 @@ def test_conditioned_heads_read_the_last_accepted_token():
     @jax.jit
     def candidates(tokens, end, certain):
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, _, features = functions.forward(
-            params, tokens, jnp.arange(LONGEST)[None], mask, layers=(0,)
+        hidden, _, features = model.forward(
+            tokens, jnp.arange(LONGEST)[None], mask, layers=(0,)
         )
         last = hidden[:, end - 1], features[:, end - 1]
-        best_tokens = functions.block_candidates(
-            params, last[0], 3, 1, certain[None], last[1]
-        )
+        best_tokens = model.block_candidates(last[0], 3, 1, certain[None], last[1])
         return best_tokens[0][0, :, 0]
 
     assert_same(by_heads, greedy, "output_ids")
@@ -148,7 +141,7 @@ def test_conditioned_heads_read_the_last_accepted_token():
 def test_markov_head_of_the_drafter_refines_the_lattice():
     model = make_model(0, block_size=1)
     drafter = make_drafter(model, feature_layers=LAYERS, markov_rank=3)
-    decoder = Decoder(*model, width=3, assets=Assets(drafter=drafter))
+    decoder = Decoder(model, width=3, assets=Assets(drafter=drafter))
     options = DecodeOptions(max_new_tokens=12, batch_size=2)
     prompts = make_prompts([4, 7])
     greedy, plain, refined = (

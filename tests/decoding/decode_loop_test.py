@@ -18,19 +18,18 @@ from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from tests.decoding.random_models import make_model, sharded_params
+from tests.decoding.random_models import make_model, sharded_model
 
 OPTIONS = StepOptions(end_of_text=0)
 DRAFTER = PathDrafter(Paths(HeadsSource(4, 4)), ExactBest(3))
 
 
-def bound(params):
-    return Weights(params, DRAFTER.arrays)
+WEIGHTS = Weights(DRAFTER.arrays)
 
 
 def start(model, rows=4, sharding=None):
-    functions, params = model
     rng = np.random.default_rng(7)
     lengths = np.array([6, 2, 8, 1, 7, 3, 5, 4])[:rows]
     prompts = rng.integers(1, 13, (rows, 8)).astype(np.int32)
@@ -38,8 +37,8 @@ def start(model, rows=4, sharding=None):
     arrays = [jax.device_put(jnp.asarray(a, jnp.int32), sharding) for a in arrays]
     keys = row_keys(0, jnp.arange(rows))
     return prefill(
-        functions,
-        bound(params),
+        model,
+        WEIGHTS,
         DRAFTER,
         *arrays,
         keys,
@@ -72,11 +71,11 @@ def assert_same(a, b, atol=0.0):
 
 
 def test_device_loop_equals_the_python_loop():
-    functions, params = make_model(0)
-    state = start((functions, params))
-    device = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
-    state = start((functions, params))
-    python = decode_with_host(functions, bound(params), DRAFTER, state, OPTIONS)
+    model = make_model(0)
+    state = start(model)
+    device = decode_on_device(model, WEIGHTS, DRAFTER, state, OPTIONS)
+    state = start(model)
+    python = decode_with_host(model, WEIGHTS, DRAFTER, state, OPTIONS)
     assert_same(device, python, atol=1e-5)
     assert device.calls.tolist() == python.calls.tolist()
 
@@ -84,45 +83,42 @@ def test_device_loop_equals_the_python_loop():
 def test_cache_always_holds_the_keys_of_the_text():
     """The cache after block decoding equals that of one pass over the text."""
     model = make_model(1)
-    functions, params = model
-    final = decode_on_device(functions, bound(params), DRAFTER, start(model), OPTIONS)
+    final = decode_on_device(model, WEIGHTS, DRAFTER, start(model), OPTIONS)
     # A row that is finished from the beginning does not change.
     assert (final.calls[2], final.lengths[2]) == (0, 8)
     for row, (text, *_, values) in enumerate(visible(final)):
         tokens = jnp.asarray([text])
         mask = jnp.tril(jnp.ones((1, len(text), len(text)), bool))
         positions = jnp.arange(len(text))[None]
-        _, new, _ = jax.jit(functions.forward)(params, tokens, positions, mask)
+        _, new, _ = jax.jit(Model.forward)(model, tokens, positions, mask)
         np.testing.assert_allclose(
             values, new.values[:, 0].swapaxes(1, 2), atol=1e-4, err_msg=str(row)
         )
 
 
 def test_loop_donates_its_state_and_never_leaves_the_device():
-    functions, params = make_model(0)
-    state = start((functions, params))
-    compiled = decode_on_device.lower(
-        functions, bound(params), DRAFTER, state, OPTIONS
-    ).compile()
+    model = make_model(0)
+    state = start(model)
+    compiled = decode_on_device.lower(model, WEIGHTS, DRAFTER, state, OPTIONS).compile()
     cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
     assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
     assert "callback" not in compiled.as_text()
     with jax.transfer_guard("disallow"):
-        final = decode_on_device(functions, bound(params), DRAFTER, state, OPTIONS)
+        final = decode_on_device(model, WEIGHTS, DRAFTER, state, OPTIONS)
         jax.block_until_ready(final)
     assert final.done.all()
 
 
 def test_sharded_decoding_gives_the_same_texts():
-    functions, params = make_model(0, vocab_size=14)
-    single = start((functions, params), rows=8)
-    want = decode_on_device(functions, bound(params), DRAFTER, single, OPTIONS)
+    model = make_model(0, vocab_size=14)
+    single = start(model, rows=8)
+    want = decode_on_device(model, WEIGHTS, DRAFTER, single, OPTIONS)
 
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    sharded = sharded_params((functions, params), mesh)
+    sharded = sharded_model(model, mesh)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    state = start((functions, sharded), rows=8, sharding=rows)
-    loop = decode_on_device.lower(functions, bound(sharded), DRAFTER, state, OPTIONS)
+    state = start(sharded, rows=8, sharding=rows)
+    loop = decode_on_device.lower(sharded, WEIGHTS, DRAFTER, state, OPTIONS)
     # The cache never leaves its devices: no collective has arrays of its length.
     assert state.cache.values[0].sharding.spec[0] == ("data", "fsdp")
     collectives = [
@@ -133,5 +129,5 @@ def test_sharded_decoding_gives_the_same_texts():
     assert collectives
     slots = state.cache.slots
     assert not [c for c in collectives if re.search(rf"f32\[[^]]*\b{slots}\b", c)]
-    got = decode_on_device(functions, bound(sharded), DRAFTER, state, OPTIONS)
+    got = decode_on_device(sharded, WEIGHTS, DRAFTER, state, OPTIONS)
     assert_same(got, want, atol=1e-4)

@@ -1,11 +1,11 @@
 """Distillation: order, shards, resuming, generated prompts."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 
+from bpd_jax.base import lengths
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     open_generations,
@@ -25,7 +25,6 @@ from bpd_jax.decoding.distillation import (
 )
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.refill import bucketed_length
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.frozen_states import FrozenModel
@@ -47,14 +46,6 @@ def model():
 def prompts():
     rng = np.random.default_rng(0)
     return [rng.integers(1, 13, length).astype(np.int32) for length in LENGTHS]
-
-
-def test_bucketed_lengths_grow_by_at_most_two_thirds():
-    sizes = [bucketed_length(length) for length in range(1, 5000)]
-    assert all(size >= length for length, size in enumerate(sizes, 1))
-    shapes = sorted(set(sizes))
-    assert all(b <= 1.67 * a for a, b in itertools.pairwise(shapes))
-    assert len(shapes) < 14
 
 
 class Stopped(Exception):
@@ -86,7 +77,7 @@ def texts_of(folder):
 def test_a_stopped_run_resumes_with_the_remaining_prompts(model, prompts, tmp_path):
     """Sampled, so that the texts depend on the indices of their prompts."""
     options = dataclasses.replace(OPTIONS, temperature=1.5)
-    decoder = Decoder(model.functions, model.params, width=4)
+    decoder = Decoder(model, width=4)
     plain = decoder.decode(GREEDY, prompts, options)
     task = decoder.task(GREEDY, options)
     write_header(tmp_path, base="b", vocab_size=13, facts={})
@@ -122,11 +113,11 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
 ):
     """The run is stopped once: only the states around the stop are computed again."""
     monkeypatch.setattr(refill, "_SHORTEST", 8)
-    monkeypatch.setattr(refill, "_STEP", 8)
+    monkeypatch.setattr(lengths, "_STEP", 8)
     # Shards of 12 states.
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
     drafter = make_drafter(model, window=None)
-    decoder = Decoder(*model, width=4, assets=Assets(drafter=drafter))
+    decoder = Decoder(model, width=4, assets=Assets(drafter=drafter))
     decoded = decoder.task(parse_method(method), OPTIONS)
     task = recording_states(decoded, max(LENGTHS), layers, np.dtype(np.float16))
     header = describe_states(
@@ -168,7 +159,7 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
         yield from original_states(self, some)
 
     monkeypatch.setattr(FrozenModel, "states", counted)
-    base = FrozenModel(model.functions.config, model.params, 64, "float16", layers)
+    base = FrozenModel(model.config, model.params, 64, "float16", layers)
     generations = open_generations(texts)
     parts = [
         cached_states(folder, generations, base, "b", include_prompts=include_prompts)
@@ -187,7 +178,7 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
 def test_states_of_a_continued_run_are_complete(model, prompts, tmp_path, monkeypatch):
     """The last shard of the first run is not full, and is read and extended."""
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 25 * 2 * 16)
-    decoder = Decoder(*model, width=4)
+    decoder = Decoder(model, width=4)
     task = recording_states(
         decoder.task(GREEDY, OPTIONS), max(LENGTHS), (), np.dtype(np.float16)
     )
@@ -201,7 +192,7 @@ def test_states_of_a_continued_run_are_complete(model, prompts, tmp_path, monkey
         writer = StatesWriter(states, header, known)
         distill(task, prompts, indices, texts, states=writer)
     monkeypatch.setattr(FrozenModel, "states", None)
-    base = FrozenModel(model.functions.config, model.params, 64, "float16")
+    base = FrozenModel(model.config, model.params, 64, "float16")
     generations = open_generations(texts)
     before = set(states.iterdir())
     cached_states(states, generations, base, "b", include_prompts=False)
@@ -240,7 +231,7 @@ def test_indices_of_other_prompts_do_not_count(prompts, tmp_path):
 
 def test_generated_prompts_differ_and_exclude_the_end_token(model):
     options = dataclasses.replace(OPTIONS, temperature=1.5, max_new_tokens=20)
-    task = Decoder(model.functions, model.params, width=4).task(GREEDY, options)
+    task = Decoder(model, width=4).task(GREEDY, options)
     opening = np.array([3, 4], np.int32)
     counts = []
     prompts = generate_prompts(task, opening, 5, 8, counts.append)
@@ -257,7 +248,7 @@ def test_generated_prompts_differ_and_exclude_the_end_token(model):
 
 def test_repeated_prompts_are_an_error(model):
     # Greedy decoding generates the same prompt every time.
-    task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
+    task = Decoder(model, width=4).task(GREEDY, OPTIONS)
     with pytest.raises(UserError, match=r"generated [01] prompts, and then no new"):
         generate_prompts(task, np.array([3], np.int32), 2, 2)
 

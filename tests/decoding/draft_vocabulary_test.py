@@ -13,7 +13,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, MarkovConfig, init_refiner
 from tests.decoding.random_models import (
@@ -33,12 +33,10 @@ def model():
     """A random model of 13 tokens with a draft vocabulary of 7."""
     plain = make_model()
     heads = BlockHeadsConfig(4, 8, draft_vocabulary=len(VOCABULARY))
-    trunk = plain.functions.config.trunk
+    trunk = plain.config.trunk
     head_params = random_heads(BlockwiseConfig(trunk), plain.params, heads, VOCABULARY)
     params = {"trunk": plain.params["trunk"], "heads": head_params}
-    return plain._replace(
-        functions=ModelFunctions(BlockwiseConfig(trunk, heads)), params=params
-    )
+    return Model(BlockwiseConfig(trunk, heads), params)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def assets():
     ],
 )
 def test_text_equals_that_of_plain_decoding(name, model, assets):
-    decoder = Decoder(model.functions, model.params, width=4, assets=assets)
+    decoder = Decoder(model, width=4, assets=assets)
     prompts = make_prompts([5, 1, 9])
     options = DecodeOptions(max_new_tokens=30)
     want = decoder.decode(parse_method("greedy"), prompts, options)
@@ -78,14 +76,14 @@ def test_text_equals_that_of_plain_decoding(name, model, assets):
 
 
 def test_more_candidates_than_tokens_are_refused(model, assets):
-    decoder = Decoder(model.functions, model.params, width=4, assets=assets)
+    decoder = Decoder(model, width=4, assets=assets)
     with pytest.raises(UserError, match="only 7 tokens to choose from"):
         decoder.drafter(parse_method("zero_gram:2:k=8"))
 
 
 def test_the_lattice_is_no_wider_than_the_draft_vocabulary(model, assets):
     # The vocabulary has 13 tokens, so that a decoder may have a width of 8.
-    decoder = Decoder(model.functions, model.params, width=8, assets=assets)
+    decoder = Decoder(model, width=8, assets=assets)
     for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "hydra:3", "oracle"):
         with pytest.raises(UserError, match=r"lattice_width = 8 .* only 7 tokens"):
             decoder.drafter(parse_method(name))
@@ -95,13 +93,13 @@ def test_the_lattice_is_no_wider_than_the_draft_vocabulary(model, assets):
 
 
 def test_a_replay_records_no_more_than_the_draft_vocabulary(model):
-    decoder = Decoder(model.functions, model.params, width=4)
+    decoder = Decoder(model, width=4)
     options = DecodeOptions(max_new_tokens=4)
     texts = decoder.decode(parse_method("greedy"), make_prompts([5]), options)
     assert record(decoder, texts, options, width=10).model.width == 7
 
 
 def test_model_without_heads_has_no_draft_vocabulary(model):
-    config = dataclasses.replace(model.functions.config, heads=None)
-    assert model.functions.config.draft_vocab_size == 7
+    config = dataclasses.replace(model.config, heads=None)
+    assert model.config.draft_vocab_size == 7
     assert config.draft_vocab_size == 13

@@ -1,7 +1,10 @@
 """Texts of the loop: exact acceptance on scripts, losslessness on real models."""
 
 import dataclasses
+import gc
+import weakref
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,13 +14,16 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Task, columns_to_read, generate
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from tests.decoding.random_models import (
     ScriptedModel,
     assert_same,
+    make_drafter,
     make_model,
+    make_ngram,
     make_prompts,
 )
 
@@ -28,7 +34,7 @@ def test_acceptance_on_a_script_is_exact():
     model = ScriptedModel(script, right=(1, 2, 3))
     drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
     options = DecodeOptions(max_new_tokens=24)
-    [generation] = generate(Task(model, {}, drafter, options), [np.array([9, 9, 9])])
+    [generation] = generate(Task(model, drafter, options), [np.array([9, 9, 9])])
 
     # The last accepted token of a 3-token prompt stands at position 2.
     position, accepted, drafts = 2, [], []
@@ -60,16 +66,16 @@ def test_short_prompts_are_read_in_a_half_or_a_quarter(longest, padded, columns)
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_texts_do_not_depend_on_the_longest_prompt(batch_size, monkeypatch):
-    decoder = Decoder(*make_model(max_length=256), width=4)
+    decoder = Decoder(make_model(max_length=256), width=4)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(1, 13, length) for length in (9, 30, 50, 100)]
     options = DecodeOptions(max_new_tokens=12, batch_size=batch_size)
     read = []
     run = decode_loop._run_prompts
 
-    def counted(model, params, layers, prompts, lengths, columns):
+    def counted(model, layers, prompts, lengths, columns):
         read.append(columns)
-        return run(model, params, layers, prompts, lengths, columns)
+        return run(model, layers, prompts, lengths, columns)
 
     monkeypatch.setattr(decode_loop, "_run_prompts", counted)
     texts = decoder.decode(parse_method("bpd"), prompts, options)
@@ -87,7 +93,7 @@ def test_script_ends_at_its_first_end_of_text():
     drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
     prompts = [np.array([0]), np.array([0] * 5), np.array([0] * 9)]
     options = DecodeOptions(max_new_tokens=7, end_of_text=7, batch_size=3)
-    outputs = generate(Task(model, {}, drafter, options), prompts)
+    outputs = generate(Task(model, drafter, options), prompts)
     # Row 1 stops in the middle of its second block, row 2 in its first.
     assert outputs[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert outputs[0].accepted.tolist() == [4, 3]
@@ -100,7 +106,7 @@ def test_script_ends_at_its_first_end_of_text():
 
 def test_a_prompts_text_does_not_depend_on_its_batch():
     prompts = make_prompts([3, 30, 12, 7, 21])
-    decoder = Decoder(*make_model(2), width=4)
+    decoder = Decoder(make_model(2), width=4)
     method = parse_method("zero_gram:3")
     options = DecodeOptions(max_new_tokens=20, temperature=1.0)
     batched = decoder.decode(method, prompts, options)
@@ -111,7 +117,7 @@ def test_a_prompts_text_does_not_depend_on_its_batch():
 
 
 def test_sampling_differs_by_seed_and_repeats_by_seed():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     prompts = make_prompts([4, 4])
     texts = []
     for seed in (1, 1, 2):
@@ -122,7 +128,7 @@ def test_sampling_differs_by_seed_and_repeats_by_seed():
 
 
 def test_prompts_that_do_not_fit_are_refused():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
     bpd = parse_method("bpd")
     fitting = np.ones(60, np.int32)
@@ -135,14 +141,14 @@ def test_prompts_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("acceptance", ["speculative", "typical"])
 def test_oracle_needs_exact_acceptance(acceptance):
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
     with pytest.raises(UserError, match=f"text that {acceptance} acceptance would not"):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
 
 
 def test_prompts_may_be_lists():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=5)
     a, b = (
         decoder.decode(parse_method("bpd"), [prompt], options)[0]
@@ -153,5 +159,22 @@ def test_prompts_may_be_lists():
 
 
 def test_no_prompts_give_no_texts():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
+
+
+def test_a_dropped_model_is_freed():
+    """Compiled programs keep neither its parameters nor those of its drafters."""
+    model = make_model(2)
+    assets = Assets(ngram=make_ngram(), drafter=make_drafter(model))
+    decoder = Decoder(model, width=4, assets=assets)
+    names = "heads+ngram/best:2:engine=viterbi", "block+ngram/tree:4"
+    methods = list(map(parse_method, names))
+    for method in methods:
+        decoder.decode(method, make_prompts([3]), DecodeOptions(max_new_tokens=3))
+    kept = [decoder.drafter(method).arrays for method in methods]
+    arrays = list(map(weakref.ref, jax.tree.leaves((model, kept))))
+    assert len(arrays) > 40
+    del model, assets, decoder, kept, methods, method
+    gc.collect()
+    assert [array for array in arrays if array() is not None] == []

@@ -1,7 +1,6 @@
 """Tests of bpd_jax.decoding.logits."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -94,18 +93,18 @@ def test_text_of_a_node_is_that_of_its_path():
 
 @pytest.fixture(scope="module")
 def decoder():
-    functions, params = make_model(3, 4, V, num_layers=1, max_length=64)
-    drafter = make_drafter((functions, params), seed=5, markov_rank=3)
+    model = make_model(3, 4, V, num_layers=1, max_length=64)
+    drafter = make_drafter(model, seed=5, markov_rank=3)
     assets = Assets(ngram=make_ngram(V), drafter=drafter)
-    return Decoder(functions, params, width=3, assets=assets)
+    return Decoder(model, width=3, assets=assets)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def all_logits(model, params, tokens):
+@jax.jit
+def all_logits(model, tokens):
     positions = jnp.arange(tokens.shape[1])[None]
     mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(params, tokens, positions, mask)
-    return model.next_token_logits(params, hidden)
+    hidden, *_ = model.forward(tokens, positions, mask)
+    return model.next_token_logits(hidden)
 
 
 def naive(decoder, prompt, options, count):
@@ -114,7 +113,7 @@ def naive(decoder, prompt, options, count):
     for _ in range(count):
         # Of one length, so that one program is compiled.
         tokens = jnp.asarray([text + [0] * (len(prompt) + count - len(text))])
-        logits = all_logits(decoder.model, decoder.params, tokens)[0, len(text) - 1]
+        logits = all_logits(decoder.model, tokens)[0, len(text) - 1]
         text.append(int(reference(logits, text, len(prompt), options).argmax()))
         if text[-1] == options.end_of_text:
             break

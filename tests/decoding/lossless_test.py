@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from bpd_jax.decoding import generate
 from bpd_jax.decoding.aliases import ALIASES
-from bpd_jax.decoding.decode_loop import decode_loop
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -31,7 +30,7 @@ from tests.decoding.random_models import (
     make_model,
     make_ngram,
     make_refiner,
-    sharded_params,
+    sharded_model,
 )
 
 # Each with the smallest sizes at which it could go wrong.
@@ -139,22 +138,20 @@ def make_decoder():
     ngram = make_ngram(14)
 
     def make(seed, block_size=4, mesh=None, **trunk):
-        functions, params = make_model(
+        model = make_model(
             seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
         )
         if mesh is not None:
-            params = sharded_params((functions, params), mesh)
+            model = sharded_model(model, mesh)
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
         assets = Assets(
             ngram=ngram,
-            rescorer=SmallModel(*small),
-            draft_model=SmallModel(*small),
-            drafter=make_drafter(
-                (functions, params), seed=5, **DRAFTERS[seed % len(DRAFTERS)]
-            ),
+            rescorer=small,
+            draft_model=small,
+            drafter=make_drafter(model, seed=5, **DRAFTERS[seed % len(DRAFTERS)]),
             **{kind: make_refiner(kind, 14, block_size) for kind in REFINER_KINDS},
         )
-        return Decoder(functions, params, width=3, assets=assets, mesh=mesh)
+        return Decoder(model, width=3, assets=assets, mesh=mesh)
 
     return make
 
@@ -163,16 +160,13 @@ def make_decoder():
 def _no_transfers(monkeypatch):
     """Drafters on the device decode without transfers to the host."""
 
-    def guarded(drafter):
-        loop = decode_loop(drafter)
+    loop = generate.decode_on_device
 
-        def run(*args):
-            with jax.transfer_guard("disallow"):
-                return loop(*args)
+    def guarded(*args):
+        with jax.transfer_guard("disallow"):
+            return loop(*args)
 
-        return run if drafter.on_device else loop
-
-    monkeypatch.setattr(generate, "decode_loop", guarded)
+    monkeypatch.setattr(generate, "decode_on_device", guarded)
 
 
 def check(decoder, name, prompts, options):
@@ -325,7 +319,7 @@ def test_drafts_do_not_depend_on_the_columns_that_are_read(
     prompts = [rng.integers(1, 14, n).astype(np.int32) for n in (3, 7, 14, 2, 30)]
     options = DecodeOptions(max_new_tokens=16, batch_size=1 if devices == 1 else 4)
     method = parse_method(name)
-    monkeypatch.setattr(generate, "_PADDING", 8)
+    monkeypatch.setattr(generate, "padded_length", lambda n: -(-n // 8) * 8)
     whole = decoder.decode(method, prompts, options)
     monkeypatch.setattr(generate, "_SHORTEST_READ", 8)
     columns = [generate.columns_to_read(prompts, [row], 32) for row in range(5)]
@@ -366,7 +360,7 @@ def test_bfloat16_texts_are_compared_and_their_differences_explained(make_decode
     options = DecodeOptions(max_new_tokens=32, batch_size=16)
     reference = decoder.decode(parse_method("greedy"), prompts, options)
     outputs = decoder.decode(parse_method("medusa:8"), prompts, options)
-    text_differences = differences(decoder.model, decoder.params, reference, outputs)
+    text_differences = differences(decoder.model, reference, outputs)
     by_prompt = {difference.prompt_index: difference for difference in text_differences}
     assert sum(len(g.output_ids) for g in reference) == 16 * 32
     for index, (a, b) in enumerate(zip(reference, outputs, strict=True)):

@@ -11,7 +11,7 @@ from bpd_jax.decoding.method_text import describe_methods, parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting import parts as registry
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
 from bpd_jax.drafting.refiners.markov import Markov
 from bpd_jax.drafting.refiners.ngram import NGram
@@ -275,33 +275,33 @@ def test_help_names_every_part_setting_and_alias():
     ],
 )
 def test_methods_without_their_assets_are_refused(name, message):
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     with pytest.raises(UserError, match=message):
         decoder.drafter(parse_method(name))
 
 
 def test_a_tree_counts_nodes_where_there_are_few_paths():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     assert decoder.drafter(parse_method("zero_gram:2:k=1:search=best")).max_nodes == 2
     with pytest.raises(UserError, match="asks for 2 drafts, but the lattice"):
         decoder.drafter(parse_method("zero_gram:2:k=1"))
 
 
 def test_assets_must_fit_the_model():
-    functions, params = make_model(0)
+    model = make_model(0)
     with pytest.raises(UserError, match="lattice_width must be"):
-        Decoder(functions, params, width=14)
+        Decoder(model, width=14)
     with pytest.raises(UserError, match="alpha must be"):
-        Decoder(functions, params, width=4, alpha=float("nan"))
+        Decoder(model, width=4, alpha=float("nan"))
     with pytest.raises(UserError, match="has 15 tokens and the language model 13"):
-        Decoder(functions, params, width=4, assets=Assets(ngram=make_ngram(15)))
-    small = SmallModel(*make_model(0, vocab_size=15))
+        Decoder(model, width=4, assets=Assets(ngram=make_ngram(15)))
+    small = make_model(0, vocab_size=15)
     for name in ("rescorer", "draft_model"):
         with pytest.raises(UserError, match="has 15 tokens and the language model 13"):
-            Decoder(functions, params, width=4, assets=Assets(**{name: small}))
-    plain, params = make_model(0, block_size=1)
+            Decoder(model, width=4, assets=Assets(**{name: small}))
+    plain = make_model(0, block_size=1)
     with pytest.raises(UserError, match="no block heads"):
-        Decoder(plain, params, width=4).drafter(parse_method("bpd"))
+        Decoder(plain, width=4).drafter(parse_method("bpd"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from tests.decoding.random_models import (
     make_model,
     make_ngram,
@@ -19,10 +19,10 @@ VOCAB, LENGTH, WIDTH = 13, 3, 3
 
 @pytest.fixture(scope="module")
 def decoder():
-    small = SmallModel(*make_model(5, block_size=1, num_layers=1))
+    small = make_model(5, block_size=1, num_layers=1)
     assets = Assets(ngram=make_ngram(), rescorer=small, draft_model=small)
     model = make_model(0, block_size=LENGTH, num_layers=1)
-    return Decoder(*model, width=WIDTH, assets=assets)
+    return Decoder(model, width=WIDTH, assets=assets)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_reach_of_the_small_model_includes_lookup(decoder):
 @pytest.mark.parametrize("acceptance", ["exact", SPECULATIVE])
 def test_draft_model_equal_to_the_model_is_always_accepted(prompts, acceptance):
     model = make_model(0, block_size=1, num_layers=1)
-    assets = Assets(draft_model=SmallModel(*model))
-    decoder = Decoder(*model, width=WIDTH, assets=assets)
+    assets = Assets(draft_model=model)
+    decoder = Decoder(model, width=WIDTH, assets=assets)
     temperature = 0.0 if acceptance == "exact" else 0.8
     options = DecodeOptions(
         max_new_tokens=20, temperature=temperature, acceptance=acceptance
@@ -85,7 +85,7 @@ def test_refiners_that_do_not_fit_are_refused(kind, refiner_kind, heads, message
     refiner = refiner_kind and make_refiner(refiner_kind, heads=heads)
 
     def build():
-        decoder = Decoder(*model, width=WIDTH, assets=Assets(**{kind: refiner}))
+        decoder = Decoder(model, width=WIDTH, assets=Assets(**{kind: refiner}))
         return decoder.drafter(parse_method(kind))
 
     with pytest.raises(UserError, match=message):
@@ -94,10 +94,10 @@ def test_refiners_that_do_not_fit_are_refused(kind, refiner_kind, heads, message
 
 @pytest.mark.parametrize("name", ["neural", "draft_model"])
 def test_texts_longer_than_the_small_model_reads_are_refused(prompts, name):
-    small = SmallModel(*make_model(5, block_size=1, num_layers=1, max_length=40))
+    small = make_model(5, block_size=1, num_layers=1, max_length=40)
     assets = Assets(rescorer=small, draft_model=small)
     model = make_model(0, block_size=LENGTH, num_layers=1)
-    decoder = Decoder(*model, width=WIDTH, assets=assets)
+    decoder = Decoder(model, width=WIDTH, assets=assets)
     options = DecodeOptions(max_new_tokens=15)
     message = "prompt 3 has 30 tokens, but the small model holds 40"
     for run in (decoder.check, decoder.decode):

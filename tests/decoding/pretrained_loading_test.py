@@ -52,11 +52,11 @@ def write_heads(loaded, output, base=None, dtype="float32"):
 
 def test_a_folder_decodes_without_and_with_heads(folder):
     plain = api.load(str(folder))
-    assert plain.loaded.functions.block_size == 1
+    assert plain.loaded.model.block_size == 1
     assert plain.loaded.folder == pathlib.Path("runs/tiny_llama")
     write_heads(plain.loaded, pathlib.Path("runs/tiny_llama/heads"))
     headed = api.load(str(folder))
-    assert headed.loaded.functions.block_size == 4
+    assert headed.loaded.model.block_size == 4
     assert headed.assets.accuracies == headed.loaded.accuracies
     assert headed.loaded.accuracies[0] == (0.5, 0.25)
     prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
@@ -78,14 +78,14 @@ def test_a_folder_decodes_without_and_with_heads(folder):
 def test_fingerprint_is_stable():
     # Saved heads identify their model by it.
     loaded = load_model(str(GOLDEN / "llama"))
-    key = fingerprint(loaded.functions.config, loaded.params)
+    key = fingerprint(loaded.config, loaded.params)
     assert key == "644efe10fd8b7719"
 
 
 def test_heads_of_any_folder_must_fit_the_model(folder, tmp_path):
     loaded = load_model(str(folder))
     write_heads(loaded, tmp_path / "mine")
-    assert load_model(str(folder), str(tmp_path / "mine")).functions.block_size == 4
+    assert load_model(str(folder), str(tmp_path / "mine")).config.block_size == 4
     write_heads(loaded, tmp_path / "others", base="0123456789abcdef")
     with pytest.raises(UserError, match="0123456789abcdef"):
         load_model(str(folder), str(tmp_path / "others"))
@@ -131,10 +131,10 @@ def test_damaged_accuracies_are_reported(folder, tmp_path):
 def test_refiners_of_another_model_are_refused(folder, tmp_path):
     write_heads(load_model(str(folder)), pathlib.Path("runs/tiny_llama/heads"))
     loaded = load_model(str(folder))
-    trunk = loaded.functions.config.trunk
+    trunk = loaded.config.trunk
     config = MarkovConfig(trunk.vocab_size, trunk.d_model, 4, rank=2)
     params = init_refiner(config, jax.random.key(0))
-    key = fingerprint(loaded.functions.config, loaded.params)
+    key = fingerprint(loaded.config, loaded.params)
     for name, base in (("old", None), ("mine", key), ("other", "0123456789abcdef")):
         save_refiner(tmp_path / name, config, params, {}, base)
     for name in ("old", "mine"):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import types
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,8 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
-from bpd_jax.models.functions import ModelFunctions, top_candidates
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.models.model import Model, top_candidates
 from bpd_jax.models.partitioning import parameter_shardings
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
@@ -27,6 +26,7 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ScriptedModel:
     """A model that always continues with a script, whatever it has read.
@@ -55,20 +55,20 @@ class ScriptedModel:
             lengths=jnp.zeros(batch, jnp.int32),
         )
 
-    def forward(self, params, tokens, positions, mask, cache=None, *, layers=()):
+    def forward(self, tokens, positions, mask, cache=None, *, layers=()):
         kv = tokens[None, :, :, None, None].astype(jnp.float32)
         hidden = positions[..., None].astype(jnp.float32)
         return hidden, KeyValues(kv, kv), jnp.zeros((*tokens.shape, 0))
 
-    def next_token_logits(self, params, hidden):
-        return self._one_hot(self.greedy_tokens(params, hidden))
+    def next_token_logits(self, hidden):
+        return self._one_hot(self.greedy_tokens(hidden))
 
-    def greedy_tokens(self, params, hidden):
+    def greedy_tokens(self, hidden):
         return self._script(hidden[..., 0].astype(jnp.int32))
 
     head_features = ()
 
-    def block_candidates(self, params, hidden, block_size, width, *conditions):
+    def block_candidates(self, hidden, block_size, width, *conditions):
         position = hidden[..., 0].astype(jnp.int32)
         heads = []
         for ahead, divisor in enumerate(self.right, start=1):
@@ -83,11 +83,6 @@ class ScriptedModel:
 
     def _one_hot(self, token):
         return 10.0 * (token[..., None] == jnp.arange(self.vocab_size))
-
-
-class RandomModel(typing.NamedTuple):
-    functions: ModelFunctions
-    params: dict
 
 
 def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
@@ -108,7 +103,7 @@ def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
                 target[name] = jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
 
     fill(parameter_shapes(config), params)
-    return RandomModel(ModelFunctions(config), params)
+    return Model(config, params)
 
 
 def random_params(shapes, deviation, seed):
@@ -119,17 +114,16 @@ def random_params(shapes, deviation, seed):
     )
 
 
-def sharded_params(model, mesh):
-    """The parameters of a model, distributed over the devices of a mesh."""
-    functions, params = model
-    boxed = jax.eval_shape(lambda: init_boxed(functions.config, jax.random.key(0)))
-    return jax.device_put(params, parameter_shardings(boxed, mesh))
+def sharded_model(model, mesh):
+    """A model whose parameters are distributed over the devices of a mesh."""
+    boxed = jax.eval_shape(lambda: init_boxed(model.config, jax.random.key(0)))
+    shardings = parameter_shardings(boxed, mesh)
+    return model.with_params(jax.device_put(model.params, shardings))
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     """A block drafter with random parameters; by default it knows 9 of the tokens."""
-    functions, params = model
-    trunk = functions.config.trunk
+    trunk = model.config.trunk
     sizes = {"block_size": 5, "num_layers": 1, "window": 8, "draft_vocabulary": 9}
     sizes = {**sizes, "reads_last_token": True, **config}
     drafter = DrafterFunctions(BlockDrafterConfig(feature_layers, **sizes), trunk)
@@ -139,7 +133,7 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
         vocabulary = np.sort(ids[: sizes["draft_vocabulary"]].astype(np.int32))
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
     trained = random_params(shapes, 0.5, seed)
-    softmax = np.asarray(params["trunk"]["embedding"])
+    softmax = np.asarray(model.params["trunk"]["embedding"])
     params = with_softmax(trained, softmax, vocabulary)
     return AttachedDrafter.of(drafter, params)
 
@@ -162,7 +156,7 @@ def random_heads(model, params, config, vocabulary=None, *, deviation=0.3, seed=
 
 def save_random_heads(folder, loaded, config, vocabulary=None, *, seed=0, **options):
     """Saves random block heads of a loaded model; options are those of `save_heads`."""
-    model = loaded.functions.config
+    model = loaded.config
     heads = random_heads(
         model, loaded.params, config, vocabulary, deviation=1, seed=seed
     )
@@ -171,7 +165,7 @@ def save_random_heads(folder, loaded, config, vocabulary=None, *, seed=0, **opti
 
 def save_random_drafter(folder, loaded, config, *, seed=0, **options):
     """Saves a new block drafter of a loaded model, as `save_random_heads` does."""
-    trunk = loaded.functions.config.trunk
+    trunk = loaded.config.trunk
     functions = DrafterFunctions(config.resolve(trunk), trunk)
     params = functions.init(jax.random.key(seed))
     if config.draft_vocabulary:
@@ -180,7 +174,7 @@ def save_random_drafter(folder, loaded, config, *, seed=0, **options):
 
 
 def _base(loaded):
-    trunk = loaded.functions.config.trunk
+    trunk = loaded.config.trunk
     return {
         "base": loaded.fingerprint,
         "base_name": loaded.name,

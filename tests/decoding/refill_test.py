@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bpd_jax.base import lengths
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import refill
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -32,7 +33,7 @@ def prompts():
 def small_sizes(monkeypatch):
     """Prompts are padded to 8 and 16: rows must grow once."""
     monkeypatch.setattr(refill, "_SHORTEST", 8)
-    monkeypatch.setattr(refill, "_STEP", 8)
+    monkeypatch.setattr(lengths, "_STEP", 8)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_texts_equal_those_of_decode(
     model, prompts, method, temperature, batch_size, round_size
 ):
     options = dataclasses.replace(OPTIONS, temperature=temperature)
-    decoder = Decoder(model.functions, model.params, width=4)
+    decoder = Decoder(model, width=4)
     plain = decoder.decode(GREEDY, prompts, options)
     options = dataclasses.replace(options, batch_size=batch_size)
     task = decoder.task(parse_method(method), options)
@@ -63,7 +64,7 @@ def test_texts_equal_those_of_decode(
 
 def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypatch):
     """With texts of 1 and of 9 tokens, few rows of a batch of two are idle."""
-    decoder = Decoder(model.functions, model.params, width=4)
+    decoder = Decoder(model, width=4)
     task = decoder.task(GREEDY, dataclasses.replace(OPTIONS, batch_size=2))
     plain = decoder.decode(GREEDY, prompts, OPTIONS)
     tokens = sum(len(text.output_ids) for text in plain)
@@ -89,11 +90,11 @@ def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
     assert [len(chosen) for chosen in rounds] == [5, 4]
     assert sorted(index for chosen in rounds for index in chosen) == list(range(9))
     for chosen in rounds:
-        sizes = [refill.bucketed_length(LENGTHS[index]) for index in chosen]
+        sizes = [refill.refill_length(LENGTHS[index]) for index in chosen]
         assert sizes == sorted(sizes)
 
 
 def test_a_prompt_without_room_is_refused(model):
-    task = Decoder(model.functions, model.params, width=4).task(GREEDY, OPTIONS)
+    task = Decoder(model, width=4).task(GREEDY, OPTIONS)
     with pytest.raises(UserError, match="empty"):
         list(decode_refilled(task, [np.zeros(0, np.int32)], [0]))

@@ -11,7 +11,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.decoding.replay import record, replay_of
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from tests.decoding.random_models import (
     assert_same,
     make_drafter,
@@ -48,7 +48,7 @@ OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 @pytest.fixture(scope="module")
 def decoder():
     model = make_model(3)
-    small = SmallModel(*make_model(4, 1, num_layers=1))
+    small = make_model(4, 1, num_layers=1)
     assets = Assets(
         ngram=make_ngram(),
         rescorer=small,
@@ -56,7 +56,7 @@ def decoder():
         drafter=make_drafter(model),
     )
     texts = [bytes([97 + token]) for token in range(13)]
-    return Decoder(*model, width=5, assets=assets, token_bytes=lambda: texts)
+    return Decoder(model, width=5, assets=assets, token_bytes=lambda: texts)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_padding_does_not_change_a_replay(decoder, greedy, replay):
 
 
 def test_a_model_without_heads_is_replayed():
-    decoder = Decoder(*make_model(4, 1), width=5)
+    decoder = Decoder(make_model(4, 1), width=5)
     texts = decoder.decode(GREEDY, make_prompts([3, 17]), OPTIONS)
     method = parse_method("prompt_lookup:4")
     real = decoder.decode(method, [text.input_ids for text in texts], OPTIONS)

@@ -22,14 +22,14 @@ from bpd_jax.decoding.speedup import (
     predict,
     tuned_choice,
 )
-from bpd_jax.drafting.assets import Assets, SmallModel
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import (
     make_drafter,
     make_model,
     make_ngram,
     make_prompts,
-    sharded_params,
+    sharded_model,
 )
 
 OPTIONS = DecodeOptions(max_new_tokens=20, batch_size=2)
@@ -38,7 +38,7 @@ BPD, SEVERAL = parse_method("bpd"), parse_method("zero_gram:9")
 
 @pytest.fixture(scope="module")
 def decoder():
-    return Decoder(*make_model(3, num_layers=1), width=4)
+    return Decoder(make_model(3, num_layers=1), width=4)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_oracle_of_the_heads_does_not_bound_a_block_drafter(block_size, prompts,
     """Not even if the model has heads, and the drafter may predict more tokens."""
     costs(lambda size: 0.001 * size)
     model = make_model(0, block_size, num_layers=1)
-    decoder = Decoder(*model, width=4, assets=Assets(drafter=make_drafter(model)))
+    decoder = Decoder(model, width=4, assets=Assets(drafter=make_drafter(model)))
     replay = record(decoder, decoder.decode(GREEDY, prompts, OPTIONS), OPTIONS)
     block = parse_method("block/tree:8")
     predictions = {p.method: p for p in predict(decoder, replay, [block], [1])[1]}
@@ -230,8 +230,7 @@ def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     """Two rows become four; the real measurements run on a mesh too."""
     model = make_model(3, num_layers=1, vocab_size=16)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    params = sharded_params(model, mesh)
-    decoder = Decoder(model.functions, params, width=4, mesh=mesh)
+    decoder = Decoder(sharded_model(model, mesh), width=4, mesh=mesh)
     requests = costs(lambda size: 0.010)
     choose_method(decoder, prompts, OPTIONS, methods=[BPD])
     assert [batch for batch, *_ in requests] == [4]
@@ -243,7 +242,7 @@ def test_predictions_use_the_width_of_the_decoder(prompts, costs):
     """k and alpha default to those of the decoder, even if more was recorded."""
     model = make_model(3, num_layers=1)
     assets = Assets(ngram=make_ngram())
-    decoder = Decoder(*model, width=2, alpha=0.25, assets=assets)
+    decoder = Decoder(model, width=2, alpha=0.25, assets=assets)
     texts = decoder.decode(GREEDY, prompts, OPTIONS)
     replay = record(decoder, texts, OPTIONS, width=6)
     costs(lambda size: 0.010)
@@ -314,9 +313,9 @@ def test_unpredictable_methods_are_refused(decoder, prompts):
 
 
 def test_small_models_must_hold_the_texts():
-    small = SmallModel(*make_model(0, 1, num_layers=1, max_length=40))
+    small = make_model(0, 1, num_layers=1, max_length=40)
     assets = Assets(rescorer=small, draft_model=small)
-    decoder = Decoder(*make_model(3, num_layers=1), width=4, assets=assets)
+    decoder = Decoder(make_model(3, num_layers=1), width=4, assets=assets)
 
     def kinds(length):
         methods = candidate_methods(decoder, make_prompts([3, length]), OPTIONS)
@@ -350,7 +349,7 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
     model = make_model(0, num_layers=2)
     drafter = make_drafter(model, feature_layers=(0, 1))
     assets = Assets(ngram=make_ngram(), drafter=drafter)
-    decoder = Decoder(*model, width=width, assets=assets)
+    decoder = Decoder(model, width=width, assets=assets)
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     assert decoder.default_method == parse_method(expected)
     assert decoder.default_method in candidate_methods(decoder)
@@ -360,7 +359,7 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
 def test_every_candidate_can_be_made(block_size, width):
     """Also where a lattice has fewer paths than the larger sizes ask for."""
     decoder = Decoder(
-        *make_model(0, block_size, num_layers=1),
+        make_model(0, block_size, num_layers=1),
         width=width,
         assets=Assets(ngram=make_ngram()),
     )

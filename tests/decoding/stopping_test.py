@@ -89,7 +89,7 @@ BYTES = [b"<end>", *(bytes([c]) for c in b"abcdefghijk"), b"ab"]
 def test_rows_end_at_their_own_stop_texts(name):
     """Each row ends with the token that completes a stop text, whatever its drafts."""
     prompts = make_prompts([4, 9, 2, 6, 12], seed=4)
-    decoder = Decoder(*make_model(3), width=4, token_bytes=lambda: BYTES)
+    decoder = Decoder(make_model(3), width=4, token_bytes=lambda: BYTES)
     # Sampled, because greedy texts of random models repeat themselves.
     options = DecodeOptions(max_new_tokens=24, batch_size=5, temperature=1.5)
     unstopped = decoder.decode(parse_method("greedy"), prompts, options)
@@ -121,14 +121,14 @@ def test_a_stop_text_must_not_begin_in_the_prompt():
     drafter = PathDrafter(Paths(HeadsSource(3, 1)), ExactBest(1))
     stops = StopTable.of([b"abc"], [b"a", b"b", b"c"])
     options = DecodeOptions(max_new_tokens=8, stop=("abc",))
-    task = Task(model, {}, drafter, options, stops)
+    task = Task(model, drafter, options, stops)
     [generation] = generate(task, [np.array([0])])
     assert generation.output_ids.tolist() == [1, 2, 0, 1, 2]
     assert generation.accepted.tolist() == [3, 2]
 
 
 def test_stop_texts_need_a_tokenizer():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=4, stop=("x",))
     with pytest.raises(UserError, match="stop texts need the model's tokenizer"):
         decoder.decode(parse_method("bpd"), [np.array([1])], options)

@@ -28,7 +28,7 @@ def test_pieces_are_those_of_the_serial_calls(name):
     if "viterbi" in name:
         pytest.importorskip("numba")
     decoder = Decoder(
-        *make_model(1, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
+        make_model(1, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
     )
     options = DecodeOptions(max_new_tokens=22, end_of_text=0, temperature=0.7)
     method = parse_method(name)
@@ -43,7 +43,7 @@ def test_pieces_are_those_of_the_serial_calls(name):
 
 
 def test_several_calls_make_one_piece():
-    decoder = Decoder(*make_model(1, num_layers=1), width=3)
+    decoder = Decoder(make_model(1, num_layers=1), width=3)
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=20)
     [decoded] = decoder.decode(method, [PROMPT], options)
     pieces = [
@@ -59,7 +59,7 @@ def test_several_calls_make_one_piece():
 
 def test_a_table_of_stop_texts_is_made_once():
     tokens = [bytes([65 + token]) for token in range(13)]
-    decoder = Decoder(*make_model(1, num_layers=1), width=3, token_bytes=lambda: tokens)
+    decoder = Decoder(make_model(1, num_layers=1), width=3, token_bytes=lambda: tokens)
     options = DecodeOptions(stop=["AB"])
     first, second = (decoder.task(parse_method(n), options) for n in ("bpd", "greedy"))
     assert first.stops is second.stops is not None
@@ -71,7 +71,7 @@ def test_one_prompt_streams_from_eight_devices():
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)
     texts = []
     for mesh in (None, make_mesh(MeshConfig(data=8))):
-        decoder = Decoder(*make_model(1, num_layers=1), width=3, mesh=mesh)
+        decoder = Decoder(make_model(1, num_layers=1), width=3, mesh=mesh)
         pieces = [piece for piece, _ in decoder.stream(method, PROMPT, options)]
         texts.append(np.concatenate(pieces).tolist())
     assert jax.device_count() == 8

@@ -14,7 +14,7 @@ from tests.decoding.random_models import ScriptedModel, make_model, make_prompts
 
 
 def decode(model, name, prompts, options):
-    decoder = Decoder(*model, width=4)
+    decoder = Decoder(model, width=4)
     return decoder.decode(parse_method(name), prompts, options)
 
 
@@ -46,7 +46,7 @@ def test_prompt_lookup_on_texts_that_repeat_themselves():
     drafter = PromptLookup(5)
     options = DecodeOptions(max_new_tokens=17, batch_size=2)
     prompts = [np.array([6, 4, 5, 6, 4]), np.array([9])]
-    long, short = generate(Task(model, {}, drafter, options), prompts)
+    long, short = generate(Task(model, drafter, options), prompts)
     # The prompt repeats itself already: all five copied tokens are always accepted.
     assert long.output_ids.tolist() == [5, 6, 4] * 5 + [5, 6]
     assert long.accepted.tolist() == [6, 6, 5]
@@ -73,7 +73,7 @@ def test_lookahead_on_a_script():
     model = ScriptedModel(script, right=())
     window, order = 5, 3
     options = DecodeOptions(max_new_tokens=60)
-    task = Task(model, {}, LookaheadDrafter(window, order, 2), options)
+    task = Task(model, LookaheadDrafter(window, order, 2), options)
     [generation] = generate(task, [np.array([49])])
     assert generation.output_ids.tolist() == list(script[:60])
     # At first the window is wrong everywhere, then only its older level, and `10` is
@@ -84,7 +84,7 @@ def test_lookahead_on_a_script():
 
 
 def test_unsupported_methods_are_refused():
-    decoder = Decoder(*make_model(0), width=4)
+    decoder = Decoder(make_model(0), width=4)
     with pytest.raises(UserError, match="verifies 1200 tokens in every serial call"):
         decoder.drafter(parse_method("lookahead:200"))
     speculative = DecodeOptions(temperature=1.0, acceptance="speculative")

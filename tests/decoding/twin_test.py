@@ -26,16 +26,14 @@ class Reader:
     """Predictions of the model after a text, which is read from its beginning."""
 
     def __init__(self, model):
-        functions, params = model
-
         @jax.jit
         def read(tokens, last):
             positions = jnp.arange(64)[None]
             mask = jnp.tril(jnp.ones((1, 64, 64), bool))
-            hidden, *_ = functions.forward(params, tokens[None], positions, mask)
+            hidden, *_ = model.forward(tokens[None], positions, mask)
             state = hidden[:, last]
-            heads = functions.block_candidates(params, state, BLOCK, WIDTH)
-            return functions.greedy_tokens(params, state)[0], *(x[0] for x in heads)
+            heads = model.block_candidates(state, BLOCK, WIDTH)
+            return model.greedy_tokens(state)[0], *(x[0] for x in heads)
 
         @functools.cache
         def after(text):
@@ -150,7 +148,7 @@ def test_loop_equals_the_python_twin(reader, name, verification):
         batch_size=4,
         verification=verification,
     )
-    decoder = Decoder(*make_model(4, BLOCK), width=WIDTH)
+    decoder = Decoder(make_model(4, BLOCK), width=WIDTH)
     outputs = decoder.decode(parse_method(name), prompts, options)
     ranks = []
     for prompt, got in zip(prompts, outputs, strict=True):

@@ -22,6 +22,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.draft_tree import from_drafts
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes
+from bpd_jax.models.model import Model
 from tests.decoding.random_models import (
     STEPS,
     assert_same,
@@ -40,7 +41,7 @@ from tests.drafting.naive import path_to
 )
 def test_both_layouts_take_the_same_steps(name, temperature):
     decoder = Decoder(
-        *make_model(6, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
+        make_model(6, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
     )
     options = DecodeOptions(
         max_new_tokens=20, end_of_text=0, batch_size=4, temperature=temperature
@@ -68,7 +69,7 @@ class Sizes:
 
 def test_hidden_states_of_nodes_follow_their_prefixes():
     """In both layouts they equal those of a pass over the text and the node's path."""
-    functions, params = make_model(7)
+    model = make_model(7)
     rng = np.random.default_rng(0)
     drafts = rng.integers(0, 3, (2, 5, 4))
     drafts[:, :, 0] = 1
@@ -76,10 +77,10 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
     tree = from_drafts(Drafts(jnp.asarray(drafts, jnp.int32), jnp.asarray(scores)))
     prompts = jnp.asarray(rng.integers(0, 13, (2, 8)), jnp.int32)
     lengths = jnp.array([5, 8])
-    drafter = Decoder(functions, params, width=3).drafter(parse_method("bpd"))
+    drafter = Decoder(model, width=3).drafter(parse_method("bpd"))
     start = prefill(
-        functions,
-        Weights(params, drafter.arrays),
+        model,
+        Weights(drafter.arrays),
         drafter,
         prompts,
         lengths,
@@ -89,12 +90,10 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
         max_calls=4,
     )
     merged = merge_prefixes(tree, 20, 4)
-    read = jax.jit(functions.forward)
+    read = jax.jit(Model.forward)
     for states in (tree_states, chain_states):
-        run = jax.jit(states, static_argnums=(0, 4))
-        node_hidden, node_new, _ = run(
-            functions, params, start.cache, merged, Sizes(4, 20, 5)
-        )
+        run = jax.jit(states, static_argnums=3)
+        node_hidden, node_new, _ = run(model, start.cache, merged, Sizes(4, 20, 5))
         for row in range(2):
             valid = np.asarray(merged.valid[row])
             expected = {
@@ -110,7 +109,7 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
                 padded = np.zeros((1, 12), np.int32)
                 padded[0, : len(text)] = text
                 mask = jnp.tril(jnp.ones((1, 12, 12), bool))
-                hidden, new, _ = read(params, padded, jnp.arange(12)[None], mask)
+                hidden, new, _ = read(model, padded, jnp.arange(12)[None], mask)
                 last = len(text) - 1
                 np.testing.assert_allclose(
                     node_hidden[row, node], hidden[0, last], atol=1e-4
@@ -132,7 +131,7 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
 )
 def test_passes_over_fewer_nodes_change_nothing(monkeypatch, name, size):
     """Passes of several sizes against passes over all nodes."""
-    decoder = Decoder(*make_model(3), width=3)
+    decoder = Decoder(make_model(3), width=3)
     options = DecodeOptions(max_new_tokens=24)
     prompts = make_prompts([4, 11, 7])
     method = parse_method(name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.drafting.lattice import best_drafts, build_lattice
-from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.model import top_candidates
 from tests.drafting.naive import all_paths, assert_best, naive_steps
 
 

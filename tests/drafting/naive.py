@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.drafting.interface import BoundModel, Prompts, View
-from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.interface import Prompts, View
+from bpd_jax.drafting.lattice import Lattice, build_lattice
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.static import StaticTree, Topology
 from bpd_jax.drafting.searches.tree import BestFirst
+from bpd_jax.models.model import Model
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 from tests.decoding import random_models
-from tests.decoding.random_models import RandomModel
 
 VOCAB, END = 8, 0
 
@@ -63,13 +63,15 @@ def random_view(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
     """A view of a lattice after random texts of different lengths."""
     rng = np.random.default_rng(seed)
     batch = len(lattice.tokens)
+    arrays = lattice.tokens, lattice.log_probs, lattice.entropies
+    candidates = tuple(array[:, 1:] for array in arrays)
     return View(
         tokens=jnp.asarray(rng.integers(0, VOCAB, (batch, slots)), jnp.int32),
         lengths=jnp.asarray([slots - 5, 1, 7, 3][:batch], jnp.int32),
         next_token=jnp.asarray(lattice.tokens[:, 0, 0]),
         hidden=jnp.zeros((batch, 1)),
         keys=jax.random.split(jax.random.key(seed), batch),
-        model=types.SimpleNamespace(lattice=lambda *_: lattice),
+        model=types.SimpleNamespace(block_candidates=lambda *_: candidates),
     )
 
 
@@ -157,36 +159,36 @@ NODES = 9
 
 
 @functools.cache
-def make_model(seed: int, block_size: int = 1, num_layers: int = 1) -> RandomModel:
+def make_model(seed: int, block_size: int = 1, num_layers: int = 1) -> Model:
     """A small transformer of 13 tokens."""
     return random_models.make_model(seed, block_size, TOKENS, num_layers=num_layers)
 
 
-@functools.partial(jax.jit, static_argnames="functions")
-def _read(functions, params, tokens):
+@jax.jit
+def _read(model, tokens):
     size = tokens.shape[0]
     mask = jnp.tril(jnp.ones((1, size, size), bool))
     positions = jnp.arange(size)[None]
-    hidden, new, _ = functions.forward(params, tokens[None], positions, mask)
-    logits = functions.next_token_logits(params, hidden[0])
+    hidden, new, _ = model.forward(tokens[None], positions, mask)
+    logits = model.next_token_logits(hidden[0])
     return jax.nn.log_softmax(logits), new.values[:, 0].swapaxes(1, 2)
 
 
-def slow_read(model: RandomModel, text) -> np.ndarray:
+def slow_read(model: Model, text) -> np.ndarray:
     """log p of the next token `[V]`, by one pass over the whole text."""
     tokens = np.zeros(48, np.int32)
     tokens[: len(text)] = text
-    return np.asarray(_read(*model, tokens)[0])[len(text) - 1]
+    return np.asarray(_read(model, tokens)[0])[len(text) - 1]
 
 
-def slow_values(model: RandomModel, text) -> np.ndarray:
+def slow_values(model: Model, text) -> np.ndarray:
     """A text's values `[layer, K, T, H]`, by one pass over all of it."""
     tokens = np.zeros(48, np.int32)
     tokens[: len(text)] = text
-    return np.asarray(_read(*model, tokens)[1])[:, :, : len(text)]
+    return np.asarray(_read(model, tokens)[1])[:, :, : len(text)]
 
 
-def make_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
+def make_view(model: Model, lengths=(5, 2, 9), slots=32, seed=0) -> View:
     """Rows of random text; tokens past their ends must not matter."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
@@ -196,15 +198,14 @@ def make_view(model: RandomModel, lengths=(5, 2, 9), slots=32, seed=0) -> View:
         next_token=jnp.asarray(rng.integers(0, TOKENS, batch), jnp.int32),
         hidden=jnp.asarray(rng.normal(size=(batch, 16)), jnp.float32),
         keys=jax.random.split(jax.random.key(0), batch),
-        model=BoundModel(*model),
+        model=model,
     )
 
 
 def lattice_of(view: View) -> Lattice:
     """The lattice of the heads, as numpy arrays."""
-    return jax.device_get(
-        view.model.lattice(view.hidden, view.next_token, LENGTH, WIDTH)
-    )
+    candidates = view.model.block_candidates(view.hidden, LENGTH, WIDTH)
+    return jax.device_get(build_lattice(view.next_token, *candidates))
 
 
 def whole_text(view: View, row: int) -> list[int]:
@@ -252,13 +253,9 @@ def _naive_tree(ranked):
     return [path[-1] for path in tokens.values() if path]
 
 
-@functools.partial(jax.jit, static_argnames=("paths", "searches", "functions"))
-def _grow(paths, searches, functions, arrays, fields):
-    model = BoundModel(functions, fields["params"])
-    view = View(
-        **{name: value for name, value in fields.items() if name != "params"},
-        model=model,
-    )
+@functools.partial(jax.jit, static_argnames=("paths", "searches"))
+def _grow(paths, searches, arrays, fields):
+    view = View(**fields)
     memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None, None))
     state, _ = paths.start(view, arrays, memory)
     return [search.grow(paths, arrays, state, view.next_token) for search in searches]
@@ -269,9 +266,7 @@ def grow_drafts(paths, view: View, *searches):
     fields = {
         field.name: getattr(view, field.name) for field in dataclasses.fields(view)
     }
-    model = fields.pop("model")
-    fields["params"] = model.params
-    return _grow(paths, searches, model.functions, paths.arrays, fields)
+    return _grow(paths, searches, paths.arrays, fields)
 
 
 def check_every_search(paths, view: View, offer) -> None:

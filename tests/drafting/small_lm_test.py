@@ -42,7 +42,7 @@ def test_prompts_are_read_in_pieces(model, assert_read, monkeypatch):
     view = make_view(model, lengths=(5, 1, 17, 8), slots=20)
     for chunk in (4, 128):
         monkeypatch.setattr(small_lm, "_CHUNK", chunk)
-        reader = SmallLM(model.functions, REACH)
+        reader = SmallLM(model.sizes, REACH)
         cache = jax.jit(reader.prefill)(model.params, view.tokens, view.lengths)
         for row, length in enumerate(view.lengths.tolist()):
             assert_read(cache, row, view.tokens[row, :length].tolist())
@@ -50,8 +50,8 @@ def test_prompts_are_read_in_pieces(model, assert_read, monkeypatch):
 
 def test_cache_follows_rows_that_accept_different_counts(model, assert_read):
     """Rows accept 1 … 4 tokens per call; the last one is finished after its first."""
-    functions, params = model
-    reader = SmallLM(functions, REACH)
+    params = model.params
+    reader = SmallLM(model.sizes, REACH)
     # The last row ends without a free slot.
     view = make_view(model, lengths=(5, 1, 9, 15), slots=22)
     accepted = np.array([[1, 4, 2, 3], [4, 1, 3, 0], [1, 1, 4, 0], [4, 4, 1, 0]])
@@ -91,9 +91,9 @@ def test_cache_follows_rows_that_accept_different_counts(model, assert_read):
 
 def test_paths_attend_to_the_text_and_their_own_tokens(model):
     """Three levels of a tree whose paths branch, end and are reordered."""
-    functions, params = model
+    params = model.params
     view = make_view(model)
-    reader = SmallLM(functions, REACH)
+    reader = SmallLM(model.sizes, REACH)
     steps = [
         ([[0, 0, 0]] * 3, [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
         ([[2, 0, 2, 2]] * 3, [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]),
@@ -129,19 +129,18 @@ def test_paths_attend_to_the_text_and_their_own_tokens(model):
 
 @pytest.mark.parametrize("rows", [9, 17])
 def test_rows_without_a_token_are_never_chosen(model, rows):
-    functions, params = model
-    size = functions.config.trunk.vocab_size
-    padded = SmallLM(functions, REACH, vocab_size=rows)
-    hidden = jax.random.normal(jax.random.key(0), (2, functions.config.trunk.d_model))
-    logits = padded.logits(params, hidden)
+    size = model.config.trunk.vocab_size
+    padded = SmallLM(model.sizes, REACH, vocab_size=rows)
+    hidden = jax.random.normal(jax.random.key(0), (2, model.config.trunk.d_model))
+    logits = padded.logits(model.params, hidden)
     assert logits.shape == (2, rows)
-    plain, shared = functions.next_token_logits(params, hidden), min(rows, size)
+    plain, shared = model.next_token_logits(hidden), min(rows, size)
     np.testing.assert_array_equal(logits[:, :shared], plain[:, :shared])
     assert (np.asarray(logits[:, shared:]) < -1e8).all()
     # A token that the small LM does not have is read as its last one.
     tokens = jnp.array([[1, max(rows, size) - 1]])
     known = jnp.minimum(tokens, size - 1)
-    cache = functions.empty_cache(1, 8)
-    got, _ = padded._pass(params, tokens, cache)
-    want, _ = SmallLM(functions, REACH)._pass(params, known, cache)
+    cache = model.empty_cache(1, 8)
+    got, _ = padded._pass(model.params, tokens, cache)
+    want, _ = SmallLM(model.sizes, REACH)._pass(model.params, known, cache)
     np.testing.assert_array_equal(got, want)

@@ -101,7 +101,7 @@ def test_compile_methods_compiles_all_programs(decoder, prompts, caplog):
 
 
 def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch):
-    plain = Decoder(decoder.model, decoder.params, width=6)
+    plain = Decoder(decoder.model, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):
         compare(

@@ -25,10 +25,10 @@ class FlatModel:
     def config(self):
         return types.SimpleNamespace(trunk=types.SimpleNamespace(dtype=self.dtype))
 
-    def forward(self, params, tokens, positions, mask, cache=None):
+    def forward(self, tokens, positions, mask, cache=None):
         return np.zeros((*tokens.shape, 1)), None
 
-    def next_token_logits(self, params, hidden):
+    def next_token_logits(self, hidden):
         return np.array([0.0, -1.0, 5.0, 5.0 - self.gap])
 
 
@@ -47,7 +47,7 @@ def test_differences_and_near_ties_are_distinguished(make_generation, gap, dtype
     """The limit of near ties depends on the precision of the model."""
     reference = [make_generation([0, 2, 1]), make_generation([0, 2, 1])]
     outputs = [make_generation([0, 2, 1]), make_generation([0, 3, 1])]
-    [difference] = differences(FlatModel(gap, dtype), {}, reference, outputs)
+    [difference] = differences(FlatModel(gap, dtype), reference, outputs)
     assert (difference.prompt_index, difference.position) == (1, 1)
     assert difference.gap == pytest.approx(gap)
     assert difference.near_tie is near
@@ -58,7 +58,7 @@ def test_differences_and_near_ties_are_distinguished(make_generation, gap, dtype
 @pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
 def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got):
     texts = [make_generation([2, wanted])], [make_generation([2, got])]
-    [difference] = differences(FlatModel(0.0), {}, *texts)
+    [difference] = differences(FlatModel(0.0), *texts)
     assert difference.gap == (6.0 if 1 in (wanted, got) else 5.0)
     assert not difference.near_tie
 
@@ -66,7 +66,7 @@ def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got):
 def test_text_that_stops_early_is_not_a_near_tie(make_generation):
     texts = [make_generation([2, 3])], [make_generation([2])]
     for reference, outputs in (texts, texts[::-1]):
-        text_differences = differences(FlatModel(0.0), {}, reference, outputs)
+        text_differences = differences(FlatModel(0.0), reference, outputs)
         assert text_differences == [Difference(0, 1, float("inf"), False)]
         assert divergence(text_differences, 1) == Divergence(
             rate=1.0, first=2, gap=None
@@ -75,7 +75,7 @@ def test_text_that_stops_early_is_not_a_near_tie(make_generation):
 
 def test_equal_outputs_have_no_differences(make_generation):
     texts = [make_generation([5, 6]), make_generation([])]
-    assert differences(FlatModel(0.0), {}, texts, texts) == []
+    assert differences(FlatModel(0.0), texts, texts) == []
 
 
 def test_divergence_summarises_differences():

@@ -223,7 +223,7 @@ def test_arguments_may_be_strings(trained):
     )
     assert model.max_length == 64
     assert model.lm.assets.ngram is not None
-    assert model.lm.loaded.functions.config.trunk.dtype == "bfloat16"
+    assert model.lm.loaded.config.trunk.dtype == "bfloat16"
     [text] = model.generate_until([request("3", {"max_gen_toks": 5})])
     assert text
 

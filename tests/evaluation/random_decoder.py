@@ -7,7 +7,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -16,7 +16,7 @@ VOCAB = 13
 
 
 def random_model(heads, *, max_length=64, scale=0.3):
-    """Functions and parameters of a model of one layer."""
+    """A random model of one layer."""
     config = BlockwiseConfig(
         TransformerConfig(VOCAB, 1, 16, 32, num_heads=2, max_length=max_length),
         BlockHeadsConfig(heads, hidden=8),
@@ -27,14 +27,14 @@ def random_model(heads, *, max_length=64, scale=0.3):
         parameter_shapes(config),
         is_leaf=lambda leaf: hasattr(leaf, "shape"),
     )
-    return ModelFunctions(config), params
+    return Model(config, params)
 
 
 def random_decoder():
     """A decoder with four heads, and a trigram model of random texts."""
-    model, params = random_model(4)
+    model = random_model(4)
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, VOCAB, 60).astype(np.int32) for _ in range(10)]
     counts = count_ngrams(texts, order=3, vocab_size=VOCAB, end_of_text=0)
     ngram = estimate_katz(counts)
-    return Decoder(model, params, width=6, assets=Assets(ngram=ngram))
+    return Decoder(model, width=6, assets=Assets(ngram=ngram))

@@ -1,7 +1,5 @@
 """Tests that scores equal those of a softmax over all logits."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,15 +24,15 @@ def model():
 def logits_after(model, tokens):
     """All logits of one text, `[T, V]`, without batches, chunks or windows."""
     padded = jnp.pad(jnp.asarray(tokens), (0, LONGEST - len(tokens)))[None]
-    return np.asarray(all_logits(*model, padded)[0, : len(tokens)], np.float64)
+    return np.asarray(all_logits(model, padded)[0, : len(tokens)], np.float64)
 
 
-@functools.partial(jax.jit, static_argnames="functions")
-def all_logits(functions, params, tokens):
+@jax.jit
+def all_logits(model, tokens):
     mask = causal_mask(jnp.ones_like(tokens))
     positions = jnp.arange(tokens.shape[1])[None]
-    hidden, *_ = functions.forward(params, tokens, positions, mask)
-    return functions.next_token_logits(params, hidden)
+    hidden, *_ = model.forward(tokens, positions, mask)
+    return model.next_token_logits(hidden)
 
 
 def expected(model, tokens, count):
@@ -48,7 +46,7 @@ def expected(model, tokens, count):
 
 
 def scores(model, texts, **options):
-    by_index = dict(score_texts(*model, texts, **options))
+    by_index = dict(score_texts(model, texts, **options))
     assert sorted(by_index) == list(range(len(texts)))
     return [by_index[index] for index in range(len(texts))]
 
@@ -97,9 +95,9 @@ def test_shared_inputs_are_processed_once(model, monkeypatch):
     processed = []
     score_batch = scoring._score_batch
 
-    def spy(functions, params, rows, asked, batch):
+    def spy(model, rows, asked, batch):
         processed.extend(rows)
-        return score_batch(functions, params, rows, asked, batch)
+        return score_batch(model, rows, asked, batch)
 
     monkeypatch.setattr(scoring, "_score_batch", spy)
     question = list(range(9))

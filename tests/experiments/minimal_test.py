@@ -14,7 +14,7 @@ from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -76,7 +76,7 @@ def library_model(params):
     converted = {"trunk": trunk, "heads": heads}
     shapes = jax.tree.map(lambda x: x.shape, parameter_shapes(config))
     assert jax.tree.map(jnp.shape, converted) == shapes
-    return ModelFunctions(config), converted
+    return Model(config, converted)
 
 
 def test_the_bigram_is_the_librarys(ngrams):
@@ -121,9 +121,11 @@ def test_drafts_are_the_p_best_of_the_librarys_fst_engine(ngrams):
 
 def test_tokens_and_calls_are_the_librarys(model, ngrams):
     _, automaton, library = ngrams
-    functions, params = library_model(model)
     decoder = Decoder(
-        functions, params, width=bpd.K, alpha=bpd.ALPHA, assets=Assets(ngram=library)
+        library_model(model),
+        width=bpd.K,
+        alpha=bpd.ALPHA,
+        assets=Assets(ngram=library),
     )
     prompts = [TOKENS[begin : begin + 20] for begin in (0, 33)]
     # The example has no end of text: the library decodes as many tokens.

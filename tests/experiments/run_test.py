@@ -63,14 +63,14 @@ def test_studies_and_other_commands_decode_with_the_same_parameters(context, tra
     """Otherwise studies and `evaluate` would time different kernels on a CPU."""
     lm = api.load(str(trained / "run"))
     decoder, _ = context.contender("bpd", "held_out")
-    assert jax.tree.structure(decoder.params) == jax.tree.structure(lm.loaded.params)
+    assert jax.tree.structure(decoder.model) == jax.tree.structure(lm.loaded.model)
 
 
 def test_header_describes_the_source_that_drafts(context, with_drafter):
-    model = context.loaded("held_out").functions
+    model = context.loaded("held_out").config
     facts = facts_of(context)
     assert facts["heads"] == model.block_size != 5
-    assert facts["draft_vocabulary"] == model.config.draft_vocab_size
+    assert facts["draft_vocabulary"] == model.draft_vocab_size
     facts = facts_of(with_drafter)
     assert (facts["heads"], facts["draft_vocabulary"]) == (5, 32)
     assert facts["vocabulary"] > 32
@@ -318,12 +318,12 @@ def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path)
         longest_prompt=100_000,
     )
     context = StudyContext(config, tmp_path)
-    functions = context.loaded("held_out").functions
+    model = context.loaded("held_out").config
     (example,) = context.examples("held_out")
     (text,) = context.texts("held_out")
     assert len(text.output_ids) == 9
-    positions = functions.config.trunk.max_length
-    assert len(example.input_ids) <= positions - 9 - functions.block_size
+    positions = model.trunk.max_length
+    assert len(example.input_ids) <= positions - 9 - model.block_size
     long = dataclasses.replace(config, decode_lengths={"held_out": positions})
     with pytest.raises(UserError, match="no positions left for a prompt"):
         StudyContext(long, tmp_path / "long").examples("held_out")

@@ -15,7 +15,7 @@ from bpd_jax.models.blockwise_config import (
     BlockwiseConfig,
 )
 from bpd_jax.models.cpu.layout import SOFTMAX
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
 
@@ -28,8 +28,8 @@ HEADS = {
     "medusa": BlockHeadsConfig(4, kind="medusa", layers=2, draft_vocabulary=7),
 }
 # Compiled as wholes: operation by operation they would take longer.
-head_logits = jax.jit(ModelFunctions.head_logits, static_argnums=0)
-block_candidates = jax.jit(ModelFunctions.block_candidates, static_argnums=(0, 3, 4))
+head_logits = jax.jit(Model.head_logits)
+block_candidates = jax.jit(Model.block_candidates, static_argnums=(2, 3))
 
 
 @functools.cache
@@ -53,12 +53,10 @@ def test_head_one_is_the_language_model_and_heads_differ(first_has_ffn):
     config = BlockwiseConfig(TRUNK, heads)
     params = random_params(parameter_shapes(config), 0.3, 0)
     assert params["heads"]["kernel_in"].shape[0] == 2 + first_has_ffn
-    functions = ModelFunctions(config)
+    bound = Model(config, params)
     hidden = states()
-    logits = head_logits(functions, params, hidden)
-    np.testing.assert_allclose(
-        logits[:, 0], functions.next_token_logits(params, hidden), atol=1e-5
-    )
+    logits = head_logits(bound, hidden)
+    np.testing.assert_allclose(logits[:, 0], bound.next_token_logits(hidden), atol=1e-5)
     assert np.abs(logits[:, 1] - logits[:, 0]).max() > 1e-2
     assert np.abs(logits[:, 2] - logits[:, 1]).max() > 1e-2
     # Head 2 written out: residual, SiLU, softmax tied to the embedding.
@@ -98,16 +96,16 @@ def test_draft_vocabulary_equals_the_full_one_restricted(tied):
     }
     full_params = {"trunk": params["trunk"], "heads": layers}
     hidden = states()
-    full_logits = head_logits(ModelFunctions(full), full_params, hidden)
+    full_logits = head_logits(Model(full, full_params), hidden)
     is_drafted = np.isin(np.arange(23), VOCABULARY)
     restricted = jnp.where(is_drafted, full_logits[:, 1:], -jnp.inf)
 
-    functions = ModelFunctions(config)
-    logits = head_logits(functions, params, hidden)
+    bound = Model(config, params)
+    logits = head_logits(bound, hidden)
     np.testing.assert_allclose(logits[:, 0], full_logits[:, 0], atol=1e-5)
     np.testing.assert_allclose(logits[:, 1:], restricted, atol=1e-5)
 
-    tokens, log_probs, entropies = block_candidates(functions, params, hidden, 4, 5)
+    tokens, log_probs, entropies = block_candidates(bound, hidden, 4, 5)
     want = jax.nn.log_softmax(restricted)
     best_tokens = np.argsort(-np.asarray(want), axis=-1)[..., :5]
     np.testing.assert_array_equal(tokens, best_tokens)
@@ -119,37 +117,36 @@ def test_draft_vocabulary_equals_the_full_one_restricted(tied):
     np.testing.assert_allclose(entropies, want_entropy, atol=1e-5)
     # Head 1, which verifies, uses the full vocabulary.
     np.testing.assert_array_equal(
-        functions.next_token_logits(params, hidden),
-        ModelFunctions(full).next_token_logits(full_params, hidden),
+        bound.next_token_logits(hidden),
+        Model(full, full_params).next_token_logits(hidden),
     )
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_single_levels_equal_all_levels(name):
     config, params = model(name)
-    functions, hidden = ModelFunctions(config), states()
-    logits = head_logits(functions, params, hidden)
+    bound, hidden = Model(config, params), states()
+    logits = head_logits(bound, hidden)
     ids = params["heads"].get("vocabulary", jnp.arange(23))
-    functions.states(params, hidden)
-    tokens, log_probs, _ = block_candidates(functions, params, hidden, 3, 2)
+    tokens, log_probs, _ = block_candidates(bound, hidden, 3, 2)
     assert tokens.shape == (5, 2, 2)
     assert set(np.unique(tokens)) <= set(np.asarray(ids).tolist())
     want = jax.nn.log_softmax(logits[:, 1:3])
     np.testing.assert_allclose(log_probs, jax.lax.top_k(want, 2)[0], atol=1e-5)
     for level in (1, 2, 3):
-        level_logits = functions.draft_logits(params, hidden, level)
-        jitted = jax.jit(functions.draft_logits)(params, hidden, jnp.int32(level))
+        level_logits = bound.draft_logits(hidden, level)
+        jitted = jax.jit(Model.draft_logits)(bound, hidden, jnp.int32(level))
         np.testing.assert_allclose(level_logits, jitted, atol=1e-5)
         assert level_logits.shape == (5, len(ids))
     has_own_softmax = "own" in name
-    first, second = (functions.draft_logits(params, hidden, n) for n in (1, 2))
+    first, second = (bound.draft_logits(hidden, n) for n in (1, 2))
     assert bool(jnp.allclose(first, second)) != has_own_softmax
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_decoding_reads_only_a_shared_draft_softmax_in_bfloat16(name):
     config, params = model(name)
-    fields = {"functions": ModelFunctions(config), "params": params}
+    fields = {"model": Model(config, params)}
     loaded = LoadedModel("model", None, tokenizer=None, end_tokens=(0,), **fields)
     prepared = loaded.for_decoding()
     on_cpu = jax.default_backend() == "cpu"
@@ -158,8 +155,7 @@ def test_decoding_reads_only_a_shared_draft_softmax_in_bfloat16(name):
     for level in (None, 1, 3):
         hidden = states() if level else jnp.stack([states()] * 3, axis=1)
         want, got = (
-            prepared.functions.draft_logits(each, hidden, level)
-            for each in (params, prepared.params)
+            each.draft_logits(hidden, level) for each in (loaded.model, prepared.model)
         )
         scale = 1 if shared else 0
         np.testing.assert_allclose(got, want, atol=scale * 2e-2 + 1e-6)
@@ -174,7 +170,7 @@ def test_medusa_layers_are_those_of_the_paper():
         kernel, bias = heads["kernel"][1, layer], heads["bias"][1, layer]
         state = state + jax.nn.silu(state @ kernel + bias)
     want = state @ params["trunk"]["embedding"][VOCABULARY].T
-    logits = head_logits(ModelFunctions(config), params, hidden)[:, 2, VOCABULARY]
+    logits = head_logits(Model(config, params), hidden)[:, 2, VOCABULARY]
     np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
@@ -190,7 +186,7 @@ def test_new_heads_predict_like_the_model(kind):
         lambda leaf: (leaf.shape, leaf.dtype), parameter_shapes(config)["heads"]
     )
     params = {**params, "heads": heads}
-    logits = head_logits(ModelFunctions(config), params, states())
+    logits = head_logits(Model(config, params), states())
     chosen = logits[..., VOCABULARY]
     np.testing.assert_allclose(
         chosen, jnp.broadcast_to(chosen[:, :1], chosen.shape), atol=1e-5
@@ -219,20 +215,20 @@ def test_conditioned_heads_draft_from_the_anchor_and_layers():
     mask = causal_mask(jnp.ones((1, 4), int))
     apply = functools.partial(BlockwiseLM(config).apply, method="all_logits")
     logits = jax.jit(apply)({"params": params}, tokens, positions, mask)
-    functions = ModelFunctions(config)
-    forward = functools.partial(functions.forward, layers=heads.feature_layers)
-    hidden, _, features = jax.jit(forward)(params, tokens, positions, mask)
-    anchors = functions.greedy_tokens(params, hidden[:, 2])
+    bound = Model(config, params)
+    forward = functools.partial(Model.forward, layers=heads.feature_layers)
+    hidden, _, features = jax.jit(forward)(bound, tokens, positions, mask)
+    anchors = bound.greedy_tokens(hidden[:, 2])
     candidates, log_probs, _ = block_candidates(
-        functions, params, hidden[:, 2], 3, 17, anchors, features[:, 2]
+        bound, hidden[:, 2], 3, 17, anchors, features[:, 2]
     )
     expected = np.asarray(jax.nn.log_softmax(logits[:, 2, 1:]))
     np.testing.assert_allclose(
         log_probs, np.take_along_axis(expected, np.asarray(candidates), -1), rtol=1e-3
     )
     other_candidates = block_candidates(
-        functions, params, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
+        bound, hidden[:, 2], 3, 17, anchors + 1, features[:, 2]
     )
     assert not np.array_equal(other_candidates[0], candidates)
     with pytest.raises(UserError, match="certain token"):
-        functions.block_candidates(params, hidden[:, 2], 3, 17)
+        bound.block_candidates(hidden[:, 2], 3, 17)

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, commit, empty_cache, numbers
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -83,16 +83,16 @@ def test_commit_updates_a_donated_sharded_cache_without_collectives():
 def test_no_product_of_a_pass_copies_cache_or_weights():
     """Plain decoding reads memory and little else, so a copy would double its time."""
     config = TransformerConfig(48, num_layers=2, d_model=32, d_ff=40, num_heads=4)
-    model = ModelFunctions(BlockwiseConfig(config))
+    model = Model(BlockwiseConfig(config))
     row = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     arguments = (
-        parameter_shapes(model.config),
+        model.with_params(parameter_shapes(model.config)),
         row,
         row,
         jax.ShapeDtypeStruct((1, 1, 1), bool),
         jax.eval_shape(lambda: model.empty_cache(1, 56)),
     )
-    text = jax.jit(model.forward).lower(*arguments).compile().as_text()
+    text = jax.jit(Model.forward).lower(*arguments).compile().as_text()
     # 56 slots or 32 × 32 numbers: nothing else that is copied is as large.
     for line in text.splitlines():
         match = re.search(r"= f32\[([\d,]+)\]\S* (?:copy|transpose|slice)\(", line)

@@ -12,8 +12,8 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import is_trained
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
+from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
 
@@ -25,7 +25,7 @@ HEADS = {
     "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, own_softmax=True),
 }
 # Compiled as a whole: operation by operation it would take longer.
-block_candidates = jax.jit(ModelFunctions.block_candidates, static_argnums=(0, 3, 4))
+block_candidates = jax.jit(Model.block_candidates, static_argnums=(2, 3))
 FACTS = {"accuracies": [[0.5, 0.25]], "seed": 3}
 
 
@@ -69,9 +69,11 @@ def test_attached_equals_saved(tmp_path, name, dtype, error):
             key
         )
     hidden = random_params(jax.ShapeDtypeStruct((4, 16), jnp.float32), 0.3, 2)
-    functions = ModelFunctions(model)
-    got = block_candidates(functions, params, hidden, 3, 3)
-    want = block_candidates(functions, {**PARAMS, "heads": heads}, hidden, 3, 3)
+    functions = Model(model)
+    got = block_candidates(functions.with_params(params), hidden, 3, 3)
+    want = block_candidates(
+        functions.with_params({**PARAMS, "heads": heads}), hidden, 3, 3
+    )
     np.testing.assert_allclose(got[1], want[1], atol=20 * error + 1e-6)
 
 

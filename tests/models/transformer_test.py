@@ -16,7 +16,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import (
     TransformerConfig,
@@ -51,8 +51,8 @@ def parameters(config):
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="layers")
-def forward(config, *arguments, layers=()):
-    return ModelFunctions(config).forward(*arguments, layers=layers)
+def forward(config, params, *arguments, layers=()):
+    return Model(config, params).forward(*arguments, layers=layers)
 
 
 def one_pass(config, tokens, layers=()):
@@ -66,7 +66,7 @@ def test_chunks_with_a_cache_equal_one_pass():
     """The hidden states, and the outputs of layers."""
     tokens = jax.random.randint(jax.random.key(3), (2, 8), 0, 24)
     want, _, want_features = one_pass(LLAMA, tokens, layers=(0, 1))
-    cache = ModelFunctions(LLAMA).empty_cache(2, 16)
+    cache = Model(LLAMA).empty_cache(2, 16)
     parts, features, begin = [], [], 0
     for size in (5, 2, 1):
         part = tokens[:, begin : begin + size]
@@ -89,7 +89,7 @@ def test_every_path_of_a_tree_equals_one_pass():
     texts = jax.random.randint(jax.random.key(4), (2, 5), 0, 24)
     lengths = jnp.array([5, 3])
     _, new, _ = one_pass(LLAMA, texts)
-    cache = commit(ModelFunctions(LLAMA).empty_cache(2, 16), new, lengths)
+    cache = commit(Model(LLAMA).empty_cache(2, 16), new, lengths)
     nodes = jax.random.randint(jax.random.key(5), (2, 6), 0, 24)
     parents, depths = [-1, 0, 0, 1, 2, 3], jnp.array([0, 1, 1, 2, 2, 3])
     mask = np.eye(6, dtype=bool)
@@ -145,7 +145,7 @@ def test_bfloat16_compute_keeps_float32_parameters_and_logits():
     assert hidden.dtype == new.keys.dtype == jnp.bfloat16
     params = parameters(config)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    logits = ModelFunctions(config).next_token_logits(params, hidden)
+    logits = Model(config, params).next_token_logits(hidden)
     assert logits.dtype == jnp.float32
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
@@ -29,17 +29,17 @@ def expected(name):
 def assert_logits_of_transformers(folder, name):
     checkpoint = open_folder(folder)
     params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    functions = ModelFunctions(BlockwiseConfig(checkpoint.config))
+    model = Model(BlockwiseConfig(checkpoint.config), params)
     tokens, expected_logits = expected(name)
 
     @jax.jit
-    def logits(params, tokens):
+    def logits(model, tokens):
         positions = jnp.arange(tokens.shape[1])[None]
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, *_ = functions.forward(params, tokens, positions, mask)
-        return functions.next_token_logits(params, hidden)[0]
+        hidden, *_ = model.forward(tokens, positions, mask)
+        return model.next_token_logits(hidden)[0]
 
-    actual = logits(params, tokens[None])
+    actual = logits(model, tokens[None])
     np.testing.assert_allclose(actual, expected_logits, atol=1e-4)
     return checkpoint
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.medusa_export import export_heads
 from bpd_jax.pretrained.medusa_import import import_heads
@@ -118,9 +118,7 @@ def test_exported_heads_have_the_same_logits(model, base, layout, tmp_path):
     hidden = np.random.default_rng(3).normal(size=D)
     exported = engine_logits(folder, layout, base, hidden)
     config, params = model
-    expected = np.asarray(
-        ModelFunctions(config).head_logits(params, jnp.asarray(hidden))
-    )
+    expected = np.asarray(Model(config, params).head_logits(jnp.asarray(hidden)))
     assert len(expected) == len(exported) + 1
     if layout == "medusa" and config.heads.draft_vocabulary:
         # This layout has no draft vocabulary; logits agree within ours.

@@ -17,7 +17,7 @@ import pytest
 
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.packaged_models import find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
@@ -61,14 +61,14 @@ def test_chat_ends_with_its_own_token(checkpoint):
 
 def test_logits_are_the_same(records, checkpoint):
     params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
-    functions = ModelFunctions(BlockwiseConfig(checkpoint.config))
+    model = Model(BlockwiseConfig(checkpoint.config), params)
 
     @jax.jit
-    def logits(params, tokens):
+    def logits(model, tokens):
         positions = jnp.arange(LENGTH)[None]
         mask = causal_mask(jnp.ones_like(tokens))
-        hidden, *_ = functions.forward(params, tokens, positions, mask)
-        return functions.next_token_logits(params, hidden)[0]
+        hidden, *_ = model.forward(tokens, positions, mask)
+        return model.next_token_logits(hidden)[0]
 
     short = [record for record in records if len(record["input_ids"]) <= LENGTH]
     assert len(short) >= 4
@@ -76,7 +76,7 @@ def test_logits_are_the_same(records, checkpoint):
         ids = record["input_ids"]
         row = np.zeros((1, LENGTH), np.int32)
         row[0, : len(ids)] = ids
-        actual = np.asarray(logits(params, row), np.float64)[: len(ids)]
+        actual = np.asarray(logits(model, row), np.float64)[: len(ids)]
         top = actual[-1][record["last_logits_top5_ids"]]
         np.testing.assert_allclose(top, record["last_logits_top5"], atol=2e-3)
         sums = np.logaddexp.reduce(actual, axis=-1)

@@ -11,8 +11,7 @@ LOADED = types.SimpleNamespace(
         decode=lambda ids: "".join("<> abcd"[token] for token in ids), encode=None
     ),
     end_tokens=(0, 1),
-    functions=None,
-    params=None,
+    model=None,
     begin_of_text=None,
 )
 

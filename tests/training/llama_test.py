@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from bpd_jax.models.blockwise_config import load_config
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.training.checkpoints import load_parameters
@@ -40,6 +40,6 @@ def test_train_save_and_load(train_config, tmp_path):
     # All parameters were trained: even the scales of norms, which started at 1, vary.
     assert all(np.ptp(leaf) > 0 for leaf in jax.tree.leaves(params))
     hidden = np.ones((1, 16), np.float32)
-    logits = ModelFunctions(config).head_logits(params, hidden)
+    logits = Model(config, params).head_logits(hidden)
     assert np.isfinite(logits).all()
     assert np.abs(logits[:, 0] - logits[:, 1]).max() > 0

@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
@@ -113,7 +113,7 @@ def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
     objective = objective_on(source, settings, config)
     refiner = init_refiner(objective.config, jax.random.key(0))
     sums = jax.jit(objective.held_out_sums)(refiner, params, batch).plain_text
-    logits = jax.jit(ModelFunctions(config).head_logits)(params, frozen.hidden)
+    logits = jax.jit(Model.head_logits)(Model(config, params), frozen.hidden)
     for level in (1, 2):
         log_probs = jax.nn.log_softmax(logits[:, level])
         target = frozen.targets[:, level - 1]

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int, Params
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.acceptance.exact import Accepted, longest_match
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
 from bpd_jax.decoding.acceptance.typical import typical_match
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
 from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 # Logits to adjusted logits; the identity if options do not adjust them.
 Adjust = Callable[[Float[Array, "B M V"]], Float[Array, "B M V"]]
@@ -24,8 +24,7 @@ def unchanged(logits: Array) -> Array:
 
 
 def next_tokens(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     hidden: Float[Array, "B M D"],
     positions: Int[Array, "B M"],
     keys: Array,
@@ -34,16 +33,15 @@ def next_tokens(
 ) -> Int[Array, "B M"]:
     """The model's choice after every node; see `choose`."""
     if options.temperature == 0 and not options.adjusts:
-        return model.greedy_tokens(params, hidden)
-    logits = adjust(model.next_token_logits(params, hidden))
+        return model.greedy_tokens(hidden)
+    logits = adjust(model.next_token_logits(hidden))
     if options.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return choose(logits, positions, keys, options)
 
 
 def accept(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     tree: DraftTree,
     hidden: Float[Array, "B M D"],
     positions: Int[Array, "B M"],
@@ -56,8 +54,7 @@ def accept(
     """Accepts a path of the tree by the rule of the options.
 
     Args:
-      model: functions of the model.
-      params: parameters of the model.
+      model: the model.
       tree: the drafts.
       hidden: final hidden states of the nodes.
       positions: index in the text of the token that follows each node.
@@ -71,9 +68,9 @@ def accept(
       The accepted path, and the model's choice after every node.
     """
     if options.acceptance not in (SPECULATIVE, TYPICAL):
-        choices = next_tokens(model, params, hidden, positions, keys, options, adjust)
+        choices = next_tokens(model, hidden, positions, keys, options, adjust)
         return longest_match(tree, choices, next_token, max_depth), choices
-    logits = filtered(adjust(model.next_token_logits(params, hidden)), options)
+    logits = filtered(adjust(model.next_token_logits(hidden)), options)
     choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     # Position 0 is that of the first root, at the end of the text.
     acceptance_keys = stream_keys(keys, positions[:, 0], ACCEPTANCE)

@@ -7,7 +7,7 @@ from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.acceptance.exact import Accepted, accepted_nodes, path_through
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.models.functions import entropy
+from bpd_jax.models.model import entropy
 
 
 def typical_match(

@@ -169,7 +169,7 @@ class Neural(RefinerPart):
         alpha = context.alpha if self.alpha is None else self.alpha
         arrays = WeightedParams(Weight.of(alpha, self.slope), small.params)
         reach = max(source.block_size, context.max_accepted)
-        reader = SmallLM(small.functions, reach, context.vocab_size)
+        reader = SmallLM(small.sizes, reach, context.vocab_size)
         if self.mode == PARALLEL:
             return ParallelNeuralRefiner(reader, arrays)
         return NeuralRefiner(reader, arrays)

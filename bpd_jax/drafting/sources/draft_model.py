@@ -24,7 +24,7 @@ from bpd_jax.drafting.parts import (
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.drafting.sources.heads import lattice_width
 from bpd_jax.models.cache import KVCache
-from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.model import top_candidates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,5 +113,5 @@ class DraftModel(SourcePart):
         small = context.need("draft_model")
         block = self.tokens + 1
         reach = max(block, context.max_accepted)
-        reader = SmallLM(small.functions, reach, context.vocab_size)
+        reader = SmallLM(small.sizes, reach, context.vocab_size)
         return DraftModelSource(block, width, reader, small.params)

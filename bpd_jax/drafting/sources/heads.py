@@ -19,7 +19,7 @@ from bpd_jax.drafting.interface import (
     Source,
     View,
 )
-from bpd_jax.drafting.lattice import Lattice, distinct_scores
+from bpd_jax.drafting.lattice import Lattice, build_lattice, distinct_scores
 from bpd_jax.drafting.parts import (
     COUNT,
     BuildContext,
@@ -123,10 +123,10 @@ class HeadsSource(LatticeSource):
     ) -> tuple[Lattice, PyTree]:
         """Evaluates the heads on the hidden state of the last token."""
         del arrays
-        lattice = view.model.lattice(
-            view.hidden, view.next_token, self.block_size, self.width, memory
+        candidates = view.model.block_candidates(
+            view.hidden, self.block_size, self.width, view.next_token, memory
         )
-        return lattice, memory
+        return build_lattice(view.next_token, *candidates), memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import (
-    BoundModel,
     Candidates,
     Extension,
     Source,
@@ -17,7 +16,7 @@ from bpd_jax.drafting.interface import (
 )
 from bpd_jax.drafting.parts import BuildContext, SearchPart, register
 from bpd_jax.drafting.sources.heads import Heads, HeadsPart
-from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.model import Model, top_candidates
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
 
@@ -32,7 +31,7 @@ class HydraState:
       embedded: embeddings of the tokens of each path.
     """
 
-    model: BoundModel
+    model: Model
     hidden: Float[Array, "B D"]
     embedded: Float[Array, "B n l D"]
 

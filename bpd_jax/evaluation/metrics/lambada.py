@@ -11,9 +11,8 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Params
 from bpd_jax.evaluation.scoring import score_texts
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -37,8 +36,7 @@ def split_last_word(passage: str) -> tuple[str, str]:
 
 
 def passage_scores(
-    model: ModelFunctions,
-    params: Params,
+    model: Model,
     encode: Encode,
     passages: Sequence[str],
     *,
@@ -52,8 +50,7 @@ def passage_scores(
     correct if greedy decoding after `the cat` generates it.
 
     Args:
-      model: functions of the model.
-      params: its parameters.
+      model: the model.
       encode: the model's tokenizer.
       passages: texts of at least two words.
       begin_of_text: token that the model's texts begin with, if any. It precedes the
@@ -79,7 +76,7 @@ def passage_scores(
         texts += [(tokens, len(ids) - 1), (tokens, last)]
     scores = dict(
         progress.bar(
-            score_texts(model, params, texts, batch_size=batch_size),
+            score_texts(model, texts, batch_size=batch_size),
             label="passages",
             total=len(texts),
             unit="score",

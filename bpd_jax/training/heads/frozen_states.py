@@ -12,17 +12,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.functions import cast_matrices
+from bpd_jax.models.model import cast_matrices
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.transformer_config import check_feature_layers
 from bpd_jax.training.state import abstract_parameters
-
-_LENGTH_STEP = 32  # tokens
 
 
 class FrozenModel:
@@ -88,7 +87,7 @@ class FrozenModel:
         """Yields the index of a text in `texts` and its states, longest texts first."""
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         while order:
-            length = _padded(len(texts[order[0]]))
+            length = padded_length(len(texts[order[0]]))
             rows = self._rows(length)
             batch, order = order[:rows], order[rows:]
             tokens = np.zeros((rows, min(length, self.max_length)), np.int32)
@@ -127,15 +126,6 @@ def check_finite(states: np.ndarray) -> None:
 def states_dtype(name: str) -> np.dtype:
     """The numpy dtype of stored states."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
-def _padded(length: int) -> int:
-    """The next of 32, 64, 96, 128, 160, 192, 224, 256, 288, …, 512, 576, ….
-
-    There are at most eight lengths per octave, so few shapes are compiled.
-    """
-    step = max(_LENGTH_STEP, 1 << max(0, (length - 1).bit_length() - 4))
-    return -(-length // step) * step
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

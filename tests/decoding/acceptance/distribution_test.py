@@ -8,6 +8,8 @@ import dataclasses
 import itertools
 import types
 
+import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,21 +25,25 @@ from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.draft_model import DraftModelSource
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.functions import top_candidates
+from bpd_jax.models.model import top_candidates
 
 VOCAB, PROMPT, BATCH = 8, 3, 20_000
 TREE = Topology.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 CHAIN = Topology.of([(0,), (0, 0), (0, 0, 0)])
 
 
-@dataclasses.dataclass(frozen=True)
+@flax.struct.dataclass
 class TableModel:
     """Logits that depend on the last token alone; tables[0] is the model's own.
 
-    Head j ≥ 2 reads `tables[j - 1]`. They are the parameters.
+    Head j ≥ 2 reads `tables[j - 1]`.
     """
 
-    block_size: int = 4
+    tables: jax.Array | None = None
+    block_size: int = flax.struct.field(pytree_node=False, default=4)
+
+    def with_params(self, tables):
+        return self.replace(tables=tables)
 
     @property
     def config(self):
@@ -50,21 +56,21 @@ class TableModel:
             lengths=jnp.zeros(batch, jnp.int32),
         )
 
-    def forward(
-        self, params, tokens, positions, mask, cache=None, earlier=None, *, layers=()
-    ):
+    def forward(self, tokens, positions, mask, cache=None, earlier=None, *, layers=()):
         hidden = tokens[..., None].astype(jnp.float32)
         kv = hidden[None, :, :, None]
         return hidden, KeyValues(kv, kv), jnp.zeros((*tokens.shape, 0))
 
-    def next_token_logits(self, params, hidden):
-        return params[0][hidden[..., 0].astype(jnp.int32)]
+    def next_token_logits(self, hidden):
+        return self.tables[0][hidden[..., 0].astype(jnp.int32)]
 
     head_features = ()
 
-    def block_candidates(self, params, hidden, block_size, width, *conditions):
+    def block_candidates(self, hidden, block_size, width, *conditions):
         token = hidden[..., 0].astype(jnp.int32)
-        logits = jnp.stack([table[token] for table in params[1:block_size]], axis=-2)
+        logits = jnp.stack(
+            [table[token] for table in self.tables[1:block_size]], axis=-2
+        )
         return top_candidates(logits, width)
 
 
@@ -80,15 +86,15 @@ def lattice_drafter(search):
 def draft_model_drafter(temperature):
     """A draft model close to the model, truncated to 6 tokens."""
     params = tables()[:1] + 0.8 * tables(1, seed=1)
-    reader = SmallLM(TableModel(1), reach=4)
+    reader = SmallLM(TableModel(block_size=1), reach=4)
     source = DraftModelSource(4, 6, reader, params)
     return PathDrafter(Paths(source), StaticTree(TREE, temperature))
 
 
 def count_texts(drafter, options, params=None):
     """How often each of the 512 texts was decoded, `[512]`."""
-    model = TableModel()
-    weights = Weights(tables() if params is None else params, drafter.arrays)
+    model = TableModel(tables() if params is None else params)
+    weights = Weights(drafter.arrays)
     ones = jnp.ones(BATCH, jnp.int32)
     state = prefill(
         model,

@@ -39,15 +39,15 @@ def small():
 
 
 def sequential(small, weight, ngram=None):
-    functions, params = small
-    neural = NeuralRefiner(SmallLM(functions, LENGTH), WeightedParams(weight, params))
+    params = small.params
+    neural = NeuralRefiner(SmallLM(small.sizes, LENGTH), WeightedParams(weight, params))
     finite = () if ngram is None else (ngram,)
     return Paths(HeadsSource(LENGTH, WIDTH), finite, (neural,))
 
 
 def parallel(small, weight):
-    functions, params = small
-    reader = SmallLM(functions, LENGTH)
+    params = small.params
+    reader = SmallLM(small.sizes, LENGTH)
     neural = ParallelNeuralRefiner(reader, WeightedParams(weight, params))
     return Paths(HeadsSource(LENGTH, WIDTH), (neural,))
 

@@ -110,7 +110,7 @@ def test_a_refined_block_has_the_ranks_of_the_greedy_path(with_neural):
     base, small = make_model(0, block_size=4), make_model(3)
     ngram = make_ngram()
     arrays = WeightedParams(Weight.of(8.0), small.params)
-    neural = NeuralRefiner(SmallLM(small.functions, 4), arrays)
+    neural = NeuralRefiner(SmallLM(small.sizes, 4), arrays)
     paths = Paths(
         HeadsSource(4, 3),
         (NGramRefiner.from_model(ngram, 3.0),),

@@ -25,6 +25,5 @@ def test_every_search_grows_the_draft_models_continuations():
         tokens = np.argsort(-log_probs)[:WIDTH]
         return tokens, log_probs[tokens]
 
-    functions, params = small
-    source = DraftModelSource(LENGTH, WIDTH, SmallLM(functions, LENGTH), params)
+    source = DraftModelSource(LENGTH, WIDTH, SmallLM(small.sizes, LENGTH), small.params)
     check_every_search(Paths(source), view, offer)

@@ -2,6 +2,7 @@
 
 import types
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,16 +28,19 @@ BIGRAMS = np.array(
 )
 
 
+@flax.struct.dataclass
 class Bigrams:
-    """Substitute for `ModelFunctions`, whose hidden state is the token."""
+    """Substitute for `Model`, whose hidden state is the token."""
+
+    table: jax.Array
 
     config = types.SimpleNamespace(trunk=types.SimpleNamespace(max_length=64))
 
-    def forward(self, params, tokens, positions, mask):
+    def forward(self, tokens, positions, mask):
         return jax.nn.one_hot(tokens, len(PIECES)), None
 
-    def next_token_logits(self, params, hidden):
-        return hidden @ params
+    def next_token_logits(self, hidden):
+        return hidden @ self.table
 
 
 def encode(text):
@@ -49,8 +53,8 @@ def encode(text):
 
 
 def scores(*passages, **options):
-    params = jnp.log(jnp.maximum(BIGRAMS, 1e-30))
-    return passage_scores(Bigrams(), params, encode, passages, **options)
+    model = Bigrams(jnp.log(jnp.maximum(BIGRAMS, 1e-30)))
+    return passage_scores(model, encode, passages, **options)
 
 
 def test_scores_of_passages_computed_by_hand():

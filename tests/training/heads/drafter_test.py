@@ -12,8 +12,8 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter
-from bpd_jax.models.functions import ModelFunctions
 from bpd_jax.models.heads_files import load_heads
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
@@ -155,8 +155,8 @@ def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_k
     # In decoding, the drafter reads the features of the model itself.
     text = np.array([[3, 21, 28, 16, 22, 4, 28, 17, 29, 23]])
     positions = jnp.arange(10)[None]
-    _, _, features = ModelFunctions(model).forward(
-        params, text, positions, causal_mask(jnp.ones_like(text)), layers=(0,)
+    _, _, features = Model(model, params).forward(
+        text, positions, causal_mask(jnp.ones_like(text)), layers=(0,)
     )
     cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)
     embedded = params["trunk"]["embedding"][text[:, 9]]

@@ -9,10 +9,10 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.functions import ModelFunctions
+from bpd_jax.models.model import Model
 from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.batches import PositionBatcher
-from bpd_jax.training.heads.frozen_states import FrozenModel, _padded
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 
 
@@ -43,12 +43,12 @@ def test_cached_states_equal_those_of_the_model(
     states = make(tmp_path, model, params, texts, base_key, dtype)
     assert len(list(tmp_path.glob("states-*.npy"))) > 2
     positions = states.positions
-    forward = jax.jit(ModelFunctions(model).forward)
+    forward = jax.jit(Model.forward)
     for row in (0, 17, len(texts) - 1):
         text = jnp.asarray(texts[row])[None]
         token_positions = jnp.arange(text.shape[1])[None]
         mask = causal_mask(jnp.ones_like(text))
-        want = forward(params, text, token_positions, mask)[0][0]
+        want = forward(Model(model, params), text, token_positions, mask)[0][0]
         indices = np.arange(positions.starts[row], positions.starts[row + 1])
         # From the last token of the prompt to the last but one of the text.
         np.testing.assert_allclose(
@@ -229,13 +229,6 @@ def test_too_long_texts_are_reported(model, params):
     base = FrozenModel(model, params, 128, "float16")
     with pytest.raises(UserError, match=r"49 tokens, which exceeds .* 48"):
         list(base.states([np.zeros(49, np.int32)]))
-
-
-def test_few_lengths_are_compiled():
-    lengths = {_padded(n) for n in range(1, 2049)}
-    assert lengths >= {32, 64, 256, 512, 1024, 2048}
-    assert len(lengths) < 40
-    assert all(n <= _padded(n) < max(n * 1.13, n + 32) for n in range(1, 2049))
 
 
 def test_batches_resume_at_any_step(tmp_path, model, params, texts, base_key):

@@ -1,8 +1,9 @@
-"""A blockwise model as functions of its parameters, which decoding calls."""
+"""A blockwise model with its parameters, as decoding calls it."""
 
 import dataclasses
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -14,20 +15,31 @@ from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
 from bpd_jax.models.transformer_config import check_feature_layers
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelFunctions:
-    """A blockwise model without its parameters; hashable, hence jit-static.
+@flax.struct.dataclass
+class Model:
+    """A blockwise model: sizes and parameters. A pytree, whose sizes are static.
 
     Decoding calls only these methods and properties, so that it can use any object
     that has them.
 
     Attributes:
       config: sizes.
+      params: parameters; None for sizes alone, which are hashable, hence jit-static.
       cache_dtype: dtype of the cache; None for that of activations.
     """
 
-    config: BlockwiseConfig
-    cache_dtype: str | None = None
+    config: BlockwiseConfig = flax.struct.field(pytree_node=False)
+    params: Params | None = None
+    cache_dtype: str | None = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def sizes(self) -> "Model":
+        """The model without its parameters."""
+        return dataclasses.replace(self, params=None)
+
+    def with_params(self, params: Params) -> "Model":
+        """The model with other parameters."""
+        return dataclasses.replace(self, params=params)
 
     @property
     def block_size(self) -> int:
@@ -46,7 +58,6 @@ class ModelFunctions:
 
     def forward(
         self,
-        params: Params,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         mask: Bool[Array, "B T U"],
@@ -62,56 +73,43 @@ class ModelFunctions:
         """
         distinct = tuple(dict.fromkeys(layers))
         check_feature_layers(distinct, self.config.trunk.num_layers)
-        return self._apply(
-            params, "__call__", tokens, positions, mask, cache, earlier, layers
-        )
+        return self._apply("__call__", tokens, positions, mask, cache, earlier, layers)
 
-    def _apply(self, params: Params, method: str, *arguments: Any) -> Any:
+    def _apply(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the Linen module."""
         module = BlockwiseLM(self.config)
-        return module.apply({"params": params}, *arguments, method=method)
+        return module.apply({"params": self.params}, *arguments, method=method)
 
-    def next_token_logits(
-        self, params: Params, hidden: Float[Array, "... D"]
-    ) -> Float[Array, "... V"]:
+    def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits of head 1, the language model itself."""
-        return self._apply(params, "next_token_logits", hidden)
+        return self._apply("next_token_logits", hidden)
 
-    def greedy_tokens(
-        self, params: Params, hidden: Float[Array, "... D"]
-    ) -> Int[Array, "..."]:
+    def greedy_tokens(self, hidden: Float[Array, "... D"]) -> Int[Array, "..."]:
         """The language model's best next token."""
-        return cpu.index_of_largest(self.next_token_logits(params, hidden))
+        return cpu.index_of_largest(self.next_token_logits(hidden))
 
-    def states(
-        self, params: Params, hidden: Float[Array, "B D"]
-    ) -> Float[Array, "B D"]:
+    def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
         """The hidden states themselves; `RecordedModel` looks them up."""
-        del params
         return hidden
 
-    def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Token embeddings, without positions."""
-        return self._apply(params, "embed", tokens)
+        return self._apply("embed", tokens)
 
     def draft_logits(
         self,
-        params: Params,
         states: Float[Array, "... D"],
         level: int | Int[Array, ""] | None = None,
     ) -> Float[Array, "... draft"]:
         """Logits of heads 2 … L over the draft vocabulary; see `BlockwiseLM`."""
-        return self._apply(params, "draft_logits", states, level)
+        return self._apply("draft_logits", states, level)
 
-    def draft_tokens(
-        self, params: Params, indices: Int[Array, "..."]
-    ) -> Int[Array, "..."]:
+    def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
         """Token ids of indices into the draft vocabulary."""
-        return self._apply(params, "draft_tokens", indices)
+        return self._apply("draft_tokens", indices)
 
     def block_candidates(
         self,
-        params: Params,
         hidden: Float[Array, "B D"],
         block_size: int,
         width: int,
@@ -121,7 +119,6 @@ class ModelFunctions:
         """The best tokens of heads 2 … `block_size`.
 
         Args:
-          params: parameters of the model.
           hidden: final hidden states of the last accepted tokens.
           block_size: number of heads, including head 1.
           width: W, number of candidates per head.
@@ -132,17 +129,15 @@ class ModelFunctions:
           Tokens, best first; their log-probabilities over the draft vocabulary,
           float32; and the entropies of the heads, in nats.
         """
-        embedded = None if anchors is None else self.embed(params, anchors)
-        states = self._apply(params, "head_states", hidden, embedded, features)
-        logits = self.draft_logits(params, states[:, 1:block_size])
+        embedded = None if anchors is None else self.embed(anchors)
+        states = self._apply("head_states", hidden, embedded, features)
+        logits = self.draft_logits(states[:, 1:block_size])
         indices, log_probs, entropies = top_candidates(logits, width)
-        return self.draft_tokens(params, indices), log_probs, entropies
+        return self.draft_tokens(indices), log_probs, entropies
 
-    def head_logits(
-        self, params: Params, hidden: Float[Array, "... D"]
-    ) -> Float[Array, "... L V"]:
+    def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
         """Logits of all heads."""
-        return self._apply(params, "head_logits", hidden)
+        return self._apply("head_logits", hidden)
 
 
 def top_candidates(
