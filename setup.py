@@ -113,6 +113,7 @@ setup(
         "numpy>=2.1,<3",
         "optax>=0.2.8,<0.3",
         "orbax-checkpoint>=0.12.8,<0.13",
+        "pandas>=3,<4",
         "rich>=13,<16",
         "safetensors>=0.5,<0.9",
         "scipy>=1.15,<2",

@@ -105,9 +105,7 @@ def table_latex(table: Table, label: str) -> str:
         caption += f" In brackets: {table.intervals}."
     if formatting.has_printed(table):
         caption += " In italics: values printed in the paper."
-    alignment = "".join(
-        "l" if words else "r" for words in formatting.columns_of_words(table)
-    )
+    tabular = _tabular(table).replace("\n", "\n  ").rstrip()
     return "\n".join(
         [
             _PACKAGES,
@@ -117,44 +115,64 @@ def table_latex(table: Table, label: str) -> str:
             rf"  \caption{{{escape(caption)}}}",
             rf"  \label{{tab:{label}}}",
             r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"  \begin{{tabular}}{{l{alignment}}}",
-            r"    \toprule",
-            *(f"    {line}" for line in _heading(table)),
-            r"    \midrule",
-            *(f"    {line}" for row in table.rows for line in _row(row, table)),
-            r"    \bottomrule",
-            r"  \end{tabular}}",
+            f"  {tabular}}}",
             r"\end{table}",
             "",
         ]
     )
 
 
-def _heading(table: Table) -> list[str]:
-    labels = [table.heading, *(column.label for column in table.columns)]
-    lines = []
-    if groups := formatting.groups(table):
-        cells, rules, first = [""], [], 2
-        for group, span in groups:
-            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{escape(group)}}}")
-            if group:
-                rules.append(rf"\cmidrule(lr){{{first}-{first + span - 1}}}")
-            first += span
-        lines = [" & ".join(cells) + r" \\", " ".join(rules)]
-    return [*lines, " & ".join(map(escape, labels)) + r" \\"]
+def _tabular(table: Table) -> str:
+    """The `tabular` environment, with rules below groups and above summaries."""
+    import pandas as pd
+
+    words = formatting.columns_of_words(table)
+    columns = [("", escape(table.heading))]
+    columns += [(escape(each.group), escape(each.label)) for each in table.columns]
+    groups = formatting.groups(table)
+    frame = pd.DataFrame(
+        [_row(row, table) for row in table.rows],
+        columns=pd.MultiIndex.from_tuples(columns)
+        if groups
+        else [label for _, label in columns],
+    )
+    lines = frame.to_latex(
+        index=False,
+        escape=False,
+        column_format="l" + "".join("l" if each else "r" for each in words),
+        multicolumn_format="c",
+    ).splitlines()
+    begin = lines.index(r"\midrule") + 1
+    # From the last one on, so that the numbers of the lines before it stay.
+    for number, row in reversed(list(enumerate(table.rows))):
+        if row.strong and number:
+            lines.insert(begin + number, r"\midrule")
+    if groups:
+        lines.insert(begin - 2, _group_rules(groups))
+    return "\n".join(lines)
+
+
+def _group_rules(groups: list[tuple[str, int]]) -> str:
+    rules, first = [], 2
+    for group, span in groups:
+        if group:
+            rules.append(rf"\cmidrule(lr){{{first}-{first + span - 1}}}")
+        first += span
+    return " ".join(rules)
 
 
 def _row(row: Row, table: Table) -> list[str]:
-    entries = [
-        _entry(cell, column, strong=row.strong)
-        for cell, column in zip(row.cells, table.columns, strict=True)
-    ]
     label = _bold(escape(row.label), row.strong)
     if label.startswith(("[", "*")):
         # After the end of a row, LaTeX would read these as arguments of `\\`.
         label = f"{{}}{label}"
-    line = " & ".join([label, *entries]) + r" \\"
-    return [r"\midrule", line] if row.strong and row is not table.rows[0] else [line]
+    return [
+        label,
+        *(
+            _entry(cell, column, strong=row.strong)
+            for cell, column in zip(row.cells, table.columns, strict=True)
+        ),
+    ]
 
 
 def _entry(cell: Cell, column: Column, *, strong: bool) -> str:

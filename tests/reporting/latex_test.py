@@ -96,7 +96,7 @@ def test_latex_has_every_number_in_its_cell():
 
 def test_groups_span_their_columns():
     text = table_latex(TABLE, "table4")
-    assert r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{1-best} & " in text
+    assert r"\multicolumn{2}{c}{} & \multicolumn{2}{c}{1-best} & " in text
     assert re.findall(r"\\cmidrule\S+", text) == [r"\cmidrule(lr){3-4}"]
     assert r"4-gram, $\alpha$" in text
 
