@@ -16,9 +16,10 @@ import optax
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.decoding.asset_files import load_accuracies
+from bpd_jax.decoding.asset_files import read_tuning
 from bpd_jax.decoding.loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
+from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
@@ -150,12 +151,18 @@ for name, write, read, header, arrays in (
     add(f"json_{name}", write, read, header)
     if arrays:
         add(arrays, write, read, "*.[ns][pa]*")  # .npy, .npz or .safetensors
-for name, read_tuning in (
-    ("choice", lambda path: tuned_choice(path, "cpu", 1)),
-    ("accuracies", load_accuracies),
-):
-    read = lambda folder, read=read_tuning: read(folder / "drafting.json")  # noqa: E731
-    add(f"json_{name}", _save_tuning, read, "drafting.json")
+add(
+    "json_choice",
+    _save_tuning,
+    lambda folder: tuned_choice(folder / "drafting.json", "cpu", 1),
+    "drafting.json",
+)
+add(
+    "json_accuracies",
+    _save_tuning,
+    lambda folder: read_accuracies(read_tuning(folder / "drafting.json"), folder),
+    "drafting.json",
+)
 
 
 def _optimizer() -> optax.GradientTransformation:

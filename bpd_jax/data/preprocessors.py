@@ -38,7 +38,7 @@ def add_end_of_text(
     )
 
 
-def cut_documents(
+def cut_targets(
     dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
 ) -> tf.data.Dataset:
     """Splits documents into pieces of `sequence_length["targets"]` tokens.
@@ -49,13 +49,8 @@ def cut_documents(
     if not sequence_length:
         return dataset
     length = sequence_length["targets"]
-
-    def pieces(example: Mapping[str, tf.Tensor]) -> tf.data.Dataset:
-        tokens = example["targets"]
-        starts = tf.data.Dataset.range(0, tf.size(tokens, tf.int64), length)
-        return starts.map(lambda start: {"targets": tokens[start : start + length]})
-
-    return dataset.flat_map(pieces)
+    pieces = tf.data.Dataset.from_tensor_slices
+    return dataset.flat_map(lambda example: pieces(example).batch(length))
 
 
 def write_prompts(dataset: tf.data.Dataset, source: Dataset) -> tf.data.Dataset:

@@ -31,7 +31,7 @@ from bpd_jax.data.example_readers import example_files, read_records
 from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.preprocessors import (
     add_end_of_text,
-    cut_documents,
+    cut_targets,
     frame_examples,
     tokenize,
     write_prompts,
@@ -149,7 +149,7 @@ def get_task(task: ExampleTask) -> seqio.Task:
             tokenize,
             frame_examples if has_inputs else add_end_of_text,
             seqio.CacheDatasetPlaceholder(),
-            *([] if has_inputs else [cut_documents]),
+            *([] if has_inputs else [cut_targets]),
         ],
     )
 

@@ -11,7 +11,6 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
     REFINERS,
-    Accuracies,
     Assets,
     AttachedDrafter,
     read_accuracies,
@@ -77,11 +76,10 @@ def load_assets(
         assets[name] = asset
     if "drafter" not in assets and loaded.config.drafter is not None:
         assets["drafter"] = _trained_drafter(loaded)
-    tuning = find_tuning(loaded)
-    accuracies = None if tuning is None else load_accuracies(tuning)
-    return Assets(
-        **assets, accuracies=accuracies or loaded.accuracies, same_tokens=True
-    )
+    accuracies = loaded.accuracies
+    if (tuning := find_tuning(loaded)) is not None:
+        accuracies = read_accuracies(read_tuning(tuning), tuning) or accuracies
+    return Assets(**assets, accuracies=accuracies, same_tokens=True)
 
 
 def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
@@ -103,18 +101,26 @@ def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
     for folder in loaded.asset_folders:
         path = folder / TUNING
         try:
-            facts = files.read_json(path)
-            if facts.get("format", TUNING_FORMAT) != TUNING_FORMAT:
-                raise ValueError(f"it is not of format {TUNING_FORMAT}")
-            if facts.get("heads") == loaded.heads_identity:
+            if read_tuning(path).get("heads") == loaded.heads_identity:
                 return path
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"cannot read {path} ({error}): run bpd_jax.tune again."
-            ) from error
     return None
+
+
+def read_tuning(path: pathlib.Path) -> dict[str, Any]:
+    """The contents of a `drafting.json`, of which only the format is checked."""
+    try:
+        facts = files.read_json(path)
+        if facts.get("format", TUNING_FORMAT) != TUNING_FORMAT:
+            raise ValueError(f"it is not of format {TUNING_FORMAT}")
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"cannot read {path} ({error}): run bpd_jax.tune again."
+        ) from error
+    return facts
 
 
 def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
@@ -183,16 +189,3 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
             base=loaded.fingerprint,
         )
     return load_drafter(folder)
-
-
-def load_accuracies(path: str | os.PathLike[str]) -> Accuracies | None:
-    """Reads the accuracies of the heads' candidates; None if there are none."""
-    try:
-        accuracies = files.read_json(path)["accuracies"]
-        return read_accuracies({"accuracies": accuracies}, path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} has no valid accuracies ({error}): run bpd_jax.tune again."
-        ) from error

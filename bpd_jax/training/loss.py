@@ -203,12 +203,13 @@ def scaled_loss(
             targets = jnp.stack([targets[0], *later])
         valid_parts = _per_part(valid, drawn)
         scales = (scale,) if drawn is None else (scale[:1], scale[1:])
-        results = [
-            heads_loss(model, softmax, part.heads, matrix, part.hidden, *rest)
-            for part, *rest in zip(
-                parts, _per_part(targets, drawn), valid_parts, scales, strict=True
-            )
-        ]
+        results = []
+        for part, *of_part in zip(
+            parts, _per_part(targets, drawn), valid_parts, scales, strict=True
+        ):
+            tokens, mask, weights = of_part
+            heads = Head(part.heads, tokens, mask, None, weights)
+            results.append(heads_loss(model, softmax, matrix, part.hidden, heads))
     totals, losses, correct = zip(*results, strict=True)
     total = functools.reduce(jnp.add, totals)
     sums = HeadSums(
@@ -232,10 +233,10 @@ def evaluation_sums(
     targets, valid = (_per_part(x, drawn) for x in _text_targets(model, batch))
     with cpu.float32_sums(mesh):
         parts, matrix = _run(model, params, batch, compute, mesh, drawn)
-        sums = [
-            _heads_sums(model, softmax, part.heads, matrix, part.hidden, *rest)
-            for part, *rest in zip(parts, targets, valid, strict=True)
-        ]
+        sums = []
+        for part, tokens, mask in zip(parts, targets, valid, strict=True):
+            heads = Head(part.heads, tokens, mask, None, jnp.ones(len(tokens)))
+            sums.append(_heads_sums(model, softmax, matrix, part.hidden, heads))
     return jax.tree.map(lambda *x: jnp.concatenate(x), *sums)
 
 
@@ -286,44 +287,35 @@ def softmax_loss(
 def heads_loss(
     model: BlockwiseConfig,
     softmax: SoftmaxLoss,
-    heads: Params | Float[Array, "levels B T D"] | None,
     matrix: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
-    targets: Int[Array, "L B T"],
-    valid: Bool[Array, "L B T"],
-    scale: Float[Array, " L"],
+    heads: Head,
 ) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
     """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
 
     Args:
       model: sizes.
       softmax: result of `softmax_loss`.
-      heads: parameters of the heads' layers; of a block drafter, the states of its
-        positions; None if heads have no layers.
       matrix: softmax matrix of the model.
       hidden: final hidden states.
-      targets: targets of each head.
-      valid: mask of the valid targets.
-      scale: weights of the heads.
+      heads: the heads, with the mask of valid targets as weights; the layers of a block
+        drafter are the states of its positions.
 
     Returns:
       The weighted sum; the loss and the number of correct targets of each head.
     """
     apply = functools.partial(_head_state, model)
-    stacked = Head(heads, targets, valid, None, scale)
-    total, losses = weighted_losses(softmax, apply, matrix, hidden, stacked)
-    correct = jnp.sum(losses.correct, (1, 2), where=valid, dtype=jnp.float32)
+    total, losses = weighted_losses(softmax, apply, matrix, hidden, heads)
+    correct = jnp.sum(losses.correct, (1, 2), where=heads.weights, dtype=jnp.float32)
     return total, losses.total, correct
 
 
 def _heads_sums(
     model: BlockwiseConfig,
     softmax: SoftmaxLoss,
-    heads: Params | Float[Array, "levels B T D"] | None,
     matrix: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
-    targets: Int[Array, "L B T"],
-    valid: Bool[Array, "L B T"],
+    heads: Head,
 ) -> HeadSums:
     """The sums of all heads with their entropies, without gradients."""
     rows = softmax.matrix(matrix)
@@ -344,8 +336,7 @@ def _heads_sums(
         parts = jax.lax.map(lambda chunk: softmax.per_group(sums_of, chunk), chunks)
         return carry, (jax.tree.map(jnp.sum, parts), None)
 
-    stacked = Head(heads, targets, valid, None, jnp.zeros(len(targets)))
-    return over_heads(run, None, stacked)[1]
+    return over_heads(run, None, heads)[1]
 
 
 def _best_tokens(

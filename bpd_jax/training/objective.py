@@ -15,40 +15,8 @@ from jax.sharding import Mesh
 from bpd_jax.base.typing import Array, Bool, Float, Params, PyTree
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import Targets
-from bpd_jax.training.heads.held_out import HeldOut
+from bpd_jax.training.heads.held_out import HeldOut, LevelSums
 from bpd_jax.training.levels_loss import by_level, levels_loss, levels_ranks
-
-
-class LevelSums(NamedTuple):
-    """Sums over positions for heads 2 … L; they add up over batches.
-
-    Attributes:
-      loss: −log p of the targets in the draft vocabulary.
-      correct: targets that the head ranks first.
-      scored: targets in the draft vocabulary.
-      valid: all targets; those outside the draft vocabulary are misses.
-    """
-
-    loss: Float[Array, " levels"]
-    correct: Float[Array, " levels"]
-    scored: Float[Array, " levels"]
-    valid: Float[Array, " levels"]
-
-    @classmethod
-    def of(
-        cls,
-        losses: Float[Array, "n levels"],
-        hits: Bool[Array, "n levels"],
-        targets: Targets,
-    ) -> "LevelSums":
-        """The sums of n positions: −log p of each target, and whether it is first."""
-        scored = targets.scored
-        return cls(
-            jnp.sum(losses, axis=0, where=scored),
-            jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
-            scored.sum(0, dtype=jnp.float32),
-            targets.valid.sum(0, dtype=jnp.float32),
-        )
 
 
 class Levels(NamedTuple):

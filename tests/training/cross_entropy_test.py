@@ -16,6 +16,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.training.cross_entropy import Head
 from bpd_jax.training.loss import (
     blockwise_loss,
     evaluation_sums,
@@ -70,7 +71,9 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(
 
     def fused(inputs):
         softmax, weights = softmax_loss(model, 5), jnp.asarray(scale, jnp.float32)
-        return heads_loss(model, softmax, *inputs, targets, valid, weights)[0]
+        layers, matrix, hidden = inputs
+        heads = Head(layers, targets, valid, None, weights)
+        return heads_loss(model, softmax, matrix, hidden, heads)[0]
 
     def plain(inputs):
         return plain_loss(model, *inputs, targets, valid, scale)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import AnyArray, Array, Float, Int
+from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
 from bpd_jax.training.draft_targets import Targets
 from bpd_jax.training.evaluator import per_head
 
@@ -13,22 +13,50 @@ RANKS = 16
 TOPS = (1, 2, 4, 8, 16)
 
 
+class LevelSums(NamedTuple):
+    """Sums over positions for heads 2 … L; they add up over batches.
+
+    Attributes:
+      loss: −log p of the targets in the draft vocabulary.
+      correct: targets that the head ranks first.
+      scored: targets in the draft vocabulary.
+      valid: all targets; those outside the draft vocabulary are misses.
+    """
+
+    loss: Float[AnyArray, " levels"]
+    correct: Float[AnyArray, " levels"]
+    scored: Float[AnyArray, " levels"]
+    valid: Float[AnyArray, " levels"]
+
+    @classmethod
+    def of(
+        cls,
+        losses: Float[Array, "n levels"],
+        hits: Bool[Array, "n levels"],
+        targets: Targets,
+    ) -> "LevelSums":
+        """The sums of n positions: −log p of each target, and whether it is first."""
+        scored = targets.scored
+        return cls(
+            jnp.sum(losses, axis=0, where=scored),
+            jnp.sum(hits & scored, axis=0, dtype=jnp.float32),
+            scored.sum(0, dtype=jnp.float32),
+            targets.valid.sum(0, dtype=jnp.float32),
+        )
+
+
 class HeldOut(NamedTuple):
     """Sums over positions for levels 1 … L-1; they add up over batches.
 
     Attributes:
-      loss: `[L-1]` −log p of the targets in the draft vocabulary.
-      ranks: `[L-1, 16]` number of targets that are the candidate of each rank.
-      scored: `[L-1]` number of targets in the draft vocabulary.
-      valid: `[L-1]` number of all targets.
-      chain: `[L-1]` number of positions at which the first candidates of this and all
-        earlier levels are right, which verification of a single draft accepts.
+      sums: losses and numbers of targets.
+      ranks: number of targets that are the candidate of each rank.
+      chain: number of positions at which the first candidates of this and all earlier
+        levels are right, which verification of a single draft accepts.
     """
 
-    loss: Float[AnyArray, " levels"]
+    sums: LevelSums
     ranks: Float[AnyArray, "levels ranks"]
-    scored: Float[AnyArray, " levels"]
-    valid: Float[AnyArray, " levels"]
     chain: Float[AnyArray, " levels"]
 
     @classmethod
@@ -43,32 +71,30 @@ class HeldOut(NamedTuple):
         hits = (ranks[..., None] == jnp.arange(RANKS)) & scored[..., None]
         chains = jnp.cumprod((ranks == 0) & scored, axis=1)
         return cls(
-            jnp.sum(losses, axis=0, where=scored),
+            LevelSums.of(losses, ranks == 0, targets),
             hits.sum(0, dtype=jnp.float32),
-            scored.sum(0, dtype=jnp.float32),
-            targets.valid.sum(0, dtype=jnp.float32),
             chains.sum(0, dtype=jnp.float32),
         )
 
     @property
     def accuracies(self) -> list[list[float]]:
         """`[j][r]`: share of right candidates of rank r of level j + 1."""
-        return [_shares(head, self.valid[j]) for j, head in enumerate(self.ranks)]
+        return [_shares(head, self.sums.valid[j]) for j, head in enumerate(self.ranks)]
 
     @property
     def losses(self) -> list[float]:
         """Mean −log p of the scored targets, nats per token, of levels 1 … L-1."""
-        return _shares(self.loss, self.scored)
+        return _shares(self.sums.loss, self.sums.scored)
 
     @property
     def coverage(self) -> list[float]:
         """Share of the targets of levels 1 … L-1 that are in the draft vocabulary."""
-        return _shares(self.scored, self.valid)
+        return _shares(self.sums.scored, self.sums.valid)
 
     @property
     def chains(self) -> list[float]:
         """Probabilities that levels 1 … j of a single draft are all right."""
-        return _shares(self.chain, self.valid)
+        return _shares(self.chain, self.sums.valid)
 
     @property
     def tokens_per_call(self) -> float:
@@ -104,7 +130,7 @@ class HeldOut(NamedTuple):
             "coverage": self.coverage,
             "chain": self.chains,
             "tokens_per_call": self.tokens_per_call,
-            "positions": int(np.asarray(self.valid)[0]),
+            "positions": int(np.asarray(self.sums.valid)[0]),
         }
 
     def table(self) -> str:
