@@ -29,6 +29,7 @@ def attention(
     prefix_values: Float[Array, "B K S H"] | None = None,
     prefix_lengths: Int[Array, " B"] | Bool[Array, "B T S"] | None = None,
     *,
+    softcap: float | None = None,
     for_decoding: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Scaled dot-product attention with grouped queries; softmax in float32.
@@ -40,9 +41,9 @@ def attention(
     see each other: P drafts side by side, at P times the cost of one. Every new token
     sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
     cache is (see `KVCache`); instead of lengths, a mask may say which slots each new
-    token sees. Each token must see itself, so that no row is empty. Attention
-    `for_decoding` is neither differentiated nor spread over devices, so that a kernel
-    may read the prefix.
+    token sees. Each token must see itself, so that no row is empty. With a `softcap`,
+    scores are `capped`. Attention `for_decoding` is neither differentiated nor spread
+    over devices, so that a kernel may read the prefix.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -65,7 +66,8 @@ def attention(
     keys, values = split(keys.swapaxes(1, 2)), split(values.swapaxes(1, 2))
 
     scores = jnp.einsum("BKGTH,BKGUH->BKGTU", split(folded), keys)
-    scores = jnp.where(mask, scores.astype(jnp.float32), -jnp.inf)
+    scores = capped(scores.astype(jnp.float32), softcap)
+    scores = jnp.where(mask, scores, -jnp.inf)
     peak = scores.max(-1, keepdims=True)
     if prefix_keys is None:
         # Softmax does not depend on the peak, so no gradient flows through it.
@@ -80,10 +82,10 @@ def attention(
         attended = None
         if prefix_lengths.ndim > 1:
             prefix_lengths = jnp.repeat(prefix_lengths, group, axis=1)
-        elif for_decoding:
+        elif for_decoding and softcap is None:
             attended = cpu.prefix_attention(*prefix, prefix_lengths)
         if attended is None:
-            attended = _attend(*prefix, prefix_lengths)
+            attended = _attend(*prefix, prefix_lengths, softcap)
         mixed, prefix_peak, prefix_total = attended
         peak = jnp.maximum(joined(peak), prefix_peak[..., None])
         share = jnp.exp(prefix_peak[..., None] - peak)
@@ -101,17 +103,23 @@ def _attend(
     keys: Float[Array, "B K H S"],
     values: Float[Array, "B K S H"],
     visible: Int[Array, " B"] | Bool[Array, "B M S"],
+    softcap: float | None,
 ) -> tuple[Float[Array, "B K M H"], Float[Array, "B K M"], Float[Array, "B K M"]]:
     """`cpu.prefix_attention` by XLA; a mask may stand for lengths."""
     keys, values = numbers(keys), numbers(values)
     if visible.ndim == 1:
         visible = (jnp.arange(values.shape[2]) < visible[:, None])[:, None]
-    scores = (queries @ keys).astype(jnp.float32)
+    scores = capped((queries @ keys).astype(jnp.float32), softcap)
     scores = jnp.where(visible[:, None], scores, -jnp.inf)
     peak = scores.max(-1)
     # If no key is visible the peak is -inf, which must not be subtracted.
     weights = jnp.exp(scores - jnp.maximum(peak, jnp.finfo(jnp.float32).min)[..., None])
     return weights.astype(values.dtype) @ values, peak, weights.sum(-1)
+
+
+def capped(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """`cap · tanh(scores / cap)`; unchanged if it is None."""
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def near(

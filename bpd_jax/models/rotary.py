@@ -14,10 +14,10 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Count, Positive, Validated, choice, number
+from bpd_jax.base.settings import Count, Positive, Validated, choice, each, number
 from bpd_jax.base.typing import Array, Float, Int
 
-SCALINGS = ("none", "linear", "llama3", "yarn")
+SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 
 
 @configurable
@@ -32,15 +32,17 @@ class RotaryConfig(Validated):
         `llama3` divides those with wavelengths above `original_length / low_factor`,
         keeps those below `original_length / high_factor`, and interpolates in between
         (Llama 3.1); `yarn` interpolates by the number of rotations within
-        `original_length` (Peng et al. 2023).
+        `original_length` (Peng et al. 2023); `longrope` divides each frequency by its
+        own number (Ding et al. 2024).
       factor: extension factor of the context.
       original_length: length of the context before the extension, in tokens.
       low_factor, high_factor: thresholds of llama3.
       beta_fast, beta_slow: thresholds of yarn: numbers of rotations above which a
         frequency is kept, and below which it is divided.
       truncate: whether the thresholds of yarn are rounded to whole pairs.
-      attention_factor: factor of queries and keys of yarn; None is
-        0.1 · ln(factor) + 1.
+      attention_factor: factor of queries and keys; None is 0.1 · ln(factor) + 1 for
+        yarn, sqrt(1 + ln(factor) / ln(original_length)) for longrope.
+      divisors: the numbers of longrope, one for each pair.
     """
 
     base: Annotated[float, number(above=1)] = 10000.0
@@ -54,6 +56,7 @@ class RotaryConfig(Validated):
     beta_slow: Positive = 1.0
     truncate: bool = True
     attention_factor: float | None = None
+    divisors: Annotated[tuple[float, ...], each(number(above=0))] = ()
 
     def check_together(self) -> None:
         """Raises a `UserError` for inconsistent thresholds."""
@@ -61,7 +64,10 @@ class RotaryConfig(Validated):
             raise UserError("RotaryConfig.high_factor must be above low_factor.")
         if not self.beta_fast > self.beta_slow:
             raise UserError("RotaryConfig.beta_fast must be above beta_slow.")
-        if self.scaling in ("llama3", "yarn") and self.original_length is None:
+        if (
+            self.scaling in ("llama3", "yarn", "longrope")
+            and self.original_length is None
+        ):
             raise UserError(
                 f"RotaryConfig.original_length is missing for {self.scaling}: give the "
                 "length of the context before the extension."
@@ -77,6 +83,13 @@ class RotaryConfig(Validated):
         plain = self.base ** (-np.arange(0, rotated, 2) / rotated)
         if self.scaling == "none":
             return plain
+        if self.scaling == "longrope":
+            if len(self.divisors) != len(plain):
+                raise UserError(
+                    f"RotaryConfig.divisors has {len(self.divisors)} numbers, but "
+                    f"{len(plain)} pairs of features are rotated."
+                )
+            return plain / np.asarray(self.divisors)
         divided = plain / self.factor
         if self.scaling == "linear":
             return divided
@@ -103,11 +116,15 @@ class RotaryConfig(Validated):
     @property
     def amplitude(self) -> float:
         """Factor of the rotated features."""
-        if self.scaling != "yarn":
+        if self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        growth = math.log(max(self.factor, 1.0))
+        if self.scaling == "yarn":
+            return 0.1 * growth + 1
+        assert self.original_length is not None
+        return math.sqrt(1 + growth / math.log(max(self.original_length, 2)))
 
 
 def rotate(

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.models.partitioning import LAYER
 
-PARTS = ("attention_norm", "attention", "mlp_norm", "mlp")
+PARTS = (
+    *("attention_norm", "attention", "attention_output_norm"),
+    *("mlp_norm", "mlp", "mlp_output_norm"),
+)
 STACKED = "layers"
 
 
@@ -34,6 +37,7 @@ def stack_layers(trunk: Params, num_layers: int) -> Params:
     layers = {
         part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
         for part in PARTS
+        if f"{part}_0" in trunk
     }
     names = {f"{part}_{layer}" for part in PARTS for layer in range(num_layers)}
     rest = {name: value for name, value in trunk.items() if name not in names}

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import cpu
-from bpd_jax.models.attention import Segments, attention, causal_mask, near
+from bpd_jax.models.attention import Segments, attention, capped, causal_mask, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import (
@@ -92,25 +92,30 @@ class Projection(nn.Module):
 
 
 def norm(
-    config: TransformerConfig, axis: str = EMBED, **module_arguments: Any
+    config: TransformerConfig,
+    axes: tuple[str, ...] = (EMBED,),
+    **module_arguments: Any,
 ) -> nn.LayerNorm | nn.RMSNorm:
     """A norm in the model's precision, with statistics in float32.
 
     Args:
       config: configuration of the trunk.
-      axis: name of the normalised axis.
+      axes: names of the normalised axes, the last ones.
       **module_arguments: `name` or `parent` of the Linen module.
     """
+    numbers = tuple(range(-len(axes), 0))
     shared: dict[str, Any] = {
+        "reduction_axes": numbers,
+        "feature_axes": numbers,
         "epsilon": config.norm_epsilon,
         "dtype": config.dtype,
         "param_dtype": config.param_dtype,
-        "scale_init": nn.with_logical_partitioning(nn.initializers.ones, (axis,)),
+        "scale_init": nn.with_logical_partitioning(nn.initializers.ones, axes),
         **module_arguments,
     }
     if config.norm == "rms":
         return nn.RMSNorm(**shared)
-    bias_init = named_zeros((axis,))
+    bias_init = named_zeros(axes)
     return nn.LayerNorm(use_bias=config.use_bias, bias_init=bias_init, **shared)
 
 
@@ -138,8 +143,9 @@ class Attention(nn.Module):
         self.key = projection(config.kv_heads)
         self.value = projection(config.kv_heads)
         if config.query_key_norm:
-            self.query_norm = norm(config, KV)
-            self.key_norm = norm(config, KV)
+            axes = (HEADS, KV) if config.joint_query_key_norm else (KV,)
+            self.query_norm = norm(config, axes)
+            self.key_norm = norm(config, axes)
         self.output = Projection(
             (config.num_heads, width, config.d_model),
             (HEADS, KV, EMBED),
@@ -151,14 +157,15 @@ class Attention(nn.Module):
         )
 
     def keys_values(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], layer: int = 0
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Keys (with rotary positions) and values."""
         keys, values = self.key(x), self.value(x)
         if self.config.query_key_norm:
             keys = self.key_norm(keys)
-        if self.config.rotary is not None:
-            keys = rotate(keys, positions, self.config.rotary)
+        rotary = self.config.rotary_of(layer)
+        if rotary is not None:
+            keys = rotate(keys, positions, rotary)
         return keys, values
 
     def __call__(
@@ -173,18 +180,23 @@ class Attention(nn.Module):
         queries = self.query(x)
         if self.config.query_key_norm:
             queries = self.query_norm(queries)
-        if self.config.rotary is not None:
-            queries = rotate(queries, positions, self.config.rotary)
-        keys, values = self.keys_values(x, positions)
+        config = self.config
+        rotary = config.rotary_of(layer)
+        if rotary is not None:
+            queries = rotate(queries, positions, rotary)
+        if config.attention_scale is not None:
+            # Attention itself multiplies by H^-0.5.
+            queries *= config.attention_scale * config.head_width**0.5
+        keys, values = self.keys_values(x, positions, layer)
         all_keys, all_values = keys, values
         if earlier is not None:
             all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
             all_values = jnp.concatenate([earlier.values[layer], values], axis=1)
-        window = self.config.window_of(layer)
+        window, softcap = config.window_of(layer), config.attention_softcap
         slots = 0 if cache is None else cache.slots
         if window is not None and slots + all_keys.shape[1] <= window:
             window = None  # All tokens are within one window.
-        if isinstance(mask, Segments) and window is not None:
+        if isinstance(mask, Segments) and (window is not None or softcap is not None):
             mask = causal_mask(mask.ids)
         if isinstance(mask, Segments):
             assert cache is None
@@ -206,6 +218,7 @@ class Attention(nn.Module):
                 all_values,
                 mask,
                 *prefix,
+                softcap=softcap,
                 for_decoding=cpu.is_packed(self.query),
             )
         return self.output(mixed), keys, values
@@ -263,12 +276,18 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: attention and a feed-forward layer."""
+    """A transformer block: attention and a feed-forward layer, with their norms.
 
-    attention_norm: nn.Module
+    Norms of the inputs or of the outputs may be None; see
+    `TransformerConfig.norm_place`.
+    """
+
+    attention_norm: nn.Module | None
     attention: Attention
-    mlp_norm: nn.Module
+    attention_output_norm: nn.Module | None
+    mlp_norm: nn.Module | None
     mlp: FeedForward
+    mlp_output_norm: nn.Module | None
     layer: int = 0
 
     def __call__(
@@ -285,11 +304,17 @@ class Block(nn.Module):
           The residual stream after the block; and the values that a scan over blocks
           stacks: keys and values of the tokens, and the same residual stream.
         """
+
+        def normed(norm: nn.Module | None, x: Array) -> Array:
+            return x if norm is None else norm(x)
+
+        scale = self.attention.config.residual_scale
         update, keys, values = self.attention(
-            self.attention_norm(x), positions, mask, cache, self.layer, earlier
+            normed(self.attention_norm, x), positions, mask, cache, self.layer, earlier
         )
-        x += update
-        x += self.mlp(self.mlp_norm(x))
+        x += scale * normed(self.attention_output_norm, update)
+        update = self.mlp(normed(self.mlp_norm, x))
+        x += scale * normed(self.mlp_output_norm, update)
         return x, (KeyValues(keys, values), x)
 
 
@@ -298,8 +323,8 @@ def block_parts(
     module_arguments: Callable[[str], dict[str, Any]],
     implementation: str = "auto",
     mesh: Mesh | None = None,
-) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
-    """The modules of a `Block`.
+) -> tuple[nn.Module | None, ...]:
+    """The modules of a `Block`, in the order of its fields.
 
     Args:
       config: configuration of the transformer.
@@ -307,11 +332,19 @@ def block_parts(
       implementation: see `ComputeConfig.attention`.
       mesh: devices that rows and heads are sharded over.
     """
+
+    def norm_of(part: str, missing: str) -> nn.Module | None:
+        if config.norm_place == missing:
+            return None
+        return norm(config, **module_arguments(part))
+
     return (
-        norm(config, **module_arguments("attention_norm")),
+        norm_of("attention_norm", "after"),
         Attention(config, implementation, mesh, **module_arguments("attention")),
-        norm(config, **module_arguments("mlp_norm")),
+        norm_of("attention_output_norm", "before"),
+        norm_of("mlp_norm", "after"),
         FeedForward(config, **module_arguments("mlp")),
+        norm_of("mlp_output_norm", "before"),
     )
 
 
@@ -328,7 +361,7 @@ def remat_block(remat: str, *, in_scan: bool) -> Any:
 
 
 class Transformer(nn.Module):
-    """Embeddings, pre-norm blocks, a final norm, a softmax."""
+    """Embeddings, blocks, a final norm, a softmax."""
 
     config: TransformerConfig
     compute: ComputeConfig = ComputeConfig()
@@ -362,10 +395,10 @@ class Transformer(nn.Module):
 
     def _scanned(self) -> Any:
         """A scan over all blocks, with stacked parameters; see `stacking`."""
-        if self.config.windowed_layers is not None:
+        if not self.config.has_equal_layers:
             raise UserError(
                 "ComputeConfig.scan_layers needs equal layers, but some of this model "
-                "have a sliding window: set it to False."
+                "have a sliding window or no positions: set it to False."
             )
         scanned = nn.scan(
             remat_block(self.compute.remat, in_scan=True),
@@ -380,7 +413,7 @@ class Transformer(nn.Module):
 
     def _parts(
         self, module_arguments: Callable[[str], dict[str, Any]]
-    ) -> tuple[nn.Module, Attention, nn.Module, FeedForward]:
+    ) -> tuple[nn.Module | None, ...]:
         return block_parts(
             self.config, module_arguments, self.compute.attention, self.mesh
         )
@@ -414,7 +447,7 @@ class Transformer(nn.Module):
         """
         dtype = self.config.dtype
         # Rows are cast after the lookup: gradients are summed in the table's precision.
-        x = self.embedding[tokens].astype(dtype)
+        x = self.embedding[tokens].astype(dtype) * self.config.embedding_scale
         if self.config.rotary is None:
             x += self.position_embedding[positions].astype(dtype)
         # The table is split along D. If x were too, every layer would exchange the
@@ -443,4 +476,5 @@ class Transformer(nn.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits, float32."""
         params = self.variables["params"]
-        return cpu.logits(params, self.softmax_matrix, hidden, self.config.dtype)
+        logits = cpu.logits(params, self.softmax_matrix, hidden, self.config.dtype)
+        return capped(logits, self.config.logit_softcap)

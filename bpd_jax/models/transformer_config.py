@@ -12,6 +12,7 @@ from bpd_jax.models.rotary import RotaryConfig
 ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
 DTYPES = ("float32", "bfloat16", "float16")
 NORMS = ("layer", "rms")
+NORM_PLACES = ("before", "after", "both")
 
 MOST_TOKENS = 2**24
 """The largest vocabulary."""
@@ -33,7 +34,7 @@ Config = TypeVar("Config")
 @configurable
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(Validated):
-    """Configuration of a pre-norm decoder-only transformer.
+    """Configuration of a decoder-only transformer.
 
     The defaults are the architecture of GPT-2, which is the paper's; with `rotary`,
     `norm="rms"`, `gated` and `activation="silu"` it is that of Llama.
@@ -56,13 +57,24 @@ class TransformerConfig(Validated):
       output_bias: the same for the output projection of attention.
       mlp_bias: the same for the feed-forward layers.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).
+      joint_query_key_norm: whether they are so over all heads together (OLMo 2).
       norm: `layer`, or `rms` (without mean and bias).
+      norm_place: where attention and feed-forward layers have norms: `before` them,
+        `after` them, before the residual connection (OLMo 2), or `both` (Gemma).
       norm_epsilon: constant that is added to the variance.
       rotary: rotary positions of queries and keys; None for learned positions, which
         are added to the token embeddings.
       window: number of last tokens, with itself, that a token attends to in layers with
         a sliding window (Mistral, Qwen2); None for all tokens.
       windowed_layers: the layers with a sliding window, counted from 0; None for all.
+      window_rotary: rotary positions of layers with a sliding window (Gemma 3); None
+        for those of all.
+      unrotated_layers: layers without positions (SmolLM3), counted from 0.
+      embedding_scale: factor of the embeddings of tokens (Gemma, Granite).
+      attention_scale: factor of attention scores; None is H^-0.5.
+      attention_softcap: c, if scores s of attention become c · tanh(s / c) (Gemma 2).
+      residual_scale: factor of what each layer adds to the residual stream (Granite).
+      logit_softcap: the same as `attention_softcap` for the logits.
       tied_softmax: whether the softmax matrix is the embedding.
       dtype: dtype of activations and matrix products.
       param_dtype: dtype of the parameters.
@@ -83,11 +95,20 @@ class TransformerConfig(Validated):
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     query_key_norm: bool = False
+    joint_query_key_norm: bool = False
     norm: Annotated[str, choice(*NORMS)] = "layer"
+    norm_place: Annotated[str, choice(*NORM_PLACES)] = "before"
     norm_epsilon: Positive = 1e-5
     rotary: RotaryConfig | None = None
     window: Annotated[int, integer(1, 2**31 - 1)] | None = None
     windowed_layers: LayerNumbers | None = None
+    window_rotary: RotaryConfig | None = None
+    unrotated_layers: LayerNumbers = ()
+    embedding_scale: Positive = 1.0
+    attention_scale: Positive | None = None
+    attention_softcap: Positive | None = None
+    residual_scale: Positive = 1.0
+    logit_softcap: Positive | None = None
     tied_softmax: bool = True
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
@@ -109,11 +130,27 @@ class TransformerConfig(Validated):
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
                 "positions rotate pairs of features."
             )
+        for rotary in (self.rotary, self.window_rotary):
+            if rotary is not None:
+                rotary.frequencies(self.head_width)
 
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer; None if it attends to all tokens."""
         layers = self.windowed_layers
         return self.window if layers is None or layer in layers else None
+
+    def rotary_of(self, layer: int) -> RotaryConfig | None:
+        """The rotary positions of a layer; None if it has none."""
+        if layer in self.unrotated_layers:
+            return None
+        if self.window_rotary is not None and self.window_of(layer) is not None:
+            return self.window_rotary
+        return self.rotary
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Whether all layers compute the same function of their parameters."""
+        return self.windowed_layers is None and not self.unrotated_layers
 
     @property
     def kv_heads(self) -> int:
@@ -130,10 +167,12 @@ class TransformerConfig(Validated):
 
 def from_fields(kind: Callable[..., Config], fields: dict[str, Any]) -> Config:
     """The inverse of `dataclasses.asdict`, for a configuration with `rotary`."""
-    rotary = fields.get("rotary")
-    return kind(
-        **{**fields, "rotary": None if rotary is None else RotaryConfig(**rotary)}
-    )
+    nested = {
+        name: RotaryConfig(**fields[name])
+        for name in ("rotary", "window_rotary")
+        if fields.get(name) is not None
+    }
+    return kind(**{**fields, **nested})
 
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:

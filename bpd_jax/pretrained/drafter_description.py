@@ -6,10 +6,13 @@ from typing import Any, NoReturn
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.pretrained.drafter_layout import CONFIDENCE, TYPE
-from bpd_jax.pretrained.hf_config import LLAMA_LIKE, activation_of, rotary_config
+from bpd_jax.pretrained.hf_config import activation_of
+from bpd_jax.pretrained.hf_rotary import rotary_config
 from bpd_jax.pretrained.json_files import Fields, naming
 
 DFLASH = ("DFlashDraftModel",)
+# Types of layers that published drafters name.
+_LAYERS = ("llama", "mistral", "qwen2", "qwen3")
 DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 
 
@@ -140,7 +143,7 @@ def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
 def _sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
     """Sizes of the layers, which are those of Qwen3 in all layouts."""
     kind = layers.text("model_type", "qwen3")
-    if kind not in LLAMA_LIKE:
+    if kind not in _LAYERS:
         _unsupported(fields, f"layers of type {kind!r}")
     for part in (fields, layers):
         _refuse(part, "quantization_config", "a quantised drafter")

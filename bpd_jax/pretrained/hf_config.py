@@ -1,19 +1,17 @@
 """Converts the config.json of a Hugging Face folder to a `TransformerConfig`."""
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.pretrained.hf_rotary import rotary_config, window_rotary_config
 from bpd_jax.pretrained.json_files import Fields, naming
+from bpd_jax.pretrained.llama_layout import Variant
 
-# Model types whose tensors have Llama's names, and GPT-2.
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 GPT2 = "gpt2"
-
-# Positions are int32.
-_LAST_POSITION = 2**31 - 1
 
 # Activations by their names there; plain `gelu` is not the tanh approximation.
 _ACTIVATIONS = {
@@ -25,6 +23,188 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
 }
+
+Options = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """Where the models of a type differ from Llama.
+
+    Attributes:
+      defaults: values of absent fields in transformers, where Llama has others.
+      biases: the switches of biases that the type has: of attention, and of the
+        feed-forward layers.
+      options: reads further options of the transformer.
+      partial_rotary: whether a part of the features of a head may be rotated.
+    """
+
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    options: Callable[[Fields], Options] = lambda fields: {}
+    partial_rotary: bool = False
+
+
+def _mistral(fields: Fields) -> Options:
+    return _windows(fields, None)
+
+
+def _qwen2(fields: Fields) -> Options:
+    return {"qkv_bias": True, **_switched_windows(fields)}
+
+
+def _qwen3(fields: Fields) -> Options:
+    return {"query_key_norm": True, **_switched_windows(fields)}
+
+
+def _switched_windows(fields: Fields) -> Options:
+    if not fields.flag("use_sliding_window", False):
+        return {}
+    full = fields.integer("max_window_layers", 28)
+    return _windows(fields, [layer >= full for layer in _layers(fields)])
+
+
+def _smollm3(fields: Fields) -> Options:
+    step = max(fields.integer("no_rope_layer_interval"), 1)
+    rotated = fields.items("no_rope_layers") or [
+        int((layer + 1) % step != 0) for layer in _layers(fields)
+    ]
+    options: Options = {
+        "unrotated_layers": tuple(n for n, one in enumerate(rotated) if one == 0)
+    }
+    if fields.flag("use_sliding_window", False):
+        options |= _windows(fields, [one == 0 for one in rotated])
+    return options
+
+
+def _granite(fields: Fields) -> Options:
+    return {
+        "embedding_scale": fields.number("embedding_multiplier", 1.0),
+        "attention_scale": fields.number("attention_multiplier", 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1.0),
+    }
+
+
+def _olmo2(fields: Fields) -> Options:
+    del fields
+    return {
+        "query_key_norm": True,
+        "joint_query_key_norm": True,
+        "norm_place": "after",
+    }
+
+
+def _gemma2(fields: Fields) -> Options:
+    if fields.flag("use_bidirectional_attention", False):
+        raise UserError(
+            f"{fields.source} sets use_bidirectional_attention: the model embeds texts "
+            "and does not generate any."
+        )
+    scalar = fields.number("query_pre_attn_scalar")
+    if scalar <= 0:
+        raise UserError(f"query_pre_attn_scalar in {fields.source} must be above 0.")
+    options: Options = {
+        "activation": activation_of(fields, fields.text("hidden_activation")),
+        "norm_place": "both",
+        "embedding_scale": math.sqrt(fields.integer("hidden_size")),
+        "attention_scale": scalar**-0.5,
+    }
+    for option, name in (
+        ("attention_softcap", "attn_logit_softcapping"),
+        ("logit_softcap", "final_logit_softcapping"),
+    ):
+        if name in fields:
+            options[option] = fields.number(name)
+    every = max(fields.integer("sliding_window_pattern"), 1)
+    windowed = [(layer + 1) % every != 0 for layer in _layers(fields)]
+    return options | _windows(fields, windowed)
+
+
+def _gemma3(fields: Fields) -> Options:
+    return {
+        **_gemma2(fields),
+        "query_key_norm": True,
+        "window_rotary": window_rotary_config(fields),
+    }
+
+
+_GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = {
+    **_GEMMA,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window_pattern": 2,
+}
+_GEMMA3 = {
+    **_GEMMA,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "sliding_window_pattern": 6,
+}
+
+_ATTENTION, _MLP = "attention_bias", "mlp_bias"
+_FAMILIES = {
+    "llama": _Family(biases=(_ATTENTION, _MLP)),
+    "mistral": _Family({"sliding_window": 4096}, options=_mistral),
+    "qwen2": _Family({"sliding_window": 4096}, options=_qwen2),
+    "qwen3": _Family({"sliding_window": 4096, "head_dim": 128}, (_ATTENTION,), _qwen3),
+    "gemma2": _Family(_GEMMA2, (_ATTENTION,), _gemma2),
+    "gemma3_text": _Family(_GEMMA3, (_ATTENTION,), _gemma3),
+    "smollm3": _Family(
+        {
+            "no_rope_layer_interval": 4,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+        },
+        (_ATTENTION, _MLP),
+        _smollm3,
+    ),
+    "phi3": _Family({"rms_norm_eps": 1e-5}, options=_mistral, partial_rotary=True),
+    "granite": _Family({}, (_ATTENTION, _MLP), _granite),
+    "olmo2": _Family({"rms_norm_eps": 1e-5}, (_ATTENTION,), _olmo2),
+}
+
+_VARIANTS: dict[str, Callable[[Fields], Variant]] = {
+    "phi3": lambda fields: Variant(fused=True),
+    "gemma2": lambda fields: Variant(norm_offset=1.0),
+    "gemma3_text": lambda fields: Variant(norm_offset=1.0),
+    "granite": lambda fields: Variant(logit_divisor=_logit_divisor(fields)),
+}
+
+# Model types whose tensors have Llama's names.
+LLAMA_LIKE = tuple(_FAMILIES)
+
+
+def variant_of(fields: Fields) -> Variant:
+    """Where the tensors of a folder differ from Llama's."""
+    kind = fields.text("model_type")
+    return _VARIANTS[kind](fields) if kind in _VARIANTS else Variant()
+
+
+def _logit_divisor(fields: Fields) -> float:
+    divisor = fields.number("logits_scaling", 1.0)
+    if divisor <= 0:
+        raise UserError(f"logits_scaling in {fields.source} must be above 0.")
+    return divisor
+
+
+def text_model(fields: Fields) -> Fields:
+    """The fields of the text model of a folder: Gemma 3 also exists with images."""
+    if fields.text("model_type") != "gemma3":
+        return fields
+    nested = fields.fields("text_config").values
+    shared = ("quantization_config", "eos_token_id")
+    outer = {name: fields.values[name] for name in shared if name in fields}
+    return Fields({**outer, **nested, "model_type": "gemma3_text"}, fields.source)
 
 
 def transformer_config(fields: Fields) -> TransformerConfig:
@@ -56,43 +236,51 @@ def transformer_config(fields: Fields) -> TransformerConfig:
 
 
 def _llama(fields: Fields, kind: str) -> TransformerConfig:
+    family = _FAMILIES[kind]
+    fields = Fields({**family.defaults, **fields.values}, fields.source)
     width = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     if heads < 1:
         raise UserError(f"num_attention_heads in {fields.source} must be above 0.")
-    head = fields.integer("head_dim", 128 if kind == "qwen3" else width // heads)
+    head = fields.integer("head_dim", width // heads)
     rotary, max_length = rotary_config(fields)
-    if rotary.fraction != 1:
+    if rotary.fraction != 1 and not family.partial_rotary:
         # transformers ignores it for these types, other programs do not.
         raise UserError(
             f"{fields.source} sets partial_rotary_factor, which models of type "
             f"{kind!r} do not have in transformers: remove it if the model was trained "
             "there."
         )
-    # Llama and Qwen3 share one switch for all four projections; Qwen2 has none.
-    bias = kind in ("llama", "qwen3") and fields.flag("attention_bias", False)
-    return TransformerConfig(
-        vocab_size=fields.integer("vocab_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        d_model=width,
-        d_ff=fields.integer("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=None if head * heads == width else head,
-        max_length=max_length,
-        activation=activation_of(fields, fields.text("hidden_act", "silu")),
-        gated=True,
-        use_bias=False,
-        qkv_bias=bias or kind == "qwen2",
-        output_bias=bias,
-        mlp_bias=kind == "llama" and fields.flag("mlp_bias", False),
-        query_key_norm=kind == "qwen3",
-        norm="rms",
-        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
-        rotary=rotary,
-        tied_softmax=fields.flag("tie_word_embeddings", False),
-        **_windows(fields, kind, max_length),
+    # One switch is for all four projections.
+    bias, mlp_bias = (
+        name in family.biases and fields.flag(name, False)
+        for name in (_ATTENTION, _MLP)
     )
+    options: Options = {
+        "vocab_size": fields.integer("vocab_size"),
+        "num_layers": fields.integer("num_hidden_layers"),
+        "d_model": width,
+        "d_ff": fields.integer("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": fields.integer("num_key_value_heads", heads),
+        "head_dim": None if head * heads == width else head,
+        "max_length": max_length,
+        "activation": activation_of(fields, fields.text("hidden_act", "silu")),
+        "gated": True,
+        "use_bias": False,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": mlp_bias,
+        "norm": "rms",
+        "norm_epsilon": fields.number("rms_norm_eps", 1e-6),
+        "rotary": rotary,
+        "tied_softmax": fields.flag("tie_word_embeddings", False),
+    }
+    options |= family.options(fields)
+    if options.get("window", 0) >= max_length and "window_rotary" not in options:
+        # No text is longer than the window.
+        del options["window"], options["windowed_layers"]
+    return TransformerConfig(**options)
 
 
 def _gpt2(fields: Fields) -> TransformerConfig:
@@ -132,109 +320,27 @@ def activation_of(fields: Fields, name: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def _windows(fields: Fields, kind: str, max_length: int) -> dict[str, Any]:
-    """The sliding window, and the layers that have it if not all do."""
-    if kind == "llama":
+def _windows(fields: Fields, windowed: Sequence[bool] | None) -> Options:
+    """The sliding window, and the layers that have it if not all do.
+
+    Args:
+      fields: the configuration; its `layer_types` take precedence over `windowed`.
+      windowed: whether each layer has the window; None for windows in all layers.
+    """
+    if "sliding_window" not in fields:
         return {}
-    if kind == "mistral":
-        # Only null disables it.
-        if fields.values.get("sliding_window", 4096) is None:
-            return {}
-        layers = None
-    else:
-        if not fields.flag("use_sliding_window", False):
-            return {}
-        number = fields.integer("num_hidden_layers")
-        kinds = fields.items("layer_types") or ["sliding_attention"] * number
-        if "layer_types" not in fields:
-            full = fields.integer("max_window_layers", 28)
-            kinds = ["full_attention"] * min(full, number) + kinds[full:]
-        layers = tuple(
-            layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"
-        )
+    layers = None
+    if windowed is not None:
+        if "layer_types" in fields:
+            kinds = fields.items("layer_types")
+            windowed = [kind == "sliding_attention" for kind in kinds]
+        layers = tuple(n for n in _layers(fields) if windowed[n:][:1] == [True])
         if not layers:
             return {}
-    window = fields.integer("sliding_window", 4096)
-    if window >= max_length:
-        return {}
-    if layers is not None and len(layers) == fields.integer("num_hidden_layers"):
-        layers = None
-    return {"window": window, "windowed_layers": layers}
+        layers = None if len(layers) == len(_layers(fields)) else layers
+    return {"window": fields.integer("sliding_window"), "windowed_layers": layers}
 
 
-def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
-    """Reads rotary positions, and the length of the longest text.
-
-    Older files have `rope_theta` and `rope_scaling`, newer ones all in
-    `rope_parameters`.
-    """
-    name = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
-    scaling = fields.fields(name)
-    if any(isinstance(value, dict) for value in scaling.values.values()):
-        raise UserError(
-            f"{scaling.source} differs between layers, which is not supported."
-        )
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    limit = fields.integer("max_position_embeddings")
-    # Vicuna states the scaling of its positions in this way.
-    longest = max(limit, fields.integer("max_sequence_length", limit))
-    original = fields.integer(
-        "original_max_position_embeddings",
-        scaling.integer("original_max_position_embeddings", limit),
-    )
-    base = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
-    fraction = scaling.number(
-        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)
-    )
-    if kind == "default":
-        return RotaryConfig(base, fraction), longest
-    if kind == "dynamic":
-        return RotaryConfig(base, fraction), min(limit, original)
-    if kind == "linear":
-        factor = scaling.number("factor")
-        return RotaryConfig(base, fraction, "linear", factor), longest
-    if kind == "llama3":
-        rotary = RotaryConfig(
-            base,
-            fraction,
-            "llama3",
-            scaling.number("factor"),
-            original,
-            low_factor=scaling.number("low_freq_factor"),
-            high_factor=scaling.number("high_freq_factor"),
-        )
-        return rotary, longest
-    if kind == "yarn":
-        factor = scaling.number("factor", limit / max(original, 1))
-        rotary = RotaryConfig(
-            base,
-            fraction,
-            "yarn",
-            factor,
-            original,
-            beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
-            beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
-            truncate=scaling.flag("truncate", True),
-            attention_factor=_attention_factor(scaling, factor),
-        )
-        # If the limit is the original length, the factor gives the extended one.
-        return rotary, max(longest, int(min(original * factor, _LAST_POSITION)))
-    raise UserError(
-        f"{scaling.source} has rotary positions of type {kind!r}, which are not "
-        "supported: choose one of default, linear, dynamic, llama3 and yarn."
-    )
-
-
-def _attention_factor(scaling: Fields, factor: float) -> float:
-    """The attention factor of yarn; with DeepSeek's two scales a quotient."""
-
-    def growth(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
-
-    above, below = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
-    if growth(below) <= 0 or growth(above) <= 0:
-        raise UserError(
-            f"mscale and mscale_all_dim in {scaling.source} must not be so far below 0."
-        )
-    default = growth(above) / growth(below) if above and below else growth(1.0)
-    return scaling.number("attention_factor", default)
+def _layers(fields: Fields) -> range:
+    """The numbers of the layers, of which no model has more than a thousand."""
+    return range(min(fields.integer("num_hidden_layers"), 1001))

@@ -12,7 +12,12 @@ from bpd_jax.data.text_readers import read_text
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.generation_settings import generation_settings
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.hf_config import GPT2, transformer_config
+from bpd_jax.pretrained.hf_config import (
+    GPT2,
+    text_model,
+    transformer_config,
+    variant_of,
+)
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
@@ -20,6 +25,8 @@ from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoi
 from bpd_jax.storage.paths import as_path
 
 SOFTMAX = "lm_head.weight"
+
+_WITH_IMAGES = ("model.language_model.", "language_model.model.")
 
 # The longest tokenizer.json of a published model has a few tens of megabytes.
 _MOST_BYTES = 100_000_000
@@ -34,7 +41,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
       UserError: something is missing, damaged or not supported.
     """
     folder = as_path(path)
-    fields = Fields.read(folder / "config.json")
+    fields = text_model(Fields.read(folder / "config.json"))
     config = transformer_config(fields)
     tensors = open_checkpoint(folder)
     tokenizer = _read_tokenizer(folder)
@@ -72,12 +79,19 @@ def _layout(
       the layout.
     """
     is_gpt2 = fields.text("model_type") == GPT2
-    prefix, block = ("transformer.", "h.") if is_gpt2 else ("model.", "layers.")
-    if not any(name.startswith(prefix) for name in tensors.names) and any(
-        name.startswith(block) for name in tensors.names
-    ):
-        prefix = ""
-    embedding = prefix + ("wte" if is_gpt2 else "embed_tokens") + ".weight"
+    table = ("wte" if is_gpt2 else "embed_tokens") + ".weight"
+    block = "h." if is_gpt2 else "layers."
+    # The last two are of models that also read images.
+    prefixes = ["transformer."] if is_gpt2 else ["model.", *_WITH_IMAGES]
+    prefix = next(
+        (
+            prefix
+            for prefix in [*prefixes, ""]
+            if any(name.startswith(prefix + block) for name in tensors.names)
+        ),
+        prefixes[0],
+    )
+    embedding = prefix + table
     both = {embedding, SOFTMAX} <= tensors.names
     if config.tied_softmax and both and not _equal(tensors, embedding, SOFTMAX):
         warn(
@@ -86,7 +100,10 @@ def _layout(
             "tie_word_embeddings to false."
         )
         config = dataclasses.replace(config, tied_softmax=False)
-    layout = (gpt2_layout if is_gpt2 else llama_layout)(config, prefix)
+    if is_gpt2:
+        layout = gpt2_layout(config, prefix)
+    else:
+        layout = llama_layout(config, prefix, variant_of(fields))
     if config.tied_softmax and embedding not in tensors.names:
         # Some files hold the shared matrix under the name of the softmax.
         origin = layout["embedding",]

@@ -5,6 +5,7 @@ bpd_jax are [input, …, output] with an axis for the heads.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -52,33 +53,75 @@ class Origin:
         return tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Where the tensors of a model differ from Llama's.
+
+    Attributes:
+      fused: whether queries, keys and values are one tensor, and gate and input of the
+        feed-forward layer another (Phi-3).
+      norm_offset: what is added to the weights of norms (Gemma).
+      logit_divisor: divides the logits (Granite), through the weights of the last norm.
+    """
+
+    fused: bool = False
+    norm_offset: float = 0.0
+    logit_divisor: float = 1.0
+
+
+# The norms of a layer before and after attention and the feed-forward layer, by
+# `TransformerConfig.norm_place`.
+_NORMS = {
+    "before": {"attention": "input", "mlp": "post_attention"},
+    "after": {
+        "attention_output": "post_attention",
+        "mlp_output": "post_feedforward",
+    },
+    "both": {
+        "attention": "input",
+        "attention_output": "post_attention",
+        "mlp": "pre_feedforward",
+        "mlp_output": "post_feedforward",
+    },
+}
+
+
 def llama_layout(
-    config: TransformerConfig, prefix: str = "model."
+    config: TransformerConfig, prefix: str = "model.", variant: Variant = Variant()
 ) -> dict[Path, Origin]:
     """The tensors of Llama and related models, by the paths of the trunk's parameters.
 
-    Mistral, SmolLM, Qwen2 (with biases of queries, keys and values) and Qwen3 (with
-    norms of queries and keys) use the same names.
-
     Args:
       config: configuration of the trunk.
-      prefix: prefix of every name except the softmax; files of a model without its
-        softmax have none.
+      prefix: prefix of every name except the softmax; some files have none.
+      variant: where the tensors differ from Llama's.
     """
     table = (config.vocab_size, config.d_model)
-    layout: dict[Path, Origin] = {
+    offset, divisor = variant.norm_offset, variant.logit_divisor
+
+    def final(tensor: np.ndarray) -> np.ndarray:
+        if not offset and divisor == 1:
+            return tensor
+        return (tensor.astype(np.float32) + np.float32(offset)) / np.float32(divisor)
+
+    layout = {
         ("embedding",): Origin(f"{prefix}embed_tokens.weight", table),
-        ("final_norm", "scale"): Origin(f"{prefix}norm.weight", (config.d_model,)),
+        ("final_norm", "scale"): Origin(
+            f"{prefix}norm.weight", (config.d_model,), final
+        ),
     }
     if not config.tied_softmax:
         layout["softmax",] = Origin("lm_head.weight", table)
     for layer in range(config.num_layers):
-        layout.update(llama_layer(config, layer, prefix))
+        layout.update(llama_layer(config, layer, prefix, variant))
     return layout
 
 
 def llama_layer(
-    config: TransformerConfig, layer: int, prefix: str = "model."
+    config: TransformerConfig,
+    layer: int,
+    prefix: str = "model.",
+    variant: Variant = Variant(),
 ) -> dict[Path, Origin]:
     """The tensors of one layer; see `llama_layout`."""
     width, head, heads = config.d_model, config.head_width, config.num_heads
@@ -90,46 +133,69 @@ def llama_layer(
         path = tuple(parameter.format(layer).split("."))
         layout[path] = Origin(f"{prefix}layers.{layer}.{name}", shape, convert)
 
+    def add_norm(parameter: str, name: str, *shape: int) -> None:
+        convert = _reshaped(*shape)
+        if variant.norm_offset:
+            convert = _added(variant.norm_offset)
+        add(parameter + ".scale", f"{name}.weight", (math.prod(shape),), convert)
+
     def has_bias(choice: bool | None) -> bool:
         return config.use_bias if choice is None else choice
 
-    for parameter, name in (
-        ("attention", "input_layernorm"),
-        ("mlp", "post_attention_layernorm"),
-    ):
-        add(parameter + "_norm_{}.scale", f"{name}.weight", (width,), _same)
+    for parameter, name in _NORMS[config.norm_place].items():
+        add_norm(parameter + "_norm_{}", f"{name}_layernorm", width)
+    joint = (heads + 2 * config.kv_heads) * head
+    begin = 0
     for parameter, name, count in (
         ("query", "q", heads),
         ("key", "k", config.kv_heads),
         ("value", "v", config.kv_heads),
     ):
-        parameter, shape = f"attention_{{}}.{parameter}", (count * head, width)
+        parameter, size = f"attention_{{}}.{parameter}", count * head
         kernel, bias = _transposed(width, count, head), _reshaped(count, head)
-        add(f"{parameter}.kernel", f"self_attn.{name}_proj.weight", shape, kernel)
+        rows = size
+        if variant.fused:
+            kernel = _part(begin, begin + size, kernel)
+            bias = _part(begin, begin + size, bias)
+            name, rows = "qkv", joint
+        begin += size
+        tensor = f"self_attn.{name}_proj"
+        add(f"{parameter}.kernel", f"{tensor}.weight", (rows, width), kernel)
         if has_bias(config.qkv_bias):
-            add(f"{parameter}.bias", f"self_attn.{name}_proj.bias", shape[:1], bias)
-        if config.query_key_norm and name != "v":
-            add(
-                f"{parameter}_norm.scale",
-                f"self_attn.{name}_norm.weight",
-                (head,),
-                _same,
-            )
+            add(f"{parameter}.bias", f"{tensor}.bias", (rows,), bias)
+        if config.query_key_norm and not parameter.endswith("value"):
+            shape = (count, head) if config.joint_query_key_norm else (head,)
+            add_norm(f"{parameter}_norm", f"self_attn.{name}_norm", *shape)
     output = "attention_{}.output"
     kernel = _transposed(heads, head, width)
     add(f"{output}.kernel", "self_attn.o_proj.weight", (width, heads * head), kernel)
     if has_bias(config.output_bias):
         add(f"{output}.bias", "self_attn.o_proj.bias", (width,), _same)
-    for parameter, name, shape in (
-        ("input", "gate", (config.d_ff, width)),
-        ("gate", "up", (config.d_ff, width)),
-        ("output", "down", (width, config.d_ff)),
+    inner = config.d_ff
+    for parameter, name, shape, begin in (
+        ("input", "gate", (inner, width), 0),
+        ("gate", "up", (inner, width), inner),
+        ("output", "down", (width, inner), 0),
     ):
         parameter = f"mlp_{{}}.{parameter}"
-        add(f"{parameter}.kernel", f"mlp.{name}_proj.weight", shape, np.transpose)
+        kernel, bias = np.transpose, _same
+        if variant.fused and name != "down":
+            kernel = _part(begin, begin + inner, kernel)
+            bias = _part(begin, begin + inner, bias)
+            name, shape = "gate_up", (2 * inner, width)
+        add(f"{parameter}.kernel", f"mlp.{name}_proj.weight", shape, kernel)
         if has_bias(config.mlp_bias):
-            add(f"{parameter}.bias", f"mlp.{name}_proj.bias", shape[:1], _same)
+            add(f"{parameter}.bias", f"mlp.{name}_proj.bias", shape[:1], bias)
     return layout
+
+
+def _part(begin: int, end: int, convert: Convert) -> Convert:
+    return lambda tensor: convert(tensor[begin:end])
+
+
+def _added(offset: float) -> Convert:
+    # In float32: 1 + w has no room for the digits of a small w in bfloat16.
+    return lambda tensor: tensor.astype(np.float32) + np.float32(offset)
 
 
 def _reshaped(*shape: int) -> Convert:

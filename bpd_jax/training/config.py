@@ -135,6 +135,11 @@ class TrainConfig(Validated):
                     f"TransformerConfig.{name} = 'float16' rounds most gradients to 0: "
                     "set 'bfloat16' or 'float32'."
                 )
+        if self.model.trunk.logit_softcap is not None:
+            raise UserError(
+                "TransformerConfig.logit_softcap is for models that have been trained "
+                "already: the loss has none; leave it out."
+            )
         if self.length > self.model.trunk.max_length:
             raise UserError(
                 f"TrainConfig.length = {self.length} exceeds "

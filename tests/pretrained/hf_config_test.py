@@ -291,7 +291,8 @@ def test_frequencies_equal_those_of_transformers(name):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings .* must be true or false"),
         ({"hidden_act": "tanh"}, "the activation 'tanh', which is not supported"),
         ({"rope_scaling": 4}, "rope_scaling in config.json must be an object"),
-        ({"rope_scaling": {"type": "longrope"}}, "of type 'longrope'"),
+        ({"rope_scaling": {"type": "longrope"}}, "divisors has 0 numbers"),
+        ({"rope_scaling": {"type": "other"}}, "of type 'other'"),
         (
             {"rope_scaling": {"type": "linear"}},
             "rope_scaling of .* has no field factor",

@@ -3,7 +3,7 @@
 It needs an environment with torch and transformers, which the tests do not:
 
     pip install torch transformers
-    python tests/pretrained/make_golden.py
+    python tests/pretrained/make_golden.py [NAME …]
 
 Every folder is a model as `save_pretrained` writes it, with a tokenizer of one word
 per token, and `expected.npz`: a text and the logits after each of its tokens, float32.
@@ -13,6 +13,7 @@ per token, and `expected.npz`: a text and the logits after each of its tokens, f
 import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import tokenizers
@@ -64,6 +65,24 @@ GPT2 = {
     "eos_token_id": 1,
 }
 
+# Four layers, of which the last one and, in Gemma 2, the second have no window.
+GEMMA = {
+    **{k: v for k, v in LLAMA.items() if k != "max_position_embeddings"},
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 7,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [4.0, 5.0, 6.0],
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 40,
+}
+
 # Family, configuration, tokens of the text, type of the file.
 MODELS = {
     "llama": ("Llama", {**LLAMA, "tie_word_embeddings": True}, 40, "float32"),
@@ -89,6 +108,91 @@ MODELS = {
         24,
         "float16",
     ),
+    "mistral_window": ("Mistral", {**LLAMA, "sliding_window": 7}, 40, "bfloat16"),
+    "qwen2_windows": (
+        "Qwen2",
+        {
+            **LLAMA,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 1,
+        },
+        40,
+        "bfloat16",
+    ),
+    "gemma2": (
+        "Gemma2",
+        {**GEMMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.5},
+        40,
+        "bfloat16",
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+        40,
+        "bfloat16",
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {
+            **LLAMA,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "pad_token_id": 1,
+        },
+        40,
+        "bfloat16",
+    ),
+    "phi3": (
+        "Phi3",
+        {
+            **LLAMA,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_window": 9,
+            "pad_token_id": 1,
+        },
+        40,
+        "bfloat16",
+    ),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            **WIDE,
+            "head_dim": 8,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 40,
+            "max_position_embeddings": 160,
+            "pad_token_id": 1,
+        },
+        40,
+        "bfloat16",
+    ),
+    "granite": (
+        "Granite",
+        {
+            **LLAMA,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        40,
+        "bfloat16",
+    ),
+    "olmo2": ("Olmo2", {**LLAMA, "pad_token_id": 1}, 40, "bfloat16"),
     "qwen2": ("Qwen2", {**LLAMA, "tie_word_embeddings": True}, 40, "float32"),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 8}, 40, "bfloat16"),
     "qwen3_yarn": (
@@ -167,6 +271,7 @@ def make_model(family: str, fields: dict, dtype: str) -> torch.nn.Module:
     Its values are exact in `dtype`.
     """
     config = getattr(transformers, f"{family}Config")(**fields)
+    family = family.removesuffix("Text")
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     for parameter in model.parameters():
@@ -234,7 +339,12 @@ def rotary_frequencies(parameters: dict) -> dict:
 
 
 def main() -> None:
-    """Rewrites all folders."""
+    """Rewrites all folders, or those of the given names."""
+    if len(sys.argv) > 1:
+        for name in sys.argv[1:]:
+            shutil.rmtree(GOLDEN / name, ignore_errors=True)
+            write_model(name)
+        return
     shutil.rmtree(GOLDEN, ignore_errors=True)
     for name in MODELS:
         write_model(name)
