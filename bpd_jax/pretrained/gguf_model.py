@@ -1,4 +1,4 @@
-"""Models in GGUF files: llama (also Mistral and SmolLM), qwen2, qwen3, gpt2."""
+"""Models in GGUF files."""
 
 import os
 import re
@@ -11,15 +11,20 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.generation_settings import name_sampling
+from bpd_jax.pretrained.gguf_families import FAMILIES, read_variant
 from bpd_jax.pretrained.gguf_file import GGUFFile
-from bpd_jax.pretrained.gguf_rotary import FACTORS, read_rotary
+from bpd_jax.pretrained.gguf_rotary import ROTARY_TENSORS, read_rotary
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
+# `llama` is also the architecture of Mistral and SmolLM, `phi3` that of Phi-4.
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2", *FAMILIES)
+
+# Those whose rotary positions rotate pairs of neighbours in GGUF files.
+_INTERLEAVED = ("llama", "smollm3", "granite")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
@@ -38,7 +43,10 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
     with naming(path):
         config = _read_config(file, architecture)
     tensors = GGUFTensors(file, architecture, config)
-    layout = gpt2_layout(config) if architecture == "gpt2" else llama_layout(config)
+    if architecture == "gpt2":
+        layout = gpt2_layout(config)
+    else:
+        layout = llama_layout(config, variant=read_variant(file, architecture))
     tensors.check(layout)
     text = read_tokenizer(file, config.vocab_size)
     name_sampling(str(path), file.starting_with("general.sampling."))
@@ -78,7 +86,7 @@ class GGUFTensors:
           UserError: one is missing or of another shape, or the file has one that the
             layout does not use.
         """
-        unused = set(self._file.tensors) - {FACTORS}
+        unused = set(self._file.tensors) - ROTARY_TENSORS
         for origin in layout.values():
             stored = self._stored_name(origin.name)
             shape = self._file.shape(stored)
@@ -107,10 +115,11 @@ class GGUFTensors:
             # Only Hugging Face's GPT-2 has matrices [input, output].
             is_matrix = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
             return np.transpose if is_matrix else np.asarray
-        if self._architecture == "llama" and "self_attn.q_proj" in name:
-            return lambda tensor: _halves(tensor, self._config.num_heads)
-        if self._architecture == "llama" and "self_attn.k_proj" in name:
-            return lambda tensor: _halves(tensor, self._config.kv_heads)
+        if self._architecture in _INTERLEAVED:
+            if "self_attn.q_proj" in name:
+                return lambda tensor: _halves(tensor, self._config.num_heads)
+            if "self_attn.k_proj" in name:
+                return lambda tensor: _halves(tensor, self._config.kv_heads)
         return np.asarray
 
 
@@ -151,25 +160,32 @@ def _read_config(file: GGUFFile, architecture: str) -> TransformerConfig:
     kv_heads = file.find(f"{architecture}.attention.head_count_kv", int) or num_heads
     width = file.find(f"{architecture}.attention.key_length", int)
     head_width = width or d_model // max(num_heads, 1)
-    if architecture == "llama" and (
-        file.find("llama.rope.dimension_count", int) not in (None, head_width)
+    rotated = f"{architecture}.rope.dimension_count"
+    if architecture in _INTERLEAVED and (
+        file.find(rotated, int) not in (None, head_width)
     ):
         raise UserError(
-            f"{file.path}: llama.rope.dimension_count is not the heads' width, "
-            f"{head_width}: convert the model again."
+            f"{file.path}: {rotated} is not the heads' width, {head_width}: convert "
+            "the model again."
         )
-    return TransformerConfig(
-        **shared,
-        num_kv_heads=kv_heads,
-        head_dim=None if head_width * num_heads == d_model else head_width,
-        activation="silu",
-        gated=True,
-        use_bias=False,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors or None,
-        output_bias="blk.0.attn_output.bias" in file.tensors or None,
-        mlp_bias="blk.0.ffn_up.bias" in file.tensors or None,
-        query_key_norm=architecture == "qwen3",
-        norm="rms",
-        rotary=read_rotary(file, architecture, head_width),
-        window=window if window and window < max_length else None,
-    )
+    rotary = read_rotary(file, architecture, head_width)
+    if rotary.scaling == "longrope" and rotary.original_length is not None:
+        # All positions of longer texts would have other frequencies.
+        shared["max_length"] = min(max_length, rotary.original_length)
+    options: dict[str, Any] = {
+        "num_kv_heads": kv_heads,
+        "head_dim": None if head_width * num_heads == d_model else head_width,
+        "activation": "silu",
+        "gated": True,
+        "use_bias": False,
+        "qkv_bias": "blk.0.attn_q.bias" in file.tensors or None,
+        "output_bias": "blk.0.attn_output.bias" in file.tensors or None,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors or None,
+        "query_key_norm": architecture == "qwen3",
+        "norm": "rms",
+        "rotary": rotary,
+        "window": window if window and window < max_length else None,
+    }
+    if architecture in FAMILIES:
+        options |= FAMILIES[architecture](file, shared, window)
+    return TransformerConfig(**shared, **options)

@@ -10,6 +10,8 @@ from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 FACTORS = "rope_freqs.weight"
+_SHORT = "rope_factors_short.weight"
+ROTARY_TENSORS = frozenset({FACTORS, _SHORT, "rope_factors_long.weight"})
 
 # In `llama3` scaling only the ratios of lengths matter; this is Llama 3's length.
 _ORIGINAL_LENGTH = 8192
@@ -65,6 +67,15 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             attention_factor=None
             if attention == 1
             else attention * (0.1 * math.log(max(factor, 1.0)) + 1),
+        )
+    if _SHORT in file.tensors:
+        return dataclasses.replace(
+            plain,
+            scaling="longrope",
+            original_length=file.find(f"{prefix}.scaling.original_context_length", int)
+            or file.get(f"{architecture}.context_length", int),
+            attention_factor=scaling("attn_factor") or 1.0,
+            divisors=tuple(file.read(_SHORT).ravel().tolist()),
         )
     if kind not in (None, "none", "linear"):
         raise UserError(

@@ -242,7 +242,7 @@ def test_chains_sampled_alone(make_decoder, name):
     check_all(make_decoder, name, 3, batch_size=1, **options)
 
 
-# The architecture of Llama; other tests use that of GPT-2.
+# Other tests use the architecture of GPT-2.
 LLAMA = {
     "num_kv_heads": 1,
     "activation": "silu",
@@ -254,8 +254,28 @@ LLAMA = {
 }
 
 
-def test_llama(make_decoder):
-    check_all(lambda seed: make_decoder(seed, **LLAMA), "medusa:8", 2, batch_size=5)
+# All further options of the transformer: Gemma's, and those of Granite and SmolLM3.
+GEMMA = {
+    **LLAMA,
+    "num_layers": 3,
+    "query_key_norm": True,
+    "norm_place": "both",
+    "window": 6,
+    "windowed_layers": (0, 1),
+    "window_rotary": RotaryConfig(10.0),
+    "unrotated_layers": (1,),
+    "embedding_scale": 4.0,
+    "attention_scale": 0.3,
+    "attention_softcap": 2.0,
+    "residual_scale": 0.7,
+    "logit_softcap": 3.0,
+}
+
+
+@pytest.mark.parametrize("name", ["medusa:8", "block:3+neural/tree:6+lookup:4"])
+@pytest.mark.parametrize("trunk", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_architectures(make_decoder, trunk, name):
+    check_all(lambda seed: make_decoder(seed, **trunk), name, 2, batch_size=5)
 
 
 @pytest.mark.parametrize("block_size", [2, 7])

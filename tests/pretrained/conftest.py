@@ -12,7 +12,10 @@ import pytest
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.llama_layout import llama_layout
+from bpd_jax.pretrained.llama_layout import Variant, llama_layout
+
+# Architectures whose rotary positions rotate pairs of neighbours.
+INTERLEAVED = ("llama", "smollm3", "granite")
 
 F32 = gguf.GGMLQuantizationType.F32
 
@@ -61,7 +64,7 @@ class TinyModel:
                 "rotary": RotaryConfig(5000.0),
             }
             config = TransformerConfig(**{**sizes, **llama_fields, **changes})
-            layout = llama_layout(config)
+            layout = llama_layout(config, variant=Variant(fused=architecture == "phi3"))
         random = np.random.default_rng(0)
         weights = {
             origin.name: random.normal(0, 0.3, origin.shape).astype(np.float32)
@@ -103,7 +106,7 @@ class TinyModel:
         for name, tensor in self.weights.items():
             heads = {"q_proj": config.num_heads, "k_proj": config.kv_heads}
             part = name.split(".")[-2]
-            if self.architecture == "llama" and part in heads:
+            if self.architecture in INTERLEAVED and part in heads:
                 shape = (heads[part], 2, config.head_width // 2, *tensor.shape[1:])
                 tensor = tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape)
             if self.architecture == "gpt2" and part.startswith("c_"):

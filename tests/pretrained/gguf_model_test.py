@@ -4,29 +4,105 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.rotary import rotate
+from bpd_jax.models.rotary import RotaryConfig, rotate
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
+GEMMA = {
+    "activation": "gelu",
+    "norm_place": "both",
+    "embedding_scale": 24**0.5,
+    "attention_scale": 0.25,
+    "head_dim": 16,
+    "window": 16,
+}
+
+# Architecture, options, and the values of the file that say so.
 CASES = {
-    "llama, tied": ("llama", {}),
-    "llama, untied": ("llama", {"tied_softmax": False}),
+    "llama, tied": ("llama", {}, {}),
+    "llama, untied": ("llama", {"tied_softmax": False}, {}),
     "llama, biases": (
         "llama",
         {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+        {},
     ),
-    "llama, wide heads": ("llama", {"head_dim": 16}),
-    "qwen2": ("qwen2", {"qkv_bias": True, "tied_softmax": False}),
-    "qwen3": ("qwen3", {"query_key_norm": True, "head_dim": 16}),
-    "gpt2": ("gpt2", {}),
-    "gpt2, untied": ("gpt2", {"tied_softmax": False}),
+    "llama, wide heads": ("llama", {"head_dim": 16}, {}),
+    "qwen2": ("qwen2", {"qkv_bias": True, "tied_softmax": False}, {}),
+    "qwen3": ("qwen3", {"query_key_norm": True, "head_dim": 16}, {}),
+    "gpt2": ("gpt2", {}, {}),
+    "gpt2, untied": ("gpt2", {"tied_softmax": False}, {}),
+    "gemma2": (
+        "gemma2",
+        {
+            **GEMMA,
+            "windowed_layers": (0,),
+            "attention_softcap": 50.0,
+            "logit_softcap": 20.0,
+        },
+        {
+            "gemma2.attention.sliding_window": 16,
+            "gemma2.final_logit_softcapping": 20.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            **GEMMA,
+            "num_layers": 7,
+            "windowed_layers": (0, 1, 2, 3, 4, 6),
+            "window_rotary": RotaryConfig(10000.0),
+            "query_key_norm": True,
+        },
+        {"gemma3.attention.sliding_window": 16},
+    ),
+    "gemma3, pattern": (
+        "gemma3",
+        {
+            **GEMMA,
+            "windowed_layers": (0,),
+            "window_rotary": RotaryConfig(500.0),
+            "query_key_norm": True,
+        },
+        {
+            "gemma3.attention.sliding_window": 16,
+            "gemma3.attention.sliding_window_pattern": [True, False],
+            "gemma3.rope.freq_base_swa": 500.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"num_layers": 4, "unrotated_layers": (3,)}, {}),
+    "phi3": (
+        "phi3",
+        {"rotary": RotaryConfig(5000.0, 0.5), "window": 9},
+        {"phi3.rope.dimension_count": 4, "phi3.attention.sliding_window": 9},
+    ),
+    "granite": (
+        "granite",
+        {"embedding_scale": 12.0, "attention_scale": 0.5, "residual_scale": 0.25},
+        {
+            "granite.embedding_scale": 12.0,
+            "granite.attention.scale": 0.5,
+            "granite.residual_scale": 0.25,
+            "granite.logit_scale": 8.0,
+        },
+    ),
+    "olmo2": (
+        "olmo2",
+        {
+            "norm_place": "after",
+            "query_key_norm": True,
+            "joint_query_key_norm": True,
+        },
+        {},
+    ),
 }
 
 
-@pytest.mark.parametrize("architecture, changes", CASES.values(), ids=CASES)
-def test_a_gguf_model_equals_the_original(tiny, tmp_path, architecture, changes):
+@pytest.mark.parametrize("architecture, changes, values", CASES.values(), ids=CASES)
+def test_a_gguf_model_equals_the_original(
+    tiny, tmp_path, architecture, changes, values
+):
     model = tiny.make(architecture, **changes)
-    checkpoint = open_gguf(model.write(tmp_path / "tiny.F32.gguf"))
+    checkpoint = open_gguf(model.write(tmp_path / "tiny.F32.gguf", values))
     assert checkpoint.config == model.config
     assert len(checkpoint.tokenizer.encode("hehe").ids) == 2
     assert (checkpoint.begin_of_text, checkpoint.end_tokens) == (None, (0,))
@@ -36,6 +112,31 @@ def test_a_gguf_model_equals_the_original(tiny, tmp_path, architecture, changes)
     params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
     expected = load_trunk(model.config, checkpoint.layout, model)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_the_divisor_of_logits_divides_the_last_norm(tiny, tmp_path):
+    model = tiny.make("granite")
+    values = {"granite.logit_scale": 8.0}
+    checkpoint = open_gguf(model.write(tmp_path / "granite.gguf", values))
+    origin = checkpoint.layout["final_norm", "scale"]
+    scale = model.read(origin.name)
+    np.testing.assert_array_equal(origin.convert(scale), scale / 8)
+
+
+def test_longrope(tiny, tmp_path):
+    """The factors of short texts, and hence no text beyond their length."""
+    values = {
+        "phi3.rope.scaling.original_context_length": 32,
+        "phi3.rope.scaling.attn_factor": 1.5,
+    }
+    factors = np.array([1.0, 1.5, 2.0, 2.5], np.float32)
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    tensors = {name: factors * n for n, name in enumerate(names, start=1)}
+    path = tiny.make("phi3").write(tmp_path / "phi3.gguf", values, tensors)
+    config = open_gguf(path).config
+    assert config.max_length == 32
+    assert config.rotary.divisors == (1.0, 1.5, 2.0, 2.5)
+    assert config.rotary.amplitude == 1.5
 
 
 def test_interleaved_rotary_features_become_halves(tiny, tmp_path):
