@@ -42,7 +42,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.models import cpu
-from bpd_jax.models.transformer_config import check_feature_layers
+from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import states_dtype
@@ -85,8 +85,8 @@ FEATURE_LAYERS = flags.DEFINE_list(
     "feature_layers",
     [],
     "layers whose outputs are stored with the final hidden states, counted from 0, as "
-    "a block drafter or conditioned heads need them; with layers, the states of "
-    "prompts are stored too.",
+    "a block drafter or conditioned heads need them, or `default` for those of a block "
+    "drafter without FEATURE_LAYERS; with layers, those of prompts are stored too.",
 )
 cli.define_flags(HeadsTrainConfig, "states_dtype")
 
@@ -183,14 +183,18 @@ def _states_writer(
     Raises:
       UserError: the flags are unsuitable, or the folder contains other states.
     """
-    layers = cli.whole_numbers("feature_layers") or ()
+    trunk = loaded.config.trunk
+    if FEATURE_LAYERS.value == ["default"]:
+        layers = usual_layers(trunk.num_layers)
+    else:
+        layers = cli.whole_numbers("feature_layers") or ()
     if not STATES.value:
         if layers:
             raise UserError("--feature_layers needs --states: name a folder for them.")
         return None, ()
     if as_path(STATES.value) == output:
         raise UserError("--states and --output must be different folders.")
-    trunk, precision = loaded.config.trunk, decode_flags.PRECISION.value
+    precision = decode_flags.PRECISION.value
     check_feature_layers(layers, trunk.num_layers)
     if precision == "float16":
         raise UserError(

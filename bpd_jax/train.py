@@ -168,9 +168,9 @@ def _start(config: TrainConfig, start: str) -> Params:
 
 
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
-    config = parsed.value
-    loaded = load_model(config.model)
+    loaded = load_model(parsed.value.model)
     model, params = loaded.config, loaded.params
+    config = parsed.value.for_model(model.trunk)
     if _DRY_RUN.value:
         print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
         print(heads.describe(config, model, heads.make_plan(config, model, params)))

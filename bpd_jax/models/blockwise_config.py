@@ -148,7 +148,9 @@ class BlockwiseConfig(Validated):
                 "BlockDrafterConfig.draft_vocabulary, markov_rank and confidence are "
                 "for block drafters of frozen models (HeadsTrainConfig): remove them."
             )
-        drafter.resolve(self.trunk)
+        layers = drafter.resolve(self.trunk).feature_layers
+        named = dataclasses.replace(drafter, feature_layers=layers)
+        object.__setattr__(self, "drafter", named)
 
     @property
     def block_size(self) -> int:

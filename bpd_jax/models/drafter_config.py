@@ -16,6 +16,7 @@ from bpd_jax.models.transformer_config import (
     Tokens,
     TransformerConfig,
     check_feature_layers,
+    usual_layers,
 )
 
 _FROM_TARGET = (
@@ -37,7 +38,8 @@ class BlockDrafterConfig(Validated):
     are None are those of the target.
 
     Attributes:
-      feature_layers: layers of the target whose outputs it reads, counted from 0.
+      feature_layers: layers of the target whose outputs it reads, counted from 0; if
+        empty, an early one, one in the middle and one near the end.
       block_size: L, tokens of a block; the first is certain, L - 1 are predicted.
       num_layers: number of transformer layers, 1 to 3 for a small target.
       d_ff: inner width of the feed-forward layers.
@@ -65,7 +67,7 @@ class BlockDrafterConfig(Validated):
         of the previous token.
     """
 
-    feature_layers: LayerNumbers
+    feature_layers: LayerNumbers = ()
     block_size: Size = 9
     num_layers: Annotated[int, integer(1, 100)] = 2
     d_ff: Size | None = None
@@ -87,11 +89,6 @@ class BlockDrafterConfig(Validated):
 
     def check_together(self) -> None:
         """Raises a `UserError` for incompatible sizes."""
-        if not self.feature_layers:
-            raise UserError(
-                "BlockDrafterConfig.feature_layers is empty: name the layers of the "
-                "model whose states the drafter reads, such as (9, 19, 28)."
-            )
         if self.block_size < 2:
             raise UserError(
                 "BlockDrafterConfig.block_size must be at least 2, not 1: the first "
@@ -114,12 +111,13 @@ class BlockDrafterConfig(Validated):
         return self.block_size - self.guess_at_anchor
 
     def resolve(self, target: TransformerConfig) -> "BlockDrafterConfig":
-        """Returns the configuration with sizes of the target in place of None.
+        """Returns the configuration with what it leaves to the target.
 
         Raises:
           UserError: the drafter does not fit the target.
         """
-        check_feature_layers(self.feature_layers, target.num_layers)
+        layers = self.feature_layers or usual_layers(target.num_layers)
+        check_feature_layers(layers, target.num_layers)
         if (self.draft_vocabulary or 0) > target.vocab_size:
             raise UserError(
                 f"BlockDrafterConfig.draft_vocabulary = {self.draft_vocabulary} "
@@ -130,7 +128,8 @@ class BlockDrafterConfig(Validated):
         sizes["num_kv_heads"] = target.kv_heads
         sizes["head_dim"] = target.head_width
         missing = [name for name in _FROM_TARGET if getattr(self, name) is None]
-        return dataclasses.replace(self, **{name: sizes[name] for name in missing})
+        chosen = {name: sizes[name] for name in missing}
+        return dataclasses.replace(self, feature_layers=layers, **chosen)
 
     def transformer(self, target: TransformerConfig) -> TransformerConfig:
         """The layers as a transformer with the target's width and precision."""

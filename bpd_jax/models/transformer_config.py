@@ -179,10 +179,18 @@ def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
     """Raises a `UserError` unless `layers` are distinct layers of a trunk."""
     known = each(integer(0, num_layers - 1), distinct=True)
     if not known.accepts(layers):
-        # An early layer, one in the middle and one near the end.
-        usual = sorted({num_layers // 20, num_layers // 2, max(num_layers - 2, 0)})
         raise UserError(
             f"the layers {list(layers)} must be different integers from 0 to "
             f"{num_layers - 1}: the model has {num_layers} layers; give "
-            f"{', '.join(map(str, usual))}, for example."
+            f"{', '.join(map(str, usual_layers(num_layers)))}, for example."
         )
+
+
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+    """An early layer of a trunk, one in the middle and one near the end.
+
+    >>> usual_layers(24)
+    (1, 12, 22)
+    """
+    layers = {num_layers // 20, num_layers // 2, max(num_layers - 2, 0)}
+    return tuple(sorted(layers))

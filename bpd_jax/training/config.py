@@ -43,7 +43,8 @@ class OptimizerConfig(Validated):
 
     Attributes:
       learning_rate: highest learning rate, reached after the warmup.
-      warmup_steps: steps over which the learning rate rises linearly from 0.
+      warmup_steps: steps over which the learning rate rises linearly from 0; below 1,
+        their share of all steps.
       schedule: schedule after the warmup: `cosine` or `linear` decay to
         `final_fraction` of the highest learning rate, or `constant`.
       final_fraction: see `schedule`.
@@ -56,7 +57,7 @@ class OptimizerConfig(Validated):
     """
 
     learning_rate: Positive
-    warmup_steps: Natural = 0
+    warmup_steps: NonNegative = 0
     schedule: Annotated[str, choice("cosine", "linear", "constant")] = "cosine"
     final_fraction: NonNegative = 0.1
     weight_decay: NonNegative = 0.0

@@ -10,7 +10,11 @@ from bpd_jax.training.config import OptimizerConfig
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate by step, counted from 0, for a run of `steps` steps."""
     peak, final = config.learning_rate, config.learning_rate * config.final_fraction
-    decay_steps = max(steps - config.warmup_steps, 1)
+    warmup_steps = config.warmup_steps
+    if warmup_steps < 1:
+        warmup_steps *= steps
+    warmup_steps = round(warmup_steps)
+    decay_steps = max(steps - warmup_steps, 1)
     decay = {
         "cosine": optax.cosine_decay_schedule(
             peak, decay_steps, alpha=config.final_fraction
@@ -18,13 +22,11 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
         "linear": optax.linear_schedule(peak, final, decay_steps),
         "constant": optax.constant_schedule(peak),
     }[config.schedule]
-    if not config.warmup_steps:
+    if not warmup_steps:
         return decay
     # The warmup begins above 0, because a step with a rate of 0 would be wasted.
-    warmup = optax.linear_schedule(
-        peak / config.warmup_steps, peak, max(config.warmup_steps - 1, 1)
-    )
-    return optax.join_schedules([warmup, decay], [config.warmup_steps])
+    warmup = optax.linear_schedule(peak / warmup_steps, peak, max(warmup_steps - 1, 1))
+    return optax.join_schedules([warmup, decay], [warmup_steps])
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

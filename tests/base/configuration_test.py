@@ -209,7 +209,6 @@ REQUIRED_VALUES = {
     "START": "'base'",
     "TRUNK_LEARNING_RATE": 1e-5,
     "ADD_EVERY": 5,
-    "FEATURE_LAYERS": "(0, 1)",
 }
 TINY = ("gin_configs/models/tiny.gin", "gin_configs/tasks/stdlib_small.gin")
 TRAIN = "gin_configs/runs/train.gin"

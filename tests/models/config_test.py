@@ -15,7 +15,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig, RecurrentConfig
-from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.models.transformer_config import TransformerConfig, usual_layers
 
 TRUNK = TransformerConfig(
     23, 2, 16, 24, num_heads=4, num_kv_heads=2, rotary=RotaryConfig(100.0)
@@ -44,7 +44,6 @@ def test_invalid_transformers_are_refused(change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"feature_layers": ()}, "feature_layers is empty"),
         ({"block_size": 1}, "block_size must be at least 2"),
         ({"window": 3}, "smaller than block_size"),
         ({"num_layers": 0}, "num_layers must be"),
@@ -122,6 +121,8 @@ def test_sizes_of_a_drafter_default_to_those_of_the_target():
     resolved = BlockDrafterConfig(feature_layers=[1]).resolve(target)
     assert (resolved.d_ff, resolved.num_heads, resolved.num_kv_heads) == (24, 6, 3)
     assert (resolved.head_dim, resolved.rotary) == (4, target.rotary)
+    default = dataclasses.replace(resolved, feature_layers=())
+    assert default.resolve(target).feature_layers == usual_layers(target.num_layers)
     wider = dataclasses.replace(target, num_heads=12, d_ff=48)
     assert resolved.resolve(wider) == resolved
 

@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
@@ -10,8 +11,9 @@ def rates(steps, **kwargs):
     return np.array([schedule(step) for step in range(steps + 1)])
 
 
-def test_warmup_then_cosine():
-    schedule = rates(14, learning_rate=1.0, warmup_steps=4, final_fraction=0.1)
+@pytest.mark.parametrize("warmup", [4, 4 / 14])
+def test_warmup_then_cosine(warmup):
+    schedule = rates(14, learning_rate=1.0, warmup_steps=warmup, final_fraction=0.1)
     np.testing.assert_allclose(schedule[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(schedule[9], 0.55, rtol=1e-6)
     np.testing.assert_allclose(schedule[14], 0.1, rtol=1e-6)

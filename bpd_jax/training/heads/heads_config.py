@@ -23,6 +23,7 @@ from bpd_jax.models.attachments import STORED_DTYPES
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, check_rows
+from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig
 
 
@@ -112,6 +113,18 @@ class HeadsTrainConfig(Validated):
     checkpoint_every: Count = 200
     heads_dtype: Annotated[str, choice(*STORED_DTYPES)] = "bfloat16"
     seed: Natural = 0
+
+    def for_model(self, trunk: TransformerConfig) -> "HeadsTrainConfig":
+        """Returns the settings with the layers that a block drafter reads by default.
+
+        Raises:
+          UserError: the drafter does not fit the model.
+        """
+        if not isinstance(self.heads, BlockDrafterConfig):
+            return self
+        layers = self.heads.resolve(trunk).feature_layers
+        drafter = dataclasses.replace(self.heads, feature_layers=layers)
+        return dataclasses.replace(self, heads=drafter)
 
     def check_together(self) -> None:
         """Raises a `UserError` for incompatible settings."""

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, warn
 from bpd_jax.base.typing import Params
 from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.models.attachments import by_path, fingerprint
 from bpd_jax.models.block_heads import init_heads, is_trained
-from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
@@ -24,6 +24,9 @@ from bpd_jax.training.heads.positions import (
     split_texts,
 )
 from bpd_jax.training.heads.states_files import cache_bytes
+
+# Fewer held-out positions are too few for accuracies to a percent.
+_FEW = 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,10 +78,20 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
         )
     written = texts.tokens[positions.places[train] + 1]
     counts = np.bincount(written, minlength=texts.vocab_size)
-    if isinstance(config.heads, BlockDrafterConfig):
-        config.heads.resolve(model.trunk)
-    else:
+    if isinstance(config.heads, BlockHeadsConfig):
         dataclasses.replace(model, heads=config.heads)
+    if config.soft_targets and model.trunk.logit_softcap is not None:
+        raise UserError(
+            "HeadsTrainConfig.soft_targets needs the model's own distribution, but the "
+            "logits of this model are bounded (TransformerConfig.logit_softcap), which "
+            "is not supported: leave soft_targets out."
+        )
+    if len(held_out) < _FEW:
+        warn(
+            f"only {len(held_out):,} positions of {config.data} are held out, on which "
+            "accuracies are uncertain: raise HeadsTrainConfig.held_out, or generate "
+            "more texts."
+        )
     size, vocabulary = config.heads.draft_vocabulary, None
     if size is not None:
         vocabulary = draft_vocabulary(counts, size)

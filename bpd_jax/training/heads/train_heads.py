@@ -80,6 +80,7 @@ def train_heads(
             "heads and block drafters of a frozen model are trained by one process: "
             "start a single one, which uses all devices of its host."
         )
+    config = config.for_model(model.trunk)
     folder = as_path(workdir)
     output = folder / output_name(config)
     files.check_writable(output, folder=True)

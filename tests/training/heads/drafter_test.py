@@ -135,13 +135,21 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     assert sums.valid.tolist() == batch.valid[..., 1:].sum((0, 1)).tolist()
 
 
-def test_training_learns_the_next_tokens(tmp_path, config, model, params, base_key):
+def test_training_learns_the_next_tokens(
+    tmp_path, config, model, params, base_key, capsys
+):
     """Tokens have two possible successors: only the anchor is informative."""
+    # The layers are the default ones, here the only one.
     drafter = dataclasses.replace(
-        DRAFTER, markov_rank=4, confidence=True, confidence_reads_markov=True
+        DRAFTER,
+        feature_layers=(),
+        markov_rank=4,
+        confidence=True,
+        confidence_reads_markov=True,
     )
     config = dataclasses.replace(config, heads=drafter, products="bfloat16")
     held_out = train_heads(config, model, params, tmp_path)
+    assert "are held out, on which accuracies are uncertain" in capsys.readouterr().err
     top, coverage = held_out.tops(), held_out.coverage
     # Without the anchor, as for block heads, four tokens would be possible here.
     assert top[2][0] > 0.8 * coverage[0]
