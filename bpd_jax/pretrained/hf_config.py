@@ -106,7 +106,7 @@ def _gemma2(fields: Fields) -> Options:
     options: Options = {
         "activation": activation_of(fields, fields.text("hidden_activation")),
         "norm_place": "both",
-        "embedding_scale": math.sqrt(fields.integer("hidden_size")),
+        "embedding_scale": math.sqrt(max(fields.integer("hidden_size"), 1)),
         "attention_scale": scalar**-0.5,
     }
     for option, name in (
@@ -150,6 +150,9 @@ _GEMMA3 = {
     "rope_theta": 1e6,
     "sliding_window_pattern": 6,
 }
+
+# Settings that null turns off; elsewhere it stands for the default.
+_OFF = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 _ATTENTION, _MLP = "attention_bias", "mlp_bias"
 _FAMILIES = {
@@ -237,7 +240,12 @@ def transformer_config(fields: Fields) -> TransformerConfig:
 
 def _llama(fields: Fields, kind: str) -> TransformerConfig:
     family = _FAMILIES[kind]
-    fields = Fields({**family.defaults, **fields.values}, fields.source)
+    given = {
+        name: value
+        for name, value in fields.values.items()
+        if value is not None or name in _OFF
+    }
+    fields = Fields({**family.defaults, **given}, fields.source)
     width = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     if heads < 1:

@@ -9,8 +9,9 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.hf_config import transformer_config
+from bpd_jax.pretrained.hf_config import text_model, transformer_config
 from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import llama_layout
 
@@ -169,6 +170,32 @@ def test_missing_fields_have_the_defaults_of_transformers():
     assert gpt2.d_ff == 6400
     assert gpt2.tied_softmax
     assert gpt2.activation == "gelu"
+
+
+def test_defaults_of_gemma():
+    """Files of Gemma 3 with images omit most fields of the text model."""
+    gemma3 = {
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    }
+    config = transformer_config(text_model(Fields(gemma3, "config.json")))
+    assert (config.num_heads, config.kv_heads, config.head_width) == (8, 4, 256)
+    assert (config.vocab_size, config.max_length) == (262208, 131072)
+    assert config.rotary_of(5) == RotaryConfig(1e6, scaling="linear", factor=8.0)
+    assert config.rotary_of(6) == RotaryConfig(1e4)
+    assert [config.window_of(layer) for layer in (4, 5, 6)] == [1024, None, 1024]
+    gemma2 = read({**BASE, "model_type": "gemma2", "attn_logit_softcapping": None})
+    assert (gemma2.attention_softcap, gemma2.logit_softcap) == (None, 30.0)
+    with pytest.raises(UserError, match="the model embeds texts"):
+        read({**BASE, "model_type": "gemma2", "use_bidirectional_attention": True})
+    with pytest.raises(UserError, match="query_pre_attn_scalar in .* above 0"):
+        read({**BASE, "model_type": "gemma2", "query_pre_attn_scalar": 0})
 
 
 def test_bias_settings():
