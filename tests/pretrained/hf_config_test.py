@@ -194,7 +194,7 @@ def test_defaults_of_gemma():
     assert (gemma2.attention_softcap, gemma2.logit_softcap) == (None, 30.0)
     with pytest.raises(UserError, match="the model embeds texts"):
         read({**BASE, "model_type": "gemma2", "use_bidirectional_attention": True})
-    with pytest.raises(UserError, match="query_pre_attn_scalar in .* above 0"):
+    with pytest.raises(UserError, match=r"query_pre_attn_scalar in .* above 0"):
         read({**BASE, "model_type": "gemma2", "query_pre_attn_scalar": 0})
 
 
