@@ -231,6 +231,7 @@ def _write(
         records=[r for r in records if r.prompt_index < _SHOWN_PROMPTS],
         model={
             "run": loaded.name,
+            **({} if loaded.step is None else {"checkpoint": f"step {loaded.step:,}"}),
             "parameters": f"{count_parameters(config)['total']:,}",
             "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
             "block heads": config.block_size,

@@ -101,6 +101,7 @@ class LoadedModel:
       heads_identity: `identity` of its heads if they were loaded separately; None if
         there are none or they are part of the run.
       trunk_identity: `fingerprint` of its parameters before their layout was changed.
+      step: training step of its checkpoint; None for a pretrained model.
     """
 
     name: str
@@ -117,6 +118,7 @@ class LoadedModel:
     accuracies: tuple[tuple[float, ...], ...] | None = None
     heads_identity: str | None = None
     trunk_identity: str | None = None
+    step: int | None = None
 
     @property
     def config(self) -> BlockwiseConfig:

@@ -75,6 +75,7 @@ def load_model(
 
 def _load_run(folder: pathlib.Path) -> LoadedModel:
     # Imported here, so that each kind of model imports only the modules that it needs.
+    from bpd_jax.training.checkpoints import FOLDER, whole_steps
     from bpd_jax.training.exported_params import load_run_parameters, selected_step
 
     step = None
@@ -94,6 +95,7 @@ def _load_run(folder: pathlib.Path) -> LoadedModel:
         task=load_task(folder / "task.json"),
         begin_of_text=tokenizer.end_of_text,
         asset_folders=(folder,),
+        step=step or max(whole_steps(folder / FOLDER), default=None),
     )
 
 

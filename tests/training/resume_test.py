@@ -60,7 +60,9 @@ def test_best_checkpoint_is_decoded_and_early_stop_is_remembered(
     assert "best validation_loss 4 at step 2" in printed
     assert steps(tmp_path) == [2, 5]
     assert best_step(tmp_path / "checkpoints") == 2
-    params = load_model(str(tmp_path)).params
+    loaded = load_model(str(tmp_path))
+    assert loaded.step == 2
+    params = loaded.params
     jax.tree.map(np.testing.assert_array_equal, params, parameters(tmp_path, 2))
     assert "using the best checkpoint, that of step 2" in capsys.readouterr().err
     # The same command again does nothing.
