@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, warn
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -148,6 +148,7 @@ def test_training_learns_the_next_tokens(
         confidence_reads_markov=True,
     )
     config = dataclasses.replace(config, heads=drafter, products="bfloat16")
+    warn.cache_clear()
     held_out = train_heads(config, model, params, tmp_path)
     assert "are held out, on which accuracies are uncertain" in capsys.readouterr().err
     top, coverage = held_out.tops(), held_out.coverage
