@@ -22,6 +22,8 @@ from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.training.slices import decoding_mesh
 
 # A text, token ids, or a conversation.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
@@ -46,7 +48,6 @@ class LanguageModel:
         *,
         lattice_width: int = DecodeConfig.lattice_width,
         alpha: float = DecodeConfig.alpha,
-        mesh: Mesh | None = None,
     ) -> Decoder:
         """Binds the model to its methods; see `Decoder`."""
         loaded = self.loaded
@@ -56,7 +57,6 @@ class LanguageModel:
             alpha=alpha,
             assets=self.assets,
             token_bytes=loaded.token_bytes,
-            mesh=mesh,
         )
 
     def with_template(self, variables: Mapping[str, Any] | None) -> "LanguageModel":
@@ -114,6 +114,7 @@ def load(
     chat: bool = True,
     template: Mapping[str, Any] | None = None,
     precision: str | None = None,
+    mesh: Mesh | MeshConfig | None = None,
     **assets: str | None,
 ) -> LanguageModel:
     """Loads a model and the assets of its drafting methods.
@@ -127,6 +128,9 @@ def load(
       template: further variables of the chat template, such as
         `{"enable_thinking": False}`.
       precision: dtype of activations and matrix products; None for the model's own.
+      mesh: devices that share the parameters, the heads of the cache and the rows of
+        batches, or the sizes of the axes of such a mesh; None for the first device.
+        Drafters, n-gram models and small LMs are on every device.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra` or `drafter`; by default those in the model's folder.
 
@@ -137,7 +141,7 @@ def load(
         if asset not in ASSET_FOLDERS:
             names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
-    loaded = load_model(name, heads, weights)
+    loaded = load_model(name, heads, weights, decoding_mesh(mesh))
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template or {})
     lm = LanguageModel.of(loaded, assets)
@@ -152,7 +156,6 @@ def generate(
     *,
     lattice_width: int = DecodeConfig.lattice_width,
     alpha: float = DecodeConfig.alpha,
-    mesh: Mesh | None = None,
     on_progress: Callable[[int], object] = lambda tokens: None,
     template: Mapping[str, Any] | None = None,
     **options: Any,
@@ -167,7 +170,6 @@ def generate(
       lattice_width: candidates per head (the paper's k), unless the method sets k.
       alpha: weight of the refiners, unless the method sets alpha; trained refiners
         have their own default.
-      mesh: devices over which a batch is sharded; the parameters must be on them.
       on_progress: called after each batch with the number of new tokens.
       template: further variables of the chat template, such as
         `{"enable_thinking": False}`.
@@ -180,7 +182,7 @@ def generate(
       UserError: invalid input; raised before anything is compiled.
     """
     decode_options = _options(lm, options)
-    decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha, mesh=mesh)
+    decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     if isinstance(prompts, str):
         raise UserError(f"prompts must be a list of texts, not the text {prompts!r}.")
     check_texts(prompts)

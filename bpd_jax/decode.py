@@ -17,7 +17,6 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api
-from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.decoder import Decoder
@@ -37,6 +36,7 @@ from bpd_jax.reporting.evaluation_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
 from bpd_jax.storage import files
+from bpd_jax.training import hosts, process_flags
 
 PROMPT = flags.DEFINE_string("prompt", None, "text to continue.")
 METHOD = flags.DEFINE_string(
@@ -87,6 +87,7 @@ def main() -> None:
     method = api.resolve(lm, decoder, name, prompts, config.options, verbose=True)
     # Validates the request before anything is compiled.
     task = decoder.prepare(method, prompts, config.options)
+    decode_flags.print_mesh(task)
     if len(prompts) == 1 and not OUTPUT.value:
         generations = [_streamed(lm, task, texts[0], prompts[0])]
     else:
@@ -115,7 +116,8 @@ def _show(
         continuation=tokenizer.continuation,
     )
     if OUTPUT.value:
-        write_records(OUTPUT.value, records)
+        output = OUTPUT.value
+        hosts.first(lambda: write_records(output, records))
     else:
         between = _between(lm) if len(records) > 1 else None
         _print_records(records, between)
@@ -191,4 +193,4 @@ def write_records(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process_flags.run(main)

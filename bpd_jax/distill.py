@@ -45,6 +45,7 @@ from bpd_jax.models import cpu
 from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
+from bpd_jax.training import hosts, process_flags
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.states_files import describe_states
@@ -143,8 +144,9 @@ def main() -> None:
     decoder.check(method, accepted, options)
     # Nothing is written earlier: the files of a rejected command would make the
     # corrected command fail.
-    _write_beginning(output, loaded, facts, made_up)
+    hosts.first(lambda: _write_beginning(output, loaded, facts, made_up))
     done = distillation.answered_prompts(accepted, output)
+    done = set(hosts.agree(sorted(done)))
     if done:
         print(f"{len(done)} of {len(accepted)} texts exist already.")
     elsewhere: set[int] = set()
@@ -156,11 +158,13 @@ def main() -> None:
     order = distillation.shuffled_indices(accepted, options.seed)
     waiting = [index for index in order if index not in finished]
     task = decoder.task(method, options)
-    if states is not None and waiting:
+    if STATES.value and waiting:
         unanswered = [accepted[index] for index in waiting]
-        print(states.describe_size(unanswered, options.max_new_tokens))
+        if states is not None:
+            print(states.describe_size(unanswered, options.max_new_tokens))
         longest, dtype = max(map(len, unanswered)), states_dtype(_states_dtype())
         task = distillation.recording_states(task, longest, layers, dtype)
+    decode_flags.print_mesh(task)
     # Texts are counted, because most end long before their limit.
     total = len(waiting)
     with progress.bar(label="writing", total=total, unit=" texts") as bar:
@@ -178,7 +182,7 @@ def main() -> None:
 def _states_writer(
     loaded: LoadedModel, output: pathlib.Path
 ) -> tuple[StatesWriter | None, tuple[int, ...]]:
-    """The writer of states, None without --states, and the layers to store.
+    """The writer of states, in process 0 if there are --states, and their layers.
 
     Raises:
       UserError: the flags are unsuitable, or the folder contains other states.
@@ -210,7 +214,7 @@ def _states_writer(
         include_prompts=bool(layers),
     )
     texts = open_generations(output) if shard_paths(output) else None
-    return StatesWriter(STATES.value, header, texts), layers
+    return hosts.first(lambda: StatesWriter(STATES.value, header, texts)), layers
 
 
 def _states_dtype() -> str:
@@ -296,8 +300,10 @@ def _made_up(
     """Returns the generated prompts; generates them unless the run already has."""
     chat, path = loaded.chat, output / _PROMPTS
     assert chat is not None
-    if path.exists():
-        return distillation.read_generated_prompts(path, MADE_UP.value)
+    read = distillation.read_generated_prompts
+    texts = hosts.first(lambda: read(path, MADE_UP.value) if path.exists() else None)
+    if texts := hosts.agree(texts):
+        return texts
     opening = np.asarray(
         loaded.tokenizer.encode_chat(
             distillation.conversation_opening(
@@ -328,4 +334,4 @@ def _made_up(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process_flags.run(main)

@@ -22,7 +22,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api
-from bpd_jax.base import cli, progress, provenance
+from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_prompts, stream
@@ -46,7 +46,7 @@ from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_repor
 from bpd_jax.reporting.terminal import print_stream, standard_output
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
-from bpd_jax.training import metrics
+from bpd_jax.training import hosts, metrics, process_flags
 
 flags.set_default(
     prompt_flags.METHODS,
@@ -111,6 +111,7 @@ def main() -> None:
         methods += [] if automatic is None else [automatic]
     for method in [*methods, *([shown] if shown else [])]:
         decoder.check(method, prompts, options)
+    decode_flags.print_mesh(*(decoder.task(method, options) for method in methods))
     if shown is not None:
         _show(lm, decoder, shown, prompts, texts, options)
     results = _compare(decoder, methods, prompts, config)
@@ -255,11 +256,15 @@ def _write(
             for row in metrics.read_rows(loaded.folder / metrics.FILE_NAME)
         ],
     )
-    with folders.replacing_folder(output, _KIND) as folder:
-        save_report(report, folder / "report.json")
-        write_html(report, folder / "report.html")
-        lines = [json.dumps(dataclasses.asdict(record)) + "\n" for record in records]
-        files.write_text(folder / "records.jsonl", "".join(lines))
+
+    def write() -> None:
+        with folders.replacing_folder(output, _KIND) as folder:
+            save_report(report, folder / "report.json")
+            write_html(report, folder / "report.html")
+            lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in records]
+            files.write_text(folder / "records.jsonl", "".join(lines))
+
+    hosts.first(write)
     return report
 
 
@@ -269,4 +274,4 @@ def _ngram_size(decoder: Decoder) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process_flags.run(main)

@@ -41,7 +41,7 @@ from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models import cpu
-from bpd_jax.training import hosts, run_description, trainer
+from bpd_jax.training import hosts, process_flags, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
@@ -56,17 +56,6 @@ _TOPOLOGY = flags.DEFINE_string(
     None,
     "With --dry_run: the TPU slice or GPUs that will train, as v4:4x4x4 or h100:8.",
 )
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator_address", None, "Host and port of process 0 of several processes."
-)
-_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
-_PROCESS = flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
-_HEARTBEAT = flags.DEFINE_integer(
-    "heartbeat_timeout", 100, "Seconds after which a silent process counts as dead.", 1
-)
-_DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Let jax detect the other processes, as on Cloud TPU."
-)
 
 
 def main() -> None:
@@ -78,13 +67,7 @@ def main() -> None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", device_count(_TOPOLOGY.value))
     cpu.keep_freed_memory()
-    hosts.initialize(
-        _COORDINATOR.value,
-        _PROCESSES.value,
-        _PROCESS.value,
-        detect=_DISTRIBUTED.value,
-        heartbeat_timeout=_HEARTBEAT.value,
-    )
+    process_flags.join()
     with hosts.together():
         _train()
 

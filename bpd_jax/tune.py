@@ -30,6 +30,7 @@ from bpd_jax.decoding.speedup import (
 from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage import files
+from bpd_jax.training import hosts, process_flags
 
 BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes", ["1"], "numbers of prompts decoded together."
@@ -71,7 +72,6 @@ def main() -> None:
     choices = {size: Choice.among(predictions) for size, predictions in by_size.items()}
     for size, choice in choices.items():
         _print(size, choice)
-    loaded.folder.mkdir(parents=True, exist_ok=True)
     path = loaded.folder / TUNING
     try:
         accuracies = replay.accuracies(_RANKS, _LEAST_GUESSES)
@@ -129,8 +129,13 @@ def _write(
             for size, choice in choices.items()
         },
     }
-    files.write_json(path, facts)
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, facts)
+
+    hosts.first(write)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process_flags.run(main)

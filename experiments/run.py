@@ -19,6 +19,7 @@ share the work on one WORKDIR. `--publish` copies the results to
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 import shlex
@@ -27,7 +28,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax.base import cli, configuration, provenance
+from bpd_jax.base import configuration, provenance
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE, Shard
@@ -47,6 +48,7 @@ from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import Record
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
+from bpd_jax.training import hosts, process_flags
 from experiments.catalog import STUDIES, find_study
 from experiments.table7.in_domain import build_in_domain
 
@@ -128,8 +130,9 @@ def _configure(name: str) -> Parsed[StudyConfig]:
     paths = [f"experiments/{name}/{SIZE.value}.gin", *flags.FLAGS.gin_file]
     names = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {SIZE.value!r}"]
     bindings = [*names, *flags.FLAGS.gin_bindings]
-    parsed = configuration.parse(paths, bindings, StudyConfig)
-    config = parsed.value
+    defaults = ["StudyConfig.mesh = @MeshConfig()"]
+    parsed = configuration.parse(paths, bindings, StudyConfig, defaults=defaults)
+    config = process_flags.with_mesh_if_set(parsed)
     if DATA.value:
         # Not through gin, because the folder is not stored with the results.
         config = dataclasses.replace(config, data=DATA.value)
@@ -161,11 +164,12 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
     folders.check_folder(folder, run_files.KIND)
     folder.mkdir(parents=True, exist_ok=True)
     context = StudyContext(config, _workdir(), shard)
-    in_domain = {
-        task: build_in_domain(context, task)["texts"]
-        for task in config.tasks
-        if config.in_domain and task != HELD_OUT
-    }
+    in_domain = {}
+    for task in config.tasks if config.in_domain else ():
+        if task != HELD_OUT:
+            context.whole_draw(task)  # All processes load the model together.
+            facts = hosts.first(functools.partial(build_in_domain, context, task))
+            in_domain[task] = hosts.agree(facts)["texts"]
     left_out = context.unavailable(config.contenders)
     for contender, reason in left_out.items():
         print(f"left out: {contender}: {reason}")
@@ -195,6 +199,9 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         facts["in_domain"] = in_domain
 
     def write() -> None:
+        hosts.first(write_header)
+
+    def write_header() -> None:
         if (folder / run_files.HEADER).is_file():
             # Programs of other shards also write this file.
             for known in run_files.read_header(folder).get("sessions", []):
@@ -208,10 +215,12 @@ def _measure(name: str, config: StudyConfig, shard: Shard, text: str) -> None:
         if new and now not in sessions:
             sessions.append(now)
             write()
-        run_files.append_records(folder, new, f"records{context.shard_suffix}.jsonl")
+        name = f"records{context.shard_suffix}.jsonl"
+        hosts.first(lambda: run_files.append_records(folder, new, name))
 
     write()
     run = run_files.open_run(folder)
+    hosts.agree(None)  # Nothing is appended before all processes have read it.
     measure(find_study(name), context, run, keep)
 
 
@@ -231,4 +240,4 @@ def _publish(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, positional=True)
+    process_flags.run(main, positional=True)

@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 # A log file gets one line per this many seconds instead of a redrawn bar.
 _LOG_SECONDS = 15.0
 
+_hidden = False
+
 
 def bar(
     iterable: Iterable[_T] | None = None,
@@ -39,6 +41,7 @@ def bar(
       **kwargs: further arguments of `tqdm`.
     """
     live = sys.stderr.isatty()
+    kwargs.setdefault("disable", _hidden)
     return tqdm(
         iterable,
         desc=f"{label:<14}",
@@ -53,6 +56,12 @@ def bar(
         file=_NonBlocking(sys.stderr),
         **kwargs,
     )
+
+
+def hide() -> None:
+    """Hides all later bars: another process of the run shows them."""
+    global _hidden
+    _hidden = True
 
 
 def advance(bar: "tqdm[Any]", label: str, count: int = 1) -> None:

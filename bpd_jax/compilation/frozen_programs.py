@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.compilation.programs import Program, bytes_on_device, spread
-from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model_flops import (
     drafter_train_flops,
@@ -26,7 +26,7 @@ from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.train_heads import make_objective, output_name
 from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import TrainState, abstract_parameters
+from bpd_jax.training.state import TrainState
 
 
 def frozen_programs(

@@ -23,17 +23,18 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner, NGramRefinerArrays
 from bpd_jax.drafting.refiners.weights import Weight
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import serial_call_flops, train_flops
-from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
+from bpd_jax.models.partitioning import BATCH_SPEC, check_rows, heads_spec
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device_table import DeviceTable
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.run_description import predictors
-from bpd_jax.training.state import abstract_parameters, abstract_state
+from bpd_jax.training.state import abstract_state
 from bpd_jax.training.step import make_train_step
 
 
@@ -153,7 +154,7 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
     source = HeadsSource(model.block_size, shapes.lattice_width)
     drafter = PathDrafter(Paths(source, (refiner,)), ExactBest(shapes.drafts))
     options = StepOptions()
-    bound = Model(model, abstract_parameters(model, mesh))
+    bound = Model(model, abstract_parameters(model, mesh), mesh=mesh)
     weights = Weights(drafter.arrays)
     state = jax.eval_shape(
         functools.partial(
@@ -169,8 +170,7 @@ def decode_program(model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> 
         limits=np.zeros(shapes.batch_size, np.int32),
         keys=row_keys(0, jnp.arange(shapes.batch_size)),
     )
-    heads = "model" if model.trunk.kv_heads % mesh.shape["model"] == 0 else None
-    in_heads = PartitionSpec(*BATCH_SPEC, heads)
+    in_heads = heads_spec(model.trunk.kv_heads, mesh)
     rows = spread(state, mesh, BATCH_SPEC)
     rows = dataclasses.replace(
         rows,

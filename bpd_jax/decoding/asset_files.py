@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
@@ -89,7 +90,11 @@ def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
     softmax = softmax_rows(config, params, None)
     drafter = with_softmax(params["drafter"], softmax, None)
-    return AttachedDrafter.of(functions, cpu.decoding_layout(drafter, exact=False))
+    return AttachedDrafter.of(functions, _for_decoding(loaded, drafter))
+
+
+def _for_decoding(loaded: LoadedModel, drafter: Params) -> Params:
+    return cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
 
 
 def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
@@ -159,7 +164,7 @@ def _load_asset(
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        return AttachedDrafter.of(functions, cpu.decoding_layout(params, exact=False))
+        return AttachedDrafter.of(functions, _for_decoding(loaded, params))
     if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)

@@ -19,6 +19,8 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import on_host
+from bpd_jax.training import hosts
 
 # Numbers of draft tokens whose passes are timed; others are interpolated.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -114,7 +116,7 @@ def measure_drafting(
 
     def draft_on_host(model: Model, weights: Weights, state: DecodeState) -> object:
         seen = jitted_look(model, weights, drafter, state)[0]
-        return drafter.propose(jax.device_get(seen), None)
+        return drafter.propose(on_host(seen), None)
 
     draft = draft_on_device if drafter.on_device else draft_on_host
     run = functools.partial(draft, task.model, task.weights, state)
@@ -152,4 +154,6 @@ def _median_seconds(runs: dict[int, Callable[[], object]]) -> dict[int, float]:
             start = time.perf_counter()
             jax.block_until_ready(run())
             times[key].append(time.perf_counter() - start)
-    return {key: statistics.median(values) for key, values in times.items()}
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    # The same numbers in all processes, which choose a method by them.
+    return dict(zip(medians, hosts.agree([*medians.values()]), strict=True))

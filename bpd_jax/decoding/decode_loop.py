@@ -11,7 +11,6 @@ import functools
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
@@ -32,6 +31,7 @@ from bpd_jax.drafting.interface import (
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
 
 
 @flax.struct.dataclass
@@ -386,12 +386,15 @@ def decode_with_host(
 ) -> DecodeState:
     """`decode_on_device` for drafters that propose on the host."""
     calls, static = 0, without_arrays(drafter)
-    while np.asarray(state.done).sum() < (done_rows or len(state.done)):
+    own = own_rows(len(state.done), model.mesh)
+    while on_host(state.done).sum() < (done_rows or len(state.done)):
         if max_calls is not None and calls >= max_calls:
             break
         seen, memory, entropies = _look(model, weights, static, state)
         arrays = weights.drafter if drafter.on_device else None
-        tree = drafter.propose(jax.device_get(seen), arrays)
+        # Every process drafts for its own rows.
+        seen = jax.tree.map(lambda x: x[own], on_host(seen))
+        tree = from_own_rows(drafter.propose(seen, arrays), model.mesh)
         state = dataclasses.replace(state, memory=memory)
         state = _serial_call(
             model, weights, static, state, tree, entropies, options=options

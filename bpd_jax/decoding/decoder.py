@@ -4,13 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import check_value, integer, number
-from bpd_jax.base.typing import Array
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.generate import (
     Generation,
@@ -74,7 +71,6 @@ class Decoder:
         alpha: float = DecodeConfig.alpha,
         assets: Assets | None = None,
         token_bytes: Callable[[], Sequence[bytes]] | None = None,
-        mesh: Mesh | None = None,
     ) -> None:
         """Creates a decoder.
 
@@ -86,7 +82,6 @@ class Decoder:
           alpha: default weight of the refiners.
           assets: assets of the methods.
           token_bytes: returns the bytes of every token, for stop texts.
-          mesh: devices that split batches; the parameters must be on them already.
 
         Raises:
           UserError: an argument is invalid or does not fit the model.
@@ -94,7 +89,7 @@ class Decoder:
         vocab_size = model.config.trunk.vocab_size
         check_value("lattice_width", width, integer(1, vocab_size))
         check_value("alpha", alpha, number(0))
-        self.model, self.mesh = model, mesh
+        self.model = model
         self.width, self.alpha = width, alpha
         self.assets = assets or Assets()
         self.assets.check(model.config)
@@ -169,7 +164,6 @@ class Decoder:
             options,
             self._stop_table(options.stop) if options.stop else None,
             None if reference is None else _reference_maker(reference),
-            self.mesh,
         )
 
     def _stop_table(self, stop: tuple[str, ...]) -> StopTable:
@@ -261,15 +255,15 @@ def _default_sizes() -> _DefaultSizes:
 
 def _reference_maker(
     reference: Sequence[Text],
-) -> Callable[[Sequence[int], int, int], Array]:
+) -> Callable[[Sequence[int], int, int], np.ndarray]:
     """Returns a function that makes the oracle's texts for a batch of prompts."""
 
-    def make_reference(indices: Sequence[int], batch: int, slots: int) -> Array:
+    def make_reference(indices: Sequence[int], batch: int, slots: int) -> np.ndarray:
         tokens = np.zeros((batch, slots), np.int32)
         for row, index in enumerate(indices):
             text = reference[index]
             ids = np.concatenate([text.input_ids, text.output_ids])
             tokens[row, : len(ids)] = ids
-        return jnp.asarray(tokens)
+        return tokens
 
     return make_reference

@@ -11,7 +11,6 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from bpd_jax.base.errors import UserError
@@ -23,8 +22,10 @@ from bpd_jax.data.generations import (
 )
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.refill import decode_refilled, refill_length
-from bpd_jax.decoding.states_recorder import StatesRecorder
+from bpd_jax.decoding.states_recorder import RecordedStates, StatesRecorder
+from bpd_jax.models.partitioning import on_host
 from bpd_jax.storage import files
+from bpd_jax.training import hosts
 from bpd_jax.training.heads.states_writer import StatesWriter
 
 # A stopped run loses at most this number of texts.
@@ -97,13 +98,18 @@ def distill(
       prompts: token ids of all prompts.
       indices: indices of the prompts to continue, in order.
       folder: folder of the shards; see `bpd_jax.data.generations`.
-      states: writes the states of the model too; None if they are not needed.
+      states: writes the states of the model too, in process 0; None if they are not
+        needed.
       texts_per_shard: number of texts of a shard; the last one may have fewer.
       on_progress: called after each text with the number of its new tokens.
     """
     texts: list[tuple[int, np.ndarray]] = []
 
     def flush() -> None:
+        hosts.first(write)
+        texts.clear()
+
+    def write() -> None:
         write_shard(
             folder,
             next_shard(folder),
@@ -111,14 +117,15 @@ def distill(
             [len(prompts[index]) for index, _ in texts],
             [index for index, _ in texts],
         )
-        texts.clear()
         if states is not None:
             states.flush()
 
     for index, text, memory in decode_refilled(task, prompts, indices):
         texts.append((index, text))
-        if states is not None:
-            states.add(text, len(prompts[index]), np.asarray(memory.states))
+        if isinstance(memory, RecordedStates):
+            recorded = on_host(memory.states)
+            if states is not None:
+                states.add(text, len(prompts[index]), recorded)
         on_progress(len(text) - len(prompts[index]))
         if len(texts) == texts_per_shard:
             flush()
@@ -177,11 +184,10 @@ def generate_prompts(
     while len(prompts) < count:
         options = dataclasses.replace(task.options, seed=seed % 2**32)
         sampling = dataclasses.replace(task, options=options)
-        state = sampling.prefill(
-            openings, rows, batch_size, options.max_new_tokens, padded
-        )
+        batch = task.rows(batch_size)
+        state = sampling.prefill(openings, rows, batch, options.max_new_tokens, padded)
         state = sampling.run(state)
-        tokens, lengths = jax.device_get((state.tokens, state.lengths))
+        tokens, lengths = on_host((state.tokens, state.lengths))
         before = len(prompts)
         for row in rows:
             message = tokens[row, len(opening) : lengths[row]]

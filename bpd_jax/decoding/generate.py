@@ -4,16 +4,14 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.lengths import padded_length
-from bpd_jax.base.typing import Array
 from bpd_jax.decoding.decode_loop import (
     Weights,
     decode_on_device,
@@ -26,7 +24,8 @@ from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
-from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
+from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host
+from bpd_jax.training import hosts
 
 # Lowest number of columns that are read instead of all: compiling a program for fewer
 # takes longer than it saves.
@@ -97,34 +96,37 @@ class Task:
       make_reference: makes the reference texts of a batch (`Prompts.reference`) from
         the indices of its prompts, the batch size and the number of slots per row;
         None for methods without a reference.
-      mesh: devices that the rows of a batch are sharded over, or None.
     """
 
     model: Model
     drafter: Drafter
     options: DecodeOptions
     stops: StopTable | None = None
-    make_reference: Callable[[Sequence[int], int, int], Array] | None = None
-    mesh: Mesh | None = None
+    make_reference: Callable[[Sequence[int], int, int], np.ndarray] | None = None
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """Devices that share the rows of a batch; None for one device."""
+        return self.model.mesh
 
     @functools.cached_property
     def weights(self) -> Weights:
-        """The arrays that jitted code reads, replicated over the mesh."""
+        """The arrays that jitted code reads, whole on every device of the mesh.
+
+        Only arrays of the model itself, such as a shared softmax, remain sharded.
+        """
         arrays = (self.drafter.arrays, self.stops)
-        if self.mesh is not None:
-            sharding = replicated(self.mesh)
+        return Weights(*everywhere(arrays, self.mesh))
 
-            def replicate(leaf: Array) -> Array:
-                is_sharded = isinstance(getattr(leaf, "sharding", None), NamedSharding)
-                return leaf if is_sharded else jax.device_put(leaf, sharding)
-
-            arrays = jax.tree.map(replicate, arrays)
-        return Weights(*arrays)
+    @property
+    def replicated_bytes(self) -> int:
+        """Bytes of the drafter, n-gram and stop tables that every device holds."""
+        leaves = jax.tree.leaves(self.weights)
+        return sum(x.nbytes for x in leaves if x.is_fully_replicated)
 
     def rows(self, count: int) -> int:
         """Rows of a batch of `count` prompts, the same number on every device."""
-        devices = row_parts(self.mesh)
-        return -(-count // devices) * devices
+        return even_rows(count, self.mesh)
 
     def prefill(
         self,
@@ -160,16 +162,18 @@ class Task:
         reference = None
         if self.make_reference is not None:
             reference = self.make_reference(indices, batch, slots)
-        keys = row_keys(self.options.seed, jnp.asarray(rows))
-        arrays: Any = (tokens, lengths, limits.astype(np.int32), keys, reference)
-        if self.mesh is not None:
-            sharding = NamedSharding(self.mesh, BATCH_SPEC)
-            arrays = jax.tree.map(lambda x: jax.device_put(x, sharding), arrays)
+        tokens, lengths, limits, rows, reference = in_rows(
+            (tokens, lengths, limits.astype(np.int32), rows, reference), self.mesh
+        )
         return prefill(
             self.model,
             self.weights,
             self.drafter,
-            *arrays,
+            tokens,
+            lengths,
+            limits,
+            row_keys(self.options.seed, rows),
+            reference,
             options=self.options.step,
             max_calls=self.options.max_new_tokens,
             record=record,
@@ -185,13 +189,13 @@ class Task:
         """Decodes until all rows or `done_rows` are done, or for `max_calls` calls."""
         # Always a number, so that `generate` and `stream` share a program.
         limit = np.int32(_NO_LIMIT if max_calls is None else max_calls)
-        sharding = None if self.mesh is None else replicated(self.mesh)
         first, options = (self.model, self.weights), self.options.step
         if not self.drafter.on_device:
             return decode_with_host(
                 *first, self.drafter, state, options, int(limit), done_rows
             )
-        static, limit = without_arrays(self.drafter), jax.device_put(limit, sharding)
+        limit = everywhere(jax.device_put(limit), self.mesh)
+        static = without_arrays(self.drafter)
         return decode_on_device(*first, static, state, options, limit, done_rows)
 
 
@@ -216,7 +220,8 @@ def generate(
     for indices in _batches(task, prompts):
         start = time.perf_counter()
         state = _run(task, prompts, indices, options.max_new_tokens, padded)
-        seconds = (time.perf_counter() - start) / len(indices)
+        # All processes have the same numbers, from which they may choose a method.
+        seconds = hosts.agree(time.perf_counter() - start) / len(indices)
         generations += _collect(state, [prompts[i] for i in indices], seconds)
         on_progress(sum(len(g.output_ids) for g in generations[indices.start :]))
     return generations
@@ -307,12 +312,14 @@ def stream(
     start = time.perf_counter()
     new_tokens = task.options.max_new_tokens
     state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
-    shown = len(prompt)
-    while not bool(state.done[0]):
+    shown, done = len(prompt), False
+    while not done:
         state = task.run(state, calls)
-        length = int(state.lengths[0])
-        if not bool(state.done[0]):
-            yield np.asarray(state.tokens[0, shown:length]), None
+        tokens, (length, *_), (done, *_) = on_host(
+            (state.tokens, state.lengths, state.done)
+        )
+        if not done:
+            yield tokens[0, shown:length], None
             shown = length
     seconds = time.perf_counter() - start
     generation = _collect(state, [prompt], seconds)[0]
@@ -366,7 +373,7 @@ def check_prompts(
 def _collect(
     state: DecodeState, prompts: Sequence[np.ndarray], seconds: float
 ) -> list[Generation]:
-    tokens, lengths, calls, history = jax.device_get(
+    tokens, lengths, calls, history = on_host(
         (state.tokens, state.lengths, state.calls, state.history)
     )
     return [

@@ -188,19 +188,20 @@ class LoadedModel:
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
         cache_dtype = cpu.cache_dtype(dtype, trunk.head_width)
-        return dataclasses.replace(
-            self, model=Model(config, cast_matrices(self.params, dtype), cache_dtype)
-        )
+        params = cast_matrices(self.params, dtype)
+        model = Model(config, params, cache_dtype, self.model.mesh)
+        return dataclasses.replace(self, model=model)
 
     def for_decoding(self) -> "LoadedModel":
         """Returns the model with parameters in the fastest layout for decoding.
 
         The softmax of the heads' draft vocabulary, which only drafts, may be rounded.
         """
-        params = {**self.params, "trunk": cpu.decoding_layout(self.params["trunk"])}
+        mesh, params = self.model.mesh, dict(self.params)
+        params["trunk"] = cpu.decoding_layout(params["trunk"], mesh)
         heads = self.config.heads
         if heads is not None and heads.has_softmax and not heads.own_softmax:
-            params["heads"] = cpu.decoding_layout(params["heads"], exact=False)
+            params["heads"] = cpu.decoding_layout(params["heads"], mesh, exact=False)
         return dataclasses.replace(
             self,
             model=self.model.with_params(params),

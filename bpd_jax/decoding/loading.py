@@ -4,6 +4,8 @@ import dataclasses
 import os
 import pathlib
 
+from jax.sharding import Mesh
+
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.tokenizer import Tokenizer
@@ -30,7 +32,10 @@ HEADS = "heads"
 
 
 def load_model(
-    name: str, heads: str | None = None, weights: str | None = None
+    name: str,
+    heads: str | None = None,
+    weights: str | None = None,
+    mesh: Mesh | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
@@ -42,6 +47,7 @@ def load_model(
         `runs/NAME/heads`, or those that come with bpd_jax, if there are any.
       weights: folder with the file of a known pretrained model in parts (see
         `pretrained.file_parts`), for hosts without the package that contains it.
+      mesh: devices that share the parameters; None for the first device.
 
     Raises:
       UserError: the model is missing or damaged, or the heads belong to another model.
@@ -54,12 +60,13 @@ def load_model(
                 f"--weights is for {', '.join(PACKAGED)} only, not for {name}."
             )
         with joined_file(weights) as file:
-            return _load_pretrained(name, file, heads)
+            return _load_pretrained(name, file, heads, mesh)
     if name in PACKAGED:
-        return _load_pretrained(name, find_packaged(name), heads)
+        return _load_pretrained(name, find_packaged(name), heads, mesh)
     path = as_path(KNOWN_RUNS.get(name, name))
     if path.is_file() or (path / "config.json").is_file():
-        return _load_pretrained(path.stem if path.is_file() else path.name, path, heads)
+        name = path.stem if path.is_file() else path.name
+        return _load_pretrained(name, path, heads, mesh)
     if not path.is_dir():
         known_names = ", ".join([*KNOWN_RUNS, *PACKAGED])
         hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
@@ -70,10 +77,10 @@ def load_model(
         )
     if heads is not None:
         raise UserError(f"--heads is for pretrained models; {path} has its own heads.")
-    return _load_run(path)
+    return _load_run(path, mesh)
 
 
-def _load_run(folder: pathlib.Path) -> LoadedModel:
+def _load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
     # Imported here, so that each kind of model imports only the modules that it needs.
     from bpd_jax.training.checkpoints import FOLDER, whole_steps
     from bpd_jax.training.exported_params import load_run_parameters, selected_step
@@ -89,7 +96,7 @@ def _load_run(folder: pathlib.Path) -> LoadedModel:
     return LoadedModel(
         name=folder.name,
         folder=folder,
-        model=Model(config, load_run_parameters(folder, config, step)),
+        model=Model(config, load_run_parameters(folder, config, step, mesh), mesh=mesh),
         tokenizer=tokenizer,
         end_tokens=(tokenizer.end_of_text,),
         task=load_task(folder / "task.json"),
@@ -111,7 +118,9 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     return open_gguf(path)
 
 
-def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> LoadedModel:
+def _load_pretrained(
+    name: str, path: pathlib.Path, heads: str | None, mesh: Mesh | None
+) -> LoadedModel:
     checkpoint = open_checkpoint(path)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > checkpoint.config.vocab_size:
@@ -119,7 +128,7 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
             f"the tokenizer of {path} has {tokens} tokens and the model "
             f"{checkpoint.config.vocab_size}: they belong to different models."
         )
-    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors)
+    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors, mesh)
     config = BlockwiseConfig(checkpoint.config)
     folder = RUNS / name
     # Assets of the user take precedence over those of the package.
@@ -127,7 +136,7 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
     loaded = LoadedModel(
         name=name,
         folder=folder,
-        model=Model(config, params),
+        model=Model(config, params, mesh=mesh),
         tokenizer=Tokenizer(checkpoint.tokenizer, str(path), checkpoint.end_tokens[0]),
         end_tokens=checkpoint.end_tokens,
         begin_of_text=checkpoint.begin_of_text,
@@ -140,10 +149,10 @@ def _load_pretrained(name: str, path: pathlib.Path, heads: str | None) -> Loaded
     if heads_folder is None:
         return loaded
     trained = load_heads(heads_folder)
-    config, params = attach_heads(config, params, trained, name=name)
+    config, params = attach_heads(config, params, trained, name=name, mesh=mesh)
     return dataclasses.replace(
         loaded,
-        model=Model(config, params),
+        model=Model(config, params, mesh=mesh),
         accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
         heads_identity=trained.identity,
     )

@@ -19,6 +19,7 @@ from bpd_jax.base.settings import (
     integer,
     number,
 )
+from bpd_jax.models.partitioning import MeshConfig
 
 EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")
@@ -212,6 +213,7 @@ class DecodeConfig(Validated):
       lattice_width: W, candidates per head (the paper's k) for methods without k.
       alpha: weight of the refiners for methods without alpha; the default weight of
         trained refiners (markov, recurrent) is 1, with which they were trained.
+      mesh: the devices that decode; None for the first one.
     """
 
     prefix = ""
@@ -220,3 +222,4 @@ class DecodeConfig(Validated):
     method: str | None = None
     lattice_width: Count = 16
     alpha: NonNegative = 1.0
+    mesh: MeshConfig | None = None

@@ -21,6 +21,7 @@ from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import on_host
 
 # Positions for which logits and blocks are computed at once. The decoded parts of texts
 # are padded to a multiple of it.
@@ -119,7 +120,7 @@ def record_drafter(
         start,
         min(width, choices),
     )
-    candidates, log_probs, entropies = map(np.asarray, jax.device_get(drafts))
+    candidates, log_probs, entropies = map(np.asarray, on_host(drafts))
     return candidates, log_probs, entropies
 
 

@@ -19,6 +19,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model, entropy
+from bpd_jax.models.partitioning import on_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,7 @@ class RecordedModel:
     config: BlockwiseConfig = flax.struct.field(pytree_node=False)
     width: int = flax.struct.field(pytree_node=False)
     recording: Recording
+    mesh = None  # A replay runs on one device.
 
     @property
     def block_size(self) -> int:
@@ -222,7 +224,7 @@ def record_text(
         drafts = candidates, log_probs, entropies
     # On the host, because a replay may run on another device than the model.
     candidates, log_probs, entropies, hidden = (
-        np.asarray(array)[: len(output)] for array in jax.device_get(outputs)
+        np.asarray(array)[: len(output)] for array in on_host(outputs)
     )
     return RecordedText(
         np.asarray(prompt, np.int32),

@@ -19,12 +19,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.generate import Task, check_prompts
-from bpd_jax.models.cache import grow
+from bpd_jax.models.cache import grow, spread
+from bpd_jax.models.partitioning import BATCH_SPEC, constrain, on_host
 
 # The shortest length that prompts are padded to.
 _SHORTEST = 64
@@ -95,8 +97,8 @@ class _Batch:
 
     def __init__(self, task: Task, prompts: Sequence[np.ndarray]) -> None:
         self.task, self.prompts = task, prompts
-        self.rows = task.options.batch_size
-        self.group = max(self.rows // _GROUPS, 1)
+        self.rows = task.rows(task.options.batch_size)
+        self.group = task.rows(max(self.rows // _GROUPS, 1))
         self.padded = 0
         self.state: DecodeState | None = None
         # The index of the prompt of each row; -1 for a free row.
@@ -143,21 +145,22 @@ class _Batch:
     def _fill(self, free: np.ndarray, fresh: DecodeState, indices: list[int]) -> None:
         """Writes the state of a group of prompts into free rows."""
         if self.state is None:
-            self.state = _empty(fresh, self.rows)
+            self.state = _empty(fresh, self.rows, self.task.mesh)
         rows = free[: len(indices)]
         # Padding rows of the group have a target out of range and are dropped.
         targets = np.full(self.group, self.rows, np.int32)
         targets[: len(rows)] = rows
-        self.state = _merge(self.state, fresh, jnp.asarray(targets))
+        self.state = _merge(self.state, fresh, jnp.asarray(targets), self.task.mesh)
         self.row_prompts[rows] = indices
 
     def _run(self, done_rows: int) -> Iterator[Refilled]:
         """Decodes until `done_rows` rows are done; yields and frees them."""
         assert self.state is not None
         self.state = self.task.run(self.state, done_rows=min(done_rows, self.rows))
-        done, lengths = jax.device_get((self.state.done, self.state.lengths))
+        done, lengths, tokens = on_host(
+            (self.state.done, self.state.lengths, self.state.tokens)
+        )
         finished = np.flatnonzero(done & (self.row_prompts >= 0))
-        tokens = np.asarray(self.state.tokens)
         for row in finished:
             text = tokens[row, : lengths[row]].copy()
             memory = _row(self.state.memory, row)
@@ -176,21 +179,28 @@ def _row(memory: PyTree, row: Int[Array, ""]) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[row], memory)
 
 
-@functools.partial(jax.jit, donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="mesh", donate_argnames="state")
 def _merge(
-    state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"]
+    state: DecodeState, fresh: DecodeState, rows: Int[Array, " G"], mesh: Mesh | None
 ) -> DecodeState:
     """Replaces `rows` of a state by those of `fresh`; rows out of range are dropped."""
-    return jax.tree.map(
+    merged = jax.tree.map(
         lambda old, new: old.at[rows].set(new, mode="drop"), state, fresh
     )
+    return _spread(merged, mesh)
 
 
-@functools.partial(jax.jit, static_argnames="rows")
-def _empty(fresh: DecodeState, rows: int) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("rows", "mesh"))
+def _empty(fresh: DecodeState, rows: int, mesh: Mesh | None) -> DecodeState:
     """A state of `rows` rows, all of them done, with the shapes of `fresh`."""
     copies = jax.tree.map(lambda leaf: leaf[jnp.zeros(rows, jnp.int32)], fresh)
-    return dataclasses.replace(copies, done=jnp.ones(rows, bool))
+    return _spread(dataclasses.replace(copies, done=jnp.ones(rows, bool)), mesh)
+
+
+def _spread(state: DecodeState, mesh: Mesh | None) -> DecodeState:
+    """The state in jitted code, its rows spread over a mesh."""
+    rows = jax.tree.map(lambda leaf: constrain(leaf, mesh, BATCH_SPEC), state)
+    return dataclasses.replace(rows, cache=spread(state.cache, mesh))
 
 
 @functools.partial(jax.jit, static_argnames="slots")

@@ -16,6 +16,7 @@ from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.equality import Difference, differences
+from bpd_jax.training import hosts
 
 # Number of programs compiled at once: tracing uses one core, the compiler another.
 _COMPILERS = 2
@@ -82,7 +83,9 @@ def compile_methods(
     # Greedy decoding comes first, because the other methods share some of its programs.
     compile_task(tasks.pop(GREEDY), prompts)
     on_compiled(decoder.label(GREEDY))
-    with concurrent.futures.ThreadPoolExecutor(_COMPILERS) as pool:
+    # Several processes must start programs in the same order.
+    compilers = _COMPILERS if hosts.count() == 1 else 1
+    with concurrent.futures.ThreadPoolExecutor(compilers) as pool:
         waiting = {
             pool.submit(compile_task, task, prompts): method
             for method, task in tasks.items()

@@ -11,10 +11,12 @@ from bpd_jax import api
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.models.transformer_config import DTYPES
 from bpd_jax.pretrained.chat import template_variables
+from bpd_jax.training import process_flags
 
 MODEL = flags.DEFINE_string(
     "model",
@@ -67,9 +69,11 @@ def config() -> DecodeConfig:
     """The configuration from gin files and flags; flags take precedence."""
     defaults = [
         "DecodeConfig.options = @DecodeOptions()",
+        "DecodeConfig.mesh = @MeshConfig()",
         "DecodeOptions.end_of_text = None",
     ]
-    config = configuration.parse_flags(DecodeConfig, defaults=defaults).value
+    parsed = configuration.parse_flags(DecodeConfig, defaults=defaults)
+    config = process_flags.with_mesh_if_set(parsed)
     options = dataclasses.replace(config.options, **cli.flag_values(DecodeOptions))
     return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))
 
@@ -88,6 +92,7 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
         chat=CHAT.value,
         template=template_variables(TEMPLATE_ARG.value),
         precision=PRECISION.value,
+        mesh=config.mesh,
         **cli.flag_values(AssetPaths),
     )
     unset = {
@@ -103,6 +108,15 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
 def prompt_texts() -> list[str]:
     """The prompts of all `--prompts_file`s, in order."""
     return [text for path in PROMPTS_FILE.value for text in read_prompts_file(path)]
+
+
+def print_mesh(*tasks: Task) -> None:
+    """Prints the axes of the mesh, and what every device holds a copy of, if any."""
+    mesh = tasks[0].mesh
+    if mesh is not None:
+        axes = ", ".join(f"{name} = {size}" for name, size in mesh.shape.items())
+        copied = max(task.replicated_bytes for task in tasks)
+        print(f"mesh: {axes}; {copied / 1e6:,.1f} MB of drafters on every device")
 
 
 def token_bar(label: str, prompts: int, config: DecodeConfig) -> "progress.tqdm":

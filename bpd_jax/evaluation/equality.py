@@ -9,6 +9,7 @@ import numpy as np
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import on_host
 
 # Two logits closer than this are equal up to rounding: a forward pass of another shape
 # sums the same numbers in another order, and either token may have the larger logit. A
@@ -110,6 +111,6 @@ def _gap(
     positions = jnp.arange(len(text))[None]
     mask = causal_mask(jnp.ones_like(tokens))
     hidden, *_ = model.forward(tokens, positions, mask)
-    logits = np.asarray(model.next_token_logits(hidden[0, -1]))
+    logits = on_host(model.next_token_logits(hidden[0, -1]))
     chosen = [expected.output_ids[position], actual.output_ids[position]]
     return float(logits.max() - logits[chosen].min())

@@ -20,6 +20,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation.scoring import Score, score_texts
+from bpd_jax.models.partitioning import MeshConfig
 
 # A child of the harness's logger, so that its level applies here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")
@@ -56,6 +57,7 @@ class HarnessModel:
         alpha: float = DecodeConfig.alpha,
         precision: str | None = None,
         seed: int = 0,
+        mesh: MeshConfig | None = None,
         enable_thinking: bool | None = None,
         chat_template_args: Mapping[str, Any] | None = None,
         **assets: Any,
@@ -74,6 +76,7 @@ class HarnessModel:
           alpha: weight of the refiners, unless the method sets it.
           precision: dtype of activations and products; by default the model's own.
           seed: seed of the sampling noise.
+          mesh: the devices that score and decode; None for the first one.
           enable_thinking: variable of the chat template; None leaves it undefined.
           chat_template_args: further variables of the chat template.
           **assets: folders of the method's assets; see `api.load`.
@@ -88,6 +91,10 @@ class HarnessModel:
                 raise UserError(f"unknown model argument {name!r}: give {names}.")
         if not model:
             raise UserError("the model argument 'model' is missing: give model=NAME.")
+        if not isinstance(mesh, MeshConfig | None):
+            raise UserError(
+                "mesh is no model argument: give --gin.MeshConfig.model=4, for example."
+            )
         if isinstance(batch_size, str) and batch_size.isdecimal():
             batch_size = int(batch_size)
         check_value("batch_size", batch_size, integer(1))
@@ -99,7 +106,12 @@ class HarnessModel:
             check_value("enable_thinking", enable_thinking, TRUTH)
             template["enable_thinking"] = enable_thinking
         self.lm = api.load(
-            model, heads=heads, template=template, precision=precision, **assets
+            model,
+            heads=heads,
+            template=template,
+            precision=precision,
+            mesh=mesh,
+            **assets,
         )
         longest = self.lm.loaded.config.trunk.max_length
         if max_length is not None:

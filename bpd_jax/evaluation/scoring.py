@@ -12,6 +12,7 @@ from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import even_rows, in_rows, on_host
 
 # Tokens whose logits over the vocabulary exist at the same time.
 _CHUNK = 128
@@ -132,7 +133,7 @@ def _score_batch(
     """
     longest = padded_length(len(rows[0]), per_octave=2)
     padded = min(longest, model.config.trunk.max_length)
-    tokens = np.zeros((batch, padded), np.int32)
+    tokens = np.zeros((even_rows(batch, model.mesh), padded), np.int32)
     for row, inputs in enumerate(rows):
         tokens[row, : len(inputs)] = inputs
     lengths = [len(targets) for _, targets in requests]
@@ -146,8 +147,8 @@ def _score_batch(
         indices[0, end - len(targets) : end] = row
         indices[1, end - len(targets) : end] = np.arange(length - len(targets), length)
         indices[2, end - len(targets) : end] = targets
-    log_probs, greedy = jax.device_get(
-        _score_targets(model, jnp.asarray(tokens), jnp.asarray(indices))
+    log_probs, greedy = on_host(
+        _score_targets(model, in_rows(tokens, model.mesh), jnp.asarray(indices))
     )
     # Summing many float32 values would lose digits.
     return [

@@ -20,6 +20,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.partitioning import on_host
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact, read_tensors
 from bpd_jax.storage.paths import as_path
@@ -269,7 +270,7 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
         about.pop(name, None)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     leaves = jax.tree_util.tree_leaves_with_path(params["trunk"])
-    samples = jax.device_get(
+    samples = on_host(
         [
             leaf[(end,) * (leaf.ndim - 1)][part]
             for _, leaf in leaves

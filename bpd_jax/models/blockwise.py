@@ -20,7 +20,7 @@ from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.partitioning import parameter_shardings, unbox, with_shardings
 from bpd_jax.models.stacking import stack_layers
 from bpd_jax.models.transformer import Transformer
 
@@ -194,6 +194,20 @@ def parameter_shapes(
     """Shapes and dtypes of the parameters, without allocating them."""
     init = functools.partial(init_boxed, config, compute=compute)
     return unbox(jax.eval_shape(init, jax.random.key(0)))
+
+
+def abstract_parameters(
+    config: BlockwiseConfig, mesh: Mesh | None, compute: ComputeConfig = _DEFAULT
+) -> Params:
+    """Shape, dtype and sharding of every parameter; nothing is allocated.
+
+    Args:
+      config: sizes.
+      mesh: devices that share the parameters; None for the first device.
+      compute: whose `scan_layers` stacks parameters.
+    """
+    init = functools.partial(init_boxed, config, compute=compute)
+    return with_shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
 
 
 def count_parameters(config: BlockwiseConfig) -> dict[str, int]:

@@ -15,8 +15,10 @@ Worked example (one row, 6 slots, length 3, two of four new slots accepted):
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.models.partitioning import BATCH_SPEC, constrain, heads_spec
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # The dtype of a cache that stores the bits of bfloat16 numbers: on a CPU, XLA converts
@@ -71,6 +73,16 @@ def empty_cache(
         values=zeros(slots, width),
         lengths=jnp.zeros((batch,), jnp.int32),
     )
+
+
+def spread(cache: KVCache, mesh: Mesh | None) -> KVCache:
+    """The cache in jitted code, its rows and heads spread over a mesh."""
+
+    def put(array: Array) -> Array:
+        spec = BATCH_SPEC if array.ndim == 1 else heads_spec(array.shape[1], mesh)
+        return constrain(array, mesh, spec)
+
+    return jax.tree.map(put, cache)
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import TypeAlias
 
-import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
@@ -14,7 +15,9 @@ from bpd_jax.models.attachments import (
     fingerprint,
 )
 from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.partitioning import placed
 from bpd_jax.storage.artifacts import Artifact
 
 LoadedHeads: TypeAlias = Attachment[BlockHeadsConfig]
@@ -36,6 +39,7 @@ def attach_heads(
     *,
     name: str = "this model",
     check: bool = True,
+    mesh: Mesh | None = None,
 ) -> tuple[BlockwiseConfig, Params]:
     """Attaches trained heads to a model, replacing its own.
 
@@ -46,6 +50,7 @@ def attach_heads(
       name: name of the model for messages.
       check: whether heads of another model of the same sizes are rejected. They draft
         worse, but do not change the decoded texts.
+      mesh: devices that share the model's parameters, hence those of the heads.
 
     Raises:
       UserError: the heads belong to another model.
@@ -56,13 +61,14 @@ def attach_heads(
     )
     base = fingerprint(model, params) if check else None
     heads.check_base(KIND.title, model, base, name, remedy)
+    config = dataclasses.replace(model, heads=heads.config)
+    shapes = abstract_parameters(config, mesh)["heads"]
     attached = {
-        key: jnp.asarray(value, None if key == VOCABULARY else model.trunk.param_dtype)
+        key: placed(np.asarray(value, shapes[key].dtype), shapes[key].sharding)
         for key, value in heads.tensors.items()
     }
     if heads.config.has_softmax and not heads.config.own_softmax:
         attached["softmax"] = softmax_rows(model, params, attached[VOCABULARY])
-    config = dataclasses.replace(model, heads=heads.config)
     return config, {"trunk": params["trunk"], "heads": attached}
 
 

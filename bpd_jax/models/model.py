@@ -6,12 +6,13 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.cache import KeyValues, KVCache, empty_cache
+from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
 from bpd_jax.models.transformer_config import check_feature_layers
 
 
@@ -26,11 +27,14 @@ class Model:
       config: sizes.
       params: parameters; None for sizes alone, which are hashable, hence jit-static.
       cache_dtype: dtype of the cache; None for that of activations.
+      mesh: devices that share the parameters, the rows of batches and the heads of the
+        cache; None for one device.
     """
 
     config: BlockwiseConfig = flax.struct.field(pytree_node=False)
     params: Params | None = None
     cache_dtype: str | None = flax.struct.field(pytree_node=False, default=None)
+    mesh: Mesh | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
     def sizes(self) -> "Model":
@@ -54,7 +58,8 @@ class Model:
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` tokens per row."""
-        return empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
+        cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
+        return spread(cache, self.mesh)
 
     def forward(
         self,

@@ -12,8 +12,15 @@ from typing import Annotated, Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils, multihost_utils
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
@@ -120,9 +127,41 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(_evenly, unbox(boxed), shardings)
 
 
+def with_shardings(boxed: PyTree, mesh: Mesh | None) -> PyTree:
+    """Shape, dtype and sharding of every parameter.
+
+    Args:
+      boxed: shapes of parameters, in Linen's boxes with axis names.
+      mesh: a mesh from `make_mesh`; None for the first device.
+    """
+    shapes = unbox(boxed)
+    if mesh is None:
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: one, shapes)
+    else:
+        shardings = parameter_shardings(boxed, mesh)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
 def row_parts(mesh: Mesh | None) -> int:
     """Number of parts into which a mesh splits a batch of rows; 1 without a mesh."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def heads_spec(heads: int, mesh: Mesh | None) -> PartitionSpec:
+    """The spec of arrays `[B, K, …]` of rows and key-value heads, as of the cache."""
+    even = mesh is not None and heads % mesh.shape["model"] == 0
+    return PartitionSpec(*BATCH_SPEC, "model" if even else None)
+
+
+def even_rows(count: int, mesh: Mesh | None) -> int:
+    """The least number of rows, at least `count`, that a mesh splits evenly."""
+    parts = row_parts(mesh)
+    return -(-count // parts) * parts
 
 
 def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
@@ -161,6 +200,70 @@ def _evenly(array: Any, sharding: NamedSharding) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of an array that is replicated on all devices."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def placed(array: Any, sharding: Sharding) -> jax.Array:
+    """An array with a sharding, from one that every process has on its host.
+
+    Only the parts of this process are read, so the array may be mapped from a file.
+    """
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+
+def in_rows(tree: PyTree, mesh: Mesh | None) -> Any:
+    """Arrays `[B, …]` of the host, each row on its devices; as they are without a mesh.
+
+    Every process has the whole arrays.
+    """
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, BATCH_SPEC)
+    return jax.tree.map(lambda x: placed(np.asarray(x), sharding), tree)
+
+
+def own_rows(rows: int, mesh: Mesh | None) -> Any:
+    """The indices of the rows of a batch that this process holds."""
+    if mesh is None:
+        return slice(None)
+    parts = NamedSharding(mesh, BATCH_SPEC).addressable_devices_indices_map((rows,))
+    return np.unique([np.arange(rows)[index] for index in parts.values()])
+
+
+def from_own_rows(tree: PyTree, mesh: Mesh | None) -> Any:
+    """Arrays `[B, …]` of which each process has the rows of `own_rows`."""
+    if mesh is None:
+        return tree
+    join = jax.make_array_from_process_local_data
+    sharding = NamedSharding(mesh, BATCH_SPEC)
+    return jax.tree.map(lambda x: join(sharding, np.asarray(x)), tree)
+
+
+def everywhere(tree: PyTree, mesh: Mesh | None) -> Any:
+    """Arrays that are whole on every device; as they are without a mesh.
+
+    Arrays that are sharded over the mesh already remain so.
+    """
+    if mesh is None:
+        return tree
+    sharding = replicated(mesh)
+
+    def put(leaf: Any) -> Any:
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding):
+            return leaf
+        return placed(np.asarray(leaf), sharding)
+
+    return jax.tree.map(put, tree)
+
+
+def on_host(tree: PyTree) -> Any:
+    """Arrays as numpy arrays, whole in every process."""
+
+    def whole(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return leaf
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.device_get(jax.tree.map(whole, tree))
 
 
 def unbox(tree: PyTree) -> Any:

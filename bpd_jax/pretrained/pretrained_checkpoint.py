@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 import tokenizers
+from jax.sharding import Mesh
 
 from bpd_jax.base import progress
 from bpd_jax.base.typing import Array, Params
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
@@ -59,23 +60,26 @@ class Checkpoint:
 
 
 def load_trunk(
-    config: TransformerConfig, layout: Mapping[Path, Origin], tensors: Tensors
+    config: TransformerConfig,
+    layout: Mapping[Path, Origin],
+    tensors: Tensors,
+    mesh: Mesh | None = None,
 ) -> Params:
-    """Reads the parameters of a model without block heads onto the first device.
+    """Reads the parameters of a model without block heads, each device its own shards.
 
-    At any time, memory contains the parameters, one tensor of the checkpoint and a copy
-    of it.
+    At any time, the host's memory contains one tensor of the checkpoint and a copy of
+    the part that a device gets.
 
     Args:
       config: configuration of the trunk; parameters have its `param_dtype`.
       layout: location of each parameter.
       tensors: the checkpoint.
+      mesh: devices that share the parameters; None for the first device.
 
     Raises:
       UserError: a tensor is missing, damaged or of another shape.
     """
-    shapes = parameter_shapes(BlockwiseConfig(config))
-    device = jax.local_devices()[0]
+    shapes = abstract_parameters(BlockwiseConfig(config), mesh)
     total = len(jax.tree.leaves(shapes))
     with progress.bar(label="loading", total=total, unit="tensor") as bar:
 
@@ -84,7 +88,11 @@ def load_trunk(
             origin = layout[tuple(entry.key for entry in path[1:])]
             values = origin.convert(read_tensor(tensors, origin))
             assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
-            loaded = jax.device_put(_copied(values, leaf.dtype), device)
+            loaded = jax.make_array_from_callback(
+                leaf.shape,
+                leaf.sharding,
+                lambda index: _copied(values[index], leaf.dtype),
+            )
             bar.update()
             return jax.block_until_ready(loaded)
 

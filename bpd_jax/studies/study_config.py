@@ -20,6 +20,7 @@ from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.models.partitioning import MeshConfig
 
 BPD = "bpd"
 
@@ -31,6 +32,7 @@ _MUTABLE = (
     "contenders",
     "data",
     "labels",
+    "mesh",
     "notes",
     "printed",
     "rounds",
@@ -160,6 +162,7 @@ class StudyConfig(Validated):
         measure time.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
+      mesh: the devices that decode; None for the first one.
     """
 
     prefix = ""
@@ -192,6 +195,7 @@ class StudyConfig(Validated):
     temperatures: Sequence[float] = (0.0,)
     rounds: Count = 1
     speculative: Names = ()
+    mesh: MeshConfig | None = None
 
     def check_together(self) -> None:
         """Raises a `UserError` for undefined names."""

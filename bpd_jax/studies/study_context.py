@@ -38,6 +38,8 @@ from bpd_jax.studies.study_config import (
 from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample, plain_text
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
+from bpd_jax.training import hosts
+from bpd_jax.training.slices import decoding_mesh
 
 # Maximum number of texts in a file.
 _TEXTS_PER_FILE = 128
@@ -82,7 +84,8 @@ class StudyContext:
         if name not in self._models:
             # Several large models may not fit into memory, so only one is kept.
             self._models, self._decoders = {}, {}
-            self._models[name] = load_model(name).for_decoding()
+            mesh = decoding_mesh(self.config.mesh)
+            self._models[name] = load_model(name, mesh=mesh).for_decoding()
         return self._models[name]
 
     def options(self, task: str) -> DecodeOptions:
@@ -288,9 +291,10 @@ class StudyContext:
                 # Texts of other studies, such as those of another source, are kept.
                 path = self.workdir / "texts" / f"{name}-{digest[:12]}.npz"
                 texts = load_texts(path, digest)
-                if texts is None:
+                if hosts.agree(texts is None):
                     texts = self._decode(task, examples)
-                    save_texts(path, digest, texts)
+                    hosts.first(functools.partial(save_texts, path, digest, texts))
+                assert texts is not None
                 all_texts += texts
             self._texts[task] = all_texts
         return self._texts[task]

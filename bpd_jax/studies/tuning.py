@@ -9,6 +9,7 @@ better than all of the grid, the results say so.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ from bpd_jax.studies.measure_drafts import replay
 from bpd_jax.studies.study_config import class_of, parse_contender
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import TUNE
+from bpd_jax.training import hosts
 
 FOLDER = "alphas"
 
@@ -64,8 +66,9 @@ def tune(context: StudyContext) -> None:
         alphas[kind], zero_wins[kind] = {}, []
         for task in progress.bar(config.tasks, label="tuning", unit=" tasks"):
             path = folder / _name(unsharded, kind, tuner, task)
-            if not path.is_file():
-                files.write_json(path, _tune_task(unsharded, tuner, task), indent=1)
+            if hosts.agree(not path.is_file()):
+                result = _tune_task(unsharded, tuner, task)
+                hosts.first(functools.partial(files.write_json, path, result, indent=1))
             alphas[kind][task], zero = _read(path)
             if zero:
                 zero_wins[kind].append(task)

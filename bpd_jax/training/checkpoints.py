@@ -16,12 +16,12 @@ from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers, multihost
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params, PyTree
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.stacking import unstack_layers
@@ -217,9 +217,12 @@ def best_step(folder: str | os.PathLike[str]) -> int | None:
 
 
 def load_parameters(
-    folder: str | os.PathLike[str], model: BlockwiseConfig, step: int | None = None
+    folder: str | os.PathLike[str],
+    model: BlockwiseConfig,
+    step: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Params:
-    """Reads the parameters of one checkpoint onto the first device.
+    """Reads the parameters of one checkpoint, each device its own shards.
 
     Layers that were saved stacked (`ComputeConfig.scan_layers`) are unstacked.
 
@@ -227,6 +230,7 @@ def load_parameters(
       folder: the folder `checkpoints` of a run.
       model: sizes; see `load_config`.
       step: step of the checkpoint; None for the newest.
+      mesh: devices that share the parameters; None for the first device.
     """
     folder = as_path(folder).absolute()
     steps: list[int] = []
@@ -234,7 +238,7 @@ def load_parameters(
         with contextlib.closing(open_folder(folder, create=False)) as manager:
             steps = list(manager.all_steps())
             if steps and (step is None or step in steps):
-                return _load(manager, folder, step or max(steps), model)
+                return _load(manager, folder, step or max(steps), model, mesh)
     missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     existing = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
     raise UserError(
@@ -247,13 +251,10 @@ def _load(
     folder: pathlib.Path,
     step: int,
     model: BlockwiseConfig,
+    mesh: Mesh | None,
 ) -> Params:
     stacked = layers_are_stacked(manager, folder, step)
-    device = SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-        parameter_shapes(model, ComputeConfig(scan_layers=stacked)),
-    )
+    abstract = abstract_parameters(model, mesh, ComputeConfig(scan_layers=stacked))
     params = read_item(manager, folder, step, "params", abstract)
     if stacked:
         params["trunk"] = jax.jit(unstack_layers)(params["trunk"])

@@ -15,14 +15,16 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 from safetensors.numpy import load_file, save
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data import tokenizer
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
+from bpd_jax.models.partitioning import placed
 from bpd_jax.storage import array_files, folders
 from bpd_jax.storage.artifacts import Artifact, file_digest
 from bpd_jax.storage.paths import as_path, local_copy
@@ -113,35 +115,44 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
 
 
 def load_run_parameters(
-    folder: str | os.PathLike[str], model: BlockwiseConfig, step: int | None = None
+    folder: str | os.PathLike[str],
+    model: BlockwiseConfig,
+    step: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Params:
-    """Loads the parameters of a run folder, or exported ones, onto the first device.
+    """Loads the parameters of a run folder, or exported ones.
 
     Args:
       folder: a run folder or exported parameters. If exported parameters have been
         trained further, the checkpoints are used.
       model: configuration; see `load_config`.
       step: step of the checkpoint; None for the newest.
+      mesh: devices that share the parameters; None for the first device.
     """
     folder = as_path(folder)
     saved = folder / checkpoints.FOLDER
     # The folder of checkpoints exists before the first one is written.
     trained = step is not None or checkpoints.whole_steps(saved)
     if trained or not (folder / HEADER).exists():
-        return checkpoints.load_parameters(saved, model, step=step)
-    return _load_exported(folder, model)
+        return checkpoints.load_parameters(saved, model, step, mesh)
+    return _load_exported(folder, model, mesh)
 
 
-def _load_exported(folder: pathlib.Path, model: BlockwiseConfig) -> Params:
+def _load_exported(
+    folder: pathlib.Path, model: BlockwiseConfig, mesh: Mesh | None
+) -> Params:
     header = KIND.read_header(folder, {"sha256": str})
-    path, shapes = folder / TENSORS, parameter_shapes(model)
+    path, shapes = folder / TENSORS, abstract_parameters(model, mesh)
     with KIND.reading(path):
         if header["sha256"] != file_digest(path):
             raise ValueError(f"it does not match {HEADER}")
         stored = load_file(local_copy(path))
         leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
-    parameters = [jnp.asarray(stored[k].astype(x.dtype)) for k, x in leaves.items()]
+    parameters = [
+        placed(stored[name].astype(leaf.dtype), leaf.sharding)
+        for name, leaf in leaves.items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(shapes), parameters)
 
 

@@ -42,6 +42,13 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return Mesh(laid_out, names, axis_types=(AxisType.Auto,) * len(names))
 
 
+def decoding_mesh(mesh: Mesh | MeshConfig | None) -> Mesh | None:
+    """The mesh for decoding; None for a single device, which needs none."""
+    if isinstance(mesh, MeshConfig):
+        mesh = make_mesh(mesh)
+    return None if mesh is None or mesh.size == 1 else mesh
+
+
 def slice_of(device: jax.Device) -> int:
     """The slice index of a TPU; 0 for all other devices.
 

@@ -14,7 +14,7 @@ from bpd_jax.base.typing import Array, Int, Params, PyTree
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import parameter_shardings, unbox
+from bpd_jax.models.partitioning import unbox, with_shardings
 from bpd_jax.models.stacking import is_stacked, stack_layers
 
 _DEFAULT = ComputeConfig()
@@ -45,15 +45,7 @@ def abstract_state(
 ) -> TrainState:
     """Shape, dtype and sharding of every array of the state; nothing is allocated."""
     make = functools.partial(_boxed_state, model, optimizer, compute=compute)
-    return _with_shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
-
-
-def abstract_parameters(
-    model: BlockwiseConfig, mesh: Mesh, compute: ComputeConfig = _DEFAULT
-) -> Params:
-    """Shape, dtype and sharding of every parameter; nothing is allocated."""
-    make = functools.partial(init_boxed, model, compute=compute)
-    return _with_shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
+    return with_shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
 
 
 def init_state(
@@ -132,11 +124,3 @@ def _boxed_state(
     # The boxes carry the axis names from the parameters into the optimizer's state.
     params = init_boxed(model, key, compute)
     return TrainState(jnp.int32(0), params, optimizer.init(params))
-
-
-def _with_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        unbox(boxed),
-        parameter_shardings(boxed, mesh),
-    )

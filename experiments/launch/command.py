@@ -14,6 +14,9 @@ from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = "bpd_jax.train"
+# Commands that several processes run together.
+_DECODING = ("decode", "distill", "evaluate", "lm_eval", "tune")
+SHARED = {TRAIN, "experiments.run", *(f"bpd_jax.{name}" for name in _DECODING)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import TRAIN, Program
+from experiments.launch.command import SHARED, Program
 from experiments.launch.dry_run import DRY_RUN
 
 flags.DEFINE_integer("nodes", 1, "Number of machines.", lower_bound=1)
@@ -52,7 +52,7 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
             raise UserError(f"--sbatch={option} is not an option of sbatch.")
     for program in programs:
         command.check(program, [job.nodes * job.gpus])
-        if program.module != TRAIN and job.nodes * tasks > 1:
+        if program.module not in SHARED and job.nodes * tasks > 1:
             raise UserError(
                 f"{program.module} runs as one process, and the job has "
                 f"{job.nodes * tasks}: give --nodes=1 --per=node."

@@ -24,7 +24,7 @@ from absl import flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import TRAIN, Command, Program, run
+from experiments.launch.command import SHARED, Command, Program, run
 from experiments.launch.dry_run import DRY_RUN
 from experiments.launch.tpu_keep import READY, Keeper, RunFailedError, read_state
 from experiments.launch.tpu_slice import TpuSlice
@@ -75,7 +75,7 @@ def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
             command.check(program, first.devices, first.slices, first.check_folder)
         )
         # The processes of a training find each other.
-        more = ("--distributed",) if program.module == TRAIN else ()
+        more = ("--distributed",) if program.module in SHARED else ()
         arguments = dict.fromkeys((*program.arguments, *more))
         there[name] = dataclasses.replace(program, arguments=tuple(arguments))
     bundle = (

@@ -15,6 +15,7 @@ from bpd_jax.compilation.programs import (
     train_program,
 )
 from bpd_jax.data.text_task import TextTask
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -22,7 +23,6 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.state import abstract_parameters
 
 MODEL = BlockwiseConfig(
     TransformerConfig(272, 2, 32, 64, num_heads=4, max_length=64),

@@ -151,7 +151,7 @@ def make_decoder():
             drafter=make_drafter(model, seed=5, **DRAFTERS[seed % len(DRAFTERS)]),
             **{kind: make_refiner(kind, 14, block_size) for kind in REFINER_KINDS},
         )
-        return Decoder(model, width=3, assets=assets, mesh=mesh)
+        return Decoder(model, width=3, assets=assets)
 
     return make
 

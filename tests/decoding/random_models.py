@@ -9,7 +9,7 @@ import numpy as np
 
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.block_heads import init_heads, is_trained
-from bpd_jax.models.blockwise import init_boxed, parameter_shapes
+from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.drafter_config import BlockDrafterConfig
@@ -18,7 +18,6 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.model import Model, top_candidates
-from bpd_jax.models.partitioning import parameter_shardings
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -38,6 +37,8 @@ class ScriptedModel:
     script: tuple[int, ...]
     right: tuple[int, ...]
     vocab_size: int = 50
+
+    mesh = None
 
     @property
     def block_size(self) -> int:
@@ -116,9 +117,10 @@ def random_params(shapes, deviation, seed):
 
 def sharded_model(model, mesh):
     """A model whose parameters are distributed over the devices of a mesh."""
-    boxed = jax.eval_shape(lambda: init_boxed(model.config, jax.random.key(0)))
-    shardings = parameter_shardings(boxed, mesh)
-    return model.with_params(jax.device_put(model.params, shardings))
+    shapes = abstract_parameters(model.config, mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, shapes)
+    params = jax.device_put(model.params, shardings)
+    return dataclasses.replace(model, params=params, mesh=mesh)
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):

@@ -230,7 +230,7 @@ def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     """Two rows become four; the real measurements run on a mesh too."""
     model = make_model(3, num_layers=1, vocab_size=16)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    decoder = Decoder(sharded_model(model, mesh), width=4, mesh=mesh)
+    decoder = Decoder(sharded_model(model, mesh), width=4)
     requests = costs(lambda size: 0.010)
     choose_method(decoder, prompts, OPTIONS, methods=[BPD])
     assert [batch for batch, *_ in requests] == [4]

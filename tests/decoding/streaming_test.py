@@ -10,7 +10,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from tests.decoding.random_models import make_model, make_ngram
+from tests.decoding.random_models import make_model, make_ngram, sharded_model
 
 PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
 
@@ -71,7 +71,8 @@ def test_one_prompt_streams_from_eight_devices():
     method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)
     texts = []
     for mesh in (None, make_mesh(MeshConfig(data=8))):
-        decoder = Decoder(make_model(1, num_layers=1), width=3, mesh=mesh)
+        model = make_model(1, num_layers=1)
+        decoder = Decoder(sharded_model(model, mesh) if mesh else model, width=3)
         pieces = [piece for piece, _ in decoder.stream(method, PROMPT, options)]
         texts.append(np.concatenate(pieces).tolist())
     assert jax.device_count() == 8

@@ -51,8 +51,8 @@ def test_slurm_dry_run():
                 *("--sbatch=long", *train, "--workdir=/w"),
             ],
             "--workdir of the training is missing": train,
-            "bpd_jax.evaluate runs as one process, and the job has 8": [
-                *("--", "evaluate", "--model=/w"),
+            "bpd_jax.report runs as one process, and the job has 8": [
+                *("--", "report", "/w"),
             ],
             "there is no command serve": ["--", "serve"],
             "give the command after --": ["--nodes=2"],
@@ -95,7 +95,7 @@ def test_tpu_dry_run_prints_the_commands():
     assert "--runtime-version=v2-alpha-tpuv5-lite" in bucket.stdout
     assert "mountpoint" not in bucket.stdout
     assert "bpd_jax.evaluate --model=gs://B/w --output=gs://B/e" in evaluate.stdout
-    assert "--distributed" not in evaluate.stdout
+    assert "--output=gs://B/e --distributed" in evaluate.stdout
     assert "worker.sh stop" in stop.stdout
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.block_heads import apply_head
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -24,7 +24,6 @@ from bpd_jax.training.loss import (
     heads_loss,
     softmax_loss,
 )
-from bpd_jax.training.state import abstract_parameters
 from bpd_jax.training.step import put_batch
 
 LAMBDAS = (1.0, 0.5, 2.0)

@@ -14,6 +14,7 @@ import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.cpu.device import on_cpu
@@ -40,7 +41,9 @@ def is_packed(module: nn.Module) -> bool:
     return isinstance(module.get_variable("params", "kernel"), Packed)
 
 
-def decoding_layout(params: Params, *, exact: bool = True) -> Params:
+def decoding_layout(
+    params: Params, mesh: Mesh | None = None, *, exact: bool = True
+) -> Params:
     """The parameters of a trunk, block drafter or heads as this device reads them.
 
     On a CPU projections are `Packed`, and the matrix of the softmax has a second
@@ -50,11 +53,12 @@ def decoding_layout(params: Params, *, exact: bool = True) -> Params:
 
     Args:
       params: the parameters.
+      mesh: devices that share the parameters, which are then returned as they are.
       exact: whether the results of products must stay the same, as those of a model.
         Otherwise all matrices are rounded to bfloat16, so that drafts may differ
         slightly.
     """
-    if not on_cpu():
+    if mesh is not None or not on_cpu():
         return params
 
     def packed(tree: Any, name: str) -> Any:

@@ -16,12 +16,11 @@ from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.blockwise import BlockwiseLM
+from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import cast_matrices
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.transformer_config import check_feature_layers
-from bpd_jax.training.state import abstract_parameters
 
 
 class FrozenModel:

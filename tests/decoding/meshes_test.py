@@ -1,0 +1,155 @@
+"""Decoding on meshes of eight devices: texts, and where arrays are."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from bpd_jax import api
+from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.options import BATCHED, DecodeOptions
+from bpd_jax.drafting.assets import Assets
+from bpd_jax.evaluation.scoring import score_texts
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from tests.decoding.random_models import (
+    make_drafter,
+    make_model,
+    make_ngram,
+    make_refiner,
+    sharded_model,
+)
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "pretrained" / "golden"
+
+# Data, fsdp, model. With model = 8 no axis of the cache is even.
+MESHES = [(8, 1, 1), (2, 2, 2), (1, 8, 1), (2, 1, 4), (1, 1, 8)]
+
+# All sources and refiners, device and host engines (OpenFst), copies, and the oracle.
+METHODS = [
+    "greedy",
+    "bpd",
+    "heads/tree:6+lookup:3",
+    "ngram_fst:3",
+    "ngram_viterbi:4",
+    "ngram_device:3:adaptive=1",
+    "heads+neural/best:3",
+    "block+markov/tree:6",
+    "block+ngram/best:3",
+    "draft_model:2:drafts=2",
+    "lookahead:3:order=3",
+    "oracle",
+]
+
+
+@pytest.fixture(scope="module")
+def decoder_on():
+    small = make_model(3, 1, 14, num_layers=1, max_length=80)
+    model = make_model(2, 4, 14, num_layers=1, max_length=64, num_heads=4)
+    assets = Assets(
+        ngram=make_ngram(14),
+        rescorer=small,
+        draft_model=small,
+        markov=make_refiner("markov", 14),
+        drafter=make_drafter(model, seed=5),
+    )
+
+    def make(mesh):
+        on_mesh = model
+        if mesh is not None:
+            sizes = dict(zip(("data", "fsdp", "model"), mesh, strict=True))
+            on_mesh = sharded_model(model, make_mesh(MeshConfig(**sizes)))
+        return Decoder(on_mesh, width=3, assets=assets)
+
+    return make
+
+
+def prompts_of(count):
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 14, 2 + n % 7).astype(np.int32) for n in range(count)]
+
+
+def check(decoder_on, mesh, name, batch_size, **options):
+    prompts = prompts_of(max(batch_size, 5))
+    chosen = DecodeOptions(max_new_tokens=10, batch_size=batch_size, **options)
+    method = parse_method(name)
+    plain = decoder_on(None).decode(GREEDY, prompts, chosen)
+    one = decoder_on(None).decode(method, prompts, chosen, reference=plain)
+    many = decoder_on(mesh).decode(method, prompts, chosen, reference=plain)
+    for reference, single, text in zip(plain, one, many, strict=True):
+        assert text.output_ids.tolist() == reference.output_ids.tolist()
+        assert text.accepted.tolist() == single.accepted.tolist()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch_size", [1, 5, 16])
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_texts_are_those_of_one_device(decoder_on, mesh, name, batch_size):
+    check(decoder_on, mesh, name, batch_size)
+
+
+@pytest.mark.parametrize("name", ["ngram_fst:3", "block+markov/tree:6"])
+def test_texts_of_half_of_the_heads_are_those_of_one_device(decoder_on, name):
+    check(decoder_on, (2, 2, 2), name, 5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "options", [{"verification": BATCHED}, {"temperature": 0.8, "seed": 3}], ids=str
+)
+def test_layouts_and_drawn_texts_are_those_of_one_device(decoder_on, options):
+    check(decoder_on, (2, 2, 2), "heads+ngram/best:3", 5, **options)
+
+
+def test_rows_heads_and_parameters_are_spread(decoder_on):
+    decoder = decoder_on((2, 2, 2))
+    options = DecodeOptions(max_new_tokens=4, batch_size=8)
+    task = decoder.task(parse_method("block+ngram/best:3"), options)
+    for _ in range(2):
+        state = task.prefill(prompts_of(8), range(8), 8, 4)
+        state = task.run(state, 1)
+        keys, values = state.cache.keys[0], state.cache.values[0]
+        for array in (keys, values):
+            assert array.sharding.shard_shape(array.shape)[:2] == (2, 2)
+        assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == 2
+    embedding = decoder.model.params["trunk"]["embedding"]
+    assert embedding.sharding.shard_shape(embedding.shape) == (7, 8)
+    assert all(x.sharding.mesh.size == 8 for x in jax.tree.leaves(task.weights))
+    assert task.replicated_bytes > 1000
+
+
+def test_parameters_go_from_files_to_their_devices(trained):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    for path in (trained / "run", GOLDEN / "llama"):
+        one, many = load_model(str(path)), load_model(str(path), mesh=mesh)
+        jax.tree.map(np.testing.assert_array_equal, one.params, many.params)
+        assert one.fingerprint == many.fingerprint
+        embedding = many.params["trunk"]["embedding"]
+        rows, width = embedding.sharding.shard_shape(embedding.shape)
+        assert (2 * rows, 2 * width) == embedding.shape
+        if one.config.heads is not None:
+            [*kernels] = jax.tree.leaves(many.params["heads"])
+            assert all(x.sharding.mesh == mesh for x in kernels)
+
+
+def test_a_loaded_model_decodes_on_a_mesh(trained):
+    prompts = ["4 times 2", "11 times 1", "3"]
+    texts = []
+    for mesh in (None, MeshConfig(data=2, model=4)):
+        lm = api.load(str(trained / "run"), mesh=mesh)
+        answers = api.generate(lm, prompts, "ngram:4", max_new_tokens=8, batch_size=3)
+        texts.append([answer.text for answer in answers])
+    assert texts[0] == texts[1]
+
+
+def test_scores_are_those_of_one_device(decoder_on):
+    texts = [(prompt, 1) for prompt in prompts_of(5)]
+    one, many = (
+        dict(score_texts(decoder_on(mesh).model, texts, batch_size=5))
+        for mesh in (None, (2, 2, 2))
+    )
+    for index, score in one.items():
+        assert many[index].log_prob == pytest.approx(score.log_prob, abs=1e-4)

@@ -1,0 +1,114 @@
+"""Commands that two processes of four devices run together, against one process."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from bpd_jax.data.generations import open_generations
+from bpd_jax.studies.run_files import open_run
+from tests.commands import Script, call, free_port
+from tests.experiments.small_studies import bindings
+
+CHILD = pathlib.Path(__file__).with_name("command_process.py")
+MESH = ["--gin.MeshConfig.data=4", "--gin.MeshConfig.model=2"]
+
+# What the library between processes prints to standard output, in pieces.
+BETWEEN = {"[Gloo]", "Rank", "is", "connected", "to", "peer", "ranks"}
+BETWEEN |= {"ranks.", "Expected", "number", "of"}
+
+
+def on_two(folder, module, *arguments):
+    """Runs a command in two processes; process 1 prints nothing."""
+    address = f"127.0.0.1:{free_port()}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    children = [
+        Script(
+            CHILD,
+            *(module, *arguments, *MESH),
+            *(f"--coordinator_address={address}", "--num_processes=2"),
+            f"--process_id={index}",
+            folder=folder,
+            environment={"XLA_FLAGS": flags},
+        )
+        for index in range(2)
+    ]
+    first, second = (child.wait(timeout=300) for child in children)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    words = {word for word in second.stdout.split() if word.strip("0123456789:")}
+    assert words <= BETWEEN
+    return first.stdout
+
+
+def on_one(module, *arguments, **options):
+    result = call(module, *arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return [f"--model={trained / 'run'}", "--max_new_tokens=12"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = ["4 times 2", "3", "11 times 10 is", "0 times", "7 times 7 i"]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return f"--prompts_file={path}"
+
+
+def test_decode(model, prompts, tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    options = [*model, prompts, "--method=ngram_viterbi:4", "--batch_size=3"]
+    on_one("bpd_jax.decode", *options, f"--output={one}")
+    printed = on_two(tmp_path, "bpd_jax.decode", *options, f"--output={two}")
+    assert "mesh: data = 4, fsdp = 1, model = 2;" in printed
+    texts = [
+        [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        for path in (one, two)
+    ]
+    assert len(texts[0]) == 5
+    assert texts[0] == texts[1]
+
+
+def test_evaluate(model, prompts, tmp_path):
+    options = ["--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]
+    folder = tmp_path / "evaluation"
+    options.append(f"--output={folder}")
+    printed = on_two(tmp_path, "bpd_jax.evaluate", *model, *options)
+    assert "Fastest: " in printed
+    report = json.loads((folder / "report.json").read_text())
+    assert [method["differing"] for method in report["methods"]] == [0, 0, 0]
+
+
+def test_distill_resumes_with_another_number_of_processes(model, prompts, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = [*model, "--batch_size=3", "--nochat", f"--states={tmp_path / 'states'}"]
+    on_one("bpd_jax.distill", *options[:-1], prompts, f"--output={one}")
+    on_two(tmp_path, "bpd_jax.distill", *options, prompts, f"--output={two}")
+    texts = [open_generations(folder) for folder in (one, two)]
+    by_prompt = [
+        {int(t.indices[row]): t[row].tolist() for row in range(len(t))} for t in texts
+    ]
+    assert len(by_prompt[0]) == 5
+    assert by_prompt[0] == by_prompt[1]
+    printed = on_one("bpd_jax.distill", *options, prompts, f"--output={two}")
+    assert "5 of 5 texts exist already" in printed
+
+
+def test_a_study(trained, tmp_path):
+    options = [*bindings(trained), "--gin.StudyConfig.contenders=['bpd', 'ngram:2']"]
+    records = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        command = ["experiments.run", "table4", *options, f"--workdir={folder}"]
+        command.append("--limit=2")
+        if name == "one":
+            on_one(*command)
+        else:
+            assert "results: " in on_two(tmp_path, *command)
+        records.append(open_run(folder / "table4").records)
+    assert records[0] == records[1] != []
