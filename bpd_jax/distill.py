@@ -196,7 +196,8 @@ def _states_writer(
         if layers:
             raise UserError("--feature_layers needs --states: name a folder for them.")
         return None, ()
-    if as_path(STATES.value) == output:
+    folder = as_path(STATES.value)
+    if folder == output:
         raise UserError("--states and --output must be different folders.")
     precision = decode_flags.PRECISION.value
     check_feature_layers(layers, trunk.num_layers)
@@ -214,7 +215,7 @@ def _states_writer(
         include_prompts=bool(layers),
     )
     texts = open_generations(output) if shard_paths(output) else None
-    return hosts.first(lambda: StatesWriter(STATES.value, header, texts)), layers
+    return hosts.first(lambda: StatesWriter(folder, header, texts)), layers
 
 
 def _states_dtype() -> str:
