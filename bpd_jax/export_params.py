@@ -10,27 +10,33 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 from absl import flags
 
 from bpd_jax.base import cli
-from bpd_jax.training.exported_params import EXPORT_DTYPES, write_exported
+from bpd_jax.models.transformer_config import DTYPES
+from bpd_jax.storage.tensors import STORED_DTYPES
+from bpd_jax.training.exported_params import write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
 _DTYPE = flags.DEFINE_string(
     "dtype",
     "bfloat16",
-    f"dtype of the stored parameters: {' or '.join(EXPORT_DTYPES)}.",
+    f"precision of the stored parameters, one of {', '.join(STORED_DTYPES)}; compact "
+    "takes about 4 bits per parameter.",
 )
 _PRECISION = flags.DEFINE_enum(
     "precision",
     None,
-    list(EXPORT_DTYPES),
+    DTYPES,
     "Activations and products of the exported model. Default: as in the run.",
+)
+_PACKED = flags.DEFINE_bool(
+    "packed", False, "compress the parameters without loss: bfloat16 to two thirds."
 )
 
 
 def main() -> None:
     """Writes the folder and prints its size."""
     run, output = cli.required("model"), cli.required("output")
-    size = write_exported(run, output, _DTYPE.value, _PRECISION.value)
+    size = write_exported(run, output, _DTYPE.value, _PRECISION.value, _PACKED.value)
     print(f"{output}: {size:,} bytes of parameters")
 
 

@@ -16,6 +16,8 @@ from bpd_jax.storage.paths import as_path
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
+# A fourth of the size; other programs do not read it.
+PACKED_NAME = FILE_NAME + ".xz"
 
 # Names that published tokenizers give to the token that ends a document.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>")
@@ -306,18 +308,23 @@ def named_tokenizer(vocabulary: str) -> Tokenizer:
 def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, bytes]:
     """Returns the path and content of a tokenizer.json, given it or its folder.
 
+    The file may be compressed by xz.
+
     Raises:
       UserError: it is missing, cannot be read, or is too large.
     """
     path = as_path(path).expanduser()
-    file = path / FILE_NAME if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        packed = (path / PACKED_NAME).exists()
+        file = path / (PACKED_NAME if packed else FILE_NAME)
     if not file.exists():
         raise UserError(
             f"there is no vocabulary {file}: give gpt3, bpe:N, or the path of a "
             f"{FILE_NAME} or of a folder that contains one."
         )
     try:
-        return file, files.read_bytes(file)
+        return file, files.read_bytes(file, packed=file.suffix == ".xz")
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
     except ValueError as error:

@@ -22,14 +22,13 @@ from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.storage import array_files
-from bpd_jax.storage.artifacts import Artifact, read_tensors
+from bpd_jax.storage.artifacts import Artifact
 from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.tensors import STORED_DTYPES, lowered, raised, read_tensors
 
 Config = TypeVar("Config")
 
-STORED_DTYPES = ("bfloat16", "float32", "int8")
 VOCABULARY = "vocabulary"
-SCALE = ".scale"
 
 # Number of values of a fingerprint from each end of a row.
 _SAMPLE = 32
@@ -118,7 +117,7 @@ class AttachmentFiles(Generic[Config]):
       shapes: returns the shapes of the stored tensors by path, from the configuration,
         D and V; raises a `UserError` for a configuration that is never stored.
       inputs: returns the axes of a matrix that products sum over, from its path and its
-        number of axes; int8 matrices have a scale for each channel of the other axes.
+        number of axes; see `lowered`.
     """
 
     kind: Artifact
@@ -143,8 +142,7 @@ class AttachmentFiles(Generic[Config]):
           config: configuration; that of a block drafter is resolved for the model.
           params: parameters, of which the trained ones are stored, and `vocabulary` if
             there is one.
-          dtype: stored precision: bfloat16, float32, or int8 with a scale for each
-            output channel of a matrix (biases and vectors are bfloat16).
+          dtype: stored precision, one of `STORED_DTYPES`; see `lowered`.
           **about: see `About`.
 
         Raises:
@@ -157,17 +155,16 @@ class AttachmentFiles(Generic[Config]):
                 f"{self.kind.title} can be stored as {', '.join(STORED_DTYPES)}, not "
                 f"as {dtype!r}."
             )
-        leaves, tensors = by_path(params), {}
+        leaves = by_path(params)
+        tensors: dict[str, np.ndarray] = {}
         for name, value in jax.device_get({x: leaves[x] for x in stored}).items():
-            if name == VOCABULARY:
-                tensors[name] = np.asarray(value, np.int32)
-            else:
-                tensors |= self._packed(name, np.asarray(value, np.float32), dtype)
+            tensors |= lowered(name, value, dtype, self.inputs(name, value.ndim))
         fields: Any = config
         header: dict[str, Any] = {**about}
         facts = dict(header.pop("facts"))
         header |= {"dtype": dtype, "config": dataclasses.asdict(fields), "facts": facts}
-        self.kind.write(folder, header, self.tensors, tensors)
+        packed = dtype == "compact"
+        self.kind.write(folder, header, self.tensors, tensors, packed=packed)
 
     def load(self, folder: str | os.PathLike[str]) -> Attachment[Config]:
         """Reads what `save` wrote.
@@ -185,11 +182,7 @@ class AttachmentFiles(Generic[Config]):
         path = folder / self.tensors
         with self.kind.reading(path):
             stored, identity = read_tensors(path)
-            tensors = {
-                name: tensor if name == VOCABULARY else self._unpacked(name, stored)
-                for name, tensor in stored.items()
-                if not name.endswith(SCALE)
-            }
+            tensors = raised(stored)
             array_files.check_shapes(tensors, shapes)
             if VOCABULARY in tensors:
                 check_vocabulary(tensors[VOCABULARY], header["vocab_size"])
@@ -202,37 +195,6 @@ class AttachmentFiles(Generic[Config]):
             identity=identity,
             **{name: header[name] for name in names},
         )
-
-    def _packed(
-        self, name: str, value: np.ndarray, dtype: str
-    ) -> dict[str, np.ndarray]:
-        """The tensors that hold one float32 parameter in one of `STORED_DTYPES`."""
-        if dtype == "float32":
-            return {name: value}
-        is_bias = name.rpartition("/")[2].startswith("bias")
-        if dtype == "bfloat16" or is_bias or value.ndim < 2:
-            return {name: value.astype(ml_dtypes.bfloat16)}
-        axes = self.inputs(name, value.ndim)
-        scale = np.abs(value).max(axes, keepdims=True) / 127
-        scale = np.where(scale == 0, 1, scale).astype(np.float32)
-        return {name: np.rint(value / scale).astype(np.int8), name + SCALE: scale}
-
-    def _unpacked(self, name: str, stored: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The inverse of `_packed`, float32, up to rounding."""
-        value = stored[name].astype(np.float32)
-        if name + SCALE not in stored:
-            return value
-        scale = stored[name + SCALE]
-        if value.ndim < 2:
-            raise ValueError(f"{name} has scales but is not a matrix")
-        expected = list(value.shape)
-        for axis in self.inputs(name, value.ndim):
-            expected[axis] = 1
-        if list(scale.shape) != expected:
-            raise ValueError(
-                f"the scales of {name} have shape {list(scale.shape)}, not {expected}"
-            )
-        return value * scale
 
 
 def check_finite(

@@ -139,7 +139,7 @@ def build(settings: BuildSettings) -> BuildReport:
         report.stage("write"),
         folders.replacing_folder(output, NGramModel.kind) as temporary,
     ):
-        model.save_into(temporary)
+        model.save_into(temporary, compact=settings.compact)
         fst_files.write_fst(model, temporary / FST_FILE, symbols)
         arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
         if symbols is not None:

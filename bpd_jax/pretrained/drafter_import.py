@@ -33,8 +33,8 @@ from bpd_jax.pretrained.safetensors_files import (
     SafetensorsFiles,
     open_checkpoint,
 )
-from bpd_jax.storage.artifacts import file_digest
 from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.tensors import file_digest
 
 # Rows of an embedding or softmax compared at once.
 _ROWS = 4096

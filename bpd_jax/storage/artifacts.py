@@ -9,19 +9,17 @@ the remedy.
 
 import contextlib
 import dataclasses
-import hashlib
 import os
-import pathlib
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.paths import as_path, local_copy
+from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.tensors import write_tensors
 
 SAFETENSORS = ".safetensors"
 
@@ -44,15 +42,17 @@ class Artifact(folders.FolderKind):
         header: Mapping[str, Any],
         name: str,
         arrays: Mapping[str, np.ndarray],
+        *,
+        packed: bool = False,
     ) -> None:
         """Writes a folder with one file of arrays atomically.
 
-        `name` ends in .safetensors or .npz. The kind and the version are added to the
-        header.
+        `name` ends in .safetensors, which may be packed, or .npz. The kind and the
+        version are added to the header.
         """
         with folders.replacing_folder(folder, self) as temporary:
             if name.endswith(SAFETENSORS):
-                save_file(dict(arrays), temporary / name)
+                write_tensors(temporary / name, arrays, packed=packed)
             else:
                 np.savez(temporary / name, **dict[str, Any](arrays))
             self.write_header(temporary, header)
@@ -108,14 +108,3 @@ class Artifact(folders.FolderKind):
         # numpy's messages have further lines, which are for programmers.
         text = str(reason).strip().partition("\n")[0] or type(reason).__name__
         return UserError(f"cannot read {path} ({text.rstrip('.')}): {self.remedy}.")
-
-
-def read_tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of a safetensors file by name, and 16 digits of its digest."""
-    return load_file(local_copy(path)), file_digest(path)[:16]
-
-
-def file_digest(path: pathlib.Path) -> str:
-    """The SHA-256 digest of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

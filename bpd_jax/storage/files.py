@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import lzma
 import os
 import pathlib
 import stat
@@ -138,7 +139,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_bytes(path))
 
 
-def read_bytes(path: str | os.PathLike[str], most: int | None = _MOST_BYTES) -> bytes:
+def read_bytes(
+    path: str | os.PathLike[str],
+    most: int | None = _MOST_BYTES,
+    *,
+    packed: bool = False,
+) -> bytes:
     """Reads a whole file; by default a small one, such as a description.
 
     Args:
@@ -146,10 +152,12 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = _MOST_BYTES) -> 
       most: maximum number of bytes; None for the size that a regular file has when it
         is opened. Of a device or pipe, which may have no end, no more than 128 MiB are
         read.
+      packed: whether the file is compressed by xz; `most` is then the limit before
+        and after decompression.
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it has more bytes.
+      ValueError: it has more bytes, or is not compressed as stated.
     """
     with as_path(path).open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -157,6 +165,14 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = _MOST_BYTES) -> 
         if not size:  # A device, a pipe or a file of /proc.
             most = min(most or _MOST_BYTES, _MOST_BYTES)
         data = b"" if size > most else stream.read((size or most) + 1)
+    if packed:
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_BYTES)
+        try:
+            data = unpacker.decompress(data, most + 1)
+        except lzma.LZMAError as error:
+            raise ValueError(f"it is not compressed by xz: {error}") from error
+        if not unpacker.eof and len(data) <= most:
+            raise ValueError("it is truncated")
     if max(size, len(data)) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return data

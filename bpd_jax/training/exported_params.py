@@ -1,22 +1,21 @@
 """Exported parameters: a trained model without optimizer state and checkpoints.
 
 An exported folder contains `model.json`, `task.json` and `tokenizer.json` as the run
-folder does, `parameters.safetensors`, whose tensors are named by their paths, such as
-`trunk/embedding`, and `slim.json`, which describes them.
+folder does (the last as `tokenizer.json.xz` if it is packed), `parameters.safetensors`,
+whose tensors are named by their paths, such as `trunk/embedding`, and `slim.json`,
+which describes them.
 """
 
 import dataclasses
+import lzma
 import os
 import pathlib
 import shutil
 import sys
 
 import jax
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
-from safetensors.numpy import load_file, save
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
@@ -26,18 +25,26 @@ from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
 from bpd_jax.models.partitioning import placed
 from bpd_jax.storage import array_files, folders
-from bpd_jax.storage.artifacts import Artifact, file_digest
+from bpd_jax.storage.artifacts import Artifact
 from bpd_jax.storage.paths import as_path, local_copy
+from bpd_jax.storage.tensors import (
+    SCALE,
+    STORED_DTYPES,
+    file_digest,
+    lowered,
+    raised,
+    read_tensors,
+    write_tensors,
+)
 from bpd_jax.training import checkpoints, run_folder
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
-EXPORT_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
-_COPIED = (run_folder.MODEL, run_folder.TASK, tokenizer.FILE_NAME)
+_COPIED = (run_folder.MODEL, run_folder.TASK)
 KIND = Artifact(
     "exported parameters",
     HEADER,
-    (*_COPIED, TENSORS),
+    (*_COPIED, tokenizer.FILE_NAME, tokenizer.PACKED_NAME, TENSORS),
     '"sha256"',
     remedy="export them again with python -m bpd_jax.export_params",
 )
@@ -48,45 +55,54 @@ def write_exported(
     output: str | os.PathLike[str],
     dtype: str = "bfloat16",
     precision: str | None = None,
+    packed: bool = False,
 ) -> int:
     """Writes the parameters of the best checkpoint of a run, atomically.
 
     Args:
       run: a run folder.
       output: output folder; an older export is replaced.
-      dtype: dtype of the stored parameters, bfloat16 or float32. Loading converts them
-        to the model's `param_dtype`.
+      dtype: stored precision, one of `STORED_DTYPES`; see `storage.tensors.lowered`.
+        Loading converts to the model's `param_dtype`.
       precision: dtype of activations and products of the exported model; None for that
         of the run.
+      packed: whether to compress the files without loss; `compact` always is.
 
     Returns:
       The size of the parameters in bytes.
     """
     run, output = as_path(run), as_path(output)
-    if dtype not in EXPORT_DTYPES:
+    if dtype not in STORED_DTYPES:
         raise UserError(
             "the dtype of stored parameters must be one of "
-            f"{', '.join(EXPORT_DTYPES)}, not {dtype!r}."
+            f"{', '.join(STORED_DTYPES)}, not {dtype!r}."
         )
     folders.check_folder(output, KIND)
     for name in _COPIED:
         if not (run / name).is_file():
             raise UserError(f"{run / name} does not exist: is this a run folder?")
+    _, vocabulary = tokenizer.read_tokenizer_file(run)
+    packed = packed or dtype == "compact"
     model = load_config(run / run_folder.MODEL)
     trunk = dataclasses.replace(model.trunk, dtype=precision or model.trunk.dtype)
     step = selected_step(run)
     params = jax.device_get(load_run_parameters(run, model, step))
-    tensors = {
-        name: value.astype(EXPORT_DTYPES[dtype]) if _is_float(value.dtype) else value
-        for name, value in by_path(params).items()
-    }
+    tensors: dict[str, np.ndarray] = {}
+    for name, value in by_path(params).items():
+        # A matrix is stored with a step for each index of its last axis.
+        inputs = tuple(range(value.ndim - 1))
+        tensors |= lowered(name, value, dtype, inputs)
     with folders.replacing_folder(output, KIND) as temporary:
         for name in _COPIED:
             shutil.copyfile(local_copy(run / name), temporary / name)
+        if packed:
+            vocabulary = lzma.compress(vocabulary, preset=lzma.PRESET_EXTREME | 9)
+        name = tokenizer.PACKED_NAME if packed else tokenizer.FILE_NAME
+        (temporary / name).write_bytes(vocabulary)
         written = dataclasses.replace(model, trunk=trunk)
         save_config(written, temporary / run_folder.MODEL)
         path = temporary / TENSORS
-        path.write_bytes(save(tensors))
+        write_tensors(path, tensors, packed=packed)
         KIND.write_header(temporary, {"dtype": dtype, "sha256": file_digest(path)})
         size = path.stat().st_size
     return size
@@ -146,7 +162,9 @@ def _load_exported(
     with KIND.reading(path):
         if header["sha256"] != file_digest(path):
             raise ValueError(f"it does not match {HEADER}")
-        stored = load_file(local_copy(path))
+        stored, _ = read_tensors(path)
+        if any(name.endswith(SCALE) for name in stored):
+            stored = raised(stored)
         leaves = by_path(shapes)
         array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [
@@ -154,7 +172,3 @@ def _load_exported(
         for name, leaf in leaves.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(shapes), parameters)
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)

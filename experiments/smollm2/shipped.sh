@@ -40,8 +40,8 @@ train drafter --gin.HeadsTrainConfig.start="'$run/stage2/drafter'" \
     --gin.DRAFT_VOCABULARY=16384
 
 "$python" -m bpd_jax.build_ngram --generations="$run/texts" --answers_only \
-    --heldout_split=validation --max_ngrams=500000 --order=4 --output="$run/ngram"
+    --heldout_split=validation --max_ngrams=500000 --order=4 --compact --output="$run/ngram"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
     --workdir="$run/training/rescorer"
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" --precision=float32 \
-    --output="$run/rescorer"
+    --dtype=compact --output="$run/rescorer"

@@ -179,7 +179,7 @@ def test_configuration_must_fit_the_tensors(tmp_path, fields, message):
         ({"vocabulary": np.arange(31, 41, dtype=np.int32)}, "distinct tokens below 40"),
         (
             dict.fromkeys(("bias_in", "bias_in.scale"), np.ones(3, np.float32)),
-            "bias_in has scales but is not a matrix",
+            "the scales of bias_in have shape",
         ),
     ],
 )

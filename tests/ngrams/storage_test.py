@@ -39,6 +39,26 @@ def test_damaged_array_is_detected(trigrams, tmp_path, damage):
         NGramModel.load(tmp_path / "model")
 
 
+def test_a_compact_model_is_small_and_rounds_logarithms(trigrams, tmp_path):
+    for name, compact in (("exact", False), ("compact", True)):
+        (tmp_path / name).mkdir()
+        trigrams.save_into(tmp_path / name, compact=compact)
+    exact, rounded = (NGramModel.load(tmp_path / n) for n in ("exact", "compact"))
+    assert exact.end_of_text == rounded.end_of_text
+    for group in ("keys", "log_probs", "log_backoffs"):
+        for a, b in zip(getattr(exact, group), getattr(rounded, group), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0 if group == "keys" else 2**-11)
+            assert a.dtype == b.dtype
+    exact_size, size = (
+        sum(file.stat().st_size for file in (tmp_path / name).iterdir())
+        for name in ("exact", "compact")
+    )
+    assert size < exact_size / 2
+    change_a_byte(tmp_path / "compact" / storage.PACKED)
+    with pytest.raises(UserError, match=storage.PACKED):
+        NGramModel.load(tmp_path / "compact")
+
+
 def test_truncation_is_detected_without_reading_the_arrays(trigrams, tmp_path):
     trigrams.save(tmp_path / "model")
     truncate(tmp_path / "model" / "keys_3.npy")

@@ -7,7 +7,8 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import array_files
-from bpd_jax.storage.artifacts import Artifact, read_tensors
+from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.tensors import read_tensors
 
 KIND = Artifact("a thing", "thing.json", ("x.*",), '"size"', remedy="make it again")
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -24,8 +25,7 @@ def test_artifacts_round_trip(tmp_path, name):
     if name.endswith(".npz"):
         arrays = array_files.read_npz(path)
     else:
-        arrays, identity = read_tensors(path)
-        assert len(identity) == 16
+        arrays, _ = read_tensors(path)
     np.testing.assert_array_equal(arrays["a"], ARRAYS["a"], strict=True)
     assert sorted(path.name for path in folder.iterdir()) == ["thing.json", name]
     assert list(tmp_path.iterdir()) == [folder]
@@ -63,14 +63,3 @@ def test_folders_of_another_kind_are_not_replaced(tmp_path):
     with pytest.raises(UserError, match="not that of a thing"):
         KIND.write(tmp_path, {"size": 1}, "x.npz", ARRAYS)
     assert [path.name for path in tmp_path.iterdir()] == ["thing.json"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"nothing", b"\xff" * 20, (1 << 40).to_bytes(8, "little") + b"{}"],
-)
-def test_damaged_tensors_are_reported(tmp_path, content):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="make it again"), KIND.reading(path):
-        read_tensors(path)

@@ -1,4 +1,5 @@
 import dataclasses
+import lzma
 import shutil
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.data.tokenizer import read_tokenizer_file
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
@@ -61,6 +63,34 @@ def test_loaded_parameters_are_rounded_to_the_dtype(run, model, tmp_path, dtype)
     ]
     for name in ("model.json", "task.json", "tokenizer.json"):
         assert (tmp_path / "slim" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("dtype, error", [("bfloat16", 2**-8), ("compact", 0.2)])
+def test_a_packed_export_is_read_like_another(run, model, tmp_path, dtype, error):
+    folder, params = run
+    size = write_exported(folder, tmp_path / "slim", dtype, packed=True)
+    names = {path.name for path in (tmp_path / "slim").iterdir()}
+    assert "tokenizer.json.xz" in names
+    assert "tokenizer.json" not in names
+    _, data = read_tokenizer_file(tmp_path / "slim")
+    assert data == (folder / "tokenizer.json").read_bytes()
+    loaded = load_run_parameters(tmp_path / "slim", model)
+
+    def check(a, b):
+        miss = jnp.sqrt(jnp.square(a - b).mean())
+        assert miss <= error * jnp.sqrt(jnp.square(b).mean())
+
+    jax.tree.map(check, loaded, params)
+    assert size < 2 * sum(leaf.size for leaf in jax.tree.leaves(params)) + 8000
+    write_exported(tmp_path / "slim", tmp_path / "plain")
+    assert read_tokenizer_file(tmp_path / "plain")[1] == data
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", lzma.compress(b"{}")[:-4]])
+def test_a_damaged_packed_tokenizer_is_reported(tmp_path, content):
+    (tmp_path / "tokenizer.json.xz").write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json\.xz is not a"):
+        read_tokenizer_file(tmp_path)
 
 
 def test_a_model_is_exported_in_another_precision(run, model, tmp_path):

@@ -19,11 +19,11 @@ from bpd_jax.base.settings import (
     choice,
     number,
 )
-from bpd_jax.models.attachments import STORED_DTYPES
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import MeshConfig, check_rows
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.storage.tensors import STORED_DTYPES
 from bpd_jax.training.config import OptimizerConfig
 
 
@@ -77,7 +77,8 @@ class HeadsTrainConfig(Validated):
       log_every: steps between two rows of metrics, which are averages over them.
       evaluate_every: steps between two evaluations on held-out texts.
       checkpoint_every: steps between two checkpoints.
-      heads_dtype: dtype of the stored heads: float32, bfloat16 or int8.
+      heads_dtype: dtype of the stored heads: float32, bfloat16, int8, or compact,
+        about 4 bits per parameter; see `storage.tensors`.
       seed: seed of the parameters, the order of positions and the held-out texts.
     """
 
