@@ -72,6 +72,7 @@ _LONGEST = (
     "bucket_runs_test.py",
     "training/heads/drafter_test.py",
     "training/hosts_test.py",
+    "processes_test.py",
     "decoding/replay_test.py",
     "drafting/searches/best_test.py",
     "shipped_test.py",

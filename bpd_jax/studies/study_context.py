@@ -294,7 +294,10 @@ class StudyContext:
                 if hosts.agree(texts is None):
                     texts = self._decode(task, examples)
                     hosts.first(functools.partial(save_texts, path, digest, texts))
-                assert texts is not None
+                elif texts is None:
+                    raise UserError(
+                        f"{path} is missing here: all processes must share the folder."
+                    )
                 all_texts += texts
             self._texts[task] = all_texts
         return self._texts[task]
