@@ -2,10 +2,10 @@
 
     python -m benchmarks.row_products --model=smollm2
 
-Times, alternately, a pass over 1 to 64 draft tokens with the parameters as stored,
-computed by XLA, and in the layout for decoding, computed by our kernels for products
-and attention; and the products of such a pass alone. Writes one JSON file with device,
-date and versions.
+Times, alternately, a pass over 1 to 64 draft tokens and the products of such a pass
+alone: by XLA; by our kernels for products and attention, with parameters in the layout
+for decoding; and by the same kernels with matrices that stay quantized. Writes one JSON
+file with device, date and versions.
 """
 
 import functools
@@ -25,10 +25,11 @@ from bpd_jax.base.typing import Array
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.cpu import on_cpu
-from bpd_jax.models.cpu.layout import SOFTMAX, Packed
+from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.products import times_packed, times_rows
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
+from bpd_jax.models.quantized import Packed, QuantizedMatrix
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(
@@ -51,13 +52,21 @@ def run(model: Model, cache: KVCache, tokens: Array) -> Array:
     return model.greedy_tokens(hidden)
 
 
+def matrices_of(model: Model) -> list[Array | QuantizedMatrix]:
+    """The matrices of a model in the layout for decoding."""
+    trunk = model.params["trunk"]
+    leaves = jax.tree.leaves(trunk, is_leaf=lambda x: isinstance(x, Packed))
+    packed = [leaf.rows for leaf in leaves if isinstance(leaf, Packed)]
+    return [*packed, trunk[SOFTMAX]]
+
+
 def products_of(
-    product: Callable[[Array, Array, str], Array],
-) -> Callable[[list[Array], dict[int, Array]], list[Array]]:
+    product: Callable[[Array, Any, str], Array],
+) -> Callable[[list[Any], dict[int, Array]], list[Array]]:
     """All products of a pass, with inputs of matching sizes."""
 
     @jax.jit
-    def run(matrices: list[Array], rows: dict[int, Array]) -> list[Array]:
+    def run(matrices: list[Any], rows: dict[int, Array]) -> list[Array]:
         # Sequentially, as in a model.
         results, last = [], jnp.zeros(())
         for matrix in matrices:
@@ -90,17 +99,19 @@ def main() -> None:
     """
     if not on_cpu() or tile_of_processor() is None:
         raise UserError("this device has no kernel for products of few rows.")
-    stored = load_model(MODEL.value)
-    prepared = stored.for_decoding()
-    cache = stored.model.empty_cache(1, 2 * CONTEXT.value)
+    plain = load_model(MODEL.value)
+    models = {
+        "xla": plain.model,
+        "kernel": plain.for_decoding().model,
+        "quantized": load_model(MODEL.value, stored=True).for_decoding().model,
+    }
+    cache = plain.model.empty_cache(1, 2 * CONTEXT.value)
     cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
-    trunk = prepared.params["trunk"]
-    leaves = jax.tree.leaves(trunk, is_leaf=lambda x: isinstance(x, Packed))
-    matrices = [leaf.rows for leaf in leaves if isinstance(leaf, Packed)]
-    matrices.append(trunk[SOFTMAX])
+    matrices = matrices_of(models["kernel"])
     alone = {
         "xla": (products_of(times_rows), [x.astype(jnp.float32) for x in matrices]),
         "kernel": (products_of(times_packed), matrices),
+        "quantized": (products_of(times_packed), matrices_of(models["quantized"])),
     }
     table = {}
     widths = {matrix.shape[1] for matrix in matrices}
@@ -110,8 +121,8 @@ def main() -> None:
         table[count] = {
             "pass": medians(
                 {
-                    "xla": lambda tokens=tokens: run(stored.model, cache, tokens),
-                    "kernel": lambda tokens=tokens: run(prepared.model, cache, tokens),
+                    name: functools.partial(run, model, cache, tokens)
+                    for name, model in models.items()
                 },
                 ROUNDS.value,
             ),
@@ -129,14 +140,10 @@ def main() -> None:
         "milliseconds": table,
     }
     records.write(OUTPUT.value, result)
-    print("tokens   pass: XLA  kernel  ratio   products: XLA  kernel  ratio")
+    print("milliseconds of a pass and of its products:", *models)
     for count, row in table.items():
-        cells = [
-            f"{times['xla']:9.1f} {times['kernel']:7.1f} "
-            f"{times['kernel'] / times['xla']:6.2f}"
-            for times in row.values()
-        ]
-        print(f"{count:6}  {'        '.join(cells)}")
+        cells = [f"{time:9.1f}" for times in row.values() for time in times.values()]
+        print(f"{count:6}{''.join(cells)}")
 
 
 if __name__ == "__main__":

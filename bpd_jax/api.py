@@ -22,8 +22,12 @@ from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.slices import decoding_mesh
+
+# How `load` keeps matrices.
+WEIGHTS = STORED, EXPANDED, INT8 = "stored", "expanded", "int8"
 
 # A text, token ids, or a conversation.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
@@ -115,6 +119,7 @@ def load(
     template: Mapping[str, Any] | None = None,
     precision: str | None = None,
     mesh: Mesh | MeshConfig | None = None,
+    weights_dtype: str | None = None,
     **assets: str | None,
 ) -> LanguageModel:
     """Loads a model and the assets of its drafting methods.
@@ -131,6 +136,11 @@ def load(
       mesh: devices that share the parameters, the heads of the cache and the rows of
         batches, or the sizes of the axes of such a mesh; None for the first device.
         Drafters, n-gram models and small LMs are on every device.
+      weights_dtype: `stored`: quantized matrices of a GGUF file stay as they are stored
+        and are expanded where they are multiplied; `expanded`: they are expanded to
+        float32 on loading; `int8`: the matrices of any model are rounded to 8 bits,
+        which changes its texts. None is `stored` where that is faster with the same
+        results: in float32 on a CPU with vectors.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra` or `drafter`; by default those in the model's folder.
 
@@ -141,10 +151,24 @@ def load(
         if asset not in ASSET_FOLDERS:
             names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
-    loaded = load_model(name, heads, weights, decoding_mesh(mesh))
+    if weights_dtype not in (None, *WEIGHTS):
+        raise UserError(
+            f"weights_dtype is one of {', '.join(WEIGHTS)}, not {weights_dtype!r}."
+        )
+    devices = decoding_mesh(mesh)
+    if devices is not None and weights_dtype in (STORED, INT8):
+        raise UserError(
+            f"weights_dtype={weights_dtype} is for one device: leave out the mesh."
+        )
+    fast = cpu.multiplies_quantized() and precision in (None, "float32")
+    stored = weights_dtype == STORED or (
+        weights_dtype is None and fast and devices is None
+    )
+    loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template or {})
     lm = LanguageModel.of(loaded, assets)
+    loaded = loaded.rounded() if weights_dtype == INT8 else loaded
     loaded = loaded.in_precision(precision) if precision else loaded
     return dataclasses.replace(lm, loaded=loaded.for_decoding())
 

@@ -17,6 +17,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api
+from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
 from bpd_jax.decoding.decoder import Decoder
@@ -148,7 +149,8 @@ def _streamed(
     """Decodes one prompt and prints its text incrementally."""
     console = standard_output()
     # Compiles first, so that the measured time does not include compilation.
-    with console.status("compiling"):
+    waiting = console.status if console.is_terminal else progress.waiting
+    with waiting("compiling"):
         compile_task(task, [prompt])
     prompted = Text(text + _between(lm), style="dim")
     console.print(prompted, end="", soft_wrap=True)

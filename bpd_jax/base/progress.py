@@ -4,9 +4,11 @@ Output never raises and never blocks: if the terminal was closed or a pipe is fu
 is dropped.
 """
 
+import contextlib
 import select
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
@@ -73,6 +75,18 @@ def advance(bar: "tqdm[Any]", label: str, count: int = 1) -> None:
 def say(text: str, stream: TextIO | None = None) -> None:
     """Prints a line, by default to standard output, or drops it if that fails."""
     _NonBlocking(sys.stdout if stream is None else stream).write(f"{text}\n")
+
+
+@contextlib.contextmanager
+def waiting(text: str, seconds: float = 2.0) -> Iterator[None]:
+    """Says on standard error what is going on if the body takes longer."""
+    timer = threading.Timer(seconds, say, (text, sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _NonBlocking:

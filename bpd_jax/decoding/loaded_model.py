@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.example_task import DataTask
@@ -16,6 +17,7 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model, cast_matrices
+from bpd_jax.models.quantized import expanded, rounded
 from bpd_jax.pretrained.chat import render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -182,15 +184,30 @@ class LoadedModel:
         """Returns the model with activations, products and matrices of this dtype.
 
         Casting matrices once has the same result as casting them in every pass.
-        Vectors, such as the scales of norms, keep their precision.
+        Vectors, such as the scales of norms, keep their precision. Quantized matrices
+        stay so unless this device multiplies them only in float32.
         """
         config = self.config
         trunk = dataclasses.replace(config.trunk, dtype=dtype)
         config = dataclasses.replace(config, trunk=trunk)
+        params = self.params
+        if cpu.on_cpu() and dtype != "float32":
+            params = expanded(params)
         cache_dtype = cpu.cache_dtype(dtype, trunk.head_width)
-        params = cast_matrices(self.params, dtype)
-        model = Model(config, params, cache_dtype, self.model.mesh)
+        model = Model(
+            config, cast_matrices(params, dtype), cache_dtype, self.model.mesh
+        )
         return dataclasses.replace(self, model=model)
+
+    def rounded(self) -> "LoadedModel":
+        """Returns the model with matrices in 8 bits; says how large the error is."""
+        trunk, error = rounded(self.params["trunk"])
+        progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
+        return dataclasses.replace(
+            self,
+            model=self.model.with_params({**self.params, "trunk": trunk}),
+            trunk_identity=self.fingerprint,
+        )
 
     def for_decoding(self) -> "LoadedModel":
         """Returns the model with parameters in the fastest layout for decoding.

@@ -36,6 +36,8 @@ def load_model(
     heads: str | None = None,
     weights: str | None = None,
     mesh: Mesh | None = None,
+    *,
+    stored: bool = False,
 ) -> LoadedModel:
     """Loads a model.
 
@@ -48,6 +50,7 @@ def load_model(
       weights: folder with the file of a known pretrained model in parts (see
         `pretrained.file_parts`), for hosts without the package that contains it.
       mesh: devices that share the parameters; None for the first device.
+      stored: whether quantized matrices stay so, for decoding; see `load_trunk`.
 
     Raises:
       UserError: the model is missing or damaged, or the heads belong to another model.
@@ -60,13 +63,13 @@ def load_model(
                 f"--weights is for {', '.join(PACKAGED)} only, not for {name}."
             )
         with joined_file(weights) as file:
-            return _load_pretrained(name, file, heads, mesh)
+            return _load_pretrained(name, file, heads, mesh, stored)
     if name in PACKAGED:
-        return _load_pretrained(name, find_packaged(name), heads, mesh)
+        return _load_pretrained(name, find_packaged(name), heads, mesh, stored)
     path = as_path(KNOWN_RUNS.get(name, name))
     if path.is_file() or (path / "config.json").is_file():
         name = path.stem if path.is_file() else path.name
-        return _load_pretrained(name, path, heads, mesh)
+        return _load_pretrained(name, path, heads, mesh, stored)
     if not path.is_dir():
         known_names = ", ".join([*KNOWN_RUNS, *PACKAGED])
         hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
@@ -119,7 +122,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(
-    name: str, path: pathlib.Path, heads: str | None, mesh: Mesh | None
+    name: str, path: pathlib.Path, heads: str | None, mesh: Mesh | None, stored: bool
 ) -> LoadedModel:
     checkpoint = open_checkpoint(path)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)
@@ -128,7 +131,9 @@ def _load_pretrained(
             f"the tokenizer of {path} has {tokens} tokens and the model "
             f"{checkpoint.config.vocab_size}: they belong to different models."
         )
-    params = load_trunk(checkpoint.config, checkpoint.layout, checkpoint.tensors, mesh)
+    params = load_trunk(
+        checkpoint.config, checkpoint.layout, checkpoint.tensors, mesh, stored=stored
+    )
     config = BlockwiseConfig(checkpoint.config)
     folder = RUNS / name
     # Assets of the user take precedence over those of the package.

@@ -50,6 +50,14 @@ PRECISION = flags.DEFINE_enum(
     DTYPES,
     "dtype of activations and matrix products; default: the model's own.",
 )
+WEIGHTS_DTYPE = flags.DEFINE_enum(
+    "weights_dtype",
+    None,
+    api.WEIGHTS,
+    "stored: quantized matrices of a GGUF file stay as they are; expanded: they become "
+    "float32 on loading; int8: matrices of any model are rounded to 8 bits. Default: "
+    "stored where that is faster with the same texts, on CPUs in float32.",
+)
 cli.define_flags(DecodeOptions, "max_new_tokens", "batch_size", "verification")
 cli.define_flags(
     DecodeOptions, "temperature", "top_k", "top_p", "acceptance", "seed", "stop"
@@ -93,6 +101,7 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
         template=template_variables(TEMPLATE_ARG.value),
         precision=PRECISION.value,
         mesh=config.mesh,
+        weights_dtype=WEIGHTS_DTYPE.value,
         **cli.flag_values(AssetPaths),
     )
     unset = {

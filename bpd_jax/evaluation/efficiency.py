@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from bpd_jax.decoding.generate import Generation
 
@@ -143,6 +142,9 @@ def bootstrap(
         whose value is NaN are left out.
       count: n, the number of examples.
     """
+    # Imported late: it takes half a second, which every command would wait.
+    from scipy import stats
+
     if count == 1:
         value = float(statistic(np.zeros((1, 1), int))[0])
         return value, value

@@ -19,8 +19,10 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import on_host
+from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
 from bpd_jax.storage import array_files
 from bpd_jax.storage.artifacts import Artifact
 from bpd_jax.storage.paths import as_path
@@ -231,19 +233,41 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
     for name in ("dtype", "param_dtype", "max_length"):
         about.pop(name, None)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    leaves = jax.tree_util.tree_leaves_with_path(params["trunk"])
-    samples = on_host(
-        [
-            leaf[(end,) * (leaf.ndim - 1)][part]
-            for _, leaf in leaves
-            for end, part in ((0, slice(_SAMPLE)), (-1, slice(-_SAMPLE, None)))
-        ]
+    # On a CPU numpy reads the arrays in place; elsewhere only their ends are copied.
+    leaves = jax.tree_util.tree_leaves_with_path(
+        jax.tree.map(_in_place, params["trunk"]),
+        is_leaf=lambda leaf: isinstance(leaf, (Packed, QuantizedMatrix)),
     )
     for path, leaf in leaves:
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape}".encode())
-    for sample in samples:
-        digest.update(np.asarray(sample).astype(ml_dtypes.bfloat16).tobytes())
+    ends = on_host([_ends(leaf) for _, leaf in leaves])
+    for (_, leaf), (first, last) in zip(leaves, expanded(ends), strict=True):
+        if isinstance(leaf, Packed):
+            # The rows of the kernel are columns of the packed one.
+            first, last = first[:, 0], last[:, -1]
+        for sample in first.ravel()[:_SAMPLE], last.ravel()[-_SAMPLE:]:
+            digest.update(np.asarray(sample).astype(ml_dtypes.bfloat16).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _in_place(leaf: Any) -> Any:
+    """An array of a CPU of this process as a numpy array; others as they are."""
+    local = cpu.on_cpu() and getattr(leaf, "is_fully_addressable", True)
+    return np.asarray(leaf) if local else leaf
+
+
+def _ends(leaf: Any) -> tuple[Any, Any]:
+    """The parts of a parameter that hold the values of its fingerprint."""
+    if isinstance(leaf, Packed):
+        count = min(_SAMPLE, leaf.shape[-1])
+        return tuple(
+            jax.tree.map(lambda array, part=part: array[part], leaf.rows)
+            for part in (slice(count), slice(-count, None))
+        )
+    if isinstance(leaf, QuantizedMatrix):
+        return leaf.rows(slice(1)), leaf.rows(slice(-1, None))
+    first, last = ((end,) * (leaf.ndim - 1) for end in (0, -1))
+    return leaf[first][:_SAMPLE], leaf[last][-_SAMPLE:]
 
 
 def _not_default(config: Any) -> dict[str, Any]:

@@ -43,14 +43,9 @@ from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.context_cache import cache_of_slots
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.layers import Projection, named_normal, norm
 from bpd_jax.models.partitioning import EMBED, MLP
-from bpd_jax.models.transformer import (
-    Block,
-    Projection,
-    block_parts,
-    named_normal,
-    norm,
-)
+from bpd_jax.models.transformer import Block, block_parts
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # Small at initialization, so that it does not dominate the embedding and the context.
@@ -158,8 +153,8 @@ class BlockDrafter(nn.Module):
         x = x.reshape(batch, blocks * queries, width)
         all_positions = (positions[..., None] + jnp.arange(queries)).reshape(batch, -1)
         mask = jnp.ones((batch, blocks, queries, queries), bool)
-        for block in self.blocks:
-            x, _ = block(x, all_positions, mask, context)
+        for layer, block in enumerate(self.blocks):
+            x, _ = block(x, all_positions, mask, context.of_layer(layer))
         x = self.final_norm(x).reshape(batch, blocks, queries, width)
         return x[:, :, queries - (self.config.block_size - 1) :]
 

@@ -25,9 +25,10 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.layers import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
+from bpd_jax.models.quantized import parameter, rows_of
 from bpd_jax.models.trained_refiners import unit_rms
-from bpd_jax.models.transformer import ACTIVATIONS, named_normal, named_zeros
 from bpd_jax.models.transformer_config import TransformerConfig
 
 _AXES: dict[str, tuple[str | None, ...]] = {
@@ -106,7 +107,9 @@ class BlockHeads(nn.Module):
         trunk = self.trunk
         shapes = head_shapes(self.config, trunk.d_model, trunk.vocab_size)
         weights: Any = {
-            name: self.param(name, self._init(name, shape), shape, trunk.param_dtype)
+            name: parameter(
+                self, name, self._init(name, shape), shape, trunk.param_dtype
+            )
             for name, shape in shapes.items()
         }
         self.layers = {
@@ -252,7 +255,7 @@ def softmax_rows(
     """
     trunk = params["trunk"]
     matrix = trunk["embedding" if model.trunk.tied_softmax else "softmax"]
-    return matrix if vocabulary is None else matrix[vocabulary]
+    return matrix if vocabulary is None else rows_of(matrix, vocabulary)
 
 
 def init_heads(

@@ -5,6 +5,7 @@ section 4, appendix C.2). All heads share the model's softmax, unless heads 2 â€
 their own softmax or vocabulary.
 """
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import parameter_shardings, unbox, with_shardings
 from bpd_jax.models.stacking import stack_layers
-from bpd_jax.models.transformer import Transformer
+from bpd_jax.models.transformer import BLOCK_PARTS, Transformer
 
 _DEFAULT = ComputeConfig()
 
@@ -127,7 +128,7 @@ class BlockwiseLM(nn.Module):
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of tokens, without positions."""
-        return self.trunk.embedding.astype(self.config.trunk.dtype)[tokens]
+        return self.trunk.embedding[tokens].astype(self.config.trunk.dtype)
 
     def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits of head 1, the language model itself, float32."""
@@ -192,8 +193,29 @@ def parameter_shapes(
     config: BlockwiseConfig, compute: ComputeConfig = _DEFAULT
 ) -> Params:
     """Shapes and dtypes of the parameters, without allocating them."""
+    return unbox(_boxed_shapes(config, compute))
+
+
+def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:
+    """The shapes of `init_boxed`."""
+    trunk = config.trunk
+    alike = not compute.scan_layers and config.heads is None and config.drafter is None
+    if alike:  # All layers have the same shapes: one is traced.
+        one = dataclasses.replace(
+            trunk, num_layers=1, windowed_layers=None, unrotated_layers=()
+        )
+        config = dataclasses.replace(config, trunk=one)
     init = functools.partial(init_boxed, config, compute=compute)
-    return unbox(jax.eval_shape(init, jax.random.key(0)))
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    if alike:
+        shapes["trunk"] |= {
+            f"{part}_{layer}": shapes["trunk"][f"{part}_0"]
+            for part in BLOCK_PARTS
+            for layer in range(trunk.num_layers)
+            if f"{part}_0" in shapes["trunk"]
+        }
+    # In the order of all trees, also of the names that were added.
+    return jax.tree.map(lambda shape: shape, shapes)
 
 
 def abstract_parameters(
@@ -206,8 +228,7 @@ def abstract_parameters(
       mesh: devices that share the parameters; None for the first device.
       compute: whose `scan_layers` stacks parameters.
     """
-    init = functools.partial(init_boxed, config, compute=compute)
-    return with_shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
+    return with_shardings(_boxed_shapes(config, compute), mesh)
 
 
 def count_parameters(config: BlockwiseConfig) -> dict[str, int]:

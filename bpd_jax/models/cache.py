@@ -52,6 +52,10 @@ class KVCache:
         """S, number of slots per row."""
         return self.values[0].shape[2]
 
+    def of_layer(self, layer: int) -> "KVCache":
+        """The cache of one layer."""
+        return KVCache((self.keys[layer],), (self.values[layer],), self.lengths)
+
 
 def empty_cache(
     config: TransformerConfig, batch: int, slots: int, dtype: str | None = None

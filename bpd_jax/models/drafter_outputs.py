@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
+from bpd_jax.models.quantized import rows_of
 
 FROZEN = ("softmax", "vocabulary")
 
@@ -30,7 +31,7 @@ def with_softmax(
         return {**params, "softmax": softmax}
     return {
         **params,
-        "softmax": jnp.asarray(softmax)[vocabulary],
+        "softmax": rows_of(softmax, vocabulary),
         "vocabulary": jnp.asarray(vocabulary, jnp.int32),
     }
 

@@ -13,6 +13,7 @@ from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
+from bpd_jax.models.quantized import is_quantized
 from bpd_jax.models.transformer_config import check_feature_layers
 
 
@@ -166,10 +167,15 @@ def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
 
 
 def cast_matrices(params: Params, dtype: str) -> Params:
-    """Parameters whose floating-point matrices have another dtype."""
+    """Parameters whose floating-point matrices have another dtype.
 
-    def cast(leaf: Array) -> Array:
+    Quantized matrices are cast where they are multiplied.
+    """
+
+    def cast(leaf: Any) -> Any:
+        if is_quantized(leaf):
+            return leaf
         matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(dtype) if matrix else leaf
 
-    return jax.tree.map(cast, params)
+    return jax.tree.map(cast, params, is_leaf=is_quantized)

@@ -6,8 +6,7 @@ are used in training, prefill and verification. Modules have no collections besi
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -16,11 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, attention, capped, causal_mask, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.layers import (
+    ACTIVATIONS,
+    Projection,
+    named_normal,
+    norm,
+)
 from bpd_jax.models.partitioning import (
     BATCH_SPEC,
     EMBED,
@@ -32,95 +37,22 @@ from bpd_jax.models.partitioning import (
     VOCAB,
     constrain,
 )
+from bpd_jax.models.quantized import parameter
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
-}
-
 _POSITION_STDDEV = 0.02
 
-
-def named_normal(axes: Sequence[str | None], stddev: float) -> Callable[..., Array]:
-    """A normal initializer with logical axis names."""
-    return nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(axes))
-
-
-def named_zeros(axes: Sequence[str | None]) -> Callable[..., Array]:
-    """A zero initializer with logical axis names."""
-    return nn.with_logical_partitioning(nn.initializers.zeros, tuple(axes))
-
-
-class Projection(nn.Module):
-    """`tensordot(x, kernel) + bias`, where the bias has the axes of the output.
-
-    The product sums over the last axes of x and the first axes of the kernel, in the
-    same order, so that neither is transposed.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    bias_axes: tuple[str, ...]
-    config: TransformerConfig
-    gain: float = 1.0
-    use_bias: bool | None = None
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        dtype, param_dtype = self.config.dtype, self.config.param_dtype
-        sizes = dict(zip(self.axes, self.shape, strict=True))
-        bias_shape = tuple(sizes[axis] for axis in self.bias_axes)
-        fan_in = math.prod(self.shape) / math.prod(bias_shape)
-        init = named_normal(self.axes, self.gain * fan_in**-0.5)
-        summed = len(self.axes) - len(self.bias_axes)
-        if cpu.is_packed(self):
-            kernel = self.get_variable("params", "kernel")
-        else:
-            kernel = self.param("kernel", init, self.shape, param_dtype)
-        y = cpu.product(x, kernel, summed, dtype)
-        y = y.reshape(*x.shape[: x.ndim - summed], *bias_shape)
-        use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
-        if use_bias:
-            init = named_zeros(self.bias_axes)
-            y += self.param("bias", init, bias_shape, param_dtype).astype(dtype)
-        return y
-
-
-def norm(
-    config: TransformerConfig,
-    axes: tuple[str, ...] = (EMBED,),
-    **module_arguments: Any,
-) -> nn.LayerNorm | nn.RMSNorm:
-    """A norm in the model's precision, with statistics in float32.
-
-    Args:
-      config: configuration of the trunk.
-      axes: names of the normalised axes, the last ones.
-      **module_arguments: `name` or `parent` of the Linen module.
-    """
-    numbers = tuple(range(-len(axes), 0))
-    shared: dict[str, Any] = {
-        "reduction_axes": numbers,
-        "feature_axes": numbers,
-        "epsilon": config.norm_epsilon,
-        "dtype": config.dtype,
-        "param_dtype": config.param_dtype,
-        "scale_init": nn.with_logical_partitioning(nn.initializers.ones, axes),
-        **module_arguments,
-    }
-    if config.norm == "rms":
-        return nn.RMSNorm(**shared)
-    bias_init = named_zeros(axes)
-    return nn.LayerNorm(use_bias=config.use_bias, bias_init=bias_init, **shared)
+# The modules of a block, in the order of `Block`.
+BLOCK_PARTS = (
+    *("attention_norm", "attention", "attention_output_norm"),
+    *("mlp_norm", "mlp", "mlp_output_norm"),
+)
 
 
 class Attention(nn.Module):
-    """Multi-head attention with an explicit cache."""
+    """Multi-head attention with an explicit cache, that of its layer."""
 
     config: TransformerConfig
     implementation: str = "auto"
@@ -190,8 +122,8 @@ class Attention(nn.Module):
         keys, values = self.keys_values(x, positions, layer)
         all_keys, all_values = keys, values
         if earlier is not None:
-            all_keys = jnp.concatenate([earlier.keys[layer], keys], axis=1)
-            all_values = jnp.concatenate([earlier.values[layer], values], axis=1)
+            all_keys = jnp.concatenate([earlier.keys, keys], axis=1)
+            all_values = jnp.concatenate([earlier.values, values], axis=1)
         window, softcap = config.window_of(layer), config.attention_softcap
         slots = 0 if cache is None else cache.slots
         if window is not None and slots + all_keys.shape[1] <= window:
@@ -211,7 +143,7 @@ class Attention(nn.Module):
                 mask, visible = _within(window, mask, positions, visible, slots)
             if cache is not None:
                 assert visible is not None
-                prefix = cache.keys[layer], cache.values[layer], visible
+                prefix = cache.keys[0], cache.values[0], visible
             mixed = attention(
                 queries,
                 all_keys,
@@ -348,6 +280,19 @@ def block_parts(
     )
 
 
+@functools.partial(jax.jit, static_argnames=("config", "layer"))
+def _run_block(
+    config: TransformerConfig, layer: int, params: Params, *arguments: Any
+) -> tuple[Array, tuple[KeyValues, Array]]:
+    """Runs a `Block` with the parameters of its parts.
+
+    It is traced once for all layers of a kind: their parameters are arguments.
+    """
+    parts = block_parts(config, lambda part: {"parent": None})
+    block = Block(*parts, layer, parent=None)
+    return block.apply({"params": params}, *arguments)
+
+
 def remat_block(remat: str, *, in_scan: bool) -> Any:
     """`Block` with rematerialization according to `ComputeConfig.remat`."""
     if remat == "none":
@@ -372,7 +317,8 @@ class Transformer(nn.Module):
 
         def table(name: str, axis: str, rows: int, stddev: float) -> Array:
             init = named_normal((axis, EMBED), stddev)
-            return self.param(name, init, (rows, config.d_model), config.param_dtype)
+            shape = rows, config.d_model
+            return parameter(self, name, init, shape, config.param_dtype)
 
         tokens = VOCAB, config.vocab_size, config.d_model**-0.5
         self.embedding = table("embedding", *tokens)
@@ -392,6 +338,22 @@ class Transformer(nn.Module):
         """A block with separate parameters."""
         make = remat_block(self.compute.remat, in_scan=False)
         return make(*self._parts(lambda part: {"name": f"{part}_{layer}"}), layer)
+
+    def _runner(self, layer: int) -> Callable[..., Any]:
+        """What runs a block: in decoding a function that layers of a kind share."""
+        trained = self.mesh is not None or self.compute != ComputeConfig()
+        if trained or self.is_initializing():
+            return self.blocks[layer]
+        params = self.variables["params"]
+        names = {part: f"{part}_{layer}" for part in BLOCK_PARTS}
+        parts = {part: params[name] for part, name in names.items() if name in params}
+        config = self.config
+        kinds = [
+            (config.window_of(number), config.rotary_of(number))
+            for number in range(config.num_layers)
+        ]
+        first = kinds.index(kinds[layer])
+        return functools.partial(_run_block, config, first, parts)
 
     def _scanned(self) -> Any:
         """A scan over all blocks, with stacked parameters; see `stacking`."""
@@ -460,8 +422,11 @@ class Transformer(nn.Module):
             x, (new, outputs) = self.layers(x, positions, mask)
         else:
             results = []
-            for block in self.blocks:
-                x, result = block(x, positions, mask, cache, earlier)
+            for layer in range(self.config.num_layers):
+                of_cache = None if cache is None else cache.of_layer(layer)
+                of_drafts = jax.tree.map(lambda array, i=layer: array[i], earlier)
+                run = self._runner(layer)
+                x, result = run(x, positions, mask, of_cache, of_drafts)
                 results.append(result)
             by_layer, outputs = zip(*results, strict=True)
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)

@@ -1,4 +1,4 @@
-"""A GGUF file, read with the package gguf; tensors are dequantised one at a time.
+"""A GGUF file, read with the package gguf, one tensor at a time.
 
 The package trusts the lengths in a file. Here every length is compared with the
 remaining bytes before anything is allocated, so that a damaged file raises a
@@ -7,6 +7,7 @@ remaining bytes before anything is allocated, so that a damaged file raises a
 
 import itertools
 import math
+import mmap
 import os
 import pathlib
 import struct
@@ -16,6 +17,8 @@ import gguf
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.quantized import QuantizedMatrix
+from bpd_jax.pretrained.gguf_blocks import quantized_matrix
 from bpd_jax.storage.paths import as_path, local_copy
 
 Value: TypeAlias = int | float | bool | str | np.ndarray | list[str]
@@ -105,6 +108,7 @@ class GGUFFile:
                 name: _value(field) for name, field in reader.fields.items()
             }
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+            self._mapped: mmap.mmap = reader.data._mmap
             _check_tensors(reader)
         # Exceptions of the package and of NumPy for damaged files.
         except (
@@ -197,7 +201,27 @@ class GGUFFile:
         for start in range(0, len(raw), step):
             part = slice(start, start + step)
             result[part] = gguf.quants.dequantize(raw[part], tensor.tensor_type)
+        self._forget(tensor)
         return result.reshape(shape)
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """Returns a tensor in its blocks, one row after another; None if it has none.
+
+        Raises:
+          UserError: the file does not have this tensor.
+        """
+        tensor, shape = self._tensor(name), self.shape(name)
+        raw = tensor.data.reshape(math.prod(shape[:-1]), -1)
+        matrix = quantized_matrix(raw, tensor.tensor_type)
+        self._forget(tensor)
+        return matrix
+
+    def _forget(self, tensor: Any) -> None:
+        """Frees the memory of a tensor's pages, which can be read again."""
+        begin = -(-tensor.data_offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = tensor.data_offset + tensor.n_bytes - begin
+        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED, begin, size)
 
     def _tensor(self, name: str) -> Any:
         if name not in self.tensors:

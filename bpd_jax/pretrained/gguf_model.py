@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gguf
+import jax
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.generation_settings import name_sampling
 from bpd_jax.pretrained.gguf_families import FAMILIES, read_variant
@@ -78,6 +80,19 @@ class GGUFTensors:
           UserError: the file has none of this name.
         """
         return self._restore(name)(self._file.read(self._stored_name(name)))
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """Returns a matrix `[output, input]` in its blocks; None if it has none.
+
+        Those of GPT-2, which are transposes of Hugging Face's tensors, are expanded.
+
+        Raises:
+          UserError: the file has no tensor of this name.
+        """
+        restore = self._restore(name)
+        if restore is np.transpose:
+            return None
+        return jax.tree.map(restore, self._file.quantized(self._stored_name(name)))
 
     def check(self, layout: Mapping[Path, Origin]) -> None:
         """Checks names and shapes of all tensors, without reading any.

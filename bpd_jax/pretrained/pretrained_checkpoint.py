@@ -10,11 +10,16 @@ import tokenizers
 from jax.sharding import Mesh
 
 from bpd_jax.base import progress
-from bpd_jax.base.typing import Array, Params
+from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.quantized import Packed, QuantizedMatrix, kernel_rows
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
+
+# Parameters that may be quantized; a kernel is then packed.
+_KERNEL = "kernel"
+_MATRICES = (_KERNEL, "embedding", "softmax")
 
 # A cache line has 16 or 32 numbers.
 _ROWS = 32
@@ -25,6 +30,13 @@ class Tensors(Protocol):
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32 or in its own narrower float type.
+
+        Raises:
+          UserError: it is missing or damaged.
+        """
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """Returns a matrix `[output, input]` in its blocks; None if it has none.
 
         Raises:
           UserError: it is missing or damaged.
@@ -64,6 +76,8 @@ def load_trunk(
     layout: Mapping[Path, Origin],
     tensors: Tensors,
     mesh: Mesh | None = None,
+    *,
+    stored: bool = False,
 ) -> Params:
     """Reads the parameters of a model without block heads, each device its own shards.
 
@@ -75,6 +89,8 @@ def load_trunk(
       layout: location of each parameter.
       tensors: the checkpoint.
       mesh: devices that share the parameters; None for the first device.
+      stored: whether quantized matrices stay so, for decoding on one device; others
+        are expanded.
 
     Raises:
       UserError: a tensor is missing, damaged or of another shape.
@@ -83,20 +99,36 @@ def load_trunk(
     total = len(jax.tree.leaves(shapes))
     with progress.bar(label="loading", total=total, unit="tensor") as bar:
 
-        def load(path: Any, leaf: Any) -> Array:
+        def load(path: Any, leaf: Any) -> Any:
             # The first key is `trunk`, which a model with heads has too.
-            origin = layout[tuple(entry.key for entry in path[1:])]
-            values = origin.convert(read_tensor(tensors, origin))
-            assert values.shape == leaf.shape, (origin.name, values.shape, leaf.shape)
-            loaded = jax.make_array_from_callback(
-                leaf.shape,
-                leaf.sharding,
-                lambda index: _copied(values[index], leaf.dtype),
-            )
+            name = tuple(entry.key for entry in path[1:])
+            origin, matrix = layout[name], None
+            if stored and name[-1] in _MATRICES:
+                matrix = tensors.read_quantized(origin.name)
+            if matrix is None:
+                values = origin.convert(read_tensor(tensors, origin))
+                assert values.shape == leaf.shape, (origin, values.shape, leaf.shape)
+                loaded: Any = jax.make_array_from_callback(
+                    leaf.shape,
+                    leaf.sharding,
+                    lambda index: _copied(values[index], leaf.dtype),
+                )
+            elif name[-1] == _KERNEL:
+                rows = matrix.rows(_rows(origin, name[-2], len(matrix)))
+                loaded = jax.device_put(Packed(rows, leaf.shape), leaf.sharding)
+            else:
+                loaded = jax.device_put(matrix, leaf.sharding)
             bar.update()
             return jax.block_until_ready(loaded)
 
         return jax.tree_util.tree_map_with_path(load, shapes)
+
+
+def _rows(origin: Origin, module: str, count: int) -> slice:
+    """The rows of a tensor `[output, input]` that are a module's kernel."""
+    numbers = np.broadcast_to(np.arange(count)[:, None], origin.shape)
+    rows = kernel_rows(module, origin.convert(numbers))[:, 0]
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:

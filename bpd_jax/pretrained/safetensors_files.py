@@ -76,6 +76,9 @@ class SafetensorsFiles:
         """
         return self._read(name, _FLOATS)
 
+    def read_quantized(self, name: str) -> None:
+        """Files of floats have no quantized matrices."""
+
     def read_integers(self, name: str) -> np.ndarray:
         """Returns a tensor in its own integer type, or of booleans.
 

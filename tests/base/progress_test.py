@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -80,3 +81,16 @@ def test_a_stream_need_not_be_a_file():
     stream = io.StringIO()
     progress.say("text", stream)
     assert stream.getvalue() == "text\n"
+
+
+def test_what_is_going_on_is_said_after_a_while(monkeypatch):
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    with progress.waiting("compiling", 0.01):
+        deadline = time.monotonic() + 60
+        while not said.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said.getvalue() == "compiling\n"
+    with progress.waiting("compiling", 60):
+        pass
+    assert said.getvalue() == "compiling\n"

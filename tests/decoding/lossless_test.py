@@ -6,6 +6,7 @@ and on eight. `METHODS` lists the methods for all tests.
 """
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.quantized import expanded
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS
 from tests.decoding.random_models import (
@@ -30,6 +32,7 @@ from tests.decoding.random_models import (
     make_model,
     make_ngram,
     make_refiner,
+    rounded_model,
     sharded_model,
 )
 
@@ -137,11 +140,13 @@ def make_decoder():
 
     ngram = make_ngram(14)
 
-    def make(seed, block_size=4, mesh=None, **trunk):
+    def make(seed, block_size=4, mesh=None, int8=False, **trunk):
         model = make_model(
             seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
         )
-        if mesh is not None:
+        if int8:
+            model = rounded_model(model, mesh)
+        elif mesh is not None:
             model = sharded_model(model, mesh)
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
         assets = Assets(
@@ -149,7 +154,10 @@ def make_decoder():
             rescorer=small,
             draft_model=small,
             drafter=make_drafter(model, seed=5, **DRAFTERS[seed % len(DRAFTERS)]),
-            **{kind: make_refiner(kind, 14, block_size) for kind in REFINER_KINDS},
+            **{
+                kind: make_refiner(kind, 14, block_size, model.config.trunk.d_model)
+                for kind in REFINER_KINDS
+            },
         )
         return Decoder(model, width=3, assets=assets)
 
@@ -278,6 +286,29 @@ def test_architectures(make_decoder, trunk, name):
     check_all(lambda seed: make_decoder(seed, **trunk), name, 2, batch_size=5)
 
 
+# Rows of a whole number of blocks.
+BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
+
+
+@pytest.mark.parametrize("name", ["medusa:8", "block+ngram/best:3"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_quantized_weights(make_decoder, name, devices):
+    make = make_decoder if devices == 1 else sharded(make_decoder)
+    check_all(lambda seed: make(seed, **BLOCKS), name, 2, batch_size=5)
+
+
+def test_quantized_weights_give_the_text_of_their_values(make_decoder):
+    prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14)]
+    options = DecodeOptions(max_new_tokens=24, batch_size=4)
+    decoder = make_decoder(3, **BLOCKS)
+    params = expanded(decoder.model.params)
+    plain = Decoder(decoder.model.with_params(params), width=3)
+    texts = [
+        d.decode(parse_method("greedy"), prompts, options) for d in (decoder, plain)
+    ]
+    assert_same(*texts, "output_ids")
+
+
 @pytest.mark.parametrize("block_size", [2, 7])
 def test_any_number_of_heads(make_decoder, block_size):
     def make(seed):
@@ -288,7 +319,7 @@ def test_any_number_of_heads(make_decoder, block_size):
 
 def sharded(make_decoder):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    return lambda seed: make_decoder(seed, mesh=mesh)
+    return functools.partial(make_decoder, mesh=mesh)
 
 
 # One method on the device with tables, one on the host, one with an argument for every

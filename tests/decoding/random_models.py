@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.models import cpu
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
@@ -18,6 +19,8 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.model import Model, top_candidates
+from bpd_jax.models.partitioning import replicated
+from bpd_jax.models.quantized import is_quantized, rounded
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -123,6 +126,22 @@ def sharded_model(model, mesh):
     return dataclasses.replace(model, params=params, mesh=mesh)
 
 
+def rounded_model(model, mesh=None):
+    """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
+    trunk, _ = rounded(model.params["trunk"])
+    if mesh is None:
+        return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
+
+    def sharding(leaf):
+        if is_quantized(leaf):
+            return leaf.shardings(mesh, "model", "fsdp")
+        return replicated(mesh)
+
+    params = {**model.params, "trunk": trunk}
+    shardings = jax.tree.map(sharding, params, is_leaf=is_quantized)
+    return model.with_params(jax.device_put(params, shardings))
+
+
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     """A block drafter with random parameters; by default it knows 9 of the tokens."""
     trunk = model.config.trunk
@@ -135,14 +154,14 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
         vocabulary = np.sort(ids[: sizes["draft_vocabulary"]].astype(np.int32))
     shapes = jax.eval_shape(drafter.init, jax.random.key(0))
     trained = random_params(shapes, 0.5, seed)
-    softmax = np.asarray(model.params["trunk"]["embedding"])
+    softmax = model.params["trunk"]["embedding"]
     params = with_softmax(trained, softmax, vocabulary)
     return AttachedDrafter.of(drafter, params)
 
 
-def make_refiner(kind, vocab_size=13, heads=4):
-    """A refiner of a model of width 16 with random parameters."""
-    config = REFINER_KINDS[kind](vocab_size, 16, heads)
+def make_refiner(kind, vocab_size=13, heads=4, d_model=16):
+    """A refiner with random parameters."""
+    config = REFINER_KINDS[kind](vocab_size, d_model, heads)
     shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
     return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
 

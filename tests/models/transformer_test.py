@@ -13,10 +13,11 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise import init_boxed, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import (
     TransformerConfig,
@@ -178,3 +179,28 @@ def test_features_are_the_outputs_of_layers():
 def test_layers_that_do_not_exist_are_refused(layers):
     with pytest.raises(UserError, match="2 layers"):
         check_feature_layers(layers, 2)
+
+
+def test_a_block_is_traced_once_for_all_layers_of_a_kind():
+    """Here the first of three layers has a sliding window."""
+    trunk = dataclasses.replace(TRUNK, num_layers=3, window=4, windowed_layers=(0,))
+    params = parameters(BlockwiseConfig(trunk))
+    tokens = jnp.ones((1, 8), jnp.int32)
+    mask = causal_mask(jnp.ones_like(tokens))
+    model = Model(BlockwiseConfig(trunk), params)
+    traced = jax.make_jaxpr(model.forward)(tokens, tokens, mask)
+    blocks = [
+        id(equation.params["jaxpr"])
+        for equation in traced.jaxpr.eqns
+        if equation.params.get("name") == "_run_block"
+    ]
+    assert len(blocks) == 3
+    assert blocks[1] == blocks[2] != blocks[0]
+
+
+def test_shapes_are_those_of_initial_parameters():
+    for config in (LLAMA, BlockwiseConfig(dataclasses.replace(TRUNK, num_layers=11))):
+        init = functools.partial(init_boxed, config, jax.random.key(0))
+        shapes = parameter_shapes(config)
+        assert shapes == unbox(jax.eval_shape(init))
+        assert list(shapes["trunk"]) == sorted(shapes["trunk"])

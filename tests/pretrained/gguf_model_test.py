@@ -1,12 +1,18 @@
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.quantized import Packed, expanded, kernel_rows
 from bpd_jax.models.rotary import RotaryConfig, rotate
 from bpd_jax.pretrained.gguf_model import open_gguf
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
+
+KIND = gguf.GGMLQuantizationType
 
 GEMMA = {
     "activation": "gelu",
@@ -223,3 +229,40 @@ def test_missing_tensors_are_named(tiny, tmp_path):
     ):
         with pytest.raises(UserError, match=f"has no tensor {stored}"):
             tensors.read(name)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "phi3", "gpt2"])
+def test_stored_weights_have_the_values_of_expanded_ones(tiny, tmp_path, architecture):
+    biases = {"qkv_bias": True} if architecture == "qwen2" else {}
+    sizes = {"d_model": 64, "d_ff": 96, "num_heads": 4, "tied_softmax": False}
+    model = tiny.make(architecture, **sizes, **biases)
+    kinds = {
+        name: KIND.Q4_1 if "ffn" in name else KIND.Q8_0
+        for name, tensor in model.stored().items()
+        if tensor.ndim == 2 and "position" not in name
+    }
+    path = model.write(tmp_path / "tiny.gguf", kinds=kinds)
+    checkpoint = open_gguf(path)
+    plain, stored = (
+        load_trunk(
+            checkpoint.config, checkpoint.layout, checkpoint.tensors, stored=stored
+        )
+        for stored in (False, True)
+    )
+    trunk = stored["trunk"]
+    assert (trunk["embedding"].bits, trunk["softmax"].bits) == (8, 8)
+    if architecture != "gpt2":
+        assert trunk["mlp_0"]["input"]["kernel"].rows.bits == 4
+        assert trunk["attention_0"]["output"]["kernel"].rows.bits == 8
+    config = BlockwiseConfig(checkpoint.config)
+    assert fingerprint(config, stored) == fingerprint(config, plain)
+    leaves = jax.tree_util.tree_leaves_with_path(
+        expanded(trunk), is_leaf=lambda leaf: isinstance(leaf, Packed)
+    )
+    wanted = dict(jax.tree_util.tree_leaves_with_path(plain["trunk"]))
+    assert {path for path, _ in leaves} == set(wanted)
+    for path, leaf in leaves:
+        want = wanted[path]
+        if isinstance(leaf, Packed):
+            leaf, want = leaf.rows, kernel_rows(path[-2].key, want)
+        np.testing.assert_array_equal(leaf, want)

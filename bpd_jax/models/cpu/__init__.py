@@ -5,7 +5,8 @@ the same in the plain way, or return what they were given.
 
 Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `product` and
 `logits` multiply with them, `prefix_attention` reads the cache, and `index_of_largest`
-chooses tokens. Training: `float32_sums`, `segment_attention`, `summed_rows` and
+chooses tokens; `multiplies_quantized` says whether that is fast without expanding
+matrices. Training: `float32_sums`, `segment_attention`, `summed_rows` and
 `keep_freed_memory`. What is left, such as a size that depends on the device, asks
 `on_cpu`.
 """
@@ -17,6 +18,7 @@ from bpd_jax.models.cpu.largest import index_of_largest
 from bpd_jax.models.cpu.layout import decoding_layout, is_packed
 from bpd_jax.models.cpu.products import float32_sums, logits, product, summed_rows
 from bpd_jax.models.cpu.segment_attention import segment_attention
+from bpd_jax.models.cpu.tile import multiplies_quantized
 
 __all__ = [
     "cache_dtype",
@@ -26,6 +28,7 @@ __all__ = [
     "is_packed",
     "keep_freed_memory",
     "logits",
+    "multiplies_quantized",
     "on_cpu",
     "prefix_attention",
     "product",

@@ -2,16 +2,13 @@
 
 XLA is fastest where the numbers that are summed lie side by side in both operands, and
 the kernel for few rows (`row_kernel`) requires that. So every `kernel` `[I, O]` becomes
-a `Packed` one `[O, I]`, which also says that nothing differentiates the product or
-spreads it over devices. The time of a product of few rows is that of reading the
+a `Packed` one `[O, I]`. The time of a product of few rows is that of reading the
 matrix, so matrices are stored in bfloat16 where that is allowed.
 """
 
-import math
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -19,21 +16,15 @@ from jax.sharding import Mesh
 from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.quantized import (
+    Packed,
+    QuantizedMatrix,
+    kernel_rows,
+)
 
 # The name of the matrix of the softmax `[V, D]` for `logits`. The embedding, which may
 # be the same matrix, keeps its name and dtype.
 SOFTMAX = "softmax_for_decoding"
-
-
-@flax.struct.dataclass
-class Packed:
-    """A kernel `[I, O]` of a projection as `decoding_layout` stores it.
-
-    Attributes:
-      rows: `[O, I]`, where each of O and I is one axis.
-    """
-
-    rows: Array
 
 
 def is_packed(module: nn.Module) -> bool:
@@ -68,21 +59,24 @@ def decoding_layout(
         # Heads have a kernel at the top, which is not that of a projection.
         if kernel is None or isinstance(kernel, Packed) or not name:
             return {key: packed(sub, key) for key, sub in tree.items()}
-        # The output of attention sums over heads and over the features of each.
-        summed = 2 if name.startswith("output") and kernel.ndim == 3 else 1
-        matrix = kernel.reshape(math.prod(kernel.shape[:summed]), -1)
-        rows = _in_bfloat16(jnp.asarray(matrix.T), exact)
-        return {**tree, "kernel": Packed(rows)}
+        rows = _in_bfloat16(kernel_rows(name, kernel), exact)
+        return {**tree, "kernel": Packed(rows, kernel.shape)}
 
-    softmax = jnp.asarray(params.get("softmax", params.get("embedding")))
+    softmax = params.get("softmax", params.get("embedding"))
     return {**packed(params, ""), SOFTMAX: _in_bfloat16(softmax, exact)}
 
 
-def _in_bfloat16(matrix: Array, exact: bool) -> Array:
+def _in_bfloat16(
+    matrix: Array | QuantizedMatrix, exact: bool
+) -> Array | QuantizedMatrix:
     """The matrix in bfloat16, unless that would change numbers of an exact one.
 
-    Matrices that the kernel cannot read stay in float32: XLA would convert them back.
+    Quantized matrices stay as they are, and matrices that the kernel cannot read stay
+    in float32: XLA would convert them back.
     """
+    if isinstance(matrix, QuantizedMatrix):
+        return matrix
+    matrix = jnp.asarray(matrix)
     tile = tile_of_processor()
     if matrix.dtype != jnp.float32 or tile is None or matrix.shape[-1] % tile.width:
         return matrix

@@ -80,6 +80,20 @@ def load_floats(b: ir.IRBuilder, place: ir.Value, width: int) -> ir.Value:
     return widened(b, loaded)
 
 
+def splat(b: ir.IRBuilder, number: ir.Value, width: int) -> ir.Value:
+    """A vector that repeats a number."""
+    one = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
+    one = b.insert_element(one, number, ir.IntType(32)(0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    return b.shuffle_vector(one, one, lanes)
+
+
+def fused(module: ir.Module, width: int) -> ir.Function:
+    """Multiply and add of vectors of float32, rounded once."""
+    vector = ir.VectorType(FLOAT, width)
+    return intrinsic(module, f"llvm.fma.v{width}f32", vector, [vector] * 3)
+
+
 def widened(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     """A vector of float32, or of the bits of bfloat16, as float32."""
     if vector.type.element is FLOAT:

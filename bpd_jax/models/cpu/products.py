@@ -25,8 +25,9 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float
 from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.layout import SOFTMAX, Packed
-from bpd_jax.models.cpu.row_kernel import applies, rows_times_matrix
+from bpd_jax.models.cpu.layout import SOFTMAX
+from bpd_jax.models.cpu.row_kernel import applies, expanded, rows_times_matrix
+from bpd_jax.models.quantized import Packed, QuantizedMatrix
 
 _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 
@@ -68,7 +69,7 @@ def product(x: Array, kernel: Array | Packed, axes: int, dtype: str) -> Array:
 
 def logits(
     params: Mapping[str, Any],
-    softmax: Float[Array, "V D"],
+    softmax: Float[Array, "V D"] | QuantizedMatrix,
     x: Float[Array, "... D"],
     dtype: str,
 ) -> Float[Array, "... V"]:
@@ -85,7 +86,7 @@ def logits(
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 
 
-def times_packed(x: Array, rows: Array, dtype: str) -> Array:
+def times_packed(x: Array, rows: Array | QuantizedMatrix, dtype: str) -> Array:
     """`times_rows` by the kernel for few rows, where there is one.
 
     It has no gradient, and XLA does not spread it over devices.
@@ -96,7 +97,7 @@ def times_packed(x: Array, rows: Array, dtype: str) -> Array:
     return total.reshape(*x.shape[:-1], rows.shape[0])
 
 
-def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
+def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
     """`[..., D]` times `[O, D]`: `[..., O]`, in float32 where that is the accumulator.
 
     Args:
@@ -104,6 +105,8 @@ def times_rows(x: Array, matrix: Array, dtype: str) -> Array:
       matrix: as it is stored.
       dtype: to which the matrix is cast.
     """
+    if isinstance(matrix, QuantizedMatrix):
+        matrix = expanded(matrix).astype(dtype)
     wider = _accumulator(x, matrix)
     matrix = matrix.astype(dtype)
     if wider is None:

@@ -2,27 +2,34 @@
 
 Verifying a draft multiplies 2 to 32 rows with every matrix of the model. XLA first
 rearranges the matrix for such a product, which takes about as long as the product;
-this kernel reads the matrix as it lies in memory. `benchmarks.row_products` compares
-the two.
+this kernel reads the matrix as it lies in memory, and expands a quantized one in
+registers. `benchmarks.row_products` compares the two.
 
 Every number of the result is summed in the same order, however many rows there are: the
 products of a token are the same bits in a pass over one token and in a pass over a
-draft.
+draft, and with a quantized matrix the same as with its values.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array
 from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.cpu.tile import Storage, Tile, tile_of_processor
+from bpd_jax.models.quantized import QuantizedMatrix
 
 # Above this many rows XLA's products are as fast: with a matrix in float32, and with
 # one in bfloat16, which XLA first converts to float32.
 MOST_ROWS = {jnp.dtype("float32"): 192, jnp.dtype("bfloat16"): 512}
+MOST_ROWS_QUANTIZED = 192
+
+# Numbers in a block that the kernel can read.
+_BLOCKS = (16, 32)
 
 
-def applies(x: Array, matrix: Array) -> bool:
+def applies(x: Array, matrix: Array | QuantizedMatrix) -> bool:
     """Whether `rows_times_matrix` supports these arrays and is faster than XLA.
 
     Args:
@@ -35,15 +42,21 @@ def applies(x: Array, matrix: Array) -> bool:
     length = x.shape[-1]
     if tile is None or not length or length % tile.width:
         return False
-    return 0 < x.size // length <= MOST_ROWS.get(matrix.dtype, 0)
+    if isinstance(matrix, QuantizedMatrix):
+        most = MOST_ROWS_QUANTIZED if matrix.block in _BLOCKS else 0
+    else:
+        most = MOST_ROWS.get(matrix.dtype, 0)
+    return 0 < x.size // length <= most
 
 
-def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Array:
+def rows_times_matrix(
+    x: Array, matrix: Array | QuantizedMatrix, tile: Tile | None = None
+) -> Array:
     """`x @ matrix.T` in float32, where `applies`.
 
     Args:
       x: `[M, K]` float32.
-      matrix: `[O, K]` float32 or bfloat16.
+      matrix: `[O, K]`, float32, bfloat16 or quantized.
       tile: whose width divides K; None for that of this processor.
 
     Returns:
@@ -52,16 +65,33 @@ def rows_times_matrix(x: Array, matrix: Array, tile: Tile | None = None) -> Arra
     tile = tile or tile_of_processor()
     assert tile is not None
     result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
-    name = _register(tile, matrix.dtype == jnp.bfloat16)
-    return jax.ffi.ffi_call(name, result)(x, matrix)
+    name = _register("product", tile, _storage(matrix))
+    return jax.ffi.ffi_call(name, result)(x, *jax.tree.leaves(matrix))
 
 
-def _register(tile: Tile, half: bool) -> str:
+def expanded(matrix: QuantizedMatrix, tile: Tile | None = None) -> Array:
+    """`matrix.values()`, by all threads and in less time than XLA takes."""
+    tile = tile or tile_of_processor()
+    if not on_cpu() or tile is None or matrix.block not in _BLOCKS:
+        return matrix.values()
+    result = jax.ShapeDtypeStruct(matrix.shape, jnp.float32)
+    name = _register("expansion", tile, _storage(matrix))
+    return jax.ffi.ffi_call(name, result)(*jax.tree.leaves(matrix))
+
+
+def _storage(matrix: Array | QuantizedMatrix) -> Storage:
+    if isinstance(matrix, QuantizedMatrix):
+        return Storage(matrix.bits, matrix.block, matrix.minima is not None)
+    return Storage(8 * matrix.dtype.itemsize)
+
+
+def _register(kind: str, tile: Tile, stored: Storage) -> str:
     """Registers a kernel with XLA, and returns its name there."""
-    from bpd_jax.models.cpu.row_kernel_code import product_module
+    from bpd_jax.models.cpu.row_kernel_code import expansion_module, product_module
     from bpd_jax.models.cpu.xla_kernel import register
 
-    sizes = (tile.width, tile.outputs, tile.rows, int(half))
-    name = "bpd_jax_rows_times_matrix_" + "_".join(map(str, sizes))
-    register(name, lambda: product_module(tile, half))
+    build = {"product": product_module, "expansion": expansion_module}[kind]
+    sizes = (*dataclasses.astuple(tile), *dataclasses.astuple(stored))
+    name = "_".join([f"bpd_jax_rows_{kind}", *(str(int(size)) for size in sizes)])
+    register(name, lambda: build(tile, stored))
     return name

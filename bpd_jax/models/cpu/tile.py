@@ -1,8 +1,10 @@
-"""The tile size of the inner loops of the kernels."""
+"""The tile size of the inner loops of the kernels, and storage of their matrices."""
 
 import dataclasses
 import functools
 import sys
+
+from bpd_jax.models.cpu.device import on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +20,34 @@ class Tile:
     width: int
     outputs: int
     rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """How the numbers of a matrix lie in memory, row by row.
+
+    Attributes:
+      bits: 32 for float32, 16 for bfloat16; 8 and 4 for a `QuantizedMatrix`.
+      block: numbers of a block with one scale; 0 for floating-point numbers.
+      minima: whether blocks have minima.
+    """
+
+    bits: int = 32
+    block: int = 0
+    minima: bool = False
+
+    @property
+    def arrays(self) -> int:
+        """Number of arrays."""
+        return 1 + bool(self.block) + self.minima
+
+    def step(self, width: int) -> int:
+        """Numbers that are read at once into vectors of `width`."""
+        return self.block or width
+
+    def nbytes(self, numbers: int) -> int:
+        """Bytes of some numbers, without scales and minima."""
+        return numbers * self.bits // 8
 
 
 @functools.cache
@@ -38,3 +68,8 @@ def tile_of_processor() -> Tile | None:
     if binding.get_default_triple().startswith(("aarch64", "arm64")):
         return Tile(width=4, outputs=4, rows=4)
     return None
+
+
+def multiplies_quantized() -> bool:
+    """Whether this is a CPU with a kernel for products with quantized matrices."""
+    return on_cpu() and tile_of_processor() is not None

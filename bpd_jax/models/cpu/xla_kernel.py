@@ -9,13 +9,18 @@ The work of a call is split into chunks. The threads of XLA and the calling thre
 one chunk after another; the calling thread never waits for a thread that has not begun.
 """
 
+import contextlib
+import hashlib
+import pathlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import llvmlite
 from llvmlite import binding, ir
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.cpu.llvm_code import (
     FLOATS,
     INT,
@@ -24,6 +29,11 @@ from bpd_jax.models.cpu.llvm_code import (
     for_each,
     intrinsic,
 )
+from bpd_jax.storage import files
+from bpd_jax.storage.paths import as_path
+
+# Bytes of a digest.
+_DIGEST = 32
 
 _NULL = ir.Constant(POINTER, None)
 
@@ -129,28 +139,67 @@ def register(name: str, build: Callable[[], ir.Module]) -> None:
     """
     with _LOCK:
         if name not in _ENGINES:
-            engine = _compile(build())
+            engine = _compile(name, build)
             code = jax.ffi.pycapsule(engine.get_function_address("handler"))
             jax.ffi.register_ffi_target(name, code, platform="cpu")
             _ENGINES[name] = engine
 
 
-def _compile(module: ir.Module) -> Any:
-    """Returns the engine that owns the machine code of a module."""
+def _compile(name: str, build: Callable[[], ir.Module]) -> Any:
+    """Returns the engine that owns the machine code of a module.
+
+    The code is kept on disk beside the programs that XLA compiles.
+    """
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     # No processor is named: for some, LLVM would split the widest registers in two.
+    features = binding.get_host_cpu_features().flatten()
     machine = binding.Target.from_default_triple().create_target_machine(
-        features=binding.get_host_cpu_features().flatten(), opt=3
+        features=features, opt=3
     )
-    parsed = binding.parse_assembly(str(module))
+    code = _kept(
+        [llvmlite.__version__, features, name, *_source_files()],
+        lambda: _machine_code(str(build()), machine),
+    )
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _source_files() -> list[str]:
+    """The source that builds kernels: all files of this package."""
+    folder = pathlib.Path(__file__).parent
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))]
+
+
+def _machine_code(text: str, machine: binding.TargetMachine) -> bytes:
+    """Compiles a module to an object file."""
+    parsed = binding.parse_assembly(text)
     parsed.verify()
     options = binding.create_pipeline_tuning_options(speed_level=3)
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(parsed, passes)
-    engine = binding.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine
+    code: bytes = machine.emit_object(parsed)
+    return code
+
+
+def _kept(sources: Sequence[str], make: Callable[[], bytes]) -> bytes:
+    """What `make` returns for these sources, from disk if it is known there."""
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if not folder:
+        return make()
+    name = hashlib.sha256("\0".join(sources).encode()).hexdigest()
+    path = as_path(folder) / f"kernel-{name}"
+    # A damaged file would crash the process, so it begins with a digest of the rest.
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
+            return content[_DIGEST:]
+    code = make()
+    with contextlib.suppress(UserError), files.replacing_file(path) as temporary:
+        temporary.write_bytes(hashlib.sha256(code).digest() + code)
+    return code
 
 
 def _at(b: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type) -> ir.Value:

@@ -93,8 +93,9 @@ def test_results_do_not_depend_on_other_queries():
 
 def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
     """A second engine would free the code of the one that XLA calls."""
-    from bpd_jax.models.cpu import attention_kernel_code
+    from bpd_jax.models.cpu import attention_kernel_code, xla_kernel
 
+    monkeypatch.setattr(xla_kernel, "_kept", lambda sources, make: make())
     built, build = [], attention_kernel_code.attention_module
 
     def counted(*sizes):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.cpu.layout import Packed
-from bpd_jax.models.cpu.products import float32_sums, product, times_rows
+from bpd_jax.models.cpu.products import float32_sums, logits, product, times_rows
+from bpd_jax.models.quantized import Packed, quantize
 
 
 def random(*shape, dtype="bfloat16", seed=0):
@@ -22,9 +22,25 @@ def test_bfloat16_products_are_rounded_once(axes, shape):
     result = product(x, kernel, axes, "bfloat16")
     assert result.dtype == jnp.bfloat16
     np.testing.assert_array_equal(result, rounded)
-    packed = Packed(jnp.asarray(kernel.reshape(64, -1).T))
+    packed = Packed(jnp.asarray(kernel.reshape(64, -1).T), kernel.shape)
     flat = product(x, packed, axes, "bfloat16")
     np.testing.assert_array_equal(flat.reshape(rounded.shape), rounded)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_with_quantized_matrices_are_those_with_their_values(dtype):
+    matrix = quantize(np.asarray(random(40, 64, dtype="float32")))
+    values = jnp.asarray(matrix.values(dtype))
+    # Few rows, which a kernel may multiply, and many.
+    for rows in (3, 200):
+        x = random(rows, 64, dtype=dtype)
+        for stored, same in (
+            (product(x, Packed(matrix, (64, 40)), 1, dtype),
+             product(x, Packed(values, (64, 40)), 1, dtype)),
+            (logits({}, matrix, x, dtype), logits({}, values, x, dtype)),
+        ):  # fmt: skip
+            assert stored.dtype == same.dtype
+            np.testing.assert_array_equal(stored, same)
 
 
 def test_float32_products_are_unchanged():

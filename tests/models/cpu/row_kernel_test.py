@@ -10,6 +10,7 @@ import pytest
 from bpd_jax.models.cpu import row_kernel
 from bpd_jax.models.cpu.products import times_packed
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.quantized import QuantizedMatrix, pack
 
 pytestmark = pytest.mark.skipif(
     tile_of_processor() is None, reason="no kernel for this processor"
@@ -72,6 +73,39 @@ def test_matrices_in_bfloat16_are_multiplied_in_float32():
             np.testing.assert_array_equal(product, same)
 
 
+def quantized(bits, block, minima, length, outputs, seed=0):
+    """A random matrix whose products of scales and integers are exact."""
+    rng = np.random.default_rng(seed)
+    scales, offsets = rng.normal(size=(2, outputs, length // block))
+    scales = scales.astype(np.float16).astype(np.float32)
+    shape = outputs, length
+    if bits == 4:
+        integers = pack(rng.integers(0, 16, shape, np.uint8))
+    else:
+        integers = rng.integers(-128, 128, shape, np.int8)
+    offsets = offsets.astype(np.float32) if minima else None
+    return jax.device_put(QuantizedMatrix(integers, scales, offsets))
+
+
+# Storages of files, as bits, size of blocks and minima: Q4, Q8_0 and Q5_0, Q5_1, Q6_K.
+@pytest.mark.parametrize(
+    "storage", [(4, 32, True), (8, 32, False), (8, 32, True), (8, 16, False)]
+)
+def test_quantized_matrices_give_the_bits_of_their_values(storage):
+    """In registers for one tile of rows, expanded for more; remainders of outputs."""
+    # Each kernel takes a second to compile: other tiles read one storage.
+    others = (Tile(8, 2, 4), Tile(4, 4, 4)) if storage[0] == 4 else ()
+    for tile in (None, *others):
+        for rows, length, outputs in ((1, 32, 1), (6, 576, 577), (40, 96, 2051)):
+            x, _ = operands(rows, length, 1)
+            matrix = quantized(*storage, length, outputs)
+            product = row_kernel.rows_times_matrix(x, matrix, tile)
+            same = row_kernel.rows_times_matrix(x, matrix.values(), tile)
+            np.testing.assert_array_equal(product, same)
+            written = row_kernel.expanded(matrix, tile)
+            np.testing.assert_array_equal(written, matrix.values())
+
+
 def test_infinities_propagate_as_in_any_product():
     x, matrix = jnp.ones((2, 16)), jnp.zeros((3, 16)).at[1, 3].set(jnp.inf)
     np.testing.assert_array_equal(multiply(x, matrix), [[0, np.inf, 0]] * 2)
@@ -107,6 +141,9 @@ def test_other_products_are_left_to_xla():
         most = row_kernel.MOST_ROWS[stored.dtype]
         assert row_kernel.applies(jnp.ones((most, 64)), stored)
         assert not row_kernel.applies(jnp.ones((most + 1, 64)), stored)
+    for block in (16, 32, 64):
+        stored = quantized(8, block, False, 64, 5)
+        assert row_kernel.applies(x, stored) == (block < 64)
     assert not row_kernel.applies(x, matrix.astype("float16"))
     assert not row_kernel.applies(x[:, :-1], matrix[:, :-1])
     assert not row_kernel.applies(x.astype("bfloat16"), matrix)

@@ -1,0 +1,236 @@
+"""Matrices whose numbers stay quantized: small integers with a scale per block.
+
+A row of a matrix `[O, I]` is split into blocks, whose numbers are
+
+    value = scale · integer + minimum
+
+Products read the integers and expand them where they multiply: on a CPU in registers
+(`cpu.row_kernel`), elsewhere in the fusions of XLA. The values are those of the
+expanded matrix: float32, rounded once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
+
+# Numbers in a block of packed integers: byte j holds number j in its low half and
+# number j + 16 in its high half.
+PACKED_BLOCK = 32
+
+# Numbers in a block of `quantize`.
+_BLOCK = 32
+
+
+@flax.struct.dataclass
+class QuantizedMatrix:
+    """A matrix `[O, I]` in blocks of I / n numbers of a row, whose arrays may be numpy.
+
+    Attributes:
+      integers: int8 `[O, I]`; or uint8 `[O, I/2]`, two numbers of 0 to 15 in a byte, in
+        blocks of `PACKED_BLOCK`.
+      scales: float32 `[O, n]`.
+      minima: float32 `[O, n]`; None for zeros.
+    """
+
+    integers: Any
+    scales: Any
+    minima: Any = None
+
+    def __repr__(self) -> str:
+        rows, length = self.shape
+        return (
+            f"QuantizedMatrix({rows} × {length}, {self.bits} bits in blocks of "
+            f"{self.block}, {self.nbytes / 1e6:.1f} MB)"
+        )
+
+    @property
+    def bits(self) -> int:
+        """Bits of an integer: 4 or 8."""
+        return 4 if self.integers.dtype == np.uint8 else 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """O and I."""
+        rows, size = self.integers.shape
+        return rows, size * 8 // self.bits
+
+    def __len__(self) -> int:
+        return len(self.integers)
+
+    @property
+    def block(self) -> int:
+        """Numbers of a block."""
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+    def values(self, dtype: str = "float32") -> Float[Array, "O I"]:
+        """The expanded matrix; of numpy arrays a numpy array."""
+        integers = self.integers
+        if self.bits == 4:
+            bytes_ = integers.reshape(len(integers), -1, 1, PACKED_BLOCK // 2)
+            integers = bytes_ >> np.array([[0], [4]], np.uint8) & np.uint8(15)
+        blocks = integers.reshape(*self.scales.shape, self.block).astype("float32")
+        blocks = blocks * self.scales[..., None]
+        if self.minima is not None:
+            blocks = blocks + self.minima[..., None]
+        values: Array = blocks.reshape(self.shape).astype(dtype)
+        return values
+
+    def rows(self, ids: AnyArray | slice) -> "QuantizedMatrix":
+        """The matrix of some rows: a slice, or `[n]` ids."""
+        return jax.tree.map(lambda array: array[ids], self)
+
+    def __getitem__(self, ids: Int[AnyArray, "..."] | slice) -> Float[Array, "... I"]:
+        """The values of some rows."""
+        if isinstance(ids, slice):
+            return self.rows(ids).values()
+        ids = jnp.asarray(ids)
+        return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
+
+    def shardings(
+        self, mesh: Mesh, outputs: str | None, inputs: str | None
+    ) -> "QuantizedMatrix":
+        """A sharding for each array; an axis that is not divided evenly is replicated.
+
+        Args:
+          mesh: the devices.
+          outputs: mesh axis that O is split over; None to replicate it.
+          inputs: mesh axis that I is split over, in whole blocks.
+        """
+        # No array has fewer elements along an axis than this one.
+        spec = [
+            None if axis is None or size % mesh.shape[axis] else axis
+            for size, axis in zip(self.scales.shape, (outputs, inputs), strict=True)
+        ]
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.tree.map(lambda _: sharding, self)
+
+
+@flax.struct.dataclass
+class Packed:
+    """A kernel of a projection, stored as `[O, I]`: each of O and I is one axis.
+
+    It is one of decoding: nothing differentiates its products.
+
+    Attributes:
+      rows: the numbers that are summed lie side by side.
+      shape: static, that of the kernel.
+    """
+
+    rows: Array | QuantizedMatrix
+    shape: tuple[int, ...] = flax.struct.field(pytree_node=False)
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    init: Callable[..., Array],
+    shape: Sequence[int],
+    dtype: str,
+) -> Any:
+    """A parameter of a module, or the stored matrix that stands for it."""
+    stored = module.get_variable("params", name)
+    if isinstance(stored, (Packed, QuantizedMatrix)):
+        return stored
+    return module.param(name, init, shape, dtype)
+
+
+def is_quantized(leaf: Any) -> bool:
+    """Whether a parameter is a quantized matrix; for `is_leaf`."""
+    return isinstance(leaf, QuantizedMatrix)
+
+
+def rows_of(matrix: AnyArray | QuantizedMatrix, ids: AnyArray) -> Any:
+    """Some rows of a matrix, stored as the matrix is."""
+    if isinstance(matrix, QuantizedMatrix):
+        return matrix.rows(jnp.asarray(ids))
+    return jnp.asarray(matrix)[ids]
+
+
+def expanded(params: Params) -> Params:
+    """Parameters whose quantized matrices are arrays of their values.
+
+    A packed kernel keeps its layout.
+    """
+
+    def expand(leaf: Any) -> Any:
+        return leaf.values() if is_quantized(leaf) else leaf
+
+    return jax.tree.map(expand, params, is_leaf=is_quantized)
+
+
+def pack(integers: np.ndarray) -> np.ndarray:
+    """Numbers of 0 to 15, `[O, I]`, as `QuantizedMatrix.integers` of 4 bits, uint8."""
+    low, high = np.split(
+        integers.reshape(len(integers), -1, 2, PACKED_BLOCK // 2), 2, 2
+    )
+    return (low | high << 4).astype(np.uint8).reshape(len(integers), -1)
+
+
+def quantize(matrix: AnyArray, block: int = _BLOCK) -> QuantizedMatrix:
+    """Rounds a matrix `[O, I]` to 8 bits in blocks that divide I, on the host."""
+    blocks = np.asarray(matrix, np.float32).reshape(len(matrix), -1, block)
+    scales = np.abs(blocks).max(-1) / np.float32(127)
+    divisors = np.where(scales == 0, np.float32(1), scales)[..., None]
+    integers = np.rint(blocks / divisors).astype(np.int8).reshape(matrix.shape)
+    return QuantizedMatrix(integers, scales)
+
+
+def kernel_rows(name: str, kernel: Any) -> Any:
+    """`Packed.rows` of a kernel, from the name of its module."""
+    # The output of attention sums over heads and over the features of each.
+    summed = 2 if name.startswith("output") and kernel.ndim == 3 else 1
+    return kernel.reshape(math.prod(kernel.shape[:summed]), -1).T
+
+
+def rounded(params: Params) -> tuple[Params, float]:
+    """Parameters of a trunk whose matrices are rounded to 8 bits, for decoding.
+
+    Matrices that are quantized, or whose rows cannot be split into blocks, stay.
+
+    Returns:
+      The parameters, and the relative error: the root mean square of the change of
+      rounded numbers, divided by that of the numbers.
+    """
+    squares = [0.0, 0.0]
+
+    def quantized(matrix: AnyArray) -> QuantizedMatrix:
+        result = quantize(matrix)
+        for number, part in enumerate((result.values() - matrix, matrix)):
+            squares[number] += float(np.square(part, dtype=np.float64).sum())
+        device = jax.local_devices()[0]
+        return jax.device_put(result, device)
+
+    def visit(tree: Any, name: str) -> Any:
+        if isinstance(tree, dict):
+            return {
+                key: packed(value, name) if key == "kernel" else visit(value, key)
+                for key, value in tree.items()
+            }
+        table = name in ("embedding", "softmax") and not is_quantized(tree)
+        return quantized(np.asarray(tree)) if table and fits(tree) else tree
+
+    def packed(kernel: Any, name: str) -> Any:
+        if isinstance(kernel, Packed):
+            return kernel
+        rows = np.asarray(kernel_rows(name, kernel))
+        return Packed(quantized(rows), kernel.shape) if fits(rows) else kernel
+
+    def fits(matrix: AnyArray) -> bool:
+        return matrix.shape[-1] % _BLOCK == 0
+
+    result = visit(params, "")
+    return result, math.sqrt(squares[0] / max(squares[1], 1e-30))

@@ -1,0 +1,81 @@
+"""Quantized matrices: values, rows, sharding, saving."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization
+
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize
+
+
+def random(bits, rows=6, length=128, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = rows, length // 32
+    scales = rng.uniform(0.1, 1, shape).astype(np.float32)
+    if bits == 8:
+        integers = rng.integers(-128, 128, (rows, length), np.int8)
+        return QuantizedMatrix(integers, scales), integers
+    integers = rng.integers(0, 16, (rows, length), np.uint8)
+    minima = rng.normal(size=shape).astype(np.float32)
+    return QuantizedMatrix(pack(integers), scales, minima), integers
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_values_are_scaled_integers(bits):
+    matrix, integers = random(bits)
+    expected = integers.astype(np.float32) * np.repeat(matrix.scales, 32, 1)
+    if bits == 4:
+        expected += np.repeat(matrix.minima, 32, 1)
+    assert matrix.shape == expected.shape
+    assert (matrix.bits, matrix.block) == (bits, 32)
+    np.testing.assert_allclose(matrix.values(), expected, rtol=1e-6)
+    ids = np.array([[1, 5], [0, 1]])
+    np.testing.assert_array_equal(matrix[ids], matrix.values()[ids])
+    chosen = matrix.rows(ids[0])
+    np.testing.assert_array_equal(chosen.values(), matrix.values()[ids[0]])
+    assert matrix.values("bfloat16").dtype == jnp.bfloat16
+
+
+def test_its_description_has_its_size():
+    matrix, _ = random(4, rows=1000)
+    assert matrix.nbytes == 1000 * (64 + 2 * 16)
+    text = "QuantizedMatrix(1000 × 128, 4 bits in blocks of 32, 0.1 MB)"
+    assert repr(matrix) == text
+
+
+def test_quantizing_rounds_to_127_steps_of_the_largest():
+    values = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    values[2, 32:] = 0
+    matrix = quantize(values)
+    largest = np.abs(values.reshape(5, 2, 32)).max(-1, keepdims=True)
+    error = np.abs(matrix.values() - values).reshape(5, 2, 32)
+    assert (error <= largest / 253).all()
+    again = quantize(np.asarray(matrix.values()))
+    np.testing.assert_array_equal(again.integers, matrix.integers)
+
+
+def test_arrays_are_sharded_in_whole_blocks():
+    mesh = make_mesh(MeshConfig(fsdp=2, model=2), jax.devices()[:4])
+    for bits in (4, 8):
+        matrix, _ = random(bits)
+        sharded = jax.device_put(matrix, matrix.shardings(mesh, "model", "fsdp"))
+        shapes = {
+            leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(sharded)
+        }
+        assert shapes == {(3, 128 * bits // 16), (3, 2)}
+        values = jax.jit(QuantizedMatrix.values)(sharded)
+        np.testing.assert_array_equal(values, matrix.values())
+    odd, _ = random(8, rows=5, length=96)
+    specs = {
+        sharding.spec
+        for sharding in jax.tree.leaves(odd.shardings(mesh, "model", "fsdp"))
+    }
+    assert specs == {jax.P(None, None)}
+
+
+def test_it_is_saved_and_restored_as_any_tree():
+    matrix, _ = random(4)
+    restored = serialization.from_bytes(matrix, serialization.to_bytes(matrix))
+    jax.tree.map(np.testing.assert_array_equal, restored, matrix)
