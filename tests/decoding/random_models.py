@@ -139,7 +139,8 @@ def rounded_model(model, mesh=None):
 
     params = {**model.params, "trunk": trunk}
     shardings = jax.tree.map(sharding, params, is_leaf=is_quantized)
-    return model.with_params(jax.device_put(params, shardings))
+    params = jax.device_put(params, shardings)
+    return dataclasses.replace(model, params=params, mesh=mesh)
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
