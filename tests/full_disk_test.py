@@ -5,7 +5,6 @@ may forbid them) the tests are skipped.
 """
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from tests.commands import ROOT, call
 
 # Defines `fill`, which fills a file system.
 FILL = """
-import json, os, pathlib, subprocess, sys, time
+import json, pathlib, subprocess, sys
 def fill(disk):
     with open(disk / "filler", "wb", buffering=0) as stream:
         try:
@@ -45,25 +44,6 @@ for module, *flags in commands:
 kept = (disk / "file").read_text() == "earlier"
 print(json.dumps({"ends": ends, "same": before == sorted(map(str, disk.rglob("*"))),
                   "kept": kept}))
-"""
-
-
-# A run whose disk is filled after its first checkpoint, and which is restarted when
-# there is space.
-TRAINING = """
-disk, command = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", disk], check=True)
-saved = disk / "run" / "checkpoints"
-pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-with subprocess.Popen(command, **pipe) as run:
-    while run.poll() is None and not (saved / "50").exists():
-        time.sleep(0.01)
-    fill(disk)
-    _, errors = run.communicate(timeout=200)
-first = run.returncode, errors[-1000:], sorted(os.listdir(saved))
-(disk / "filler").unlink()
-again = subprocess.run(command, check=False, **pipe)
-print(json.dumps([first, [again.returncode, again.stdout, sorted(os.listdir(saved))]]))
 """
 
 
@@ -122,47 +102,3 @@ def test_write_errors_are_reported_in_one_sentence(
     assert report["kept"]
     # A count on a full disk keeps what it has finished, so that it can resume.
     assert report["same"] or state == "full"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not namespaces(), reason="no mount namespaces here")
-def test_training_resumes_after_the_disk_was_full(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("seqio")
-    (tmp_path / "disk").mkdir()
-    for number in range(12):
-        lines = [f"{number} times {k} is {number * k}." for k in range(20)]
-        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
-    command = [
-        *(sys.executable, "-m", "bpd_jax.train", "--gin_file=benchmarks/kill.gin"),
-        "--gin.STEPS=400",
-        f"--gin.TEXT_FILES='{tmp_path}/*.txt'",
-        f"--workdir={tmp_path}/disk/run",
-    ]
-    program = [
-        sys.executable,
-        "-c",
-        FILL + TRAINING,
-        tmp_path / "disk",
-        json.dumps(command),
-    ]
-    result = subprocess.run(
-        [*UNSHARE, *program],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},  # one device
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    (status, printed, saved), (resumed_status, output, at_end) = json.loads(
-        result.stdout
-    )
-    assert status == 1, printed
-    assert "Traceback" not in printed
-    last = printed.strip().splitlines()[-1]
-    assert "No space left on device; the newest complete checkpoint is that of" in last
-    assert "50" in saved
-    assert resumed_status == 0
-    newest = max(int(name) for name in saved if name.isdigit())
-    assert f"run: steps {newest} to 400" in output
-    assert "400" in at_end

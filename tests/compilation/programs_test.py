@@ -140,9 +140,11 @@ _DRAFTER = BlockDrafterConfig(
 @pytest.mark.parametrize(
     ("heads", "settings"),
     [
-        (replace(_DRAFTER, guess_at_anchor=True), {}),
+        pytest.param(
+            replace(_DRAFTER, guess_at_anchor=True), {}, marks=pytest.mark.exhaustive
+        ),
         (replace(_DRAFTER, guess_at_anchor=False), {}),
-        (BlockHeadsConfig(3, 16), {}),
+        pytest.param(BlockHeadsConfig(3, 16), {}, marks=pytest.mark.exhaustive),
         (BlockHeadsConfig(4, 64, draft_vocabulary=128), {"soft_targets": 0.5}),
         (BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0, 1)), {}),
         (BlockHeadsConfig(3, own_softmax=True, kind="medusa"), {}),

@@ -49,7 +49,15 @@ def mock_records(records):
     return tfds.testing.mock_data(as_dataset_fn=as_dataset)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("c4", "squad")
+        else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in DATASETS
+    ],
+)
 def test_every_data_set_of_tensorflow_datasets_is_read(name):
     """The data set's features are filled with random values."""
     dataset = DATASETS[name]
@@ -117,7 +125,7 @@ def test_token_documents_of_examples_are_targets(squad_task):
     assert all(ids.dtype == np.int32 for ids in documents)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 def test_shards_partition_the_examples(squad_task, count):
     """With three files, two readers divide files, and four divide examples."""
     task = seqio_tasks.get_task(squad_task)

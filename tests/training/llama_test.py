@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.model import Model
@@ -14,6 +15,7 @@ from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
 
 
+@pytest.mark.exhaustive
 def test_train_save_and_load(train_config, tmp_path):
     trunk = dataclasses.replace(
         train_config.model.trunk,

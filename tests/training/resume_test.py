@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.compute import ComputeConfig
@@ -141,6 +142,7 @@ def test_best_evaluation_is_saved_between_checkpoints(
     assert best_step(tmp_path / "checkpoints") == 3
 
 
+@pytest.mark.exhaustive
 def test_run_resumes_with_other_compute_settings(train_config, tmp_path, monkeypatch):
     """Stacked layers, accumulation, rematerialisation, another mesh, and back."""
     trunk = dataclasses.replace(train_config.model.trunk, num_layers=2, use_bias=False)

@@ -72,11 +72,7 @@ def alone(model, batch, one_device):
             )
         ),
         (
-            ComputeConfig(loss_chunk=5, accumulate=2),
-            MeshConfig(data=2, fsdp=2, model=2),
-        ),
-        (
-            ComputeConfig("pallas", "full", loss_chunk=4, scan_layers=True),
+            ComputeConfig("pallas", "full", 4, scan_layers=True, accumulate=2),
             MeshConfig(2, 2, 2),
         ),
         pytest.param(
@@ -85,7 +81,7 @@ def alone(model, batch, one_device):
             marks=pytest.mark.exhaustive,
         ),
     ],
-    ids=["fsdp", "model", "data", "accumulate", "everything", "dots"],
+    ids=["fsdp", "model", "data", "everything", "dots"],
 )
 def test_meshes_and_compute_settings_equal_one_device(
     model, batch, alone, compute, config
