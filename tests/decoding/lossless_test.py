@@ -98,6 +98,10 @@ ALIKE = {
     "zero_gram:6:search=best",
     "heads+ngram/chains:2",
     "block/greedy",
+    "zero_gram:4",
+    "neural:2:lookup=6",
+    "block+ngram/best:2:engine=viterbi",
+    "block:3/cover:2+lookup:3",
 }
 # The forms of block drafters: ours, DFlash with a Markov head, DSpark, and one with a
 # confidence head that decoding uses and no window. For the last one `markov` is the
@@ -360,7 +364,14 @@ REMEMBERING = [
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The states of the trunk and of the block drafter alone.
+        *(pytest.param(n, marks=pytest.mark.exhaustive) for n in REMEMBERING[:2]),
+        *REMEMBERING[2:],
+    ],
+)
 def test_drafts_do_not_depend_on_the_columns_that_are_read(
     make_decoder, name, devices, monkeypatch
 ):

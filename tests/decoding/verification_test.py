@@ -34,7 +34,13 @@ from tests.drafting.naive import path_to
 
 
 @pytest.mark.parametrize(
-    "name", ["zero_gram:4", "zero_gram:6:search=best", "medusa:8", "ngram_device:3"]
+    "name",
+    [
+        pytest.param("zero_gram:4", marks=pytest.mark.exhaustive),
+        pytest.param("zero_gram:6:search=best", marks=pytest.mark.exhaustive),
+        "medusa:8",
+        "ngram_device:3",
+    ],
 )
 @pytest.mark.parametrize(
     "temperature", [0.0, pytest.param(0.9, marks=pytest.mark.exhaustive)]
