@@ -96,7 +96,9 @@ def prefix_scores(steps):
     return scores
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 60])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 9, 60]
+)
 def test_best_first_takes_the_most_probable_prefixes(scene, count):
     lattice, grow, steps = scene
     search = BestFirst(count)

@@ -53,8 +53,7 @@ def test_the_shape_of_a_topology():
     assert Topology.of([]).depth == Topology.of([]).num_leaves == 1
 
 
-@pytest.mark.parametrize("order", [None, 3])
-@pytest.mark.parametrize("length, width", [(4, 3), (3, 2), (1, 3)])
+@pytest.mark.parametrize("order, length, width", [(None, 4, 3), (3, 3, 2), (3, 1, 3)])
 def test_a_static_tree_follows_the_ranks(order, length, width):
     lattice = random_lattice(5, batch=2, length=length, width=width)
     view = random_view(lattice, 5)
