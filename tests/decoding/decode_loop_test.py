@@ -97,7 +97,7 @@ def test_cache_always_holds_the_keys_of_the_text():
 
 
 def test_loop_donates_its_state_and_never_leaves_the_device():
-    model = make_model(0, num_layers=1)
+    model = make_model(0)
     state = start(model)
     compiled = decode_on_device.lower(model, WEIGHTS, DRAFTER, state, OPTIONS).compile()
     cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
@@ -110,7 +110,7 @@ def test_loop_donates_its_state_and_never_leaves_the_device():
 
 
 def test_sharded_decoding_gives_the_same_texts():
-    model = make_model(0, vocab_size=14, num_layers=1)
+    model = make_model(0, vocab_size=14)
     single = start(model, rows=8)
     want = decode_on_device(model, WEIGHTS, DRAFTER, single, OPTIONS)
 

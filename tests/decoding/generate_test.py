@@ -66,7 +66,7 @@ def test_short_prompts_are_read_in_a_half_or_a_quarter(longest, padded, columns)
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_texts_do_not_depend_on_the_longest_prompt(batch_size, monkeypatch):
-    decoder = Decoder(make_model(num_layers=1, max_length=256), width=4)
+    decoder = Decoder(make_model(max_length=256), width=4)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(1, 13, length) for length in (9, 30, 50, 100)]
     options = DecodeOptions(max_new_tokens=12, batch_size=batch_size)
@@ -106,7 +106,7 @@ def test_script_ends_at_its_first_end_of_text():
 
 def test_a_prompts_text_does_not_depend_on_its_batch():
     prompts = make_prompts([3, 30, 12, 7, 21])
-    decoder = Decoder(make_model(2, num_layers=1), width=4)
+    decoder = Decoder(make_model(2), width=4)
     method = parse_method("zero_gram:3")
     options = DecodeOptions(max_new_tokens=20, temperature=1.0)
     batched = decoder.decode(method, prompts, options)
@@ -117,7 +117,7 @@ def test_a_prompts_text_does_not_depend_on_its_batch():
 
 
 def test_sampling_differs_by_seed_and_repeats_by_seed():
-    decoder = Decoder(make_model(0, num_layers=1), width=4)
+    decoder = Decoder(make_model(0), width=4)
     prompts = make_prompts([4, 4])
     texts = []
     for seed in (1, 1, 2):
@@ -128,7 +128,7 @@ def test_sampling_differs_by_seed_and_repeats_by_seed():
 
 
 def test_prompts_that_do_not_fit_are_refused():
-    decoder = Decoder(make_model(0, num_layers=1), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
     bpd = parse_method("bpd")
     fitting = np.ones(60, np.int32)
@@ -141,14 +141,14 @@ def test_prompts_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("acceptance", ["speculative", "typical"])
 def test_oracle_needs_exact_acceptance(acceptance):
-    decoder = Decoder(make_model(0, num_layers=1), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
     with pytest.raises(UserError, match=f"text that {acceptance} acceptance would not"):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
 
 
 def test_prompts_may_be_lists():
-    decoder = Decoder(make_model(0, num_layers=1), width=4)
+    decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=5)
     a, b = (
         decoder.decode(parse_method("bpd"), [prompt], options)[0]
@@ -159,7 +159,7 @@ def test_prompts_may_be_lists():
 
 
 def test_no_prompts_give_no_texts():
-    decoder = Decoder(make_model(0, num_layers=1), width=4)
+    decoder = Decoder(make_model(0), width=4)
     assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
 
 

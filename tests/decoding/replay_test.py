@@ -47,7 +47,7 @@ OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
 @pytest.fixture(scope="module")
 def decoder():
-    model = make_model(3, num_layers=1)
+    model = make_model(3)
     small = make_model(4, 1, num_layers=1)
     assets = Assets(
         ngram=make_ngram(),
@@ -115,7 +115,7 @@ def test_padding_does_not_change_a_replay(decoder, greedy, replay):
 
 
 def test_a_model_without_heads_is_replayed():
-    decoder = Decoder(make_model(4, 1, num_layers=1), width=5)
+    decoder = Decoder(make_model(4, 1), width=5)
     texts = decoder.decode(GREEDY, make_prompts([3, 17]), OPTIONS)
     method = parse_method("prompt_lookup:4")
     real = decoder.decode(method, [text.input_ids for text in texts], OPTIONS)

@@ -137,7 +137,7 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
 )
 def test_passes_over_fewer_nodes_change_nothing(monkeypatch, name, size):
     """Passes of several sizes against passes over all nodes."""
-    decoder = Decoder(make_model(3, num_layers=1), width=3)
+    decoder = Decoder(make_model(3), width=3)
     options = DecodeOptions(max_new_tokens=24)
     prompts = make_prompts([4, 11, 7])
     method = parse_method(name)
