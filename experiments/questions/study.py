@@ -72,14 +72,14 @@ def _weights(run: StudyRun) -> list[Finding]:
     for sloped, base in _counterparts(run, "slope"):
         slopes.setdefault(base, []).append(sloped)
     findings = []
-    for base, sloped in slopes.items():
-        tuned = run.paired([base, *sloped], part=TUNE)
+    for base, others in slopes.items():
+        tuned = run.paired([base, *others], part=TUNE)
         statement = f"α that depends on the entropy beats a constant α ({base})."
         if not len(tuned[0]):
             findings.append(judged(statement, "Not measured on the tuning texts."))
             continue
         best = max(
-            zip([base, *sloped], tuned, strict=True),
+            zip([base, *others], tuned, strict=True),
             key=lambda pair: pair[1].efficiency or 0.0,
         )[0]
         if best == base:
@@ -141,8 +141,10 @@ def _texts(run: StudyRun, contender: str) -> _Texts:
         if base.tokens >= _SHORTEST:
             values.append(halves(base, refined))
             tasks.append(run.tasks.index(base.task))
-    stacked = np.array(values).reshape(-1, 3, 2).transpose(1, 2, 0)
-    return _Texts(*stacked, np.array(tasks, int))
+    efficiency, ratio, repetition = (
+        np.array(values).reshape(-1, 3, 2).transpose(1, 2, 0)
+    )
+    return _Texts(efficiency, ratio, repetition, np.array(tasks, int))
 
 
 def _ranks(values: np.ndarray, task: np.ndarray | None) -> np.ndarray:
