@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-compile \
-  gpu-test gpu-check tpu-check test test-all lint format clean
+  gpu-test gpu-check tpu-check gpu-bundle test test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -61,13 +61,17 @@ gpu-test: ## the tests that need the GPU compiler, in .venv-gpu
 	.venv-gpu/bin/python -m pytest tests/compilation
 
 # These run in the environment of the host, which needs neither TensorFlow nor a network.
-PART ?= attention,plain,smollm2,shapes,training
-CHECK = $(or $(PYTHON),python3) -m benchmarks.accelerator --part=$(PART) $(FLAGS)
-gpu-check: ## measure a GPU; starts no job after 7 minutes; PART=plain for a part, FLAGS=--missing
+PARTS ?= attention,lossless,plain,costs,smollm2,training,joint
+CHECK = $(or $(PYTHON),python3) -m benchmarks.accelerator --part=$(PARTS) $(FLAGS)
+gpu-check: ## measure a GPU, in 14 minutes at most; PARTS=plain for a part, FLAGS=--missing
 	$(CHECK) --platform=gpu
 
 tpu-check: ## the same for the TPUs of this host
 	$(CHECK) --platform=tpu
+
+PART ?= 1
+gpu-bundle: env ## the check in a folder of 55 MiB, for a machine without a network; PART=2
+	$(BIN)/python -m benchmarks.bundle --part=$(PART) --output=build/gpu_bundle_$(PART)
 
 # Whole files, as fixtures of a file may train; tests/conftest.py orders the files.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

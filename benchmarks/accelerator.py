@@ -1,32 +1,46 @@
-"""Benchmarks of an accelerator, in five independent parts.
+"""The check of an accelerator: what must be known first, in one command.
 
-    python -m benchmarks.accelerator --platform=gpu --part=attention,plain
+    python -m benchmarks.accelerator --platform=gpu
 
-`make gpu-check PART=plain` and `make tpu-check` call it. It needs neither a network nor
-TensorFlow, seqio or pynini. Parts:
+`make gpu-check` and `make tpu-check` call it, and `run.sh` of the bundle that `make
+gpu-bundle` writes. It needs neither a network nor TensorFlow, seqio or pynini, and
+takes gin-config and gguf from wheels in the folder `wheels` if they are not installed.
+Parts, in the order in which they run:
 
     attention   attention kernels against a float32 reference: errors and time
+    lossless    a tiny model, all methods: their tokens are those of plain decoding
     plain       plain decoding against the time of reading the weights once
+    costs       random weights at 1.5B and 7B: passes, drafting, refinement, and the
+                speed-ups that follow from tokens per call on record
     smollm2     SmolLM2 with the shipped drafters, at batch sizes 1, 8 and 32
-    shapes      random weights at 1.5B and 7B: passes, drafting, refinement
     training    a training step of the paper's 1.5B model: tokens per second, MFU
+    joint       joint training of a 124M blockwise model on the rows in `corpus`, for
+                the time that is left
 
-A part is a list of jobs; the result of each is written to
-`accelerator_DEVICE_PART.json` immediately, and those of other jobs are kept. No job
-starts after `--minutes`; `--missing` runs the remaining ones. If a job runs out of
-device memory, its row records this. The exit status is 1 if a kernel is wrong, a text
-differs, or a job fails for another reason.
+A part is a list of jobs. Each part runs in its own process and is ended at its time
+limit; the result of each job is written to `accelerator.jsonl` immediately. `--missing`
+runs the jobs of the selected parts that have no result on this device. If a job runs
+out of device memory or lacks a file, its row says so. The exit status is 1 if a kernel
+is wrong, a text differs, or a job fails for another reason.
 
-`--split_weights=FOLDER` writes the file of SmolLM2 in parts of at most 60 MB, which
-`--weights=FOLDER` reads on a machine without a network. `--tables` writes the tables of
+`--split_weights=FOLDER` writes the file of SmolLM2 in parts, which `--weights=FOLDER`
+reads on a machine without a network; without the flag, parts in the folders `weights`
+here and beside this folder are used. `--tables` writes the tables of
 docs/accelerators.md from the results.
 """
 
 import importlib
+import multiprocessing
 import pathlib
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+# Wheels of pure Python can be imported as they are.
+sys.path += map(str, sorted(pathlib.Path("wheels").glob("*.whl")))
 
 import jax
 from absl import flags
@@ -34,7 +48,7 @@ from absl import flags
 from benchmarks import records
 from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import JobSettings, Part, Row
-from bpd_jax.base import cli, progress
+from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.pretrained.file_parts import split_file
@@ -46,22 +60,22 @@ PLATFORM = flags.DEFINE_enum(
 )
 ONLY = flags.DEFINE_string("only", "", "only jobs whose name contains this text.")
 MISSING = flags.DEFINE_bool("missing", False, "only jobs without a result.")
-MINUTES = flags.DEFINE_float("minutes", 7.0, "time limit for starting jobs.")
+MINUTES = flags.DEFINE_float("minutes", 14.0, "time limit of all parts together.")
 ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.")
 BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1", "8", "32"], "prompts together.")
 TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
 OUTPUT = flags.DEFINE_string("output", str(results.FOLDER), "folder of the results.")
 TABLES = flags.DEFINE_bool("tables", False, f"write the tables of {results.PAGE}.")
 SPLIT_WEIGHTS = flags.DEFINE_string(
-    "split_weights", None, "folder to write the file of --model to, in parts."
+    "split_weights", None, "folder to write the file of SmolLM2 to, in parts."
 )
-PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 60, "of a part, at most.")
+PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 25, "of a part, at most.")
 
 _PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
 
 
 def main() -> None:
-    """Splits weights, writes tables, or runs the benchmarks."""
+    """Splits weights, writes tables, or runs the parts."""
     if SPLIT_WEIGHTS.value:
         file = find_packaged("smollm2")
         size = PART_MEGABYTES.value * 10**6
@@ -70,32 +84,26 @@ def main() -> None:
         return
     folder = pathlib.Path(OUTPUT.value)
     if TABLES.value:
-        results.update_page(results.PAGE, folder)
+        results.update_page(results.PAGE, results.read(folder))
         print(f"{results.PAGE}: tables of {folder}")
         return
-    settings = _settings()
-    deadline = time.monotonic() + 60 * MINUTES.value
+    _check_flags()
+    results.read(folder)  # Damaged lines are reported before the work.
+    end = time.monotonic() + 60 * MINUTES.value
     if not decode_flags.PROMPTS_FILE.value:
         flags.FLAGS["prompts_file"].value = [str(_PROMPTS)]
-    wrong, left = [], []
-    for part in PART.value:
-        if time.monotonic() > deadline:
-            left.append(part)
-            continue
-        failed, waiting = _run(part, settings, folder, deadline)
-        wrong += failed
-        left += waiting
+    left = [part for part in PART.value if not _run(part, folder, end)]
+    rows = [row for row in results.read(folder) if row["part"] in PART.value]
+    print(f"{len(rows)} results in {folder / results.FILE}")
     if left:
-        print(
-            f"no time for: {', '.join(left)}; run again with --missing for what has "
-            "no result yet."
-        )
+        print(f"not finished: {', '.join(left)}; --missing runs what has no result yet")
+    wrong = [row for row in rows if not row.get("passed", True)]
     if wrong:
-        raise UserError(f"wrong results: {', '.join(wrong)}; the files have the rest.")
+        names = ", ".join(f"{row['part']}: {row['job']}" for row in wrong)
+        raise UserError(f"wrong results: {names}; the file has the rest.")
 
 
-def _settings() -> JobSettings:
-    """The validated settings of the flags."""
+def _check_flags() -> None:
     unknown = [part for part in PART.value if part not in results.PARTS]
     if unknown or not PART.value:
         raise UserError(
@@ -107,54 +115,89 @@ def _settings() -> JobSettings:
         raise UserError("--batch_sizes and --rounds must be 1 or more.")
     if TINY.value and flags.FLAGS["output"].using_default_value:
         raise UserError("--tiny measures nothing: give another folder as --output.")
+
+
+def _run(part: str, folder: pathlib.Path, end: float) -> bool:
+    """Runs a part in its own process; returns whether it ended by itself.
+
+    The process is a copy of this one, which has imported everything, but does not use
+    jax's devices.
+    """
+    limit = min(results.PARTS[part], end - time.monotonic())
+    if limit <= 0:
+        return False
+    print(f"{part}: at most {limit:.0f} seconds", flush=True)
+    processes = multiprocessing.get_context("fork")
+    receiver, sender = processes.Pipe(duplex=False)
+    child = processes.Process(target=_part, args=(part, folder, limit, sender))
+    child.start()
+    sender.close()
+    child.join(limit)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        return False
+    if child.exitcode == 0:
+        return True
+    # Without a row, what happened would be lost.
+    try:
+        about = receiver.recv()
+    except EOFError:
+        raise UserError(f"{part}: jax did not start; see above.") from None
+    row = {"failed": f"exit status {child.exitcode}", "passed": False}
+    results.append(folder, {**about, "job": "the process", **row})
+    return False
+
+
+def _part(part: str, folder: pathlib.Path, limit: float, sender: Connection) -> None:
+    """Runs the jobs of a part and writes a line for each."""
     platform = jax.default_backend()
     if PLATFORM.value not in (None, platform):
-        raise UserError(
+        print(
             f"jax has no {PLATFORM.value} here, only {platform}: install jax for it, "
-            "as in pip install -e '.[cuda13]' or '.[tpu]'."
+            "as in pip install -e '.[cuda13]' or '.[tpu]'.",
+            file=sys.stderr,
         )
-    return JobSettings(TINY.value, ROUNDS.value, tuple(sizes))
-
-
-def _run(
-    part: str, settings: JobSettings, folder: pathlib.Path, deadline: float
-) -> tuple[list[str], list[str]]:
-    """Runs the jobs of a part; returns the failed and the remaining ones."""
-    run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
+        sys.exit(1)
     device = jax.devices()[0].device_kind
-    path = results.path_of(folder, device, part)
-    part_results = results.read(path) or {"part": part}
-    part_results |= {"device": device, "platform": jax.default_backend()}
-    rows = part_results.setdefault("rows", {})
-    wrong, left = [], []
-    with progress.bar(label=part, unit=" jobs") as bar:
+    about: dict[str, Any] = {
+        "part": part,
+        "device": device,
+        "platform": platform,
+        "tiny": TINY.value,
+        **{k: v for k, v in records.about("accelerator").items() if k != "device"},
+    }
+    sender.send(about)
+    sizes = tuple(cli.whole_numbers("batch_sizes") or ())
+    settings = JobSettings(TINY.value, ROUNDS.value, sizes, limit)
+    done = {
+        row["job"]
+        for row in results.read(folder)
+        if (row["part"], row["device"]) == (part, device) and "failed" not in row
+    }
+    run: Part = importlib.import_module(f"benchmarks.accelerator_parts.{part}").jobs
+    try:
+        # One after another: what a job loads is freed before the next one.
         for name, job in run(settings):
-            if ONLY.value not in name or (MISSING.value and name in rows):
+            if ONLY.value not in name or (MISSING.value and name in done):
                 continue
-            if time.monotonic() > deadline:
-                left.append(f"{part}: {name}")
-                continue
-            bar.set_postfix_str(name)
             start = time.perf_counter()
             row = _measured(job)
-            rows[name] = {
-                **row,
-                "seconds_of_the_job": time.perf_counter() - start,
-                **records.about("accelerator"),
-                "tiny": settings.tiny,
-            }
-            records.write(path, part_results, indent=1)
-            if not row.get("passed", True):
-                wrong.append(f"{part}: {name}")
-            bar.update(1)
-    print(f"{part}: {len(rows)} results in {path}")
-    return wrong, left
+            seconds = time.perf_counter() - start
+            row = {**about, "job": name, "seconds_of_the_job": seconds, **row}
+            results.append(folder, row)
+            print(f"  {name}: {row.get('failed', f'{seconds:.1f} s')}", flush=True)
+    except UserError as error:  # A file is missing that all jobs need.
+        results.append(folder, {**about, "job": "all", "failed": str(error)})
+        print(f"  {error}", flush=True)
 
 
 def _measured(job: Callable[[], Row]) -> Row:
     """The result of a job, or its failure."""
     try:
         return job()
+    except UserError as error:  # A file is missing.
+        return {"failed": str(error)}
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         if "RESOURCE_EXHAUSTED" in str(error):

@@ -2,13 +2,14 @@
 
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.data.rows import make_batch
+from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.meter import peak_tokens_per_second
@@ -44,7 +45,9 @@ class TimedStep:
         tokens = np.random.default_rng(config.seed).integers(
             0, config.model.trunk.vocab_size, share
         )
+        self._mesh = mesh
         self._batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
+        self._metrics: Any = None
         self._lambdas = np.array(config.lambdas, np.float32)
         lowered = step.lower(self._abstract, self._batch, self._lambdas)
         self._step = lowered.compile()
@@ -67,13 +70,32 @@ class TimedStep:
         """Frees the memory of `place`."""
         self._state = None
 
-    def block(self, steps: int) -> float:
-        """Runs a block of steps and returns the seconds per step."""
+    def block(self, steps: int, batches: Iterator[Batch] | None = None) -> float:
+        """Runs a block of steps and returns the seconds per step.
+
+        Args:
+          steps: number of steps.
+          batches: their batches; None for random tokens.
+        """
         start = time.perf_counter()
         for _ in range(steps):
-            self._state, metrics = self._step(self._state, self._batch, self._lambdas)
-        jax.block_until_ready((self._state, metrics))
+            batch = self._batch
+            if batches is not None:
+                batch = put_batch(next(batches), self._mesh)
+            self._state, self._metrics = self._step(self._state, batch, self._lambdas)
+        jax.block_until_ready((self._state, self._metrics))
         return (time.perf_counter() - start) / steps
+
+    @property
+    def params(self) -> Any:
+        """The parameters after the last step."""
+        return self._state.params
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the last step: numbers, and lists with one for each head."""
+        return {
+            name: np.asarray(value).tolist() for name, value in self._metrics.items()
+        }
 
 
 def speed_of(config: TrainConfig, seconds: list[float]) -> dict[str, Any]:

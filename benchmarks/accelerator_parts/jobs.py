@@ -49,11 +49,13 @@ class JobSettings:
       tiny: whether to use sizes for tests, whose results are meaningless.
       rounds: repetitions of each measurement.
       batch_sizes: numbers of prompts that are decoded together.
+      seconds: time that the part may take.
     """
 
     tiny: bool
     rounds: int
     batch_sizes: tuple[int, ...]
+    seconds: float = 60.0
 
     @property
     def dtype(self) -> str:
@@ -97,27 +99,39 @@ def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> 
     """A decoder on one device, with random weights and a random block drafter.
 
     Args:
-      config: configuration of the model; the block drafter has two layers of its width.
+      config: configuration of the model.
       ngram: n-gram model over its tokens.
     """
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    params = init_parameters(config, jax.random.key(0), mesh)
-    layers, blocks = config.trunk.num_layers, config.block_size
-    drafter = None
-    if blocks > 1:
-        features = tuple(sorted({layers // 4, layers // 2, layers - 1}))
-        sizes = BlockDrafterConfig(features, block_size=blocks)
-        functions = DrafterFunctions(sizes, config.trunk)
-        trained = jax.jit(functions.init)(jax.random.key(1))
-        drafter = AttachedDrafter.of(
-            functions, with_softmax(trained, softmax_rows(config, params, None), None)
-        )
+    model = Model(config, init_parameters(config, jax.random.key(0), mesh))
+    drafter = random_drafter(model) if config.block_size > 1 else None
     width = min(16, config.trunk.vocab_size)
-    return Decoder(
-        Model(config, params),
-        width=width,
-        assets=Assets(ngram=ngram, drafter=drafter),
-    )
+    return Decoder(model, width=width, assets=Assets(ngram=ngram, drafter=drafter))
+
+
+def random_drafter(
+    model: Model, features: tuple[int, ...] | None = None
+) -> AttachedDrafter:
+    """A block drafter of two layers of the model's width, with random weights.
+
+    Args:
+      model: the model, whose softmax it shares.
+      features: layers whose states it reads; None for three of them.
+    """
+    config = drafter_config(model.config, features)
+    functions = DrafterFunctions(config, model.config.trunk)
+    trained = jax.jit(functions.init)(jax.random.key(1))
+    softmax = softmax_rows(model.config, model.params, None)
+    return AttachedDrafter.of(functions, with_softmax(trained, softmax, None))
+
+
+def drafter_config(
+    model: BlockwiseConfig, features: tuple[int, ...] | None = None
+) -> BlockDrafterConfig:
+    """The sizes of the drafter of `random_drafter`."""
+    layers = model.trunk.num_layers
+    features = features or tuple(sorted({layers // 4, layers // 2, layers - 1}))
+    return BlockDrafterConfig(features, block_size=model.block_size)
 
 
 def random_prompts(count: int, length: int, vocab_size: int) -> Sequence[np.ndarray]:

@@ -23,7 +23,7 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.token_cost import model_size
 
-MODELS = ("smollm2_135m", "blockwise_1b5", "llama_7b")
+MODELS = ("blockwise_1b5", "llama_7b", "smollm2_135m")
 
 
 def jobs(settings: JobSettings) -> Iterator[Job]:

@@ -1,65 +1,96 @@
-"""Files of results, and the tables generated from them."""
+"""The file of results, and the tables generated from it.
 
+Every line of `accelerator.jsonl` is a JSON object: the result of one job on one device.
+Of several lines with the same device, part and job the last one counts.
+"""
+
+import json
+import os
 import pathlib
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.accelerator_parts import speedups
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 
 FOLDER = pathlib.Path("benchmarks/results")
 PAGE = pathlib.Path("docs/accelerators.md")
-PARTS = ("attention", "plain", "smollm2", "shapes", "training")
+FILE = "accelerator.jsonl"
 
-_BEGIN, _END = "<!-- tables: begin -->", "<!-- tables: end -->"
+# The parts in the order in which they run, and the seconds that each may take; the last
+# one has all the time that is left.
+PARTS = {
+    "attention": 75,
+    "lossless": 120,
+    "plain": 120,
+    "costs": 200,
+    "smollm2": 200,
+    "training": 150,
+    "joint": 3600,
+}
+
+_MARKS = ("<!-- {}: begin -->", "<!-- {}: end -->")
 _NOTHING = "Nothing has been measured on an accelerator yet."
 
-Results = dict[str, Any]
+Row = Mapping[str, Any]
 
 
-def path_of(folder: pathlib.Path, device: str, part: str) -> pathlib.Path:
-    """The file of a part, such as `accelerator_nvidia_h200_plain.json`."""
-    slug = re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
-    return folder / f"accelerator_{slug}_{part}.json"
+def append(folder: pathlib.Path, row: Row) -> None:
+    """Adds a line to the file, which is on the disk when the function returns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / FILE).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
-def read(path: pathlib.Path) -> Results | None:
-    """The results of earlier runs; None if there are none.
+def read(folder: pathlib.Path) -> list[Row]:
+    """The latest result of each job; [] if there is no file.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: a line is damaged.
     """
+    path, rows = folder / FILE, {}
     try:
-        stored = files.read_json(path)
-        if not isinstance(stored["rows"], dict) or stored["part"] not in PARTS:
-            raise ValueError("it has no rows of a part")
-        return stored
+        lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} does not hold measurements: {error}; move it away and run again."
-        ) from error
+        return []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if row["part"] not in PARTS:
+                raise ValueError(f"{row['part']!r} is not a part")
+            key = (row["device"], row["part"], row["job"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"line {number} of {path} is not a result ({error}): remove it."
+            ) from error
+        rows.pop(key, None)
+        rows[key] = row
+    return list(rows.values())
 
 
-def tables(folder: pathlib.Path) -> str:
+def tables(rows: Sequence[Row]) -> str:
     """Markdown: a section for each device, with a table for each measured part."""
-    measured = [read(path) for path in sorted(folder.glob("accelerator_*.json"))]
     # Results of a CPU only show that the command works.
-    real = [each for each in measured if each and each["platform"] != "cpu"]
+    real = [row for row in rows if row["platform"] != "cpu"]
     lines = []
-    for device in sorted({each["device"] for each in real}):
+    for device in sorted({row["device"] for row in real}):
         lines += [f"### {device}", ""]
         for part in PARTS:
-            for each in real:
-                if each["device"] == device and each["part"] == part:
-                    lines += [*_table(each), ""]
+            of_part = {
+                row["job"]: row
+                for row in real
+                if (row["device"], row["part"]) == (device, part)
+            }
+            if of_part:
+                lines += [*_table(part, of_part), ""]
     return "\n".join(lines).rstrip() or _NOTHING
 
 
-def update_page(page: pathlib.Path, folder: pathlib.Path) -> None:
-    """Replaces the text between the two markers of a page by the tables.
+def update_page(page: pathlib.Path, rows: Sequence[Row]) -> None:
+    """Replaces the predictions and the results of a page, each between two markers.
 
     Raises:
       UserError: the page cannot be read or has no markers.
@@ -68,23 +99,27 @@ def update_page(page: pathlib.Path, folder: pathlib.Path) -> None:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot read {page}: {error.strerror}.") from error
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise UserError(f"{page} has no lines {_BEGIN} and {_END}: add them.")
-    new = f"{before}{begin}\n\n{tables(folder)}\n\n{end}{after}"
-    files.write_text(page, new)
+    for name, table in (
+        ("predictions", speedups.table(rows)),
+        ("tables", tables(rows)),
+    ):
+        first, last = (mark.format(name) for mark in _MARKS)
+        before, begin, rest = text.partition(first)
+        _, end, after = rest.partition(last)
+        if not begin or not end:
+            raise UserError(f"{page} has no lines {first} and {last}: add them.")
+        text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    files.write_text(page, text)
 
 
-def _table(results: Results) -> Iterator[str]:
+def _table(part: str, rows: Mapping[str, Row]) -> Iterator[str]:
     """A title with command, dates and versions, and the table."""
-    part, rows = results["part"], results["rows"]
     dates = sorted({row["date"] for row in rows.values()})
-    versions = next(reversed(rows.values()))["versions"]
-    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    latest = list(rows.values())[-1]
+    named = ", ".join(f"{name} {number}" for name, number in latest["versions"].items())
     yield (
         f"`{part}`: {' and '.join(dict.fromkeys([dates[0], dates[-1]]))}; {named}; `"
-        f"{next(reversed(rows.values()))['command']}`"
+        f"{latest['command']}`"
     )
     yield ""
     headings, body = _BODIES[part](
@@ -103,7 +138,7 @@ def _table(results: Results) -> Iterator[str]:
 _Body = tuple[list[str], list[list[str]]]
 
 
-def _attention(rows: Results) -> _Body:
+def _attention(rows: Mapping[str, Row]) -> _Body:
     headings = ["kernel", "largest error", "passed", "ms"]
     return headings, [
         [
@@ -116,7 +151,18 @@ def _attention(rows: Results) -> _Body:
     ]
 
 
-def _plain(rows: Results) -> _Body:
+def _lossless(rows: Mapping[str, Row]) -> _Body:
+    return ["method, tiny model", "tokens per call", "texts that differ"], [
+        [
+            f"`{name}`",
+            f"{row['tokens_per_call']:.2f}",
+            f"{row['texts_that_differ']} of {row['texts']}",
+        ]
+        for name, row in rows.items()
+    ]
+
+
+def _plain(rows: Mapping[str, Row]) -> _Body:
     headings = ["model", "ms per call", "reading the weights", "ratio", "tokens/s"]
     return headings, [
         [
@@ -131,7 +177,7 @@ def _plain(rows: Results) -> _Body:
     ]
 
 
-def _smollm2(rows: Results) -> _Body:
+def _smollm2(rows: Mapping[str, Row]) -> _Body:
     headings = [
         "method",
         "tokens per call",
@@ -152,7 +198,7 @@ def _smollm2(rows: Results) -> _Body:
     ]
 
 
-def _shapes(rows: Results) -> _Body:
+def _costs(rows: Mapping[str, Row]) -> _Body:
     passes = {n: r["ms_by_tokens"] for n, r in rows.items() if "ms_by_tokens" in r}
     sizes = list(dict.fromkeys(m for each in passes.values() for m in each))
     headings = ["ms of a pass over", *sizes] if sizes else ["drafting", "ms"]
@@ -169,7 +215,7 @@ def _shapes(rows: Results) -> _Body:
     return headings, body
 
 
-def _training(rows: Results) -> _Body:
+def _training(rows: Mapping[str, Row]) -> _Body:
     headings = ["step", "tokens/s", "MFU", "planned GB per device"]
     return headings, [
         [
@@ -182,10 +228,27 @@ def _training(rows: Results) -> _Body:
     ]
 
 
+def _joint(rows: Mapping[str, Row]) -> _Body:
+    headings = ["model", "steps", "tokens/s", "MFU", "loss", "tokens per call of BPD"]
+    return headings, [
+        [
+            name,
+            f"{row['steps']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+            "—" if row["mfu"] is None else f"{100 * row['mfu']:.0f} %",
+            f"{row['log'][-1]['loss']:.2f}",
+            f"{row['tokens_per_call']:.2f}",
+        ]
+        for name, row in rows.items()
+    ]
+
+
 _BODIES = {
     "attention": _attention,
+    "lossless": _lossless,
     "plain": _plain,
     "smollm2": _smollm2,
-    "shapes": _shapes,
+    "costs": _costs,
     "training": _training,
+    "joint": _joint,
 }

@@ -1,6 +1,8 @@
 """A pretrained model with its drafters: every method, in alternating rounds."""
 
+import contextlib
 import dataclasses
+import pathlib
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +20,8 @@ from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
+from bpd_jax.pretrained.file_parts import gather_parts
+from bpd_jax.pretrained.packaged_models import find_packaged
 
 # Methods beside the default one. Those whose assets the model lacks are left out.
 METHODS = (
@@ -36,6 +40,7 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
     """One job for each batch size."""
     if flags.FLAGS["model"].value is None:
         flags.FLAGS["model"].value = "smollm2"
+        _find_weights()
     if flags.FLAGS["precision"].value is None:
         flags.FLAGS["precision"].value = settings.dtype
     lm, decoder, config = decode_flags.load(decode_flags.config())
@@ -59,6 +64,20 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
                 settings, loaded, decoder, prompts, options
             ),
         )
+
+
+def _find_weights() -> None:
+    """Sets --weights to the parts of the bundles, unless it or the package is there."""
+    if decode_flags.WEIGHTS.value is not None:
+        return
+    with contextlib.suppress(UserError):
+        find_packaged("smollm2")
+        return
+    here = pathlib.Path.cwd()
+    folders = [here / "weights", *here.parent.glob("*/weights")]
+    target = here / "build" / "weights"
+    if gather_parts(folders, target):
+        flags.FLAGS["weights"].value = str(target)
 
 
 def _methods(

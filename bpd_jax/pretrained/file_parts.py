@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files, folders
@@ -69,6 +69,27 @@ def split_file(
         }
         files.write_json(temporary / HEADER, manifest)
     return parts
+
+
+def gather_parts(folders: Sequence[pathlib.Path], target: pathlib.Path) -> bool:
+    """Links the parts of a file that are spread over folders into one folder.
+
+    Args:
+      folders: existing folders that may contain a manifest and some of the parts.
+      target: the folder, which is created.
+
+    Returns:
+      Whether one of the folders has a manifest.
+    """
+    found = {path.name: path for folder in folders for path in folder.glob("part_*")}
+    manifests = [folder / HEADER for folder in folders if (folder / HEADER).is_file()]
+    if not manifests:
+        return False
+    target.mkdir(parents=True, exist_ok=True)
+    for name, path in {**found, HEADER: manifests[0]}.items():
+        if not (target / name).exists():
+            (target / name).symlink_to(path.resolve())
+    return True
 
 
 @contextlib.contextmanager

@@ -1,15 +1,20 @@
-"""The accelerator benchmark, at the smallest sizes and on a CPU."""
+"""The check of an accelerator, at the smallest sizes and on a CPU."""
 
+import importlib.util
 import json
+import os
 import pathlib
 import shutil
+import sys
+import zipfile
 
 import pytest
 
-from benchmarks.accelerator_parts import results, shapes, smollm2
+from benchmarks.accelerator_parts import costs, lossless, results, smollm2, speedups
 from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.base.errors import UserError
+from bpd_jax.compilation.chips import CHIPS
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.assets import Assets
@@ -19,45 +24,92 @@ from tests.decoding.random_models import make_drafter, make_model, make_ngram
 COMMAND = "benchmarks.accelerator"
 GOLDEN = ROOT / "tests" / "pretrained" / "golden" / "llama"
 SMALL = ("--tiny", "--platform=cpu", "--rounds=1", "--batch_sizes=2")
-ABSENT = ["tensorflow", "tensorflow_datasets", "seqio", "pynini", "numba"]
+
+# Runs the check where some libraries are missing, and others are only in wheels.
+PROGRAM = """
+import importlib.machinery, runpy, sys
+ABSENT = {"tensorflow", "tensorflow_datasets", "seqio", "pynini", "apache_beam"}
+class Blocked:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in ABSENT:
+            raise ModuleNotFoundError(name)
+        if name in ("gin", "gguf"):
+            wheels = [place for place in sys.path if place.endswith(".whl")]
+            return importlib.machinery.PathFinder.find_spec(name, wheels)
+sys.meta_path.insert(0, Blocked)
+sys.argv = ARGUMENTS
+try:
+    runpy.run_module("benchmarks.accelerator", run_name="__main__", alter_sys=True)
+finally:
+    assert ".whl" in sys.modules["gin"].__file__
+"""
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A folder of the results of all parts, where no heavy library can be imported."""
-    folder = tmp_path_factory.mktemp("accelerator")
-    prompts = folder / "prompts.txt"
-    prompts.write_text("w5 w6 w7\nw8 w9\n")
+def bundle(tmp_path_factory):
+    """A bundle without weights; its wheels hold the installed packages."""
+    folder = tmp_path_factory.mktemp("bundle")
+    (folder / "wheels").mkdir()
+    for name in ("gin", "gguf"):
+        [package] = importlib.util.find_spec(name).submodule_search_locations
+        with zipfile.ZipFile(folder / "wheels" / f"{name}-1-py3.whl", "w") as wheel:
+            for file in pathlib.Path(package).rglob("*.py"):
+                wheel.write(file, file.relative_to(pathlib.Path(package).parent))
+    result = call(
+        "benchmarks.bundle",
+        "--noweights",
+        "--text_bytes=400000",
+        "--vocabulary=bpe:300",
+        f"--wheels={folder / 'wheels'}",
+        f"--output={folder / 'bundle'}",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "MiB; run there: sh run.sh" in result.stdout
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def measured(bundle):
+    """The folder of the results of all parts, run in the bundle."""
+    (bundle / "prompts.txt").write_text("w5 w6 w7\nw8 w9\n")
     arguments = [
         "accelerator",
         *SMALL,
-        f"--output={folder}",
+        "--output=results",
         f"--model={GOLDEN}",
-        f"--prompts_file={prompts}",
+        "--prompts_file=prompts.txt",
         "--lattice_width=4",
     ]
-    program = (
-        "import runpy, sys\n"
-        f"sys.modules.update(dict.fromkeys({ABSENT}))\n"
-        f"sys.argv = {arguments}\n"
-        "runpy.run_module('benchmarks.accelerator', run_name='__main__')\n"
-    )
-    result = python("-c", program)
-    assert result.returncode == 0, result.stderr
-    return folder
+    program = PROGRAM.replace("ARGUMENTS", repr(arguments))
+    result = python("-c", program, folder=bundle, PYTHONPATH=str(bundle))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return bundle / "results"
+
+
+def test_a_bundle_holds_what_the_check_needs(bundle):
+    names = {path.name for path in bundle.iterdir()} - {"results", "prompts.txt"}
+    assert names == {
+        *("bpd_jax", "benchmarks", "gin_configs", "LICENSE"),
+        *("wheels", "corpus", "bundle.json", "run.sh"),
+    }
+    about = json.loads((bundle / "bundle.json").read_text())
+    assert about["part"] == 1
+    assert sum(about["bytes"].values()) < 30 * 2**20
+    assert "-m benchmarks.accelerator" in (bundle / "run.sh").read_text()
 
 
 def rows_of(folder, part):
-    [path] = folder.glob(f"accelerator_*_{part}.json")
-    report = json.loads(path.read_text())
-    assert report["part"] == part
-    assert report["platform"] == "cpu"
-    for row in report["rows"].values():
-        assert row["tiny"]
-        assert row["versions"]["jax"]
-        assert row["date"]
-        assert row["command"].startswith("python -m benchmarks.accelerator")
-    return report["rows"]
+    rows = {}
+    for row in results.read(folder):
+        if row["part"] == part:
+            assert row["platform"] == "cpu"
+            assert row["tiny"]
+            assert row["versions"]["jax"]
+            assert row["date"]
+            assert row["command"].startswith("python -m benchmarks.accelerator")
+            rows[row["job"]] = row
+    return rows
 
 
 def test_attention_kernels_are_compared_with_a_reference(measured):
@@ -82,20 +134,42 @@ def test_plain_decoding_is_compared_with_the_bandwidth_limit(measured):
     assert row["weights_bytes"] == 4 * weights
 
 
-def test_shapes_report_forward_passes_and_drafting(measured):
-    rows = rows_of(measured, "shapes")
-    assert list(rows["blockwise_1b5, batch 2, passes"]["ms_by_tokens"]) == ["1", "4"]
-    drafting = [row["ms_drafting"] for row in rows.values() if "ms_drafting" in row]
-    assert len(drafting) == 3
-    assert min(drafting) > 0
+def test_methods_of_a_tiny_model_are_lossless(measured):
+    rows = rows_of(measured, "lossless")
+    assert set(rows) == {"ngram_device:3:adaptive=1", "block+ngram/tree:8+lookup:4"}
+    for row in rows.values():
+        assert row["passed"]
+        assert row["texts_that_differ"] == 0
+        assert row["tokens_per_call"] > 1
 
 
-def test_missing_flag_skips_existing_results(measured, tmp_path):
+def test_costs_give_speedups_of_recorded_methods(measured):
+    rows = rows_of(measured, "costs")
+    passes = rows["blockwise_1b5, batch 2, passes"]["ms_by_tokens"]
+    assert list(passes) == ["1", "4"]
+    row = rows["blockwise_1b5, batch 2, bpd"]
+    slope = (passes["4"] - passes["1"]) / 3
+    call = passes["4"] + 5 * slope + row["ms_drafting"]
+    expected = speedups.record()["bpd"]["block_efficiency"] * passes["1"] / call
+    assert row["speedups"] == {"BPD": pytest.approx(expected)}
+
+
+def test_a_model_is_trained_on_the_rows_of_the_bundle(measured):
+    row = rows_of(measured, "joint")["blockwise_124m"]
+    assert row["steps"] == len(row["log"]) == 2
+    assert row["log"][0]["loss"] > 0
+    assert row["tokens_per_second"] > 0
+    assert row["texts_that_differ"] == 0
+    assert row["tokens_per_call"] >= 1
+
+
+def test_only_missing_jobs_are_run(measured, tmp_path):
     shutil.copytree(measured, tmp_path / "copy")
-    flags = *SMALL, "--part=shapes", "--missing", f"--output={tmp_path / 'copy'}"
+    flags = *SMALL, "--part=plain", "--missing", f"--output={tmp_path / 'copy'}"
     result = call(COMMAND, *flags)
     assert result.returncode == 0, result.stderr
-    assert rows_of(tmp_path / "copy", "shapes") == rows_of(measured, "shapes")
+    content = (measured / results.FILE).read_bytes()
+    assert (tmp_path / "copy" / results.FILE).read_bytes() == content
 
 
 def test_a_training_step_is_timed(measured):
@@ -128,25 +202,30 @@ def test_the_default_method_of_an_accelerator_is_compared(monkeypatch):
     assert len(names) == len(smollm2.METHODS) + 1
 
 
-def test_every_method_of_the_shapes_can_be_built():
+def test_every_method_of_the_costs_can_be_built():
     """The tests above measure only a few of them."""
     settings = JobSettings(tiny=True, rounds=1, batch_sizes=(1,))
-    for name in shapes.MODELS:
+    for name in costs.MODELS:
         config = settings.model(name)
         ngram = synthetic_model(500, config.trunk.vocab_size)
         decoder = random_decoder(config, ngram)
-        for method in map(parse_method, shapes.METHODS):
+        for method in map(parse_method, costs.METHODS):
             assert decoder.drafter(method).on_device
+
+
+def test_every_lossless_method_can_be_built():
+    decoder = lossless._decoder()
+    for method in map(parse_method, lossless.METHODS):
+        if not method.is_oracle:
+            decoder.drafter(method)
 
 
 def test_invalid_flags_are_refused(tmp_path):
     output = f"--output={tmp_path}"
     for flags, message in {
         ("--part=speed",): "--part=speed is unknown: choose from attention",
-        ("--platform=tpu",): "jax has no tpu here, only cpu",
+        ("--part=plain", "--platform=tpu"): "jax has no tpu here, only cpu",
         ("--rounds=0",): "must be 1 or more",
-        ("--part=smollm2", "--tiny", f"--weights={tmp_path}"): "parts.json",
-        ("--part=smollm2", "--weights=x", f"--model={GOLDEN}"): "--weights is for",
     }.items():
         result = call(COMMAND, output, *flags)
         assert result.returncode == 1
@@ -154,67 +233,149 @@ def test_invalid_flags_are_refused(tmp_path):
         assert "Traceback" not in result.stderr
 
 
-def test_no_job_starts_after_the_time_limit(tmp_path):
+def test_missing_files_are_results_that_say_so(tmp_path):
     result = call(
-        COMMAND, *SMALL, "--part=plain", "--minutes=0", f"--output={tmp_path}"
+        COMMAND,
+        *SMALL,
+        "--part=smollm2,joint",
+        f"--weights={tmp_path}",
+        f"--output={tmp_path}",
     )
     assert result.returncode == 0, result.stderr
-    assert "no time for: plain" in result.stdout
-    assert not list(tmp_path.iterdir())
+    [weights, rows] = results.read(tmp_path)
+    assert "parts.json" in weights["failed"]
+    assert "no folder corpus" in rows["failed"]
 
 
-def row(**figures):
-    return {"date": "2026-01-02", "versions": {"jax": "1"}, "command": "c", **figures}
+def test_a_part_ends_at_its_time_limit(tmp_path):
+    """Its process is killed before it has a result."""
+    result = call(
+        COMMAND, *SMALL, "--part=plain,costs", "--minutes=1e-3", f"--output={tmp_path}"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "not finished: plain, costs" in result.stdout
+    assert results.read(tmp_path) == []
 
 
 def write(folder, part, platform="gpu", **rows):
-    report = {"part": part, "device": "Fast X1", "platform": platform, "rows": rows}
-    path = results.path_of(folder, f"Fast X1 {platform}", part)
-    path.write_text(json.dumps(report))
-    return path
+    for job, figures in rows.items():
+        about = {"part": part, "device": "Fast H100", "platform": platform, "job": job}
+        about |= {"date": "2026-01-02", "versions": {"jax": "1"}, "command": "c"}
+        results.append(folder, about | figures)
 
 
-def test_tables_are_generated_from_the_result_files(tmp_path):
-    assert results.tables(tmp_path).startswith("Nothing has been measured")
-    plain = row(ms_per_call=2.0, ms_floor=1.0, times_floor=2.0, tokens_per_second=500.0)
-    write(tmp_path, "plain", a=plain, b=row(failed="no room"))
-    passes = row(ms_by_tokens={"1": 1.25, "8": 1.5})
-    write(tmp_path, "shapes", **{"m, passes": passes, "m, bpd": row(ms_drafting=0.5)})
-    step = row(tokens_per_second=1e5, mfu=0.4, planned_bytes_per_device=25e9)
+def test_tables_are_generated_from_the_results(tmp_path):
+    assert results.tables(results.read(tmp_path)).startswith("Nothing has been")
+    plain = {"ms_per_call": 2.0, "ms_floor": 1.0, "times_floor": 2.0}
+    plain |= {"tokens_per_second": 500.0}
+    write(tmp_path, "plain", a={"failed": "the first time"}, b={"failed": "no room"})
+    write(tmp_path, "plain", a=plain)
+    drafting = {"ms_drafting": 0.5, "speedups": {"BPD": 1.25}}
+    job = "blockwise_1b5, batch 1, bpd"
+    write(tmp_path, "costs", **{"m, passes": {"ms_by_tokens": {"1": 1.25, "8": 1.5}}})
+    write(tmp_path, "costs", **{job: drafting})
+    step = {"tokens_per_second": 1e5, "mfu": 0.4, "planned_bytes_per_device": 25e9}
     write(tmp_path, "training", step=step)
-    kernel = row(errors={"output": 0.5}, passed=False, ms_forward=3.0)
+    kernel = {"errors": {"output": 0.5}, "passed": False, "ms_forward": 3.0}
     write(tmp_path, "attention", kernel=kernel)
-    write(tmp_path, "smollm2", platform="cpu")
-    text = results.tables(tmp_path)
-    assert text.count("### Fast X1") == 1
+    method = {"tokens_per_call": 1.5, "texts": 3, "texts_that_differ": 0}
+    write(tmp_path, "lossless", bpd=method)
+    run = {"steps": 900, "log": [{"loss": 4.0}], "tokens_per_call": 1.2}
+    write(tmp_path, "joint", small=step | run)
+    write(tmp_path, "smollm2", platform="cpu", x={})
+    rows = results.read(tmp_path)
+    text = results.tables(rows)
+    assert text.count("### Fast H100") == 1
     for line in (
         "| a | 2 | 1 | 2.00 | 500 |",
         "| b | failed: no room |  |  |  |",
         "| m | 1.25 | 1.5 |",
-        "| drafting, m, bpd | 0.5 |  |",
+        f"| drafting, {job} | 0.5 |  |",
         "| step | 100,000 | 40 % | 25.0 |",
         "| kernel | 0.5 | **no** | 3 |",
+        "| `bpd` | 1.50 | 0 of 3 |",
+        "| small | 900 | 100,000 | 40 % | 4.00 | 1.20 |",
     ):
         assert line in text.splitlines()
+    [bpd] = [
+        x for x in speedups.table(rows).splitlines() if x.startswith("| 1.5B, BPD")
+    ]
+    assert bpd.split(" | ")[3] == "1.25"  # measured on an H100
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- tables: begin -->\nold\n<!-- tables: end -->\nb\n")
-    results.update_page(page, tmp_path)
+    marks = [
+        f"<!-- {x}: {y} -->"
+        for x in ("predictions", "tables")
+        for y in ("begin", "end")
+    ]
+    page.write_text("\nold\n".join(["a", *marks, "b\n"]))
+    results.update_page(page, rows)
     new = page.read_text()
     assert text in new
-    assert "old" not in new
-    assert new.startswith("a\n")
-    assert new.endswith("\nb\n")
+    assert bpd in new
+    assert new.count("old") == 3
     page.write_text("no marks")
     with pytest.raises(UserError, match="add them"):
-        results.update_page(page, tmp_path)
+        results.update_page(page, rows)
+
+
+def test_predictions_follow_from_bandwidth_and_arithmetic():
+    config = JobSettings(tiny=False, rounds=1, batch_sizes=(1,)).model("llama_7b")
+    bpd, refined = speedups.RECORDED[:2]
+    for chip in map(CHIPS.get, speedups.DEVICES):
+        # At batch 1 a pass over 9 tokens only reads the weights, those of heads too.
+        speedup = speedups.predicted(chip, config, bpd)
+        ratio = speedup / speedups.record()["bpd"]["block_efficiency"]
+        assert 0.7 < ratio < 1
+        faster = speedups.predicted(chip, config, refined)
+        assert faster > speedup
+    # Where arithmetic is scarce, 69 draft tokens take longer than reading.
+    slow = CHIPS["h100"].__class__("slow", 1, 1e13, 3.35e12, 1, 1)
+    assert speedups.predicted(slow, config, refined) < 0.5
 
 
 def test_docs_page_contains_the_tables_of_the_committed_results():
-    assert results.tables(ROOT / results.FOLDER) in (ROOT / results.PAGE).read_text()
+    rows, page = results.read(ROOT / results.FOLDER), (ROOT / results.PAGE).read_text()
+    assert results.tables(rows) in page
+    assert speedups.table(rows) in page
 
 
 def test_damaged_results_are_named(tmp_path):
-    path = tmp_path / "accelerator_x_plain.json"
-    path.write_text("{}")
-    with pytest.raises(UserError, match="move it away"):
-        results.read(pathlib.Path(path))
+    write(tmp_path, "plain", a={})
+    with (tmp_path / results.FILE).open("a") as stream:
+        stream.write('{"part": "plain"}\n')
+    with pytest.raises(UserError, match=r"line 2 of .* is not a result"):
+        results.read(tmp_path)
+
+
+def test_the_notebook_runs(tmp_path):
+    """Its cells run in order; installation finds everything installed."""
+    notebook = json.loads((ROOT / "docs/tutorials/accelerator.ipynb").read_text())
+    program = "import subprocess\n"
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            for line in "".join(cell["source"]).splitlines():
+                indent, mark, command = line.partition("!")
+                if mark and not indent.strip():
+                    run = f"subprocess.run(f{command!r}, shell=True, check=True)"
+                    line = indent + run
+                program += f"{line}\n"
+    for old, new in {
+        "max_new_tokens=48": "max_new_tokens=12",
+        "Why do the seasons change?": "w5 w6 w7",
+        "--output=results": f"--output={tmp_path}",
+        'Path("results")': f"Path({str(tmp_path)!r})",
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
+    result = python(
+        "-c",
+        program,
+        BPD_JAX_REPOSITORY=str(ROOT),
+        BPD_JAX_MODEL=str(GOLDEN),
+        BPD_JAX_FLAGS=" ".join([*SMALL, "--part=plain"]),
+        PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the same text as plain decoding: True" in result.stdout
+    assert "| 7B, 1, BPD |" in result.stdout
+    assert {row["part"] for row in results.read(tmp_path)} == {"plain"}

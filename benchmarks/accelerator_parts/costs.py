@@ -1,10 +1,15 @@
-"""Random weights at real sizes: passes, drafting and refinement, in milliseconds."""
+"""Random weights at real sizes: passes, drafting and refinement, in milliseconds.
+
+From them, and from tokens per call on record, follow the speed-ups of BPD, of its
+refinement and of trees (`speedups`).
+"""
 
 import functools
 from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.accelerator_parts import speedups
 from benchmarks.accelerator_parts.jobs import (
     Job,
     JobSettings,
@@ -22,15 +27,7 @@ MODELS = ("blockwise_1b5", "llama_7b")
 PASSES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 # Drafting alone, then with n-grams that the device searches.
-METHODS = (
-    "bpd",
-    "zero_gram:16",
-    "ngram_device:16",
-    "heads+ngram/tree:32",
-    "block/greedy",
-    "block+ngram/best:16:engine=device",
-    "block+ngram/tree:32",
-)
+METHODS = tuple(dict.fromkeys(each.drafting for each in speedups.RECORDED))
 _NGRAMS = 5_000_000
 
 
@@ -40,17 +37,15 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
         decoder = functools.cache(lambda name=name: _decoder(settings, name))
         for batch in settings.batch_sizes[:2]:
             where = f"{name}, batch {batch}"
-            yield (
-                f"{where}, passes",
-                lambda batch=batch, decoder=decoder: _passes(
-                    settings, decoder(), batch
-                ),
+            passes = functools.cache(
+                lambda batch=batch, decoder=decoder: _passes(settings, decoder(), batch)
             )
-            for method in METHODS[::3] if settings.tiny else METHODS:
+            yield f"{where}, passes", passes
+            for method in METHODS[:1] if settings.tiny else METHODS:
                 yield (
                     f"{where}, {method}",
-                    lambda batch=batch, decoder=decoder, method=method: _drafting(
-                        decoder(), method, batch
+                    lambda batch=batch, decoder=decoder, method=method, passes=passes: (
+                        _drafting(decoder(), method, batch, passes())
                     ),
                 )
 
@@ -76,7 +71,12 @@ def _passes(settings: JobSettings, decoder: Decoder, batch: int) -> Row:
     }
 
 
-def _drafting(decoder: Decoder, method: str, batch: int) -> Row:
+def _drafting(decoder: Decoder, method: str, batch: int, passes: Row) -> Row:
+    """The time of drafting, and the speed-ups that follow for recorded methods."""
     [prompt] = random_prompts(1, 64, decoder.model.config.trunk.vocab_size)
     seconds = measure_drafting(decoder, parse_method(method), np.asarray(prompt), batch)
-    return {"ms_drafting": 1e3 * seconds, "ngrams": sum(decoder.ngram.sizes)}
+    return {
+        "ms_drafting": 1e3 * seconds,
+        "ngrams": sum(decoder.ngram.sizes),
+        "speedups": speedups.measured(method, passes["ms_by_tokens"], 1e3 * seconds),
+    }
