@@ -144,6 +144,8 @@ def _run(part: str, folder: pathlib.Path, end: float) -> bool:
         about = receiver.recv()
     except EOFError:
         raise UserError(f"{part}: jax did not start; see above.") from None
+    if isinstance(about, str):
+        raise UserError(about)
     row = {"failed": f"exit status {child.exitcode}", "passed": False}
     results.append(folder, {**about, "job": "the process", **row})
     return False
@@ -153,10 +155,9 @@ def _part(part: str, folder: pathlib.Path, limit: float, sender: Connection) -> 
     """Runs the jobs of a part and writes a line for each."""
     platform = jax.default_backend()
     if PLATFORM.value not in (None, platform):
-        print(
+        sender.send(
             f"jax has no {PLATFORM.value} here, only {platform}: install jax for it, "
-            "as in pip install -e '.[cuda13]' or '.[tpu]'.",
-            file=sys.stderr,
+            "as in pip install -e '.[cuda13]' or '.[tpu]'."
         )
         sys.exit(1)
     device = jax.devices()[0].device_kind

@@ -31,6 +31,9 @@ WHEELS = flags.DEFINE_string(
     "wheels", None, "folder of the wheels; default: pip downloads them."
 )
 TEXT_BYTES = flags.DEFINE_integer("text_bytes", 4_000_000, "bytes of text to include.")
+HELDOUT_SHARE = flags.DEFINE_float(
+    "heldout_share", 0.05, "share of the documents to decode, not to train on."
+)
 VOCABULARY = flags.DEFINE_string("vocabulary", "gpt3", "vocabulary of the rows.")
 OUTPUT = flags.DEFINE_string("output", "build/gpu_bundle_1", "folder to write.")
 
@@ -118,7 +121,7 @@ def _write_rows(folder: pathlib.Path) -> None:
     task = TextTask(
         vocabulary=VOCABULARY.value,
         max_bytes=TEXT_BYTES.value,
-        validation_fraction=0.05,
+        validation_fraction=HELDOUT_SHARE.value,
     )
     for split in ("train", "validation"):
         prepare_rows(task, split, 512, folder / split)

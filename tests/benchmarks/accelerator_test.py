@@ -60,6 +60,7 @@ def bundle(tmp_path_factory):
         "benchmarks.bundle",
         "--noweights",
         "--text_bytes=400000",
+        "--heldout_share=0.3",
         "--vocabulary=bpe:300",
         f"--wheels={folder / 'wheels'}",
         f"--output={folder / 'bundle'}",
@@ -298,7 +299,7 @@ def test_tables_are_generated_from_the_results(tmp_path):
     ):
         assert line in text.splitlines()
     [bpd] = [
-        x for x in speedups.table(rows).splitlines() if x.startswith("| 1.5B, BPD")
+        x for x in speedups.table(rows).splitlines() if x.startswith("| 1.5B, 1, BPD")
     ]
     assert bpd.split(" | ")[3] == "1.25"  # measured on an H100
     page = tmp_path / "page.md"
