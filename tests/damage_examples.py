@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import gzip
 import json
+import lzma
 import pathlib
 import zlib
 from collections.abc import Callable
@@ -304,8 +304,8 @@ def _write_study(folder: pathlib.Path) -> None:
     facts = {"labels": {"bpd": "BPD"}, "tasks": {"squad": "SQuAD"}}
     run_files.write_header(folder, "table4", facts)
     lines = {}
-    for path in sorted(ROOT.glob("experiments/*/results/*/records.jsonl.gz")):
-        with gzip.open(path) as stream:
+    for path in sorted(ROOT.glob("experiments/*/results/*/records.jsonl.xz")):
+        with lzma.open(path) as stream:
             line = stream.readline()
             lines.setdefault(json.loads(line)["kind"], line)
     assert len(lines) > 3

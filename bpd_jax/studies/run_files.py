@@ -2,12 +2,13 @@
 
 Records are appended, one per line, so that an interrupted run loses at most one
 record; the next run truncates an incomplete line and resumes. Published results are
-compressed (`records.jsonl.gz`).
+compressed (`records.jsonl.xz`, earlier `records.jsonl.gz`).
 """
 
 import dataclasses
 import gzip
 import json
+import lzma
 import os
 import pathlib
 import zlib
@@ -32,7 +33,7 @@ from bpd_jax.studies.typed_json import typed
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records. Published records are the oldest.
-_RECORD_FILES = ("records*.jsonl.gz", "records*.jsonl")
+_RECORD_FILES = ("records*.jsonl.xz", "records*.jsonl.gz", "records*.jsonl")
 PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"study"')
 # A folder of unfinished results may contain other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
@@ -127,7 +128,7 @@ def _complete_size(path: pathlib.Path) -> int:
 
 
 def read_records(folder: pathlib.Path) -> list[Record]:
-    """Reads all `records*.jsonl.gz` and `records*.jsonl` of a folder, in this order.
+    """Reads all files of records of a folder, compressed ones first.
 
     A run with further contenders records a text of the explorer again; the last record
     of each is returned.
@@ -165,7 +166,7 @@ def _check_shapes(folder: pathlib.Path, records: Sequence[Record]) -> None:
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opened(local_copy(path), "rb") as stream:
             lines = limits.bounded_lines(stream, path, kept=True)
@@ -173,7 +174,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
                 # A line without a line break is incomplete.
                 if line.endswith(b"\n"):
                     yield _record(line, f"{path}:{number}")
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"cannot read {path}: {error}.") from error
 
 
@@ -225,5 +226,5 @@ def publish(run: StudyRun, folder: pathlib.Path) -> None:
     lines = sorted(_line(record) for record in run.records)
     with folders.replacing_folder(folder, PUBLISHED) as temporary:
         write_header(temporary, run.study, run.facts)
-        packed = gzip.compress("".join(lines).encode("utf-8"), mtime=0)
-        (temporary / f"{RECORDS}.gz").write_bytes(packed)
+        packed = lzma.compress("".join(lines).encode("utf-8"))
+        (temporary / f"{RECORDS}.xz").write_bytes(packed)

@@ -1,8 +1,8 @@
 """Records are written to files and read, also from damaged files."""
 
 import dataclasses
-import gzip
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -156,10 +156,10 @@ def test_shards_are_read_together_and_published(tmp_path):
         assert len(run.records) == 2
         output = tmp_path / f"published{number}"
         run_files.publish(run, output)
-        published.append((output / "records.jsonl.gz").read_bytes())
+        published.append((output / "records.jsonl.xz").read_bytes())
         assert run_files.open_run(output).facts == {"size": "tiny"}
     assert published[0] == published[1]
-    assert gzip.decompress(published[0]).count(b"\n") == 2
+    assert lzma.decompress(published[0]).count(b"\n") == 2
 
 
 LINES = {
@@ -292,6 +292,9 @@ def test_invalid_results_are_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         run_files.open_run(tmp_path)
     run_files.write_header(tmp_path, "table4", {})
-    (tmp_path / "records.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(UserError, match=r"cannot read .*records\.jsonl\.gz"):
-        run_files.open_run(tmp_path)
+    for ending in ("gz", "xz"):
+        path = tmp_path / f"records.jsonl.{ending}"
+        path.write_bytes(b"not compressed")
+        with pytest.raises(UserError, match=rf"cannot read .*records\.jsonl\.{ending}"):
+            run_files.open_run(tmp_path)
+        path.unlink()
