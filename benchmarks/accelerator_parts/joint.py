@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
@@ -29,6 +30,7 @@ from bpd_jax.storage.paths import as_path
 from bpd_jax.training.config import TrainConfig
 
 CORPUS = as_path("corpus")
+# Rows of a device in a step.
 ROWS = 64
 # Share of the time that is left for training; the rest compiles and decodes.
 _SHARE = 0.7
@@ -57,7 +59,7 @@ def _train(settings: JobSettings) -> Row:
             "first bundle."
         )
     rows = open_rows(CORPUS / "train")
-    batch = 2 if settings.tiny else ROWS
+    batch = jax.device_count() * (1 if settings.tiny else ROWS)
     config = _config(settings, rows, batch, steps=100)
     mesh = make_mesh(config.mesh)
     batches = RowIterator(rows, batch, seed=0)
@@ -101,6 +103,7 @@ def _config(
         "LEARNING_RATE = 6e-4",
         f"WARMUP_STEPS = {max(steps // 20, 1)}",
         "ComputeConfig.accumulate = 1",
+        f"MeshConfig.data = {jax.device_count()}",
         f"TransformerConfig.vocab_size = {rows.vocab_size}",
         f"TransformerConfig.dtype = '{settings.dtype}'",
         *(_TINY if settings.tiny else ()),
@@ -128,6 +131,7 @@ def _decoded(settings: JobSettings, config: TrainConfig, params: Any) -> Row:
     params = dict(params)
     if config.compute.scan_layers:
         params["trunk"] = jax.jit(unstack_layers)(params["trunk"])
+    params = jax.tree.map(jnp.asarray, jax.device_get(params))
     decoder = Decoder(Model(config.model, params), width=4)
     plain = decoder.decode(GREEDY, prompts, options)
     texts = decoder.decode(parse_method("bpd"), prompts, options)

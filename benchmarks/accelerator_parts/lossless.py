@@ -51,7 +51,7 @@ METHODS = (
     "block+ngram/tree:8+lookup:4",
     "oracle",
 )
-_TINY = ("ngram_device:3:adaptive=1", "block+ngram/tree:8+lookup:4")
+_TINY = ("block+ngram/tree:8+lookup:4",)
 
 
 def jobs(settings: JobSettings) -> Iterator[Job]:
