@@ -166,7 +166,7 @@ def _check_shapes(folder: pathlib.Path, records: Sequence[Record]) -> None:
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opened(local_copy(path), "rb") as stream:
             lines = limits.bounded_lines(stream, path, kept=True)
