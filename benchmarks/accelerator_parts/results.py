@@ -51,7 +51,8 @@ def read(folder: pathlib.Path) -> list[Row]:
     Raises:
       UserError: a line is damaged.
     """
-    path, rows = folder / FILE, {}
+    path = folder / FILE
+    rows: dict[tuple[str, str, str], Row] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
