@@ -12,7 +12,7 @@ python="${PYTHON_BIN:-.venv/bin/python}"
 
 # One line for each method; the answer of the first method to the first prompt is shown.
 methods=(
-    block:k=8+ngram:alpha=0.25/tree:8+lookup:4  # block drafter, 4-gram, tree, prompt lookup
+    block:k=8+ngram:alpha=0.25/tree:4           # block drafter, 4-gram, tree
     bpd                                         # the paper's baseline: the top token of every head
     ngram:16                                    # the paper: the 16 best drafts under heads and a 4-gram
     auto                                        # marks its choice: of bpd_jax.tune, or in the first round

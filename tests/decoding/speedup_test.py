@@ -24,6 +24,7 @@ from bpd_jax.decoding.speedup import (
 )
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.quantized import rounded
 from tests.decoding.random_models import (
     make_drafter,
     make_model,
@@ -353,6 +354,16 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     assert decoder.default_method == parse_method(expected)
     assert decoder.default_method in candidate_methods(decoder)
+
+
+def test_the_default_tree_of_quantized_weights_is_smaller():
+    model = make_model(0, num_layers=2)
+    assets = Assets(drafter=make_drafter(model, feature_layers=(0, 1)))
+    stored = dataclasses.replace(model, params=rounded(model.params)[0])
+    methods = [
+        Decoder(m, width=4, assets=assets).default_method for m in (model, stored)
+    ]
+    assert [m.name for m in methods] == ["block/tree:8+lookup:4", "block/tree:4"]
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])
