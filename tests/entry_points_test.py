@@ -135,7 +135,7 @@ def test_invalid_input_is_refused_and_leaves_no_files(folder):
         ([*prompt, "--stop="], "stop must be a list"),
         ([*prompt, "--model=nowhere", "--output=run"], "it is a folder; name a file"),
         ([*prompt, *gin], "DecodeOptions.tokens"),
-        ([*prompt, "--gin_file=meshes/gpu_8.gin"], "there are 1 devices"),
+        ([*prompt, "--gin.MeshConfig.model=3"], "MeshConfig asks for"),
         ([*prompt, "--gin_file=models/tiny.gin"], "tiny.gin has no effect"),
         ([*prompt, f"--max_new_tokens={'9' * 5000}"], "--max_new_tokens=999"),
     ]

@@ -196,7 +196,9 @@ def test_children_are_drawn_without_replacement():
     keys = jax.random.split(jax.random.key(1), rows)
     first = lattice.tokens[:, 0, 0]
     view = random_view(jax.tree.map(lambda array: array[:1], lattice))
-    view.model.lattice = lambda *_: lattice
+    arrays = lattice.tokens, lattice.log_probs, lattice.entropies
+    candidates = tuple(array[:, 1:] for array in arrays)
+    view.model.block_candidates = lambda *_: candidates
     view = dataclasses.replace(view, next_token=first)
     tree = grow_tree(paths, view, search, keys)
     assert tree.valid.all()
