@@ -32,6 +32,8 @@ BIGRAMS = np.array(
 class Bigrams:
     """Substitute for `Model`, whose hidden state is the token."""
 
+    mesh = None
+
     table: jax.Array
 
     config = types.SimpleNamespace(trunk=types.SimpleNamespace(max_length=64))
