@@ -18,9 +18,12 @@ from bpd_jax.studies.tables import (
     by_row,
     cell,
     correlation,
+    counted,
     judged,
     missing_cell,
     table,
+    verdict,
+    with_interval,
 )
 from experiments import printed
 from experiments.refinements import method_of
@@ -161,6 +164,21 @@ def headroom_cell(
     if base is not None and oracle is not None:
         share = headroom_taken(efficiency, base, oracle)
     return cell(share, scale=100, text=text)
+
+
+def beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
+    """Whether one contender beats another, by the interval of its gain."""
+    drafts, base = run.paired([first, second])
+    if not len(drafts):
+        return judged(statement, "Not measured.")
+    gain = drafts.gain(base)
+    return Finding(
+        statement,
+        verdict(gain, len(drafts)),
+        f"{drafts.efficiency:.3f} against {base.efficiency:.3f} tokens per call, "
+        f"{with_interval(gain)} over {counted(len(drafts), 'text')}; "
+        f"{drafts.checked:.1f} against {base.checked:.1f} draft tokens verified.",
+    )
 
 
 def never_below(

@@ -31,9 +31,8 @@ from bpd_jax.studies.tables import (
     judged,
     missing_cell,
     table,
-    verdict,
-    with_interval,
 )
+from experiments.comparisons import beats
 from experiments.refinements import is_refined, method_of
 
 # Shorter texts are not divided.
@@ -60,7 +59,7 @@ def _conditioning(run: StudyRun) -> list[Finding]:
         "original ones ({})."
     )
     return [
-        _beats(run, statement.format(run.label(sequential)), sequential, parallel)
+        beats(run, statement.format(run.label(sequential)), sequential, parallel)
         for parallel, sequential in _counterparts(run, "mode")
         if method_of(parallel).setting("mode") == "parallel"
     ]
@@ -87,22 +86,9 @@ def _weights(run: StudyRun) -> list[Finding]:
                 statement, False, "On the tuning texts a constant α is the best."
             )
         else:
-            finding = _beats(run, f"{statement[:-1]}, chosen: {best}.", best, base)
+            finding = beats(run, f"{statement[:-1]}, chosen: {best}.", best, base)
         findings.append(finding)
     return findings
-
-
-def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
-    drafts, base = run.paired([first, second])
-    if not len(drafts):
-        return judged(statement, "Not measured.")
-    gain = drafts.gain(base)
-    return Finding(
-        statement,
-        verdict(gain, len(drafts)),
-        f"{drafts.efficiency:.3f} against {base.efficiency:.3f} tokens per call over "
-        f"{len(drafts)} texts, {with_interval(gain)}.",
-    )
 
 
 class _Texts(NamedTuple):

@@ -13,13 +13,10 @@ from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.tables import (
     by_row,
-    judged,
     missing_cell,
     table,
-    verdict,
-    with_interval,
 )
-from experiments.comparisons import headroom_table
+from experiments.comparisons import beats, headroom_table
 from experiments.refinements import is_trained, is_tree, method_of, of_heads
 
 WALK, EXACT, BEAM, SEVERAL, COVER, STATIC, TREE = SEARCHES = (
@@ -200,7 +197,7 @@ def _searches(data: _SearchData) -> list[Finding]:
                     continue
                 words = f"{statement.format(count, base)} ({score})."
                 names = row[first, count], row[second, base]
-                findings.append(_beats(data.run, words, *names))
+                findings.append(beats(data.run, words, *names))
     return findings
 
 
@@ -215,7 +212,7 @@ def _refined(data: _SearchData) -> list[Finding]:
                 "Refined drafts beat unrefined ones "
                 f"({search.format(count)}, {score_of(name)})."
             )
-            findings.append(_beats(data.run, statement, name, base))
+            findings.append(beats(data.run, statement, name, base))
     return findings
 
 
@@ -257,23 +254,8 @@ def _trained(data: _SearchData) -> list[Finding]:
                 f"({search.format(count)}: {run.label(best)} against "
                 f"{run.label(other)})."
             )
-            findings.append(_beats(run, statement, best, other))
+            findings.append(beats(run, statement, best, other))
     return findings
-
-
-def _beats(run: StudyRun, statement: str, first: str, second: str) -> Finding:
-    """Whether one contender beats another, by the interval of its gain."""
-    drafts, base = run.paired([first, second])
-    if not len(drafts):
-        return judged(statement, "Not measured.")
-    gain = drafts.gain(base)
-    return Finding(
-        statement,
-        verdict(gain, len(drafts)),
-        f"{drafts.efficiency:.3f} against {base.efficiency:.3f} tokens per call, "
-        f"{with_interval(gain)}; {drafts.checked:.1f} against {base.checked:.1f} draft "
-        "tokens verified.",
-    )
 
 
 STUDY = Study(

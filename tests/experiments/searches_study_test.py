@@ -78,8 +78,8 @@ def test_few_texts_are_inconclusive():
         finding = findings["The exact best draft beats the greedy walk (n-gram)."]
         assert finding.holds is holds
         assert finding.evidence == (
-            f"2.000 against 1.000 tokens per call, +100.0 %{interval}; 5.0 "
-            "against 2.5 draft tokens verified."
+            f"2.000 against 1.000 tokens per call, +100.0 %{interval} over {texts} "
+            f"text{'s' * (texts > 1)}; 5.0 against 2.5 draft tokens verified."
         )
 
 
@@ -147,7 +147,7 @@ def test_every_score_is_compared_with_the_heads_alone():
     }
     evidence = verdicts["(tree of 64, n-gram)."].evidence
     assert evidence.startswith(
-        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0);"
+        "1.000 against 2.000 tokens per call, −50.0 % (−50.0 … −50.0) over 8 texts;"
     )
 
 
