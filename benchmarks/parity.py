@@ -25,7 +25,7 @@ from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 
 GOLDEN = flags.DEFINE_string("golden", None, "Results of transformers.")
@@ -111,8 +111,7 @@ def prompt_logits(
 
 def _run(model: Model, tokens: Int[Array, "1 T"]) -> Float[Array, "T V"]:
     positions = jnp.arange(tokens.shape[1])[None]
-    mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(tokens, positions, mask)
+    hidden, *_ = model.forward(tokens, positions, Segments())
     return model.next_token_logits(hidden)[0]
 
 

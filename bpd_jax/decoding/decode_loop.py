@@ -28,7 +28,7 @@ from bpd_jax.drafting.interface import (
     View,
     without_arrays,
 )
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
@@ -80,7 +80,7 @@ def prefill(
       read: columns of `prompts` that the model runs, at least the longest of `lengths`;
         None for all.
     """
-    outputs = _run_prompts(model, drafter.feature_layers, prompts, lengths, read)
+    outputs = run_prompts(model, drafter.feature_layers, prompts, lengths, read)
     rows = (prompts, lengths, limits, keys, reference)
     static = without_arrays(drafter)
     return _first_state(
@@ -89,7 +89,7 @@ def prefill(
 
 
 @functools.partial(jax.jit, static_argnames=("layers", "read"))
-def _run_prompts(
+def run_prompts(
     model: Model,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
@@ -103,9 +103,7 @@ def _run_prompts(
     padded = prompts.shape[1]
     prompts = prompts[:, :read]
     positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
-    segments = (positions < lengths[:, None]).astype(jnp.int32)
-    mask = causal_mask(segments)
-    hidden, new, features = model.forward(prompts, positions, mask, layers=layers)
+    hidden, new, features = model.forward(prompts, positions, Segments(), layers=layers)
 
     def pad(array: Array, axis: int) -> Array:
         ends = [(0, 0)] * array.ndim
@@ -130,7 +128,7 @@ def _first_state(
     max_calls: int,
     record: bool,
 ) -> DecodeState:
-    """The state after the outputs of `_run_prompts`; for `rows` see `prefill`."""
+    """The state after the outputs of `run_prompts`; for `rows` see `prefill`."""
     prompts, lengths, limits, keys, reference = rows
     hidden, new, features = outputs
     batch, padded = prompts.shape

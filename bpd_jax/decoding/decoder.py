@@ -99,7 +99,7 @@ class Decoder:
         self.assets = assets or Assets()
         self.assets.check(model.config)
         self.token_bytes = token_bytes
-        self._context = BuildContext(model, self.assets, width, alpha)
+        self._context = BuildContext(self.model, self.assets, width, alpha)
         self._drafters: dict[tuple[Method, float | None], Drafter] = {}
         self._stops: dict[tuple[str, ...], StopTable] = {}
 

@@ -15,7 +15,7 @@ from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recorded_drafter import CHUNK, record_drafter, stack_padded
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model, entropy
@@ -137,7 +137,7 @@ class RecordedModel:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
+        mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,
@@ -268,10 +268,9 @@ def _record(
       next tokens.
     """
     positions = jnp.arange(tokens.shape[0])[None]
-    mask = causal_mask(jnp.ones_like(positions))
     read = model.head_features
     states, _, features = model.forward(
-        tokens[None], positions, mask, layers=(*read, *layers)
+        tokens[None], positions, Segments(), layers=(*read, *layers)
     )
     for_heads, for_drafter = jnp.split(
         features[0], [len(read) * states.shape[-1]], axis=-1

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 
@@ -109,8 +109,7 @@ def _gap(
     text = np.concatenate([expected.input_ids, expected.output_ids[:position]])
     tokens = jnp.asarray(text)[None]
     positions = jnp.arange(len(text))[None]
-    mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(tokens, positions, mask)
+    hidden, *_ = model.forward(tokens, positions, Segments())
     logits = on_host(model.next_token_logits(hidden[0, -1]))
     chosen = [expected.output_ids[position], actual.output_ids[position]]
     return float(logits.max() - logits[chosen].min())

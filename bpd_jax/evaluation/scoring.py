@@ -10,7 +10,7 @@ import numpy as np
 
 from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, in_rows, on_host
 
@@ -174,8 +174,7 @@ def _score_targets(
       indices: for each target its row, the position before it, and the target itself.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(tokens, positions, mask)
+    hidden, *_ = model.forward(tokens, positions, Segments())
 
     def score(chunk: Int[Array, "3 chunk"]) -> tuple[Array, Array]:
         row, position, target = chunk

@@ -1,23 +1,28 @@
-"""Attention of T new tokens over a cached prefix and over each other."""
+"""Attention of T new tokens over each other, and over what is before them."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models import cpu
-from bpd_jax.models.cache import numbers
+
+# Attention to a part of the keys: the values weighted with the exponentials of the
+# scores less the greatest one, [B, K, M, H]; the greatest score and the sum of its
+# exponentials, [B, K, M]. All are float32; without a visible key the peak is -inf.
+Attended = tuple[Array, Array, Array]
 
 
 class Segments(NamedTuple):
     """Compact representation of the attention mask: see `causal_mask`.
 
     Attributes:
-      ids: `[B, T]` the segment of each token; 0 is padding.
+      ids: `[B, T]` the segment of each token; 0 is padding. None if each row is one
+        text, whose padding comes after it and so out of its sight.
     """
 
-    ids: Int[Array, "B T"]
+    ids: Int[Array, "B T"] | None = None
 
 
 def attention(
@@ -25,12 +30,8 @@ def attention(
     keys: Float[Array, "B U K H"],
     values: Float[Array, "B U K H"],
     mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
-    prefix_keys: Float[Array, "B K H S"] | None = None,
-    prefix_values: Float[Array, "B K S H"] | None = None,
-    prefix_lengths: Int[Array, " B"] | Bool[Array, "B T S"] | None = None,
-    *,
+    prefix: Callable[[Float[Array, "B K M H"]], Attended] | None = None,
     softcap: float | None = None,
-    for_decoding: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Scaled dot-product attention with grouped queries; softmax in float32.
 
@@ -38,12 +39,17 @@ def attention(
     j, so a chain passes a triangle, packed documents a block triangle and a draft tree
     its ancestors. Keys may be more than queries: those of draft tokens run before. A
     mask with a fourth axis says that tokens are G groups of equal size, which do not
-    see each other: P drafts side by side, at P times the cost of one. Every new token
-    sees the first `prefix_lengths[b]` slots of the prefix, which is laid out as the
-    cache is (see `KVCache`); instead of lengths, a mask may say which slots each new
-    token sees. Each token must see itself, so that no row is empty. With a `softcap`,
-    scores are `capped`. Attention `for_decoding` is neither differentiated nor spread
-    over devices, so that a kernel may read the prefix.
+    see each other: P drafts side by side, at P times the cost of one. Each token must
+    see itself, so that no row is empty.
+
+    Args:
+      queries: unscaled.
+      keys, values: of the new tokens; N is a multiple of K.
+      mask: see above.
+      prefix: attends to the text before the new tokens; see `prefix_attention`. Its
+        argument is scaled; the M = T · N / K queries of a key-value head are sorted by
+        token.
+      softcap: scores are `capped`.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -65,56 +71,37 @@ def attention(
     folded = joined(folded) * width**-0.5
     keys, values = split(keys.swapaxes(1, 2)), split(values.swapaxes(1, 2))
 
-    scores = jnp.einsum("BKGTH,BKGUH->BKGTU", split(folded), keys)
-    scores = capped(scores.astype(jnp.float32), softcap)
+    scores = capped(product("BKGTH,BKGUH->BKGTU", split(folded), keys), softcap)
     scores = jnp.where(mask, scores, -jnp.inf)
-    peak = scores.max(-1, keepdims=True)
-    if prefix_keys is None:
-        # Softmax does not depend on the peak, so no gradient flows through it.
-        weights = jnp.exp(scores - jax.lax.stop_gradient(peak))
-        weights /= weights.sum(-1, keepdims=True)
-        mixed = joined(weights.astype(values.dtype) @ values)
-    else:
+    # Softmax does not depend on the peak, so no gradient flows through it.
+    peak = joined(jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    if prefix is not None:
         # Two score blocks under one softmax: the cache is never copied.
-        assert prefix_values is not None
-        assert prefix_lengths is not None
-        prefix = folded, prefix_keys, prefix_values
-        attended = None
-        if prefix_lengths.ndim > 1:
-            prefix_lengths = jnp.repeat(prefix_lengths, group, axis=1)
-        elif for_decoding and softcap is None:
-            attended = cpu.prefix_attention(*prefix, prefix_lengths)
-        if attended is None:
-            attended = _attend(*prefix, prefix_lengths, softcap)
-        mixed, prefix_peak, prefix_total = attended
-        peak = jnp.maximum(joined(peak), prefix_peak[..., None])
+        before, prefix_peak, prefix_total = prefix(folded)
+        peak = jnp.maximum(peak, prefix_peak[..., None])
         share = jnp.exp(prefix_peak[..., None] - peak)
-        weights = joined(jnp.exp(scores - split(peak)))
-        total = weights.sum(-1, keepdims=True) + share * prefix_total[..., None]
-        weights = split(weights / total).astype(values.dtype)
-        mixed = joined(weights @ values) + mixed * (share / total)
-        mixed = mixed.astype(values.dtype)
+    weights = joined(jnp.exp(scores - split(peak)))
+    total = weights.sum(-1, keepdims=True)
+    if prefix is not None:
+        total += share * prefix_total[..., None]
+    weights = split(weights / total).astype(values.dtype)
+    mixed = joined(product("BKGTU,BKGUH->BKGTH", weights, values))
+    if prefix is not None:
+        mixed += before * (share / total)
+    mixed = mixed.astype(values.dtype)
     mixed = mixed.reshape(batch, kv_heads, length, group, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, num_heads, width)
 
 
-def _attend(
-    queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
-    visible: Int[Array, " B"] | Bool[Array, "B M S"],
-    softcap: float | None,
-) -> tuple[Float[Array, "B K M H"], Float[Array, "B K M"], Float[Array, "B K M"]]:
-    """`cpu.prefix_attention` by XLA; a mask may stand for lengths."""
-    keys, values = numbers(keys), numbers(values)
-    if visible.ndim == 1:
-        visible = (jnp.arange(values.shape[2]) < visible[:, None])[:, None]
-    scores = capped((queries @ keys).astype(jnp.float32), softcap)
-    scores = jnp.where(visible[:, None], scores, -jnp.inf)
-    peak = scores.max(-1)
-    # If no key is visible the peak is -inf, which must not be subtracted.
-    weights = jnp.exp(scores - jnp.maximum(peak, jnp.finfo(jnp.float32).min)[..., None])
-    return weights.astype(values.dtype) @ values, peak, weights.sum(-1)
+def product(equation: str, x: Array, y: Array) -> Float[Array, "..."]:
+    """A product summed in float32, and not rounded to less if x and y are float32.
+
+    The keys of a token are multiplied in one pass as those of a new token, and in the
+    next ones as those of the cache: both must have the same results.
+    """
+    return jnp.einsum(
+        equation, x, y, precision="highest", preferred_element_type=jnp.float32
+    )
 
 
 def capped(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
@@ -133,12 +120,17 @@ def near(
     return queries[..., :, None] - keys[..., None, :] < window
 
 
-def causal_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Each token sees itself and the earlier tokens of its own segment.
+def causal_mask(
+    segment_ids: Int[Array, "B T"], window: int | None = None
+) -> Bool[Array, "B T T"]:
+    """Each token sees itself and the earlier tokens of its own segment and `window`.
 
     >>> causal_mask(jnp.array([[1, 1, 2]])).astype(int)[0].tolist()
     [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     """
     length = segment_ids.shape[-1]
-    earlier = jnp.tril(jnp.ones((length, length), bool))
-    return earlier & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    seen = jnp.tril(jnp.ones((length, length), bool))
+    if window is not None:
+        at = jnp.arange(length)
+        seen &= near(at, at, window)
+    return seen & (segment_ids[:, :, None] == segment_ids[:, None, :])

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
@@ -66,7 +67,7 @@ class Model:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"],
+        mask: Bool[Array, "B T U"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,
@@ -83,7 +84,7 @@ class Model:
 
     def _apply(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the Linen module."""
-        module = BlockwiseLM(self.config)
+        module = BlockwiseLM(self.config, mesh=self.mesh)
         return module.apply({"params": self.params}, *arguments, method=method)
 
     def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:

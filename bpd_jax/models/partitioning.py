@@ -164,6 +164,38 @@ def even_rows(count: int, mesh: Mesh | None) -> int:
     return -(-count // parts) * parts
 
 
+def first_device(mesh: Mesh | None) -> jax.Device:
+    """The first device of a mesh, or of jax without one; all are of the same kind."""
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+
+
+def has_tensor_cores(device: jax.Device) -> bool:
+    """Whether it is an NVIDIA GPU of compute capability 8.0 or higher."""
+    # Other makers' GPUs have names there, such as gfx942.
+    capability = str(getattr(device, "compute_capability", ""))
+    major = capability.partition(".")[0]
+    return device.platform == "gpu" and major.isdigit() and int(major) >= 8
+
+
+def attention_spec(
+    rows: int, heads: int, mesh: Mesh, *, heads_axis: int
+) -> PartitionSpec:
+    """Rows over the batch's axes, heads over `model`, where they divide evenly.
+
+    Args:
+      rows: size of the first axis.
+      heads: size of the axis of heads.
+      mesh: a mesh from `make_mesh`.
+      heads_axis: number of the axis of heads.
+    """
+    between = [None] * (heads_axis - 1)
+    return PartitionSpec(
+        None if rows % row_parts(mesh) else BATCH_SPEC[0],
+        *between,
+        None if heads % mesh.shape["model"] else "model",
+    )
+
+
 def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
     """Constrains the sharding of an intermediate result; nothing on one device."""
     if mesh is None or mesh.size == 1:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
-from bpd_jax.models.attention import Segments, attention, capped, causal_mask, near
+from bpd_jax.models.attention import Segments, attention, capped, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.layers import (
@@ -37,6 +37,7 @@ from bpd_jax.models.partitioning import (
     VOCAB,
     constrain,
 )
+from bpd_jax.models.prefix_attention import prefix_attention
 from bpd_jax.models.quantized import parameter
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
@@ -128,31 +129,36 @@ class Attention(nn.Module):
         slots = 0 if cache is None else cache.slots
         if window is not None and slots + all_keys.shape[1] <= window:
             window = None  # All tokens are within one window.
-        if isinstance(mask, Segments) and (window is not None or softcap is not None):
-            mask = causal_mask(mask.ids)
         if isinstance(mask, Segments):
             assert cache is None
             assert earlier is None
             mixed = segment_attention(
-                queries, keys, values, mask, self.implementation, self.mesh
+                queries,
+                keys,
+                values,
+                mask,
+                self.implementation,
+                self.mesh,
+                window,
+                softcap,
             )
         else:
-            prefix: tuple[Array, ...] = ()
-            visible = None if cache is None else cache.lengths
             if window is not None:
-                mask, visible = _within(window, mask, positions, visible, slots)
+                mask = _within(window, mask, positions)
+            prefix = None
             if cache is not None:
-                assert visible is not None
-                prefix = cache.keys[0], cache.values[0], visible
-            mixed = attention(
-                queries,
-                all_keys,
-                all_values,
-                mask,
-                *prefix,
-                softcap=softcap,
-                for_decoding=cpu.is_packed(self.query),
-            )
+                prefix = functools.partial(
+                    prefix_attention,
+                    keys=cache.keys[0],
+                    values=cache.values[0],
+                    visible=cache.lengths,
+                    positions=positions,
+                    window=window,
+                    softcap=softcap,
+                    for_decoding=cpu.is_packed(self.query),
+                    mesh=self.mesh,
+                )
+            mixed = attention(queries, all_keys, all_values, mask, prefix, softcap)
         return self.output(mixed), keys, values
 
 
@@ -160,10 +166,8 @@ def _within(
     window: int,
     mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
     positions: Int[Array, "B T"],
-    lengths: Int[Array, " B"] | None,
-    slots: int,
-) -> tuple[Array, Bool[Array, "B T S"] | None]:
-    """The masks of the new tokens and of the prefix, within a sliding window.
+) -> Array:
+    """The mask of the new tokens within a sliding window.
 
     Keys of drafts that ran before have no positions here: they are in the same block,
     which is shorter than any window.
@@ -171,12 +175,7 @@ def _within(
     groups = positions if mask.ndim == 3 else positions.reshape(mask.shape[:3])
     length = groups.shape[-1]
     inside = mask[..., -length:] & near(groups, groups, window)
-    mask = jnp.concatenate([mask[..., :-length], inside], axis=-1)
-    if lengths is None:
-        return mask, None
-    slot = jnp.arange(slots)
-    visible = near(positions, slot[None], window)
-    return mask, visible & (slot < lengths[:, None])[:, None]
+    return jnp.concatenate([mask[..., :-length], inside], axis=-1)
 
 
 class FeedForward(nn.Module):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
-from bpd_jax.models.attention import causal_mask
+from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -64,7 +64,7 @@ def outputs_of_rows(
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
     variables = {"params": base}
     hidden, *_ = BlockwiseLM(model).apply(
-        variables, tokens, positions, causal_mask(segment_ids)
+        variables, tokens, positions, Segments(segment_ids)
     )
     states = BlockwiseLM(model).apply(variables, hidden, method="head_states")
     after, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)

@@ -71,13 +71,13 @@ def test_texts_do_not_depend_on_the_longest_prompt(batch_size, monkeypatch):
     prompts = [rng.integers(1, 13, length) for length in (9, 30, 50, 100)]
     options = DecodeOptions(max_new_tokens=12, batch_size=batch_size)
     read = []
-    run = decode_loop._run_prompts
+    run = decode_loop.run_prompts
 
     def counted(model, layers, prompts, lengths, columns):
         read.append(columns)
         return run(model, layers, prompts, lengths, columns)
 
-    monkeypatch.setattr(decode_loop, "_run_prompts", counted)
+    monkeypatch.setattr(decode_loop, "run_prompts", counted)
     texts = decoder.decode(parse_method("bpd"), prompts, options)
     # The first calls compile the programs.
     batches = len(prompts) // batch_size

@@ -1,12 +1,26 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bpd_jax.models import attention as module
+from bpd_jax.models.prefix_attention import prefix_attention
+
 
 # As a whole: operation by operation it would be compiled for every shape.
-attention = jax.jit(module.attention)
+@jax.jit
+def attention(queries, keys, values, mask, *cache):
+    prefix = None
+    if cache:
+        positions = jnp.zeros(queries.shape[:2], jnp.int32)
+        prefix = functools.partial(
+            prefix_attention,
+            **dict(zip(("keys", "values", "visible"), cache, strict=False)),
+            positions=positions,
+        )
+    return module.attention(queries, keys, values, mask, prefix)
 
 
 def naive(queries, keys, values, visible):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models import chunked_attention
+from bpd_jax.models import segment_attention as module
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.segment_attention import chosen, fused, segment_attention
@@ -23,9 +25,10 @@ def inputs(num_heads=4, kv_heads=2, width=128, ids=IDS):
 def gradients(function, arrays, ids=IDS):
     """The output, and the gradients of a weighted sum of it."""
     weights = np.random.default_rng(1).normal(size=arrays[0].shape)
+    segments = Segments(None if ids is None else jnp.asarray(ids))
 
     def loss(arrays):
-        mixed = function(*arrays, Segments(jnp.asarray(ids)))
+        mixed = function(*arrays, segments)
         return (mixed * weights).sum(), mixed
 
     (_, mixed), array_gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(
@@ -34,8 +37,10 @@ def gradients(function, arrays, ids=IDS):
     return mixed, *array_gradients
 
 
-def plain(queries, keys, values, segments):
-    return attention(queries, keys, values, causal_mask(segments.ids))
+def plain(queries, keys, values, segments, window=None, softcap=None):
+    rows = jnp.ones(queries.shape[:2]) if segments.ids is None else segments.ids
+    mask = causal_mask(rows, window)
+    return attention(queries, keys, values, mask, softcap=softcap)
 
 
 def assert_equal(got, want, tolerance=1e-5):
@@ -65,11 +70,44 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
 @pytest.mark.parametrize(
     ("length", "num_heads", "kv_heads"), [(160, 4, 4), (159, 4, 2), (100, 3, 1)]
 )
-def test_attention_on_a_cpu_equals_plain_attention(length, num_heads, kv_heads):
+def test_attention_in_chunks_equals_plain_attention(length, num_heads, kv_heads):
     ids = IDS[:, :length]
     arrays = inputs(num_heads, kv_heads, 32, ids)
     got = gradients(segment_attention, arrays, ids)
     assert_equal(got, gradients(plain, arrays, ids))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("window", [None, 5, 70])
+def test_long_rows_and_windows_in_chunks(monkeypatch, window, packed):
+    """Groups of chunks, a last shorter one, and scores that are computed twice."""
+    monkeypatch.setattr(chunked_attention, "_CHUNK", 16)
+    monkeypatch.setattr(chunked_attention, "_GROUPS", 3)
+    monkeypatch.setattr(chunked_attention, "_LONG", 100)
+    ids = IDS[:2, :157]
+    arrays = inputs(4, 2, 8, ids)
+    ids = ids if packed else None
+    got = gradients(lambda *a: segment_attention(*a, window=window), arrays, ids)
+    want = gradients(lambda *a: plain(*a, window), arrays, ids)
+    assert_equal(got, want)
+
+
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+def test_scores_are_capped(kernel):
+    arrays, options = inputs(2, 1, ids=IDS[:1]), {"window": 70, "softcap": 2.0}
+    got = gradients(
+        lambda *a: segment_attention(*a, kernel, **options), arrays, IDS[:1]
+    )
+    assert_equal(got, gradients(lambda *a: plain(*a, **options), arrays, IDS[:1]), 2e-4)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_the_pallas_kernel_reads_whole_texts_and_windows(window):
+    arrays = inputs(2, 1, ids=IDS[:1])
+    got = gradients(
+        lambda *a: segment_attention(*a, "pallas", None, window), arrays, None
+    )
+    assert_equal(got, gradients(lambda *a: plain(*a, window), arrays, None), 2e-4)
 
 
 def test_attention_in_bfloat16_on_a_cpu_has_the_gradients_of_float32():
@@ -99,11 +137,16 @@ def test_no_scores_and_no_mask_on_the_pallas_path():
     assert ",256,256]" not in text
 
 
-def test_fused_attention_equals_plain_attention():
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("case", ["packed", "in chunks", "whole texts"])
+def test_fused_attention_equals_plain_attention(monkeypatch, case, window):
     """The call for cuDNN on a GPU, with JAX's own implementation."""
-    arrays = inputs()
-    got = gradients(lambda *a: fused(*a, "xla"), arrays)
-    assert_equal(got, gradients(plain, arrays), 2e-5)
+    if case == "in chunks":
+        monkeypatch.setattr(module, "_CUDNN_CHUNK", 64)
+    ids = None if case == "whole texts" else IDS
+    arrays = inputs(width=16)
+    got = gradients(lambda *a: fused(*a, "xla", window), arrays, ids)
+    assert_equal(got, gradients(lambda *a: plain(*a, window), arrays, ids), 2e-5)
 
 
 def has_gpu():

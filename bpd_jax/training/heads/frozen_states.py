@@ -137,9 +137,7 @@ def read_texts(
 ) -> Float[Array, "B T C"]:
     """States of a batch of texts, in the precision in which they are stored."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    # One segment per row: the padding of a shorter text comes after it, out of sight.
-    segments = Segments(jnp.ones_like(tokens))
     hidden, _, features = module.apply(
-        {"params": params}, tokens, positions, segments, layers=layers
+        {"params": params}, tokens, positions, Segments(), layers=layers
     )
     return jnp.concatenate([hidden, features], axis=-1).astype(dtype)

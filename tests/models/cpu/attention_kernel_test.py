@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models import cpu
-from bpd_jax.models.attention import attention
+from bpd_jax.models import prefix_attention as models
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
@@ -154,28 +154,19 @@ def test_extreme_scores():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bits"])
 def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
     rng = np.random.default_rng(1)
-    queries = jnp.asarray(rng.standard_normal((2, 5, 6, 16)), jnp.float32)
-    keys, values = jnp.asarray(rng.standard_normal((2, 2, 5, 3, 16)), jnp.float32)
-    prefix = [
+    queries, keys, values = (
         jnp.asarray(rng.standard_normal(shape), jnp.float32)
-        for shape in ((2, 3, 16, 21), (2, 3, 21, 16))
-    ]
+        for shape in ((2, 3, 5, 16), (2, 3, 16, 21), (2, 3, 21, 16))
+    )
     if dtype != "float32":
-        prefix = [array.astype(jnp.bfloat16) for array in prefix]
-    expected = attention(
-        queries,
-        keys,
-        values,
-        jnp.ones((2, 5, 5), bool),
-        *[array.astype(jnp.float32) for array in prefix],
-        jnp.array([21, 0]),
-    )
+        keys, values = keys.astype(jnp.bfloat16), values.astype(jnp.bfloat16)
+    rest = jnp.array([21, 0]), jnp.zeros((2, 5), jnp.int32)
+    cached = keys.astype(jnp.float32), values.astype(jnp.float32)
+    expected = models.prefix_attention(queries, *cached, *rest)
     if dtype == "bits":
-        prefix = [jax.lax.bitcast_convert_type(array, BITS) for array in prefix]
-    arguments = (
-        (queries, keys, values, jnp.ones((2, 5, 5), bool)),
-        (*prefix, jnp.array([21, 0])),
-    )
+        keys, values = (
+            jax.lax.bitcast_convert_type(array, BITS) for array in (keys, values)
+        )
     calls = []
 
     def counted(*operands):
@@ -183,14 +174,13 @@ def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
         return prefix_attention(*operands)
 
     monkeypatch.setattr(cpu, "prefix_attention", counted)
-    result = attention(*arguments[0], *arguments[1], for_decoding=True)
-    assert len(calls) == 1
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-    # Without the kernel, XLA reads the same cache.
-    result = attention(*arguments[0], *arguments[1])
-    assert len(calls) == 1
-    tolerance = 1e-5 if dtype == "float32" else 0.02
-    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
+    arguments = queries, keys, values, *rest
+    for for_decoding, tolerance in ((True, 1e-5), (False, 0.02)):
+        # Without the kernel, XLA reads the same cache.
+        result = models.prefix_attention(*arguments, for_decoding=for_decoding)
+        assert len(calls) == 1
+        for got, want in zip(result, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
 def test_other_caches_are_left_to_xla():

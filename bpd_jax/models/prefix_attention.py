@@ -1,0 +1,164 @@
+"""Attention of few queries to the cache, which is read up to the text's end.
+
+The queries are those of a pass over drafts. They see every slot that holds a token, or
+the last ones within a sliding window; other slots are not read:
+
+- on a GPU, `prefix_kernel` reads the visible slots of each row;
+- on a CPU, so does `cpu.prefix_attention`;
+- XLA reads blocks of all rows, from the first to the last that any row of the batch
+  needs, in a loop whose length is known at run time only.
+
+The number of queries does not change the order in which the slots are summed.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.models import cpu
+from bpd_jax.models.attention import Attended, capped, product
+from bpd_jax.models.cache import numbers
+from bpd_jax.models.partitioning import attention_spec, first_device, has_tensor_cores
+from bpd_jax.models.prefix_kernel import gpu_attention
+
+# Slots that XLA reads at a time.
+_BLOCK = 512
+
+
+def prefix_attention(
+    queries: Float[Array, "B K M H"],
+    keys: Float[Array, "B K H S"],
+    values: Float[Array, "B K S H"],
+    visible: Int[Array, " B"] | Bool[Array, "B T S"],
+    positions: Int[Array, "B T"],
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    for_decoding: bool = False,
+    mesh: Mesh | None = None,
+) -> Attended:
+    """Attends to the first `visible[b]` slots, or the last of them within a window.
+
+    Args:
+      queries: scaled; M is a multiple of T, and the queries of a token are adjacent.
+      keys, values: of the cache; see `KVCache`.
+      visible: number of slots that hold a token. In training, a mask may say which
+        slots each token sees; then all are read.
+      positions: of the T tokens. With a window, slot p holds the token at position p.
+      window: number of last positions that a token sees, itself included; None for all.
+      softcap: scores are `attention.capped`.
+      for_decoding: whether the parameters are in `cpu.decoding_layout`, so that the
+        CPU's kernel may be used.
+      mesh: devices that split rows and heads; None for one device.
+    """
+    group = queries.shape[2] // positions.shape[1]
+    if visible.ndim > 1:
+        mask = jnp.repeat(visible, group, axis=1)
+        return of_mask(queries, keys, values, mask, softcap)
+    if for_decoding and window is None and softcap is None:
+        attended = cpu.prefix_attention(queries, keys, values, visible)
+        if attended is not None:
+            return attended
+    kernel = has_tensor_cores(first_device(mesh))
+    attend = functools.partial(
+        in_parts if kernel else in_blocks, window=window, softcap=softcap
+    )
+    arrays = queries, keys, values, visible, jnp.repeat(positions, group, axis=1)
+    if mesh is None or mesh.size == 1:
+        return attend(*arrays)
+    cached = attention_spec(len(keys), keys.shape[1], mesh, heads_axis=1)
+    rows = PartitionSpec(cached[0])
+    # Every device reads up to the longest of its own rows.
+    return jax.shard_map(
+        attend,
+        mesh=mesh,
+        in_specs=(cached, cached, cached, rows, rows),
+        out_specs=cached,
+        check_vma=False,
+    )(*arrays)
+
+
+def in_blocks(
+    queries: Float[Array, "B K M H"],
+    keys: Float[Array, "B K H S"],
+    values: Float[Array, "B K S H"],
+    lengths: Int[Array, " B"],
+    positions: Int[Array, "B M"],
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Attended:
+    """`prefix_attention` by XLA, with an online softmax over blocks of slots."""
+    slots = values.shape[2]
+
+    def visible(slot: Int[Array, " n"]) -> Bool[Array, "B #M n"]:
+        mask = (slot < lengths[:, None])[:, None]
+        if window is not None:
+            mask &= positions[:, :, None] - slot < window
+        return mask
+
+    if slots <= _BLOCK:
+        return of_mask(queries, keys, values, visible(jnp.arange(slots)), softcap)
+
+    def add_block(index: Int[Array, ""], attended: Attended) -> Attended:
+        # The last block ends with the last slot; slots that it shares with the one
+        # before are not counted again.
+        begin = index * _BLOCK
+        start = jnp.minimum(begin, slots - _BLOCK)
+        slot = start + jnp.arange(_BLOCK)
+        cut = (
+            jax.lax.dynamic_slice_in_dim(keys, start, _BLOCK, axis=3),
+            jax.lax.dynamic_slice_in_dim(values, start, _BLOCK, axis=2),
+        )
+        seen = visible(slot) & (slot >= begin)
+        mixed, peak, total = of_mask(queries, *cut, seen, softcap)
+        highest = jnp.maximum(attended[1], peak)
+        kept = jnp.exp(attended[1] - _finite(highest))
+        share = jnp.exp(peak - _finite(highest))
+        return (
+            kept[..., None] * attended[0] + share[..., None] * mixed,
+            highest,
+            kept * attended[2] + share * total,
+        )
+
+    first: Array | int = 0
+    if window is not None:
+        first = jnp.maximum(positions.min() - window + 1, 0) // _BLOCK
+    last = -(-lengths.max() // _BLOCK)
+    empty = jnp.zeros(queries.shape, jnp.float32)
+    nothing = empty, jnp.full(empty.shape[:3], -jnp.inf), empty[..., 0]
+    return jax.lax.fori_loop(first, last, add_block, nothing)
+
+
+def in_parts(*arguments: Any, **options: Any) -> Attended:
+    """`in_blocks` by the kernel of a GPU, whose programs read parts of the slots."""
+    mixed, peaks, totals = gpu_attention(*arguments, **options)
+    peak = peaks.max(0)
+    shares = jnp.exp(peaks - _finite(peak))
+    return (shares[..., None] * mixed).sum(0), peak, (shares * totals).sum(0)
+
+
+def of_mask(
+    queries: Float[Array, "B K M H"],
+    keys: Float[Array, "B K H S"],
+    values: Float[Array, "B K S H"],
+    visible: Bool[Array, "B #M S"],
+    softcap: float | None = None,
+) -> Attended:
+    """Attention to the slots of a mask. All slots are read; it has a gradient."""
+    keys, values = numbers(keys), numbers(values)
+    scores = capped(product("BKMH,BKHS->BKMS", queries, keys), softcap)
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    # Softmax does not depend on the peak, so no gradient flows through it.
+    peak = jax.lax.stop_gradient(scores.max(-1))
+    weights = jnp.exp(scores - _finite(peak)[..., None])
+    mixed = product("BKMS,BKSH->BKMH", weights.astype(values.dtype), values)
+    return mixed, peak, weights.sum(-1)
+
+
+def _finite(peak: Array) -> Array:
+    """The peak, of which -inf, of no visible slot, must not be subtracted."""
+    return jnp.maximum(peak, jnp.finfo(jnp.float32).min)
