@@ -3,6 +3,7 @@
     bash scripts/compile_env.sh tpu
     .venv-tpu/bin/python -m benchmarks.compile_all
     .venv-tpu/bin/python -m benchmarks.compile_all --only=v4_128
+    .venv-tpu/bin/python -m benchmarks.compile_all --missing
     bash scripts/compile_env.sh gpu
     .venv-gpu/bin/python -m benchmarks.compile_all
 
@@ -30,6 +31,9 @@ from bpd_jax.compilation.topology import has_compiler
 _ONLY = flags.DEFINE_list(
     "only", None, "Names of settings; default: all whose compiler is installed."
 )
+_MISSING = flags.DEFINE_bool(
+    "missing", False, "Leave out settings whose result is of today's form."
+)
 _OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/compile.json", "JSON file of the results."
 )
@@ -52,10 +56,20 @@ def main() -> None:
         )
     output = pathlib.Path(_OUTPUT.value)
     results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
+    if _MISSING.value:
+        names = [name for name in names if not _is_current(results.get(name))]
     for name in progress.bar(names, label="compile"):
         results[name] = compile_one(*SETTINGS[name])
         ordered = {name: results[name] for name in SETTINGS if name in results}
         records.write(output, ordered, indent=1)
+
+
+def _is_current(result: dict[str, Any] | None) -> bool:
+    """Whether a result exists and has the collectives of every program."""
+    if result is None:
+        return False
+    programs = result.get("programs", {}).values()
+    return all("collectives" in program for program in programs)
 
 
 def compile_one(topology: str, settings: list[str]) -> dict[str, Any]:

@@ -28,14 +28,46 @@ _ALONE = [
     "--max_new_tokens=512",
     "--num_ngrams=4000000",
 ]
-# Slices for decoding with Vicuna, and the degree of tensor parallelism. One A100, as in
-# Table E.
+# Slices for decoding with Vicuna one prompt at a time, and the degree of tensor
+# parallelism. One A100, as in Table E.
 _VICUNA_SLICES = {
     "v5e_4": ("v5e:2x2", ["--gin.MeshConfig.model=4"]),
     "v4_8": ("v4:2x2x1", ["--gin.MeshConfig.model=8"]),
     "a100": ("a100:1", []),
     "h100": ("h100:1", []),
 }
+# The methods of Table E besides the n-grams.
+_TABLE_E = {
+    "plain": ["--method=greedy"],
+    "bpd": ["--method=bpd"],
+    "neural": ["--method=neural", "--rescorer=gin_configs/models/rescorer_vicuna.gin"],
+    "medusa": ["--method=medusa:64"],
+    "medusa_neural": [
+        "--method=medusa_neural:64:order=block",
+        "--rescorer=gin_configs/models/rescorer_vicuna.gin",
+    ],
+}
+# Slices for batches, with the number of devices that share each row.
+_BATCH_SLICES = {
+    "v5e_4": ("v5e:2x2", 4),
+    "v5e_16": ("v5e:4x4", 4),
+    "v4_16": ("v4:2x2x2", 4),
+    "h100": ("h100:1", 1),
+    "h100_8": ("h100:8", 4),
+}
+
+
+def _batch(model: list[str], size: int, parts: int) -> list[str]:
+    """Decoding of texts of 2,048 tokens by the default method of models with heads."""
+    return [
+        *model,
+        "--program=decode",
+        "--method=bpd",
+        f"--batch_size={size}",
+        "--prompt_tokens=1536",
+        "--max_new_tokens=512",
+        f"--gin.MeshConfig.model={parts}",
+    ]
 
 
 def _mesh(name: str) -> str:
@@ -126,6 +158,32 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
         f"vicuna_{size}_decode_{name}": (topology, [*_vicuna(size), *mesh, *_ALONE])
         for name, (topology, mesh) in _VICUNA_SLICES.items()
         for size in ("7b", "13b")
+    },
+    **{
+        f"vicuna_7b_{name}_v5e_4": (
+            "v5e:2x2",
+            [*_vicuna("7b"), "--gin.MeshConfig.model=4", *_ALONE, *method],
+        )
+        for name, method in _TABLE_E.items()
+    },
+    **{
+        f"{name}_batch_{slice_name}": (topology, _batch(model, 8, parts))
+        for slice_name, (topology, parts) in _BATCH_SLICES.items()
+        for name, model in (
+            ("1b5", [_PRETRAIN, "--gin.TransformerConfig.param_dtype='bfloat16'"]),
+            ("vicuna_7b", _vicuna("7b")),
+            ("vicuna_13b", _vicuna("13b")),
+        )
+    },
+    # Its three key-value heads are not divided: every device has whole rows.
+    **{
+        f"smollm2_batch_{slice_name}": (
+            topology,
+            _batch(
+                [_PRETRAIN, "--gin_file=gin_configs/models/smollm2_135m.gin"], 16, 1
+            ),
+        )
+        for slice_name, (topology, _) in _BATCH_SLICES.items()
     },
     "vicuna_7b_train_v4_128": ("v4:4x4x4", _vicuna_training("7b", "v4_128")),
     "vicuna_13b_train_v5e_256": (

@@ -22,8 +22,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
 from bpd_jax.compilation import gpus, programs
 from bpd_jax.compilation.compiled_program import compile_for
+from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs
 from bpd_jax.compilation.frozen_programs import frozen_programs
-from bpd_jax.compilation.programs import DecodeShapes
 from bpd_jax.compilation.topology import Slice, find_slice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig
@@ -48,8 +48,12 @@ _SLICES = flags.DEFINE_integer(
 _PROGRAM = flags.DEFINE_list(
     "program",
     ["train"],
-    "Comma-separated list of programs: train, decode, or frozen, which is the training "
-    "of heads or a block drafter (HeadsTrainConfig) for the frozen model.",
+    "Comma-separated list of programs: train; decode, which is the pass over the "
+    "prompts and the decode loop; or frozen, which is the training of heads or a block "
+    "drafter (HeadsTrainConfig) for the frozen model.",
+)
+_RESCORER = flags.DEFINE_string(
+    "rescorer", None, "gin file of the small LM of neural methods."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
 _HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
@@ -74,6 +78,12 @@ def _configurations() -> Configurations:
     if {"train", "decode"} & {*_PROGRAM.value}:
         defaults += ["Configurations.train = @TrainConfig()"]
     return configuration.parse_flags(Configurations, defaults=defaults).value
+
+
+def _rescorer() -> BlockwiseConfig | None:
+    if _RESCORER.value is None:
+        return None
+    return configuration.parse([_RESCORER.value], [], BlockwiseConfig).value
 
 
 def main() -> None:
@@ -107,7 +117,7 @@ def main() -> None:
             if name == "train":
                 chosen.append(programs.train_program(config, mesh))
             else:
-                chosen.append(programs.decode_program(config.model, shapes, mesh))
+                chosen += decode_programs(config.model, shapes, mesh, _rescorer())
     compiled: dict[str, dict[str, Any]] = {}
     for program in chosen:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)

@@ -10,6 +10,7 @@ from jax.experimental import topologies
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
 from bpd_jax.compilation.chips import Chip, chip_of, sides_of
+from bpd_jax.models import cpu
 
 # When it is loaded, the library looks for a TPU and for the host's name in the cloud;
 # these settings silence it if there is neither. Several processes may compile at once.
@@ -72,6 +73,7 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     jax.config.update("jax_platforms", "cpu")
     # Programs for absent devices can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
+    cpu.compile_for("tpu" if chip.gpu is None else "gpu")
     if chip.gpu is not None:
         return Slice(topology, chip, gpus.gpu_devices(chip, sides[0]))
     name = topology if slices == 1 else f"{slices} × {topology}"

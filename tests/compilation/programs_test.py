@@ -7,13 +7,13 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation.compiled_program import count_collectives
-from bpd_jax.compilation.frozen_programs import frozen_programs
-from bpd_jax.compilation.programs import (
+from bpd_jax.compilation.decode_programs import (
     DecodeShapes,
-    decode_program,
-    ngram_shapes,
-    train_program,
+    decode_programs,
+    ngram_table,
 )
+from bpd_jax.compilation.frozen_programs import frozen_programs
+from bpd_jax.compilation.programs import train_program
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
@@ -32,7 +32,7 @@ SHAPES = DecodeShapes(
     batch_size=4,
     prompt_tokens=16,
     max_new_tokens=8,
-    drafts=4,
+    method="ngram_device:4",
     lattice_width=4,
     num_ngrams=1000,
     ngram_order=3,
@@ -71,8 +71,8 @@ def test_train_step_has_the_flops_and_memory_of_its_model():
 
 def test_decode_step_has_the_ngrams_as_arguments():
     mesh = make_mesh(MeshConfig(data=4, model=2))
-    program = decode_program(MODEL, SHAPES, mesh)
-    table = ngram_shapes(MODEL, SHAPES, mesh).table
+    _, program = decode_programs(MODEL, SHAPES, mesh)
+    table = ngram_table(MODEL, SHAPES, mesh)
     assert [len(array) for array in table.log_probs] == [274, 363, 363]
     compiled = program.lower().compile()
     arguments = compiled.memory_analysis().argument_size_in_bytes
@@ -85,6 +85,38 @@ def test_decode_step_has_the_ngrams_as_arguments():
     assert cache / 8 < program.reads - parameters / 2 < cache
 
 
+def programs(layers, method):
+    """Decoding with heads, feed-forward layers and vocabulary over four devices."""
+    mesh = make_mesh(MeshConfig(data=1, fsdp=1, model=4), jax.devices()[:4])
+    config = replace(MODEL, trunk=replace(MODEL.trunk, num_layers=layers))
+    rescorer = BlockwiseConfig(TransformerConfig(272, 1, 16, 32, 2, max_length=64))
+    return decode_programs(config, replace(SHAPES, method=method), mesh, rescorer)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["greedy", "prompt_lookup:4", "neural", "neural:4", "medusa:8", "medusa_neural:8"],
+)
+def test_programs_of_other_methods_are_traced(method):
+    for program in programs(1, method):
+        assert program.lower().as_text()
+
+
+def test_a_layer_adds_two_reductions_and_nothing_else_to_a_pass():
+    for one, three in zip(programs(1, "bpd"), programs(3, "bpd"), strict=True):
+        few, more = (
+            count_collectives(program.lower().compile().as_text())
+            for program in (one, three)
+        )
+        assert more.pop("all-reduce") - few.pop("all-reduce") == 4
+        assert more == few
+
+
+def test_methods_that_draft_on_the_host_are_refused():
+    with pytest.raises(UserError, match="ngram_viterbi:4 drafts on the host"):
+        programs(1, "ngram_viterbi:4")
+
+
 @pytest.mark.parametrize(
     "mesh, make, message",
     [
@@ -95,17 +127,17 @@ def test_decode_step_has_the_ngrams_as_arguments():
         ),
         (
             {"data": 8},
-            lambda mesh: decode_program(MODEL, SHAPES, mesh),
+            lambda mesh: decode_programs(MODEL, SHAPES, mesh),
             r"--batch_size = 4 is not a multiple",
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(MODEL, DecodeShapes(batch_size=4), mesh),
+            lambda mesh: decode_programs(MODEL, DecodeShapes(batch_size=4), mesh),
             r"--prompt_tokens=512 and --max_new_tokens=128 are more than",
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(
+            lambda mesh: decode_programs(
                 MODEL, replace(SHAPES, lattice_width=273), mesh
             ),
             r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
@@ -117,12 +149,12 @@ def test_decode_step_has_the_ngrams_as_arguments():
         ),
         (
             {"model": 8},
-            lambda mesh: decode_program(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
-            "the model has no block heads",
+            lambda mesh: decode_programs(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
+            "no block heads",
         ),
         (
             {"model": 8},
-            lambda mesh: ngram_shapes(MODEL, DecodeShapes(num_ngrams=100), mesh),
+            lambda mesh: ngram_table(MODEL, DecodeShapes(num_ngrams=100), mesh),
             r"--num_ngrams=100 and --ngram_order=4: .* the 274 unigrams",
         ),
     ],

@@ -1,0 +1,237 @@
+"""The programs that decode: the pass over the prompts, and the loop of a method."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import Count, Validated
+from bpd_jax.compilation.programs import Program, bytes_on_device, spread
+from bpd_jax.decoding.decode_loop import (
+    Weights,
+    decode_on_device,
+    prefill,
+    run_prompts,
+)
+from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.options import DecodeConfig, StepOptions
+from bpd_jax.decoding.sampling import row_keys
+from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.interface import Drafter, without_arrays
+from bpd_jax.drafting.parts import BuildContext
+from bpd_jax.models.blockwise import abstract_parameters
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.cache import KVCache
+from bpd_jax.models.model import Model
+from bpd_jax.models.model_flops import forward_flops, serial_call_flops
+from bpd_jax.models.partitioning import BATCH_SPEC, check_rows, heads_spec
+from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.search.device_table import DeviceTable
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeShapes(Validated):
+    """Sizes of a decode step.
+
+    Attributes:
+      batch_size: rows over all devices.
+      prompt_tokens: tokens of a prompt.
+      max_new_tokens: maximum length of the answer.
+      method: the method, which must draft on the device and need no other assets than
+        an n-gram model and a rescorer.
+      lattice_width: W, candidates of a head.
+      num_ngrams: n-grams of the model on every device, of all orders.
+      ngram_order: order of the n-gram model.
+    """
+
+    prefix = "--"
+
+    batch_size: Count = 8
+    prompt_tokens: Count = 512
+    max_new_tokens: Count = 128
+    method: str = "ngram_device:16"
+    lattice_width: Count = DecodeConfig.lattice_width
+    num_ngrams: Count = 100_000_000
+    ngram_order: Count = 4
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text."""
+        return self.prompt_tokens + self.max_new_tokens
+
+
+def decode_programs(
+    config: BlockwiseConfig,
+    shapes: DecodeShapes,
+    mesh: Mesh,
+    rescorer: BlockwiseConfig | None = None,
+) -> list[Program]:
+    """The pass over the prompts, and the greedy loop that decodes after it.
+
+    The number of iterations is unknown, so the loop's FLOPs and bytes are those of one
+    serial call, in the smallest of its passes.
+
+    Args:
+      config: sizes of the model.
+      shapes: sizes of the batch, and the method.
+      mesh: the devices.
+      rescorer: sizes of the small LM of neural methods.
+    """
+    _check(config, shapes, mesh)
+    model = Model(config, abstract_parameters(config, mesh), mesh=mesh)
+    drafter = abstract_drafter(model, shapes, mesh, rescorer)
+    weights = Weights(spread(drafter.arrays, mesh, PartitionSpec()))
+    rows = np.zeros(shapes.batch_size, np.int32)
+    prompts = np.zeros((shapes.batch_size, shapes.prompt_tokens), np.int32)
+    options = StepOptions()
+    state = jax.eval_shape(
+        functools.partial(
+            prefill, drafter=drafter, options=options, max_calls=shapes.max_new_tokens
+        ),
+        model,
+        weights,
+        prompts=prompts,
+        lengths=rows,
+        limits=rows,
+        keys=row_keys(0, jnp.arange(shapes.batch_size)),
+    )
+    in_heads = heads_spec(config.trunk.kv_heads, mesh)
+    placed = spread(state, mesh, BATCH_SPEC)
+    placed = dataclasses.replace(
+        placed,
+        history=spread(state.history, mesh, PartitionSpec(None, *BATCH_SPEC)),
+        cache=KVCache(
+            keys=spread(state.cache.keys, mesh, in_heads),
+            values=spread(state.cache.values, mesh, in_heads),
+            lengths=placed.cache.lengths,
+        ),
+    )
+    prompts, rows = (spread(x, mesh, BATCH_SPEC) for x in (prompts, rows))
+    return [
+        Program(
+            name="prefill",
+            about=f"{shapes.batch_size} prompts of {shapes.prompt_tokens} tokens",
+            mesh=mesh,
+            lower=lambda: run_prompts.lower(
+                model, drafter.feature_layers, prompts, rows, None
+            ),
+            model_flops=forward_flops(config, shapes.batch_size, shapes.prompt_tokens),
+            reads=bytes_on_device(model.params),
+        ),
+        Program(
+            name="decode",
+            about=(
+                f"{shapes.method}, {shapes.batch_size} rows of {shapes.length} tokens, "
+                f"{config.block_size} heads"
+            ),
+            mesh=mesh,
+            lower=lambda: decode_on_device.lower(
+                model, weights, without_arrays(drafter), placed, options
+            ),
+            model_flops=serial_call_flops(
+                config, shapes.batch_size, min(drafter.pass_sizes), shapes.length
+            ),
+            reads=bytes_on_device((model.params, placed.cache)),
+        ),
+    ]
+
+
+def abstract_drafter(
+    model: Model,
+    shapes: DecodeShapes,
+    mesh: Mesh,
+    rescorer: BlockwiseConfig | None = None,
+) -> Drafter:
+    """The drafter of a method, whose arrays are shapes, replicated on every device."""
+    everywhere = PartitionSpec()
+    small = None
+    if rescorer is not None:
+        params = spread(abstract_parameters(rescorer, mesh), mesh, everywhere)
+        small = Model(rescorer, params)
+    vocab_size = model.config.trunk.vocab_size
+    ngram: Any = _NGramSizes(shapes.ngram_order, vocab_size, shapes.method)
+    context = BuildContext(
+        model,
+        Assets(ngram=ngram, rescorer=small),
+        width=shapes.lattice_width,
+        alpha=DecodeConfig.alpha,
+        shared={},
+    )
+    method = parse_method(shapes.method)
+    if "ngram" in method.needs:
+        context.shared["ngram table"] = ngram_table(model.config, shapes, mesh)
+    return method.build(context)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NGramSizes:
+    """What a refiner on the device reads of an n-gram model besides its table."""
+
+    order: int
+    vocab_size: int
+    method: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Engines on the host read the model itself, which there is none of."""
+        raise UserError(
+            f"--method={self.method} drafts on the host: give one that drafts on the "
+            "device, such as ngram_device:16."
+        )
+
+
+def _check(config: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> None:
+    check_rows("--batch_size", shapes.batch_size, mesh)
+    limit = config.trunk.max_length
+    if shapes.length > limit:
+        raise UserError(
+            f"--prompt_tokens={shapes.prompt_tokens} and --max_new_tokens="
+            f"{shapes.max_new_tokens} are more than TransformerConfig.max_length = "
+            f"{limit}."
+        )
+    if shapes.lattice_width > config.trunk.vocab_size:
+        raise UserError(
+            f"--lattice_width={shapes.lattice_width} is more than "
+            f"TransformerConfig.vocab_size = {config.trunk.vocab_size}."
+        )
+
+
+def ngram_table(
+    model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh
+) -> DeviceTable:
+    """The shapes of an n-gram model of a given size, replicated on every device.
+
+    The n-grams are divided evenly among the orders from the second on. The search among
+    the continuations of a context is as long as for the whole vocabulary.
+    """
+    vocab_size = model.trunk.vocab_size
+    symbols = trie.symbol_width(vocab_size)
+    remaining, orders = shapes.num_ngrams - symbols, shapes.ngram_order - 1
+    if shapes.ngram_order < 2 or remaining < orders:
+        raise UserError(
+            f"--num_ngrams={shapes.num_ngrams} and --ngram_order={shapes.ngram_order}: "
+            f"the order must be 2 or more, and the n-grams more than the {symbols:,} "
+            "unigrams."
+        )
+    sizes = [symbols, *[remaining // orders] * orders]
+    kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    # Shapes instead of arrays: they are only traced.
+    def arrays(sizes: list[int], dtype: Any) -> Any:
+        shape = functools.partial(jax.ShapeDtypeStruct, sharding=everywhere)
+        return tuple(shape((size,), dtype) for size in sizes)
+
+    return DeviceTable(
+        log_probs=arrays(sizes, np.float32),
+        log_backoffs=arrays(sizes[:-1], np.float32),
+        first_child=arrays([size + 1 for size in sizes[:-1]], np.int32),
+        symbols=arrays(sizes[1:], kind),
+        steps=(vocab_size.bit_length(),) * orders,
+        vocab_size=vocab_size,
+        end_of_text=0,
+    )
