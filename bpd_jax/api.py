@@ -142,7 +142,7 @@ def load(
         which changes its texts. None is `stored` where that is faster with the same
         results: in float32 on a CPU with vectors.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
-        `hydra` or `drafter`; by default those in the model's folder.
+        `hydra`, `drafter` or `eagle`; by default those in the model's folder.
 
     Raises:
       UserError: a file is missing, damaged, or belongs to another model.

@@ -14,6 +14,7 @@ from bpd_jax.drafting.assets import (
     REFINERS,
     Assets,
     AttachedDrafter,
+    AttachedEagle,
     read_accuracies,
 )
 from bpd_jax.models import cpu
@@ -165,6 +166,11 @@ def _load_asset(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
         return AttachedDrafter.of(functions, _for_decoding(loaded, params))
+    if name == "eagle":
+        from bpd_jax.pretrained.eagle_import import import_eagle
+
+        eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
+        return AttachedEagle(eagle, _for_decoding(loaded, weights))
     if name in REFINERS:
         return load_refiner(path)
     small = load_model(path)

@@ -74,7 +74,7 @@ class RecordedDrafter:
 
     def candidates(
         self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Array, Array, None]:
         """The candidates recorded at each row's last token."""
         del anchors
         rows = jnp.arange(cache.shape[0])
@@ -84,6 +84,7 @@ class RecordedDrafter:
             params.candidates[rows, columns, :, :width],
             params.log_probs[rows, columns, :, :width],
             params.entropies[rows, columns],
+            None,
         )
 
 
@@ -178,4 +179,6 @@ def recorded_drafter(
     columns = (stack_padded(arrays, positions) for arrays in zip(*drafts, strict=True))
     arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *columns)
     functions: Any = RecordedDrafter(drafter.functions.config)
-    return AttachedDrafter(functions, arrays, (), drafter.markov)
+    # States are not recorded, so that a Markov head that reads them is left out.
+    markov = None if drafter.reads_state else drafter.markov
+    return AttachedDrafter(functions, arrays, (), markov)

@@ -150,11 +150,11 @@ class Replay:
 
 
 def check_replayable(method: Method) -> None:
-    """Raises a `UserError` for lookahead."""
+    """Raises a `UserError` for methods that run the model or read its states."""
     if method.needs_model:
         raise UserError(
-            "lookahead cannot be replayed, because its drafts come from running the "
-            "model."
+            f"{method.source.name} cannot be replayed, because its drafts come from "
+            "running the model."
         )
 
 

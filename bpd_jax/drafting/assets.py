@@ -9,6 +9,7 @@ from bpd_jax.base.settings import Validated
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
+from bpd_jax.models.eagle import EagleFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
@@ -50,6 +51,11 @@ class AttachedDrafter:
     feature_layers: tuple[int, ...]
     markov: Params | None = None
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether its Markov head reads the drafter's states."""
+        return self.functions.config.markov_reads_state
+
     @classmethod
     def of(cls, functions: DrafterFunctions, params: Params) -> "AttachedDrafter":
         """Attaches a drafter with the layers and the Markov head of its functions."""
@@ -57,6 +63,19 @@ class AttachedDrafter:
         if functions.config.markov_rank:
             markov = markov_refiner(functions, params)[1]
         return cls(functions, params, functions.config.feature_layers, markov)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttachedEagle:
+    """An EAGLE-3 drafter, ready to draft for its model.
+
+    Attributes:
+      functions: functions of the drafter.
+      params: parameters for `functions`.
+    """
+
+    functions: EagleFunctions
+    params: Params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +88,7 @@ class Assets:
       draft_model: a small LM over the same tokens, for the source draft_model.
       markov, recurrent, hydra: refiners trained for this model.
       drafter: a block drafter trained for this model.
+      eagle: an EAGLE-3 drafter of this model.
       accuracies: `accuracies[j][r]` is the share of right candidates of rank r of head
         j + 2, from which the shape of a static tree is chosen.
       same_tokens: whether the small LMs are known to have the model's tokens; then
@@ -82,6 +102,7 @@ class Assets:
     recurrent: LoadedRefiner | None = None
     hydra: LoadedRefiner | None = None
     drafter: AttachedDrafter | None = None
+    eagle: AttachedEagle | None = None
     accuracies: Accuracies | None = None
     same_tokens: bool = False
 
@@ -146,6 +167,7 @@ HOW_TO_MAKE = {
     },
     "drafter": "a block drafter: train one with python -m bpd_jax.train and a "
     "drafter's gin file (docs/pretrained.md), and pass its folder as --drafter.",
+    "eagle": "a published EAGLE-3 drafter of the model: pass its folder as --eagle.",
 }
 
 
@@ -163,7 +185,8 @@ class AssetPaths(Validated):
       recurrent: folder of a recurrent refiner.
       hydra: folder of trained Hydra heads.
       drafter: folder of a block drafter, for the source block: trained here, or
-        published (dflash or dspark of speculators, z-lab or DeepSpec).
+        published (dflash or dspark of speculators, z-lab, DeepSpec).
+      eagle: folder of a published EAGLE-3 drafter, for the source eagle.
     """
 
     prefix = "--"
@@ -175,6 +198,7 @@ class AssetPaths(Validated):
     recurrent: str | None = None
     hydra: str | None = None
     drafter: str | None = None
+    eagle: str | None = None
 
 
 assert [field.name for field in dataclasses.fields(AssetPaths)] == list(HOW_TO_MAKE)

@@ -20,11 +20,14 @@ class Lattice:
         weights of refiners do not depend on W.
       entropies: entropy of the distribution at each position, in nats; 0 at position
         0.
+      factors: factors of a Markov head that reads the states of the source
+        (`trained_refiners.markov_factors`), at positions 1 … L-1; usually None.
     """
 
     tokens: Int[Array, "B L W"]
     log_probs: Float[Array, "B L W"]
     entropies: Float[Array, "B L"]
+    factors: Float[Array, "B L-1 R"] | None = None
 
 
 @flax.struct.dataclass
@@ -40,6 +43,7 @@ def build_lattice(
     tokens: Int[Array, "B L-1 W"],
     log_probs: Float[Array, "B L-1 W"],
     entropies: Float[Array, "B L-1"],
+    factors: Float[Array, "B L-1 R"] | None = None,
 ) -> Lattice:
     """The lattice of the certain token and the best candidates of heads 2 … L.
 
@@ -48,6 +52,7 @@ def build_lattice(
       tokens: candidates, best first.
       log_probs: their log-probabilities.
       entropies: entropies of the heads.
+      factors: see `Lattice`.
     """
     batch, _, width = tokens.shape
     certain = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
@@ -57,6 +62,7 @@ def build_lattice(
         tokens=jnp.concatenate([first.astype(tokens.dtype), tokens], axis=1),
         log_probs=jnp.concatenate([certain, log_probs], axis=1),
         entropies=jnp.pad(entropies, ((0, 0), (1, 0))),
+        factors=factors,
     )
 
 

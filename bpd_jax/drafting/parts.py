@@ -88,8 +88,8 @@ class Part:
       needs: names of required assets.
       needs_hidden: whether it reads hidden states of the model, which are recorded for
         replay only on request.
-      needs_model: whether it runs the model on other texts, so that it cannot be
-        replayed.
+      needs_model: whether it runs the model on other texts, or reads states of its
+        layers that replay does not have, so that it cannot be replayed.
     """
 
     name: ClassVar[str]

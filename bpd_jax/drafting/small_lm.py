@@ -32,19 +32,27 @@ _NEVER = -1e9
 
 @flax.struct.dataclass
 class Reading:
-    """The state of the small LM at the ends of n paths.
+    """The state of a sequential drafter, such as a small LM, at the ends of n paths.
 
     Attributes:
       cache: keys and values of the text, including the certain token.
       drafted: keys and values of the U draft tokens read so far.
       seen: whether each of them is part of each path.
-      hidden: final hidden state at the last token of each path.
+      hidden: hidden state at the last token of each path.
     """
 
     cache: KVCache
     drafted: KeyValues
     seen: Bool[Array, "B n U"]
     hidden: Float[Array, "B n D"]
+
+
+def attended(reading: Reading, extension: Extension) -> Bool[Array, "B m U+m"]:
+    """`Reading.seen` of new paths: their parents' tokens, then the last of each."""
+    batch, count = extension.tokens.shape
+    itself = jnp.broadcast_to(jnp.eye(count, dtype=bool), (batch, count, count))
+    path = take(reading.seen, extension.parents)
+    return jnp.concatenate([path, itself], axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +143,8 @@ class SmallLM:
         self, params: Params, reading: Reading, level: int, extension: Extension
     ) -> Reading:
         """Reads the last tokens of new paths, at position `level` of the block."""
-        tokens = extension.tokens
-        cache, (batch, count) = reading.cache, tokens.shape
-        itself = jnp.broadcast_to(jnp.eye(count, dtype=bool), (batch, count, count))
-        path = take(reading.seen, extension.parents)
-        seen = jnp.concatenate([path, itself], axis=2)
+        tokens, cache = extension.tokens, reading.cache
+        seen = attended(reading, extension)
         # The last token of the cache is the certain token, at position 0 of the block.
         position = cache.lengths[:, None] + level - 1
         hidden, new, _ = self.sizes.with_params(params).forward(

@@ -1,6 +1,7 @@
 """The block drafter: a few transformer layers that read states of the target model.
 
-One pass predicts a complete block (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147).
+One pass predicts a complete block (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147;
+DFlash2, with `convolution_taps`, `markov_reads_state` and `moving_window`).
 y_0, the anchor, is the certain token: the target's choice of the next token. The block
 drafter predicts y_1 … y_{L-1} in parallel. Its queries are the target's embedding of
 y_0 and a learned mask embedding at the other positions. The keys and values of each
@@ -29,8 +30,13 @@ Parameters by name, and the corresponding tensors of published checkpoints:
     attention_i/{query,key,value,output}/kernel, /query_norm, /key_norm
                                              layers.i.self_attn.{q,k,v,o}_proj, …_norm
     mlp_i/{input,gate,output}/kernel         layers.i.mlp.{gate,up,down}_proj
+    {attention,mlp}_convolution_i/base [2, taps, D], dynamic/kernel [D, 2·taps·G]
+                                             layers.i.{attention,mlp}_conv.base_kernel,
+                                             kernel_projection
     final_norm/scale [D]                     norm
-    markov/embedding [V, R], output [V', R]  markov_head.markov_w1, markov_w2
+    markov/embedding [V, R], output [V', R]  markov_head.markov_w1, markov_w2;
+                                             candidate_selector.{predecessor,successor}…
+    markov/project [D, R]                    candidate_selector.hidden_projection
     confidence/kernel [D + R, 1], bias [1]   confidence_head.proj
     softmax [V', D], vocabulary [V']         lm_head, d2t; both frozen
 """
@@ -43,6 +49,7 @@ from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.context_cache import cache_of_slots
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.grouped_convolution import Convolution, ConvolvedBlock
 from bpd_jax.models.layers import Projection, named_normal, norm
 from bpd_jax.models.partitioning import EMBED, MLP
 from bpd_jax.models.transformer import Block, block_parts
@@ -105,7 +112,15 @@ class BlockDrafter(nn.Module):
 
     def _block(self, layer: int) -> Block:
         parts = block_parts(self.layers, lambda part: {"name": f"{part}_{layer}"})
-        return Block(*parts, layer)
+        config = self.config
+        if not config.convolution_taps:
+            return Block(*parts, layer)
+        sizes = self.layers, config.convolution_taps, config.convolution_group
+        convolutions = (
+            Convolution(*sizes, name=f"{part}_convolution_{layer}")
+            for part in ("attention", "mlp")
+        )
+        return ConvolvedBlock(*parts, layer, *convolutions, config.queries)
 
     def context(
         self, features: Float[Array, "B T F"], positions: Int[Array, "B T"]

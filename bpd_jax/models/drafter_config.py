@@ -54,6 +54,11 @@ class BlockDrafterConfig(Validated):
       qkv_bias: whether the projections of attention have biases.
       window: number of last accepted tokens that a block attends to; None for all. A
         small window bounds the cost of a draft for long texts.
+      moving_window: whether the window moves with the position of each query, which is
+        part of it (DFlash2), instead of ending where the block begins.
+      convolution_taps: number of positions of a block that are mixed before and after
+        each layer (DFlash2: 2; see `grouped_convolution`); 0 for none.
+      convolution_group: number of features that share the coefficients of a state.
       draft_vocabulary: V', number of tokens that it chooses from; None for all.
       guess_at_anchor: whether the query of the certain token predicts y_1 (DSpark: L -
         1 queries) or only serves as context (DFlash: L queries).
@@ -62,6 +67,8 @@ class BlockDrafterConfig(Validated):
         the queries. Published block drafters do not have it.
       markov_rank: R of a low-rank bigram correction of the logits (DSpark's Markov
         head, which is trained with the drafter); 0 for none.
+      markov_reads_state: whether a linear function of the state of the predicted token
+        scales the R factors of its correction (the selector of DFlash2).
       confidence: whether it predicts the probability that each prediction is right.
       confidence_reads_markov: whether that prediction also reads the Markov embedding
         of the previous token.
@@ -80,10 +87,14 @@ class BlockDrafterConfig(Validated):
     query_key_norm: bool = True
     qkv_bias: bool = False
     window: Size | None = 256
+    moving_window: bool = False
+    convolution_taps: Natural = 0
+    convolution_group: Size = 16
     draft_vocabulary: Tokens | None = None
     guess_at_anchor: bool = True
     reads_last_token: bool = False
     markov_rank: Natural = 0
+    markov_reads_state: bool = False
     confidence: bool = False
     confidence_reads_markov: bool = False
 
@@ -98,6 +109,15 @@ class BlockDrafterConfig(Validated):
             raise UserError(
                 f"BlockDrafterConfig.window = {self.window} is smaller than block_size "
                 f"= {self.block_size}, the tokens that one call may accept: raise it."
+            )
+        if self.convolution_taps > self.queries:
+            raise UserError(
+                f"BlockDrafterConfig.convolution_taps = {self.convolution_taps} "
+                f"exceeds the {self.queries} queries of a block: lower it."
+            )
+        if self.markov_reads_state and not self.markov_rank:
+            raise UserError(
+                "BlockDrafterConfig.markov_reads_state needs a markov_rank above 0."
             )
         if self.confidence_reads_markov and not (self.confidence and self.markov_rank):
             raise UserError(
@@ -127,6 +147,11 @@ class BlockDrafterConfig(Validated):
         sizes["rotary"] = target.rotary or RotaryConfig()
         sizes["num_kv_heads"] = target.kv_heads
         sizes["head_dim"] = target.head_width
+        if self.convolution_taps and target.d_model % self.convolution_group:
+            raise UserError(
+                f"BlockDrafterConfig.convolution_group = {self.convolution_group} must "
+                f"divide the width {target.d_model} of the model."
+            )
         missing = [name for name in _FROM_TARGET if getattr(self, name) is None]
         chosen = {name: sizes[name] for name in missing}
         return dataclasses.replace(self, feature_layers=layers, **chosen)
@@ -162,4 +187,5 @@ class BlockDrafterConfig(Validated):
             rank=self.markov_rank,
             outputs=self.draft_vocabulary,
             level_scale=False,
+            reads_state=self.markov_reads_state,
         )

@@ -111,7 +111,7 @@ def _shapes(
 
 
 def _inputs(name: str, axes: int) -> tuple[int, ...]:
-    if name.startswith("markov/"):
+    if name in ("markov/embedding", "markov/output"):
         return (-1,)
     return (0, 1) if axes == 3 and name.endswith("output/kernel") else (0,)
 

@@ -4,7 +4,9 @@ In decoding, the cache has keys and values of the n accepted tokens of a row, an
 certain token y_0 is at position n:
 
     cache = functions.prefill(params, features, lengths, slots)
-    tokens, log_probs, entropies = functions.candidates(params, cache, embedded, width)
+    tokens, log_probs, entropies, factors = functions.candidates(
+        params, cache, embedded, width
+    )
     cache = functions.append(params, cache, features_of_accepted_tokens, counts)
 """
 
@@ -29,7 +31,11 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_outputs import draft_tokens, with_confidence
 from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import unbox
-from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import (
+    MarkovConfig,
+    init_refiner,
+    markov_factors,
+)
 from bpd_jax.models.transformer_config import TransformerConfig
 
 
@@ -159,11 +165,18 @@ class DrafterFunctions:
           anchors: the target's embeddings of the certain tokens, at positions
             `cache.lengths`.
         """
+        context = visible_part(cache.context)
+        if self.config.moving_window:
+            ends, slots = cache.lengths[:, None], context.slots
+            positions = slot_positions(cache.lengths, slots)
+            seen = (jnp.arange(slots) < ends)[:, None]
+            seen &= self._reached(ends, positions)[:, 0]
+            context = dataclasses.replace(context, lengths=seen)
         states = self.module.apply(
             {"params": params},
             anchors[:, None],
             cache.lengths[:, None],
-            visible_part(cache.context),
+            context,
             None if cache.last is None else cache.last[:, None],
         )
         return states[:, 0]
@@ -180,7 +193,12 @@ class DrafterFunctions:
         cache: DrafterCache,
         anchors: Float[Array, "B D"],
         width: int,
-    ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
+    ) -> tuple[
+        Int[Array, "B L-1 W"],
+        Float[Array, "B L-1 W"],
+        Float[Array, "B L-1"],
+        Float[Array, "B L-1 R"] | None,
+    ]:
         """The best tokens of positions 1 … L-1, as `Model.block_candidates`.
 
         Args:
@@ -192,9 +210,13 @@ class DrafterFunctions:
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
           float32, after `with_confidence` if there is a confidence head and no Markov
-          head; and the entropies of the positions, in nats.
+          head; the entropies of the positions, in nats; and `Lattice.factors`.
         """
-        return self.best(params, self.states(params, cache, anchors), width)
+        states = self.states(params, cache, anchors)
+        factors = None
+        if self.config.markov_reads_state:
+            factors = markov_factors(params["markov"], states)
+        return (*self.best(params, states, width), factors)
 
     def best(
         self, params: Params, states: Float[Array, "... D"], width: int
@@ -257,13 +279,13 @@ class DrafterFunctions:
         context = cache_of_slots(
             self.context_keys_values(params, features, positions), last[:, 0]
         )
-        visible = self._visible(anchor_indices, segment_ids, features.shape[1])
-        visible = jnp.repeat(visible, self.config.queries, axis=1)
+        *rows, length = features.shape[:2]
+        visible = self._visible(anchor_indices, segment_ids, length)
         return self.module.apply(
             {"params": params},
             anchors,
             jnp.take_along_axis(positions, last, axis=1) + 1,
-            dataclasses.replace(context, lengths=visible),
+            dataclasses.replace(context, lengths=visible.reshape(*rows, -1, length)),
             jnp.take_along_axis(features, last[..., None], axis=1)
             if self.config.reads_last_token
             else None,
@@ -274,16 +296,26 @@ class DrafterFunctions:
         anchor_indices: Int[Array, "B A"],
         segment_ids: Int[Array, "B T"] | None,
         length: int,
-    ) -> Bool[Array, "B A T"]:
-        """Whether each block attends to each token: the last ones before its anchor."""
-        tokens, ends = jnp.arange(length), anchor_indices[..., None]
-        visible = tokens < ends
-        if self.config.window is not None:
-            visible &= tokens >= ends - self.config.window
+    ) -> Bool[Array, "B A Q T"]:
+        """Whether each query attends to each token: the last ones before its anchor."""
+        tokens = jnp.arange(length)
+        visible = tokens < anchor_indices[..., None]
         if segment_ids is not None:
             text = jnp.take_along_axis(segment_ids, anchor_indices - 1, axis=1)
             visible &= segment_ids[:, None] == text[..., None]
-        return visible
+        return visible[:, :, None] & self._reached(anchor_indices, tokens[None])
+
+    def _reached(
+        self, ends: Int[Array, "B A"], tokens: Int[Array, "#B T"]
+    ) -> Bool[Array, "B A Q T"]:
+        """Whether tokens are within the window of each query of blocks at `ends`."""
+        offsets = jnp.arange(self.config.queries)
+        first = jnp.zeros((*ends.shape, len(offsets)), ends.dtype)
+        if self.config.window is not None:
+            first += ends[..., None] - self.config.window
+            if self.config.moving_window:
+                first += offsets + 1
+        return tokens[:, None, None] >= first[..., None]
 
 
 def markov_refiner(

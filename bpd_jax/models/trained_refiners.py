@@ -52,18 +52,21 @@ class RefinerConfig(Validated):
 
 @dataclasses.dataclass(frozen=True)
 class MarkovConfig(RefinerConfig):
-    """logits_j(y) += U[y] · (s_j ∘ E[y_{j-1}]).
+    """logits_j(y) += U[y] · (s_j ∘ E[y_{j-1}]), where s_j may be a function of a state.
 
     Attributes:
       rank: R, width of E and U, which are shared by all levels, and of s_j.
       outputs: number of rows of U: V' for the draft vocabulary of a block drafter; None
         for V.
       level_scale: whether there is an s_j, which DSpark's Markov head does not have.
+      reads_state: whether s_j = P h_j, with the state h_j that predicts y_j (the
+        selector of DFlash2), for sources that provide it (`Lattice.factors`).
     """
 
     rank: Rank = 64
     outputs: Tokens | None = None
     level_scale: bool = True
+    reads_state: bool = False
 
     kind = "markov"
 
@@ -130,11 +133,27 @@ def _init_markov(config: MarkovConfig, rng: Array) -> Params:
     }
     if config.level_scale:
         params["scale"] = jnp.ones((config.num_heads - 1, rank))
+    if config.reads_state:
+        params["project"] = _kernel(
+            jax.random.fold_in(rng, 1), config.d_model, config.rank
+        )
     return params
 
 
+def markov_factors(
+    params: Params, states: Float[Array, "... D"]
+) -> Float[Array, "... R"] | None:
+    """s_j = P h_j; None without `MarkovConfig.reads_state`."""
+    if "project" not in params:
+        return None
+    return states.astype(jnp.float32) @ params["project"]
+
+
 def markov_queries(
-    params: Params, previous: Int[Array, "..."], level: int | Int[Array, ""]
+    params: Params,
+    previous: Int[Array, "..."],
+    level: int | Int[Array, ""],
+    factors: Float[Array, "... R"] | None = None,
 ) -> Float[Array, "... R"]:
     """The vectors whose products with `params["output"]` are the corrections of y_j.
 
@@ -142,9 +161,12 @@ def markov_queries(
       params: parameters of a Markov refiner.
       previous: y_{j-1}.
       level: j.
+      factors: result of `markov_factors`.
     """
     embedded = params["embedding"][previous]
-    return embedded * params["scale"][level - 1] if "scale" in params else embedded
+    if "scale" in params:
+        embedded *= params["scale"][level - 1]
+    return embedded if factors is None else embedded * factors
 
 
 def markov_scores(
@@ -152,6 +174,7 @@ def markov_scores(
     previous: Int[Array, "B n"],
     candidates: Int[Array, "B #n W"],
     level: int | Int[Array, ""],
+    factors: Float[Array, "B R"] | None = None,
 ) -> Float[Array, "B n W"]:
     """Corrections of the logits of candidates for y_j, float32.
 
@@ -160,8 +183,11 @@ def markov_scores(
       previous: y_{j-1} of each path.
       candidates: W tokens for each path, or for all paths.
       level: j.
+      factors: result of `markov_factors` at y_j.
     """
-    return _scores(params, markov_queries(params, previous, level), candidates)
+    factors = None if factors is None else factors[:, None]
+    queries = markov_queries(params, previous, level, factors)
+    return _scores(params, queries, candidates)
 
 
 def _init_recurrent(config: RecurrentConfig, rng: Array) -> Params:

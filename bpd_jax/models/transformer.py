@@ -53,11 +53,16 @@ BLOCK_PARTS = (
 
 
 class Attention(nn.Module):
-    """Multi-head attention with an explicit cache, that of its layer."""
+    """Multi-head attention with an explicit cache, that of its layer.
+
+    Attributes:
+      inputs: width of its inputs; None is D.
+    """
 
     config: TransformerConfig
     implementation: str = "auto"
     mesh: Mesh | None = None
+    inputs: int | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -65,7 +70,7 @@ class Attention(nn.Module):
 
         def projection(heads: int) -> Projection:
             return Projection(
-                (config.d_model, heads, width),
+                (self.inputs or config.d_model, heads, width),
                 (EMBED, HEADS, KV),
                 (HEADS, KV),
                 config,

@@ -11,9 +11,10 @@ from bpd_jax.pretrained.hf_rotary import rotary_config
 from bpd_jax.pretrained.json_files import Fields, naming
 
 DFLASH = ("DFlashDraftModel",)
+DFLASH2 = ("DFlash2DraftModel",)
+DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 # Types of layers that published drafters name.
 _LAYERS = ("llama", "mistral", "qwen2", "qwen3")
-DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,8 @@ def _speculators(fields: Fields, names: set[str]) -> Description:
     if kind not in ("dflash", "dspark"):
         raise UserError(
             f"{fields.source} describes a drafter of type {kind!r}, which cannot be "
-            "read: choose one of type dflash or dspark."
+            "read as a block drafter: choose one of type dflash or dspark, or pass one "
+            "of type eagle3 as --eagle."
         )
     dspark = kind == "dspark"
     _refuse(fields, "quantization_config", "a quantised drafter")
@@ -72,7 +74,7 @@ def _speculators(fields: Fields, names: set[str]) -> Description:
         block_size=fields.integer("block_size", 8) + anchor,
         guess_at_anchor=anchor,
         window=_window(fields, layers),
-        **_sizes(fields, layers),
+        **layer_sizes(fields, layers),
         **_draft_vocabulary(draft, layers),
         **_heads(fields, names, dspark, rank=256 if dspark else 0),
     )
@@ -83,20 +85,19 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     """The layouts of z-lab and DeepSpec."""
     architectures = [str(name) for name in fields.items("architectures")]
     dspark = any(name in DSPARK for name in architectures)
-    if not dspark and not any(name in DFLASH for name in architectures):
+    dflash2 = any(name in DFLASH2 for name in architectures)
+    if not dspark and not dflash2 and not any(name in DFLASH for name in architectures):
         raise UserError(
             f"{fields.source} does not describe a supported block drafter: its "
             f"architectures are {', '.join(architectures) or 'missing'}, not "
-            f"{', '.join(DFLASH + DSPARK)}."
+            f"{', '.join(DFLASH + DFLASH2 + DSPARK)}."
         )
     inner = fields.fields("dflash_config")
     # Newer files have in `dflash_config` what older ones have at the top level.
     both = Fields({**fields.values, **inner.values}, fields.source)
     for name in ("use_swa", "causal", "is_causal"):
         if both.flag(name, False):
-            _unsupported(fields, f"another kind of attention ({name})")
-    if "sliding_attention" in fields.items("layer_types"):
-        _unsupported(fields, "a sliding window that moves with every query")
+            unsupported(fields, f"another kind of attention ({name})")
     anchor = both.flag(
         "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
     )
@@ -105,10 +106,10 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
         feature_layers=_layers(both, "target_layer_ids", 0),
         block_size=both.integer("block_size") + anchor,
         guess_at_anchor=anchor,
-        window=None,
-        **_sizes(both, fields),
+        **_moving_window(both, fields),
+        **layer_sizes(both, fields),
         **_draft_vocabulary(draft, fields),
-        **_heads(both, names, dspark, rank=0),
+        **(_selector(both, fields) if dflash2 else _heads(both, names, dspark, rank=0)),
     )
     return _description(both, fields, config, normalised_last=True)
 
@@ -121,10 +122,10 @@ def _description(
 ) -> Description:
     width, vocabulary = layers.integer("hidden_size"), layers.integer("vocab_size")
     if fields.integer("target_hidden_size", width) != width:
-        _unsupported(fields, f"a width ({width}) that is not that of the model")
+        unsupported(fields, f"a width ({width}) that is not that of the model")
     token = fields.integer("mask_token_id")
     if not 0 <= token < vocabulary:
-        _unsupported(fields, f"a mask token ({token}) outside of its vocabulary")
+        unsupported(fields, f"a mask token ({token}) outside of its vocabulary")
     return Description(config, token, width, vocabulary, normalised_last)
 
 
@@ -134,39 +135,39 @@ def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
     if not numbers or not all(type(number) is int for number in numbers):
         raise UserError(f"{fields.source} has no list of layers {name}.")
     if min(numbers) < first:
-        _unsupported(
+        unsupported(
             fields, f"the embedding or no layer of the model ({name} {numbers})"
         )
     return tuple(number - first for number in numbers)
 
 
-def _sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
+def layer_sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
     """Sizes of the layers, which are those of Qwen3 in all layouts."""
     kind = layers.text("model_type", "qwen3")
     if kind not in _LAYERS:
-        _unsupported(fields, f"layers of type {kind!r}")
+        unsupported(fields, f"layers of type {kind!r}")
     for part in (fields, layers):
         _refuse(part, "quantization_config", "a quantised drafter")
         _refuse(part, "final_logit_softcapping", "bounded logits")
         for name in ("attention_sink_bias", "add_swa_attention_sink_bias"):
             if part.flag(name, False):
-                _unsupported(fields, f"attention sinks ({name})")
+                unsupported(fields, f"attention sinks ({name})")
         if part.number("logit_scale", 1.0) != 1:
-            _unsupported(fields, "scaled logits (logit_scale)")
+            unsupported(fields, "scaled logits (logit_scale)")
         for name in ("is_neox_style", "use_aux_hidden_state"):
             if not part.flag(name, True):
-                _unsupported(fields, f"{name} = false")
+                unsupported(fields, f"{name} = false")
     if layers.flag("mlp_bias", False):
-        _unsupported(fields, "biases in its feed-forward layers (mlp_bias)")
+        unsupported(fields, "biases in its feed-forward layers (mlp_bias)")
     rotary, _ = rotary_config(layers)
     scaling = {
         **layers.fields("rope_parameters").values,
         **layers.fields("rope_scaling").values,
     }
     if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
-        _unsupported(fields, "rotary positions that depend on the length of the text")
+        unsupported(fields, "rotary positions that depend on the length of the text")
     if rotary.fraction != 1:
-        _unsupported(fields, "rotary positions for a part of each head")
+        unsupported(fields, "rotary positions for a part of each head")
     heads = layers.integer("num_attention_heads")
     width = layers.integer("hidden_size")
     head = 128 if kind == "qwen3" else width // max(heads, 1)
@@ -190,10 +191,40 @@ def _window(fields: Fields, layers: Fields) -> int | None:
     if not any(sliding):
         return None
     if not all(sliding):
-        _unsupported(fields, "a sliding window in some of its layers only")
+        unsupported(fields, "a sliding window in some of its layers only")
     if not fields.flag("sliding_window_non_causal", False):
-        _unsupported(fields, "causal blocks (sliding_window_non_causal = false)")
+        unsupported(fields, "causal blocks (sliding_window_non_causal = false)")
     return layers.integer("sliding_window")
+
+
+def _moving_window(fields: Fields, layers: Fields) -> dict[str, Any]:
+    """The sliding window of all layers in the layouts of z-lab."""
+    sliding = [kind == "sliding_attention" for kind in layers.items("layer_types")]
+    if not any(sliding):
+        return {"window": None}
+    if not all(sliding):
+        unsupported(fields, "a sliding window in some of its layers only")
+    if "is_causal" not in fields and "causal" not in fields:
+        unsupported(fields, "a sliding window of causal blocks (without is_causal)")
+    window = fields.integer("swa_window_size", layers.integer("sliding_window", 0))
+    return {"window": window, "moving_window": True}
+
+
+def _selector(fields: Fields, layers: Fields) -> dict[str, Any]:
+    """Settings of the convolutions and the selector, which only DFlash2 has."""
+    for name in ("input_embedding_scale", "output_multiplier"):
+        if fields.number(name, 1.0) != 1:
+            unsupported(fields, f"scaled embeddings or logits ({name})")
+    if layers.integer("draft_vocab_size", layers.integer("vocab_size")) != (
+        layers.integer("vocab_size")
+    ):
+        unsupported(fields, "a selector with a draft vocabulary (draft_vocab_size)")
+    return {
+        "convolution_taps": fields.integer("conv_kernel_size"),
+        "convolution_group": fields.integer("conv_group_size"),
+        "markov_rank": fields.integer("selector_rank"),
+        "markov_reads_state": True,
+    }
 
 
 def _draft_vocabulary(size: int, layers: Fields) -> dict[str, Any]:
@@ -208,7 +239,7 @@ def _heads(
     rank = fields.integer("markov_rank", rank)
     kind = fields.text("markov_head_type", "vanilla").lower()
     if rank and kind != "vanilla":
-        _unsupported(
+        unsupported(
             fields, f"a Markov head of type {kind!r} (only vanilla is supported)"
         )
     # vLLM accepts a confidence head that is configured but missing.
@@ -223,11 +254,12 @@ def _heads(
 
 def _refuse(fields: Fields, name: str, feature: str) -> None:
     if name in fields:
-        _unsupported(fields, f"{feature} ({name})")
+        unsupported(fields, f"{feature} ({name})")
 
 
-def _unsupported(fields: Fields, feature: str) -> NoReturn:
+def unsupported(fields: Fields, feature: str) -> NoReturn:
+    """Raises a `UserError` for a drafter with a feature that is not supported."""
     raise UserError(
-        f"{fields.source} requires {feature}, which bpd_jax's block drafter does not "
-        "support: use another drafter."
+        f"{fields.source} requires {feature}, which bpd_jax does not support for "
+        "drafters: use another one."
     )

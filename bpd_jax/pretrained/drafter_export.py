@@ -110,6 +110,8 @@ def check_exportable(config: BlockDrafterConfig) -> None:
         wrong = f"activation = {config.activation!r} is not 'silu'"
     elif config.rotary is not None and config.rotary.fraction != 1:
         wrong = "rotary positions for a part of each head"
+    elif config.convolution_taps or config.markov_reads_state or config.moving_window:
+        wrong = "convolution_taps, markov_reads_state or moving_window (DFlash2)"
     if wrong is not None:
         raise UserError(
             f"this block drafter cannot be exported: {wrong}, which other programs do "

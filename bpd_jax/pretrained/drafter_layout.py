@@ -1,11 +1,12 @@
-"""The layouts in which other libraries store block drafters (DFlash, DSpark).
+"""The layouts in which other libraries store block drafters (DFlash, DFlash2, DSpark).
 
 Two layouts are in use, with the same names of tensors:
 
 - that of the library `speculators`, whose config.json has `speculators_model_type`
   (`dflash` or `dspark`) and describes the layers in `transformer_layer_config`;
 - that of the authors, whose config.json is that of a Qwen3 model with more fields:
-  `dflash_config` in z-lab's DFlash, fields at the top level in DeepSpec's DSpark.
+  `dflash_config` in z-lab's DFlash and DFlash2, fields at the top level in DeepSpec's
+  DSpark.
 
 They count differently from bpd_jax:
 
@@ -53,7 +54,7 @@ def drafter_layout(
     """
     layers = config.transformer(target)
     width, rank = layers.d_model, config.markov_rank
-    inputs = len(config.feature_layers) * width
+    inputs, taps = len(config.feature_layers) * width, config.convolution_taps
     layout = {
         "fusion/kernel": Origin("fc.weight", (width, inputs), np.transpose),
         "fusion_norm/scale": Origin("hidden_norm.weight", (width,)),
@@ -63,11 +64,26 @@ def drafter_layout(
         for path, origin in llama_layer(layers, layer).items():
             name = origin.name.removeprefix("model.")
             layout["/".join(path)] = Origin(name, origin.shape, origin.convert)
+        for part in ("attention", "mlp") if taps else ():
+            own, name = f"{part}_convolution_{layer}", f"layers.{layer}.{part}_conv"
+            shape = (2 * taps * (width // config.convolution_group), width)
+            layout[f"{own}/base"] = Origin(f"{name}.base_kernel", (2, taps, width))
+            layout[f"{own}/dynamic/kernel"] = Origin(
+                f"{name}.kernel_projection.weight", shape, np.transpose
+            )
     if rank:
         outputs = config.draft_vocabulary or target.vocab_size
         head = "markov_head.markov_w{}.weight"
-        layout["markov/embedding"] = Origin(head.format(1), (target.vocab_size, rank))
-        layout["markov/output"] = Origin(head.format(2), (outputs, rank))
+        embedding, output = head.format(1), head.format(2)
+        if config.markov_reads_state:
+            head = "candidate_selector.{}"
+            embedding = head.format("predecessor_codebook")
+            output = head.format("successor_codebook")
+            layout["markov/project"] = Origin(
+                head.format("hidden_projection.weight"), (rank, width), np.transpose
+            )
+        layout["markov/embedding"] = Origin(embedding, (target.vocab_size, rank))
+        layout["markov/output"] = Origin(output, (outputs, rank))
     if config.confidence:
         read = width + (rank if config.confidence_reads_markov else 0)
         layout["confidence/kernel"] = Origin(CONFIDENCE, (1, read), np.transpose)

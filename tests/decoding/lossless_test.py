@@ -29,6 +29,7 @@ from bpd_jax.models.trained_refiners import REFINER_KINDS
 from tests.decoding.random_models import (
     assert_same,
     make_drafter,
+    make_eagle,
     make_model,
     make_ngram,
     make_refiner,
@@ -80,6 +81,9 @@ METHODS = [
     "heads+ngram/cover:3",
     "block:3/cover:2+lookup:3",
     "block+markov/tree:6",
+    "block+markov+ngram/best:3",
+    "eagle:3",
+    "eagle:3+neural/tree:8+lookup:5",
 ]
 # Methods whose parts are covered by others.
 ALIKE = {
@@ -96,6 +100,7 @@ ALIKE = {
     "heads+ngram:adaptive=1+neural/static:6:order=block",
     "draft_model:3",
     "zero_gram:6:search=best",
+    "eagle:3",
     "heads+ngram/chains:2",
     "block/greedy",
     "zero_gram:4",
@@ -103,14 +108,22 @@ ALIKE = {
     "block+ngram/best:2:engine=viterbi",
     "block:3/cover:2+lookup:3",
 }
-# The forms of block drafters: ours, DFlash with a Markov head, DSpark, and one with a
+# The forms of block drafters: ours, DFlash2, DSpark, and one with a
 # confidence head that decoding uses and no window. For the last one `markov` is the
 # refiner of the heads, which are as many.
 DRAFTERS = [
     {"markov_rank": 3, **sizes}
     for sizes in (
         {},
-        {"reads_last_token": False, "guess_at_anchor": False, "num_layers": 2},
+        {
+            "reads_last_token": False,
+            "guess_at_anchor": False,
+            "num_layers": 2,
+            "convolution_taps": 2,
+            "convolution_group": 4,
+            "markov_reads_state": True,
+            "moving_window": True,
+        },
         {
             "reads_last_token": False,
             "draft_vocabulary": None,
@@ -158,6 +171,7 @@ def make_decoder():
             rescorer=small,
             draft_model=small,
             drafter=make_drafter(model, seed=5, **DRAFTERS[seed % len(DRAFTERS)]),
+            eagle=make_eagle(model, feeds_normalised=seed % 2 == 1),
             **{
                 kind: make_refiner(kind, 14, block_size, model.config.trunk.d_model)
                 for kind in REFINER_KINDS
@@ -352,11 +366,12 @@ def test_chains_on_eight_devices(make_decoder, name):
 
 
 # Drafters with a memory of the text, in the order of what they remember: states of the
-# trunk, of the block drafter, of a rescorer and a draft model, counts, tokens.
+# trunk, of the drafters, of a rescorer and a draft model, counts, tokens.
 REMEMBERING = [
     "bpd",
     "block/greedy",
     "block:3+neural/tree:6:min_prob=0.05+lookup:4",
+    "eagle:3+neural/tree:8+lookup:5",
     "draft_model:2:drafts=2",
     "ngram_device:3:adaptive=1",
     "lookahead:3:order=3",

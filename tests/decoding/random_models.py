@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.assets import AttachedDrafter
+from bpd_jax.drafting.assets import AttachedDrafter, AttachedEagle
 from bpd_jax.models import cpu
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
@@ -17,11 +17,13 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
+from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.model import Model, top_candidates
 from bpd_jax.models.partitioning import replicated
 from bpd_jax.models.quantized import is_quantized, rounded
 from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
@@ -158,6 +160,32 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     softmax = model.params["trunk"]["embedding"]
     params = with_softmax(trained, softmax, vocabulary)
     return AttachedDrafter.of(drafter, params)
+
+
+def make_eagle(model, *, seed=4, **config):
+    """An EAGLE-3 drafter with random parameters, which knows 9 of the tokens."""
+    trunk = model.config.trunk
+    layer = TransformerConfig(
+        trunk.vocab_size,
+        1,
+        trunk.d_model,
+        d_ff=24,
+        num_heads=2,
+        num_kv_heads=1,
+        gated=True,
+        use_bias=False,
+        norm="rms",
+        rotary=RotaryConfig(100.0),
+        dtype=trunk.dtype,
+    )
+    functions = EagleFunctions(
+        EagleConfig(layer, (0,), draft_vocabulary=9, **config),
+    )
+    shapes = jax.eval_shape(functions.init, jax.random.key(0))
+    ids = np.random.default_rng(seed).permutation(trunk.vocab_size)[:9]
+    embedding = model.params["trunk"]["embedding"]
+    params = with_softmax(random_params(shapes, 0.5, seed), embedding, np.sort(ids))
+    return AttachedEagle(functions, {**params, "embedding": embedding})
 
 
 def make_refiner(kind, vocab_size=13, heads=4, d_model=16):

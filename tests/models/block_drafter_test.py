@@ -177,7 +177,12 @@ def test_cache_holds_the_last_tokens_of_every_row(slots):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": None, "guess_at_anchor": False}, {"reads_last_token": True}],
+    [
+        {},
+        {"window": None, "guess_at_anchor": False},
+        {"reads_last_token": True},
+        {"moving_window": True, "convolution_taps": 3, "convolution_group": 4},
+    ],
     ids=str,
 )
 def test_teacher_forcing_equals_decoding(changes):
@@ -205,7 +210,7 @@ def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
     anchors = anchors_of(2)
     cache = jax.jit(functions.prefill, static_argnums=3)(params, features, lengths, 16)
     candidates = jax.jit(functions.candidates, static_argnums=3)
-    tokens, log_probs, entropies = candidates(params, cache, anchors, 9)
+    tokens, log_probs, entropies, _ = candidates(params, cache, anchors, 9)
     assert tokens.shape == log_probs.shape == (2, 3, 9)
     states = states_after(functions, 16, params, features, lengths, anchors)
     logits = states @ params["softmax"].T
@@ -291,23 +296,25 @@ def test_extreme_confidences_are_finite():
     assert (found[:, 0] >= found[:, 1]).all()
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_blocks_see_the_last_tokens_of_their_text_before_the_anchor(window):
-    """Against loops over blocks and tokens."""
-    functions, _ = drafter(window=window)
+@pytest.mark.parametrize(("window", "moving"), [(None, False), (4, False), (4, True)])
+def test_blocks_see_the_last_tokens_of_their_text_before_the_anchor(window, moving):
+    """Against loops over blocks, queries and tokens."""
+    functions, _ = drafter(window=window, moving_window=moving)
     anchors = np.array([[1, 5, 9, 10], [2, 3, 7, 8]])
     segments = np.array([[1] * 6 + [2] * 4, [1] * 2 + [2] * 3 + [3] * 5])
     for ids in (None, segments):
         found = functions._visible(
             jnp.asarray(anchors), None if ids is None else jnp.asarray(ids), 10
         )
-        for row in range(2):
-            for block, anchor in enumerate(anchors[row]):
-                seen = [
-                    token
-                    for token in range(10)
-                    if token < anchor
-                    and (window is None or token >= anchor - window)
-                    and (ids is None or ids[row][token] == ids[row][anchor - 1])
-                ]
-                assert np.flatnonzero(found[row, block]).tolist() == seen
+        for row, block, query in np.ndindex(2, 4, functions.config.queries):
+            anchor = anchors[row, block]
+            first = 0 if window is None else anchor - window
+            if moving:
+                first = anchor + query - window + 1
+            seen = [
+                token
+                for token in range(10)
+                if first <= token < anchor
+                and (ids is None or ids[row][token] == ids[row][anchor - 1])
+            ]
+            assert np.flatnonzero(found[row, block, query]).tolist() == seen

@@ -24,14 +24,20 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import markov_scores
+from bpd_jax.models.trained_refiners import markov_factors, markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.drafter_export import check_exportable, export_drafter
 from bpd_jax.pretrained.drafter_import import import_drafter
 from tests.decoding.random_models import random_params
 
 GOLDEN = pathlib.Path(__file__).parent / "golden_drafters"
-NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+NAMES = sorted(
+    path.name
+    for path in GOLDEN.iterdir()
+    if path.is_dir() and not path.name.startswith("eagle3")
+)
+# No layout that bpd_jax writes describes those of DFlash2.
+EXPORTED = [name for name in NAMES if name != "dflash2"]
 MODEL = BlockwiseConfig(
     TransformerConfig(
         24, 4, 8, 12, 2, norm="rms", rotary=RotaryConfig(), tied_softmax=False
@@ -79,7 +85,10 @@ def drafter_logits(functions, params, name):
         _, head = markov_refiner(functions, params)
         choices = params.get("vocabulary", jnp.arange(logits.shape[-1]))
         choices = jnp.broadcast_to(choices, logits.shape)
-        logits += markov_scores(head, previous[..., None], choices, 1)[:, :, 0]
+        factors = markov_factors(head, states)
+        score = jax.vmap(markov_scores, in_axes=(None, 1, 1, None, 1), out_axes=1)
+        previous_of_one = previous[..., None]
+        logits += score(head, previous_of_one, choices[:, :, None], 1, factors)[:, :, 0]
     confidence = None
     if functions.config.confidence:
         confidence = functions.confidence_logits(params, states, previous)
@@ -107,7 +116,7 @@ def export(folder, drafter, params, dtype="float32"):
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_drafters_round_trip(tmp_path, name):
     first, functions, params = load(GOLDEN / name, name)
     export(tmp_path / "out", first, target_params(name))
@@ -215,6 +224,8 @@ def test_rotary_settings_round_trip(tmp_path, trained, rotary):
     [
         ({"query_key_norm": False}, "query_key_norm"),
         ({"reads_last_token": True}, "reads_last_token"),
+        ({"convolution_taps": 2}, "DFlash2"),
+        ({"moving_window": True}, "DFlash2"),
         ({"activation": "gelu"}, "gelu"),
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
@@ -257,7 +268,15 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
         (RICHEST, {LAYERS: {"vocab_size": 30}}, "30 tokens"),
         (RICHEST, {LAYERS: {"rope_parameters": {"rope_type": "dynamic"}}}, "rotary"),
         (RICHEST, {"quantization_config": {"bits": 4}}, "quantised"),
-        ("dflash", {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ("dflash", {"architectures": ["DFlash2DraftModel"]}, "conv_kernel_size"),
+        ("dflash", {"architectures": ["DFlash3DraftModel"]}, "DFlash3DraftModel"),
+        ("dflash2", {"is_causal": None}, "is_causal"),
+        ("dflash2", {"layer_types": ["sliding_attention", "full"]}, "some of its"),
+        ("dflash2", {"dflash_config": {"output_multiplier": 2.0}}, "output_multi"),
+        ("dflash2", {"dflash_config": {"conv_group_size": 3}}, "divide the width"),
+        ("dflash2", {"dflash_config": {"conv_kernel_size": 1}}, "base_kernel"),
+        ("dflash2", {"dflash_config": {"selector_rank": 4}}, "candidate_selector"),
+        ("dflash2", {"draft_vocab_size": 9}, "draft_vocab_size"),
         ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
         ("dflash", {"dflash_config": {"causal": True}}, "causal"),
         ("dflash", {"dflash_config": {"attention_sink_bias": True}}, "sinks"),
@@ -312,7 +331,7 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
         load(folder, RICHEST)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_speculators_reads_the_export(tmp_path, name):
     """Compares configuration and logits, if the library is installed."""
     speculators = pytest.importorskip("speculators")

@@ -1,4 +1,4 @@
-"""A trained low-rank bigram model (the Markov head of DSpark)."""
+"""A trained low-rank bigram model: the Markov head of DSpark, DFlash2's selector."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.drafting.interface import Source
 from bpd_jax.drafting.lattice import Lattice
@@ -49,8 +50,14 @@ class MarkovRefiner(InputFree):
         del inputs, by_candidate, all_room
         tokens = lattice.tokens
         levels = jnp.arange(1, tokens.shape[1])
-        score = jax.vmap(markov_scores, in_axes=(None, 1, 1, 0), out_axes=1)
-        scores = score(arrays.params, tokens[:, :-1], tokens[:, 1:, None], levels)
+        score = jax.vmap(markov_scores, in_axes=(None, 1, 1, 0, 1), out_axes=1)
+        scores = score(
+            arrays.params,
+            tokens[:, :-1],
+            tokens[:, 1:, None],
+            levels,
+            lattice.factors,
+        )
         alpha = arrays.alpha.at(lattice.entropies)[:, :, None, None]
         return between_candidates(alpha * scores)
 
@@ -63,7 +70,7 @@ class Markov(RefinerPart):
     name: ClassVar[str] = "markov"
     title: ClassVar[str] = "Markov head"
     help: ClassVar[str] = "a trained low-rank bigram"
-    reference: ClassVar[str] = "DSpark 2026"
+    reference: ClassVar[str] = "DSpark 2026; DFlash2 2026"
     needs: ClassVar[tuple[str, ...]] = ("markov",)
     finite: ClassVar[bool] = True
     normalised: ClassVar[bool] = True
@@ -76,6 +83,11 @@ class Markov(RefinerPart):
         drafter = context.assets.drafter
         if source.is_block_drafter and drafter and drafter.markov is not None:
             params = drafter.markov
+        elif source.is_block_drafter and drafter and drafter.reads_state:
+            raise UserError(
+                f"{context.method} cannot be replayed, because the drafter's Markov "
+                "head reads states that are not recorded: decode with it."
+            )
         else:
             refiner: LoadedRefiner = context.need(self.name)
             params = refiner.params

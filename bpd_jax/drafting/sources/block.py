@@ -3,6 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
+import jax
+
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.base.typing import Params, PyTree
@@ -22,7 +24,7 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 
 @dataclasses.dataclass(frozen=True)
 class BlockSource(LatticeSource):
-    """The W best tokens of each position of a block drafter (DFlash, DSpark).
+    """The W best tokens of each position of a block drafter (DFlash, DSpark, DFlash2).
 
     Its memory is the drafter's cache of the accepted tokens.
 
@@ -59,17 +61,9 @@ class BlockSource(LatticeSource):
         anchors = view.next_token
         if self.feature_layers:
             anchors = view.model.embed(view.next_token)
-        tokens, log_probs, entropies = self.functions.candidates(
-            arrays, memory, anchors, self.width
-        )
-        drafted = slice(self.block_size - 1)
-        lattice = build_lattice(
-            view.next_token,
-            tokens[:, drafted],
-            log_probs[:, drafted],
-            entropies[:, drafted],
-        )
-        return lattice, memory
+        candidates = self.functions.candidates(arrays, memory, anchors, self.width)
+        drafted = jax.tree.map(lambda x: x[:, : self.block_size - 1], candidates)
+        return build_lattice(view.next_token, *drafted), memory
 
 
 @register
@@ -80,7 +74,7 @@ class Block(SourcePart):
     name: ClassVar[str] = "block"
     title: ClassVar[str] = "block drafter"
     help: ClassVar[str] = "a block drafter that reads the model's states"
-    reference: ClassVar[str] = "DFlash 2026; DSpark 2026"
+    reference: ClassVar[str] = "DFlash 2026; DSpark 2026; DFlash2 2026"
     number_setting: ClassVar[str] = "length"
     needs: ClassVar[tuple[str, ...]] = ("drafter",)
     offers_lattice: ClassVar[bool] = True

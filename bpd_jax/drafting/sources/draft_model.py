@@ -72,17 +72,11 @@ class DraftModelSource(Source):
 _WIDTH = 16
 
 
-@register
 @dataclasses.dataclass(frozen=True)
-class DraftModel(SourcePart):
-    """Settings of the source `draft_model`."""
+class SequentialPart(SourcePart):
+    """The settings of sources that draft token by token."""
 
-    name: ClassVar[str] = "draft_model"
-    title: ClassVar[str] = "Draft model, {tokens} tokens"
-    help: ClassVar[str] = "a smaller model"
-    reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
     number_setting: ClassVar[str] = "tokens"
-    needs: ClassVar[tuple[str, ...]] = ("draft_model",)
     default_search: ClassVar[str] = "chains"
 
     tokens: int = setting(5, "draft tokens", COUNT)
@@ -90,13 +84,19 @@ class DraftModel(SourcePart):
         None, f"candidates after every path; default {_WIDTH}", COUNT.or_none()
     )
 
-    def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
-        """Builds the source.
+    def sizes(
+        self, context: BuildContext, search: SearchPart, choices: int
+    ) -> tuple[int, int]:
+        """W, and the highest number of tokens that one serial call accepts.
+
+        Args:
+          context: the context of the method.
+          search: the search.
+          choices: number of tokens to choose from.
 
         Raises:
-          UserError: there is no draft model, or drafts would be too many.
+          UserError: drafts would be too many.
         """
-        choices = context.vocab_size
         width = lattice_width(context, self.k or min(_WIDTH, choices), choices)
         if search.drafts > width:
             raise UserError(
@@ -110,8 +110,27 @@ class DraftModel(SourcePart):
                 f"every serial call, more than {MOST_DRAFTS}: give fewer drafts or "
                 "draft tokens."
             )
+        return width, max(self.tokens + 1, context.max_accepted)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class DraftModel(SequentialPart):
+    """Settings of the source `draft_model`."""
+
+    name: ClassVar[str] = "draft_model"
+    title: ClassVar[str] = "Draft model, {tokens} tokens"
+    help: ClassVar[str] = "a smaller model"
+    reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
+    needs: ClassVar[tuple[str, ...]] = ("draft_model",)
+
+    def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
+        """Builds the source.
+
+        Raises:
+          UserError: there is no draft model, or drafts would be too many.
+        """
+        width, reach = self.sizes(context, search, context.vocab_size)
         small = context.need("draft_model")
-        block = self.tokens + 1
-        reach = max(block, context.max_accepted)
         reader = SmallLM(small.sizes, reach, context.vocab_size)
-        return DraftModelSource(block, width, reader, small.params)
+        return DraftModelSource(self.tokens + 1, width, reader, small.params)

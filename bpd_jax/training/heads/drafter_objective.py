@@ -19,6 +19,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
+from bpd_jax.models.trained_refiners import markov_factors, markov_queries
 from bpd_jax.training.cross_entropy import Weigh
 from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
@@ -175,13 +176,15 @@ class DrafterObjective(Objective):
     ) -> tuple[Float[Array, "n levels R"], Float[Array, "draft R"]]:
         """Inputs and matrix of the softmax, whose products are the logits.
 
-        A Markov head adds columns: [state, E[y_{j-1}]] · [softmax, U]ᵀ.
+        A Markov head adds columns: [state, s_j ∘ E[y_{j-1}]] · [softmax, U]ᵀ.
         """
         matrix = frozen["softmax"]
         if not self.drafter.markov_rank:
             return states, matrix
         head = trained["markov"]
-        embedded = head["embedding"][_previous(batch)].astype(states.dtype)
+        factors = markov_factors(head, states)
+        embedded = markov_queries(head, _previous(batch), 1, factors)
+        embedded = embedded.astype(states.dtype)
         output = head["output"].astype(matrix.dtype)
         return (
             jnp.concatenate([states, embedded], axis=-1),

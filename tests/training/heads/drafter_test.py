@@ -59,6 +59,14 @@ def batch_of(d_model=24, layers=1):
     )
 
 
+DFLASH2 = {
+    "markov_rank": 3,
+    "markov_reads_state": True,
+    "convolution_taps": 2,
+    "convolution_group": 8,
+}
+
+
 def plain_loss(trained, objective, frozen, batch):
     """The loss from all logits at once, to be differentiated by JAX."""
     config, functions = objective.config, objective.functions
@@ -73,7 +81,9 @@ def plain_loss(trained, objective, frozen, batch):
     logits = states @ frozen["softmax"].T
     if "markov" in trained:
         head = trained["markov"]
-        logits += head["embedding"][batch.tokens[..., :-1]] @ head["output"].T
+        factors = states @ head["project"] if "project" in head else 1
+        embedded = head["embedding"][batch.tokens[..., :-1]]
+        logits += (factors * embedded) @ head["output"].T
     log_probs = jax.nn.log_softmax(logits)
     draft_ids = np.full(61, -1)
     draft_ids[np.asarray(frozen["vocabulary"])] = np.arange(20)
@@ -110,6 +120,7 @@ def plain_loss(trained, objective, frozen, batch):
         ({}, {}),
         ({"position_weights": "dpace"}, {}),
         ({"soft_targets": 0.7, "position_decay": 2.0}, {"markov_rank": 3}),
+        ({}, DFLASH2),
     ],
     ids=str,
 )
@@ -169,7 +180,7 @@ def test_training_learns_the_next_tokens(
     )
     cache = functions.prefill(drafter_params, features, jnp.array([9]), 32)
     embedded = params["trunk"]["embedding"][text[:, 9]]
-    tokens, _, _ = functions.candidates(drafter_params, cache, embedded, 2)
+    tokens, *_ = functions.candidates(drafter_params, cache, embedded, 2)
     # The successors of 23 are 7 · 23 mod 30 and the next token.
     vocabulary = set(np.asarray(drafter_params["vocabulary"]).tolist())
     assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}

@@ -1,0 +1,153 @@
+"""Import of published EAGLE-3 drafters.
+
+The logits of `golden_drafters` were computed by speculators; see
+`make_golden_drafters`.
+"""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bpd_jax.base.errors import UserError
+from bpd_jax.models.cache import KeyValues
+from bpd_jax.pretrained.drafter_import import import_drafter
+from bpd_jax.pretrained.eagle_import import import_eagle
+from tests.pretrained.drafter_conversion_test import (
+    GOLDEN,
+    MODEL,
+    expected,
+    target_params,
+)
+
+NAMES = ["eagle3", "eagle3_speculators", "eagle3_1"]
+
+
+def load(folder, name):
+    return import_eagle(folder, MODEL, target_params(name), "tiny")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_reference(name):
+    """Prompts, accepted tokens and drafts of two tokens; two rows in one batch."""
+    arrays = expected(name)
+    functions, params = load(GOLDEN / name, name)
+    tokens = jnp.stack([arrays["tokens"]] * 2)
+    features = jnp.stack([arrays["features"]] * 2)
+    prompts, counts = np.array([2, 5]), np.array([3, 1])
+
+    @jax.jit
+    def run(params):
+        cache = functions.prefill(params, tokens, features[:, :6], prompts, 4)
+        rows, lengths = jnp.arange(2)[:, None], jnp.asarray(prompts)
+        every = []
+        # The second round is after `counts` accepted tokens.
+        for count in (jnp.zeros(2, jnp.int32), counts):
+            new = features[rows, lengths[:, None] + jnp.arange(3)]
+            if count is counts:
+                cache = functions.learn(params, cache, new)
+            lengths += count
+            following = tokens[rows, lengths[:, None] + jnp.arange(3)]
+            # The text ends with the accepted tokens.
+            text = jnp.where(jnp.arange(12) < lengths[:, None], tokens, 0)
+            cache, states = functions.read(
+                params, cache, text, lengths, following[:, 0]
+            )
+            logits = [functions.logits(params, states)]
+            batch, heads, _, width = cache.context.values[0].shape
+            drafted = KeyValues(*[jnp.zeros((1, batch, 0, heads, width))] * 2)
+            for level in (1, 2):
+                states, new = functions.extend(
+                    params,
+                    cache.context,
+                    drafted,
+                    following[:, level : level + 1],
+                    states,
+                    level,
+                    jnp.ones((2, 1, level), bool),
+                )
+                drafted = jax.tree.map(
+                    lambda *both: jnp.concatenate(both, 2), drafted, new
+                )
+                logits.append(functions.logits(params, states))
+            every.append(jnp.concatenate(logits, 1))
+        return every
+
+    for lengths, found in zip((prompts, prompts + counts), run(params), strict=True):
+        reference = arrays["logits"][:, lengths - 1].swapaxes(0, 1)
+        np.testing.assert_allclose(found, reference, atol=1e-4, rtol=1e-4)
+
+
+LAYERS = "transformer_layer_config"
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("eagle3", {"architectures": ["EagleLlama"]}, "EagleLlama"),
+        ("eagle3", {"hidden_size": 16}, "width 16"),
+        ("eagle3", {"vocab_size": 30}, "30 tokens"),
+        ("eagle3", {"target_hidden_size": 16}, "width"),
+        ("eagle3", {"num_hidden_layers": 2}, "more than one layer"),
+        ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding window"),
+        ("eagle3", {"eagle_config": {IDS: [0, 1, 4]}}, "4 layers"),
+        ("eagle3", {"eagle_config": {IDS: [0, 1]}}, "fc.weight"),
+        # Without ids, those of the reference libraries coincide in 4 layers.
+        ("eagle3", {"eagle_config": {IDS: None}}, "different integers"),
+        ("eagle3", {"draft_vocab_size": 7}, "d2t"),
+        ("eagle3", {"fc_norm": True}, "fc_norm.0"),
+        ("eagle3_speculators", {"speculators_model_type": "peagle"}, "peagle"),
+        ("eagle3_speculators", {IDS: [0, 2, 3]}, "embedding"),
+        ("eagle3_speculators", {LAYERS: {"hidden_act": "mish"}}, "mish"),
+        ("eagle3_1", {"norm_before_fc": True, "fc_norm": False}, "fc_norm.0"),
+    ],
+    ids=str,
+)
+def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
+    folder = tmp_path / "drafter"
+    shutil.copytree(GOLDEN / name, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for field, value in changes.items():
+        nested = isinstance(value, dict) and field in config
+        config[field] = {**config[field], **value} if nested else value
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message) as refusal:
+        load(folder, name)
+    assert str(folder) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"midlayer.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
+        ({"midlayer.hidden_norm.weight": None}, "hidden_norm"),
+        ({"fc.weight": np.full((8, 24), np.nan, "f")}, "is not finite"),
+        ({"lm_head.weight": np.full((9, 8), np.inf, "f")}, "is not finite"),
+        ({"lm_head.weight": np.ones((8, 8), "f")}, "lm_head.weight"),
+        ({"d2t": np.full(9, 30)}, "d2t"),
+        ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
+    ],
+    ids=str,
+)
+def test_damaged_tensors_are_refused(tmp_path, changes, message):
+    folder = tmp_path / "drafter"
+    shutil.copytree(GOLDEN / "eagle3", folder)
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+    with pytest.raises(UserError, match=message):
+        load(folder, "eagle3")
+
+
+def test_drafters_of_the_other_kind_name_the_flag():
+    params = target_params("dflash")
+    with pytest.raises(UserError, match="--drafter"):
+        import_eagle(GOLDEN / "dflash", MODEL, params)
+    with pytest.raises(UserError, match="--eagle"):
+        import_drafter(GOLDEN / "eagle3_1", MODEL, params)
