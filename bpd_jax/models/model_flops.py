@@ -14,9 +14,13 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 
 
 def trunk_weights(model: BlockwiseConfig) -> int:
-    """Number of weights of the matrices of the trunk, without the softmax."""
-    leaves = by_path(parameter_shapes(model)["trunk"])
-    return sum(leaf.size for name, leaf in leaves.items() if name.endswith("/kernel"))
+    """Number of weights of the trunk's matrices that a token uses, without softmax."""
+    leaves, trunk = by_path(parameter_shapes(model)["trunk"]), model.trunk
+    total = sum(leaf.size for name, leaf in leaves.items() if name.endswith("/kernel"))
+    for name, leaf in leaves.items():
+        if name.endswith("_experts") and trunk.experts is not None:
+            total += leaf.size // trunk.experts * trunk.chosen_experts
+    return total
 
 
 def head_weights(model: BlockwiseConfig) -> int:

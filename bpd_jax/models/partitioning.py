@@ -30,6 +30,7 @@ from bpd_jax.base.typing import PyTree
 # Names of parameter axes.
 EMBED, HEADS, KV, MLP, VOCAB = "embed", "heads", "kv", "mlp", "vocab"
 POSITION, BLOCK_HEAD, LAYER = "position", "block_head", "layer"
+EXPERT = "expert"
 
 RULES: tuple[tuple[str, str | None], ...] = (
     (EMBED, "fsdp"),
@@ -40,6 +41,7 @@ RULES: tuple[tuple[str, str | None], ...] = (
     (POSITION, None),
     (BLOCK_HEAD, None),
     (LAYER, None),
+    (EXPERT, None),
 )
 
 BATCH_SPEC = PartitionSpec(("data", "fsdp"))

@@ -20,6 +20,7 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, attention, capped, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.experts import Experts
 from bpd_jax.models.layers import (
     ACTIVATIONS,
     Projection,
@@ -222,7 +223,7 @@ class Block(nn.Module):
     attention: Attention
     attention_output_norm: nn.Module | None
     mlp_norm: nn.Module | None
-    mlp: FeedForward
+    mlp: nn.Module
     mlp_output_norm: nn.Module | None
     layer: int = 0
 
@@ -269,6 +270,8 @@ def block_parts(
       mesh: devices that rows and heads are sharded over.
     """
 
+    feed_forward = FeedForward if config.experts is None else Experts
+
     def norm_of(part: str, missing: str) -> nn.Module | None:
         if config.norm_place == missing:
             return None
@@ -279,7 +282,7 @@ def block_parts(
         Attention(config, implementation, mesh, **module_arguments("attention")),
         norm_of("attention_output_norm", "before"),
         norm_of("mlp_norm", "after"),
-        FeedForward(config, **module_arguments("mlp")),
+        feed_forward(config, **module_arguments("mlp")),
         norm_of("mlp_output_norm", "before"),
     )
 

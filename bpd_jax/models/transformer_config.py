@@ -56,6 +56,10 @@ class TransformerConfig(Validated):
         None means `use_bias`.
       output_bias: the same for the output projection of attention.
       mlp_bias: the same for the feed-forward layers.
+      experts: E, number of feed-forward layers of a block, which are gated (Qwen3-MoE;
+        `experts`); None for one that all tokens use.
+      chosen_experts: k, number of them that a token uses.
+      normalised_experts: whether the weights of these k sum to 1.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).
       joint_query_key_norm: whether they are so over all heads together (OLMo 2).
       norm: `layer`, or `rms` (without mean and bias).
@@ -94,6 +98,9 @@ class TransformerConfig(Validated):
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     mlp_bias: bool | None = None
+    experts: Size | None = None
+    chosen_experts: Size = 1
+    normalised_experts: bool = False
     query_key_norm: bool = False
     joint_query_key_norm: bool = False
     norm: Annotated[str, choice(*NORMS)] = "layer"
@@ -130,6 +137,20 @@ class TransformerConfig(Validated):
                 f"TransformerConfig.head_dim = {self.head_width} is odd: rotary "
                 "positions rotate pairs of features."
             )
+        if self.experts is not None:
+            if self.chosen_experts > self.experts:
+                raise UserError(
+                    f"TransformerConfig.chosen_experts = {self.chosen_experts} exceeds "
+                    f"experts = {self.experts}."
+                )
+            if (
+                not self.gated
+                or self.mlp_bias
+                or (self.mlp_bias is None and self.use_bias)
+            ):
+                raise UserError(
+                    "TransformerConfig.experts needs gated = True and mlp_bias = False."
+                )
         for rotary in (self.rotary, self.window_rotary):
             if rotary is not None:
                 rotary.frequencies(self.head_width)

@@ -57,6 +57,23 @@ def _qwen3(fields: Fields) -> Options:
     return {"query_key_norm": True, **_switched_windows(fields)}
 
 
+def _qwen3_moe(fields: Fields) -> Options:
+    if fields.flag("use_sliding_window", False):
+        raise UserError(f"{fields.source} sets use_sliding_window, without layers.")
+    if fields.integer("decoder_sparse_step", 1) != 1 or fields.items("mlp_only_layers"):
+        raise UserError(
+            f"{fields.source} has layers without experts (decoder_sparse_step, "
+            "mlp_only_layers), which is not supported."
+        )
+    return {
+        "query_key_norm": True,
+        "d_ff": fields.integer("moe_intermediate_size"),
+        "experts": fields.integer("num_experts", fields.integer("num_local_experts")),
+        "chosen_experts": fields.integer("num_experts_per_tok"),
+        "normalised_experts": fields.flag("norm_topk_prob", False),
+    }
+
+
 def _switched_windows(fields: Fields) -> Options:
     if not fields.flag("use_sliding_window", False):
         return {}
@@ -160,6 +177,15 @@ _FAMILIES = {
     "mistral": _Family({"sliding_window": 4096}, options=_mistral),
     "qwen2": _Family({"sliding_window": 4096}, options=_qwen2),
     "qwen3": _Family({"sliding_window": 4096, "head_dim": 128}, (_ATTENTION,), _qwen3),
+    "qwen3_moe": _Family(
+        {
+            "moe_intermediate_size": 768,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        (_ATTENTION,),
+        _qwen3_moe,
+    ),
     "gemma2": _Family(_GEMMA2, (_ATTENTION,), _gemma2),
     "gemma3_text": _Family(_GEMMA3, (_ATTENTION,), _gemma3),
     "smollm3": _Family(

@@ -29,11 +29,22 @@ class Origin:
       name: name of the tensor; one tensor may contain several parameters.
       shape: shape of the stored tensor.
       convert: converts the stored tensor to the parameter; returns a view.
+      experts: number of tensors of this name, with their numbers at {}, and this shape
+        that are stacked and then converted; None for one tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     convert: Convert = _same
+    experts: int | None = None
+
+    @property
+    def parts(self) -> list["Origin"]:
+        """The tensors that are stacked."""
+        return [
+            Origin(self.name.format(number), self.shape)
+            for number in range(self.experts or 0)
+        ]
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises a `UserError` unless this is the shape of the stored tensor."""
@@ -172,6 +183,8 @@ def llama_layer(
     if has_bias(config.output_bias):
         add(f"{output}.bias", "self_attn.o_proj.bias", (width,), _same)
     inner = config.d_ff
+    if config.experts is not None:
+        return layout | _experts(config, f"{prefix}layers.{layer}.mlp.", layer)
     for parameter, name, shape, begin in (
         ("input", "gate", (inner, width), 0),
         ("gate", "up", (inner, width), inner),
@@ -186,6 +199,29 @@ def llama_layer(
         add(f"{parameter}.kernel", f"mlp.{name}_proj.weight", shape, kernel)
         if has_bias(config.mlp_bias):
             add(f"{parameter}.bias", f"mlp.{name}_proj.bias", shape[:1], bias)
+    return layout
+
+
+def _experts(config: TransformerConfig, prefix: str, layer: int) -> dict[Path, Origin]:
+    """The tensors of the router and the experts of one layer (Qwen3-MoE)."""
+    width, inner, count = config.d_model, config.d_ff, config.experts
+    assert count is not None
+    layout: dict[Path, Origin] = {
+        (f"mlp_{layer}", "router", "kernel"): Origin(
+            f"{prefix}gate.weight", (count, width), np.transpose
+        )
+    }
+    for parameter, name, shape in (
+        ("input", "gate", (inner, width)),
+        ("gate", "up", (inner, width)),
+        ("output", "down", (width, inner)),
+    ):
+        layout[f"mlp_{layer}", f"{parameter}_experts"] = Origin(
+            f"{prefix}experts.{{}}.{name}_proj.weight",
+            shape,
+            lambda tensor: tensor.swapaxes(1, 2),
+            count,
+        )
     return layout
 
 

@@ -137,6 +137,8 @@ def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
     Raises:
       UserError: it is missing, damaged or of another shape.
     """
+    if origin.experts is not None:
+        return np.stack([read_tensor(tensors, part) for part in origin.parts])
     tensor = tensors.read(origin.name)
     origin.check_shape(tensor.shape)
     return tensor

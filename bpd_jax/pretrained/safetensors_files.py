@@ -64,9 +64,10 @@ class SafetensorsFiles:
         Raises:
           UserError: one is missing, has another shape or is not stored as floats.
         """
-        for origin in layout.values():
-            origin.check_shape(self.shape(origin.name))
-            self._check_kind(origin.name, _FLOATS)
+        for stacked in layout.values():
+            for origin in stacked.parts or [stacked]:
+                origin.check_shape(self.shape(origin.name))
+                self._check_kind(origin.name, _FLOATS)
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor in its own float type.

@@ -280,10 +280,13 @@ LLAMA = {
 }
 
 
-# All further options of the transformer: Gemma's, and those of Granite and SmolLM3.
+# All further options of the transformer: Gemma's, and those of Granite, SmolLM3 and
+# Qwen3-MoE.
 GEMMA = {
     **LLAMA,
     "num_layers": 3,
+    "experts": 4,
+    "chosen_experts": 2,
     "query_key_norm": True,
     "norm_place": "both",
     "window": 6,

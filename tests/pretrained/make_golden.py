@@ -206,6 +206,19 @@ MODELS = {
         40,
         "bfloat16",
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "moe_intermediate_size": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        40,
+        "bfloat16",
+    ),
     "gpt2": ("GPT2", GPT2, 40, "float32"),
     "gpt2_untied": (
         "GPT2",
