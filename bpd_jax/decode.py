@@ -44,7 +44,7 @@ METHOD = flags.DEFINE_string(
     "method",
     None,
     "method, such as ngram:16; auto measures which is fastest; help lists all. "
-    "Default: with a block drafter, a tree of its drafts and of prompt lookup; with "
+    "Default: with a drafter, a tree of its drafts and of prompt lookup; with "
     "block heads, bpd; otherwise prompt_lookup.",
 )
 SHOW_ACCEPTED = flags.DEFINE_bool(

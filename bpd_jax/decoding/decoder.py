@@ -33,6 +33,7 @@ from bpd_jax.drafting.refiners.markov import Markov
 from bpd_jax.drafting.refiners.ngram import NGram
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
+from bpd_jax.drafting.sources.eagle import EaglePart
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models import cpu
 from bpd_jax.models.model import Model
@@ -128,10 +129,12 @@ class Decoder:
 
         `bpd_jax.tune` finds the fastest method of a device.
         """
-        if self.assets.drafter is None:
+        if self.assets.drafter is None and self.assets.eagle is None:
             return bpd() if self.model.block_size > 1 else prompt_lookup()
         sizes = self._default_sizes
         lookup = Lookup(sizes.copied) if sizes.copied else None
+        if self.assets.drafter is None:
+            return Method(EaglePart(), (), Tree(sizes.nodes), lookup)
         return Method(*self.refined_block, Tree(sizes.nodes), lookup)
 
     @property

@@ -44,7 +44,6 @@ from bpd_jax.models.drafter_outputs import draft_tokens
 from bpd_jax.models.layers import Projection, norm
 from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import EMBED, MLP, unbox
-from bpd_jax.models.quantized import rows_of
 from bpd_jax.models.transformer import Attention, FeedForward
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -204,7 +203,7 @@ class EagleFunctions:
 
     def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Embeddings of tokens."""
-        return rows_of(params["embedding"], tokens).astype(self.config.layer.dtype)
+        return params["embedding"][tokens].astype(self.config.layer.dtype)
 
     def prefill(
         self,

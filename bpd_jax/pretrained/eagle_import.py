@@ -40,7 +40,7 @@ from bpd_jax.pretrained.safetensors_files import CONFIG, open_checkpoint
 from bpd_jax.storage.paths import as_path
 
 # Names that versions of the layout have in `architectures`.
-_NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle3")
+_NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -110,7 +110,9 @@ def _describe(fields: Fields, target: TransformerConfig, name: str) -> EagleConf
         layers = fields.fields("transformer_layer_config")
     else:
         names = [str(name) for name in fields.items("architectures")]
-        known = any(name in _NAMES for name in names)
+        # The first drafters have the name of a Llama.
+        first = names == ["LlamaForCausalLM"] and "draft_vocab_size" in fields
+        known = first or any(name in _NAMES for name in names)
         kind = "eagle3" if known else ", ".join(names) or "unknown"
     if kind != "eagle3":
         raise UserError(

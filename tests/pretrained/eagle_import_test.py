@@ -1,7 +1,7 @@
 """Import of published EAGLE-3 drafters.
 
 The logits of `golden_drafters` were computed by speculators; see
-`make_golden_drafters`.
+`make_golden_eagle`.
 """
 
 import json
@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bpd_jax import api
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KeyValues
+from bpd_jax.pretrained import eagle_import
 from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.eagle_import import import_eagle
+from bpd_jax.pretrained.json_files import Fields
 from tests.pretrained.drafter_conversion_test import (
     GOLDEN,
     MODEL,
@@ -143,6 +147,35 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
     save_file({k: v for k, v in tensors.items() if v is not None}, path)
     with pytest.raises(UserError, match=message):
         load(folder, "eagle3")
+
+
+def test_a_model_decodes_with_a_drafter(tmp_path):
+    """The drafter is the default method, and the text is that of plain decoding."""
+    model = GOLDEN.parent / "golden" / "llama"
+    fields = json.loads((model / "config.json").read_text())
+    fields |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    fields |= {"draft_vocab_size": fields["vocab_size"]}
+    fields["eagle_config"] = {IDS: [0]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    trunk = load_model(str(model)).config.trunk
+    config = eagle_import._describe(Fields(fields, "config.json"), trunk, "llama")
+    rng = np.random.default_rng(0)
+    tensors = {
+        origin.name: rng.normal(0, 0.5, origin.shape).astype(np.float32)
+        for origin in eagle_import._layout(config, "midlayer.").values()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    lm = api.load(str(model), eagle=str(tmp_path))
+    assert lm.decoder().default_method.source.name == "eagle"
+    prompts, options = [[5, 6, 7], [9]], {"max_new_tokens": 12, "batch_size": 2}
+    texts = [
+        [result.generation.output_ids.tolist() for result in results]
+        for results in (
+            api.generate(lm, prompts, method, lattice_width=4, **options)
+            for method in ("greedy", None)
+        )
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_drafters_of_the_other_kind_name_the_flag():

@@ -1,9 +1,8 @@
-"""Writes golden_drafters/: tiny random drafters, run by their authors' code.
+"""Writes golden_drafters/: tiny random block drafters, run by their authors' code.
 
-DFlash2 has no code that runs without a server; `dflash2_logits` computes it from the
-published names and shapes. The program needs an environment with torch, which the tests
-do not, and for the layouts that are not of speculators the code of their authors
-(z-lab/dflash and deepseek-ai/DeepSpec on GitHub). `--only=NAME` writes one folder:
+It needs an environment with torch, which the tests do not, and for the layouts that
+are not of speculators the code of their authors (z-lab/dflash and deepseek-ai/DeepSpec
+on GitHub). `make_golden_dflash2` and `make_golden_eagle` write other folders.
 
     pip install torch transformers speculators==0.9.0
     python tests/pretrained/make_golden_drafters.py --dflash=FOLDER --deepspec=FOLDER
@@ -16,7 +15,6 @@ has the versions of everything.
 """
 
 import argparse
-import functools
 import importlib.util
 import json
 import pathlib
@@ -284,151 +282,6 @@ def dflash_drafter(folder: pathlib.Path) -> None:
     )
 
 
-DFLASH2 = {
-    "block_size": 4,
-    "conv_kernel_size": 2,
-    "conv_group_size": 4,
-    "mask_token_id": MASK,
-    "selector_rank": 3,
-    "selector_top_k": 4,
-    "target_layer_ids": [0, 2],
-}
-
-
-def dflash2_drafter() -> None:
-    """The layout of DFlash2: a moving window, convolutions and a selector."""
-    config = {key: value for key, value in LAYERS.items() if key != "layer_types"} | {
-        "architectures": ["DFlash2DraftModel"],
-        "model_type": "qwen3",
-        "dflash_config": DFLASH2,
-        "is_causal": False,
-        "layer_types": ["sliding_attention"] * 2,
-        "sliding_window": 5,
-    }
-    taps, rank = DFLASH2["conv_kernel_size"], DFLASH2["selector_rank"]
-    groups = WIDTH // DFLASH2["conv_group_size"]
-    shapes = {
-        "fc.weight": (WIDTH, 2 * WIDTH),
-        "hidden_norm.weight": (WIDTH,),
-        "norm.weight": (WIDTH,),
-        "candidate_selector.predecessor_codebook": (VOCABULARY, rank),
-        "candidate_selector.successor_codebook": (VOCABULARY, rank),
-        "candidate_selector.hidden_projection.weight": (rank, WIDTH),
-    }
-    for layer in range(2):
-        parts = {
-            "input_layernorm.weight": (WIDTH,),
-            "post_attention_layernorm.weight": (WIDTH,),
-            "self_attn.q_proj.weight": (16, WIDTH),
-            "self_attn.k_proj.weight": (8, WIDTH),
-            "self_attn.v_proj.weight": (8, WIDTH),
-            "self_attn.o_proj.weight": (WIDTH, 16),
-            "self_attn.q_norm.weight": (4,),
-            "self_attn.k_norm.weight": (4,),
-            "mlp.gate_proj.weight": (12, WIDTH),
-            "mlp.up_proj.weight": (12, WIDTH),
-            "mlp.down_proj.weight": (WIDTH, 12),
-        }
-        for part in ("attention_conv", "mlp_conv"):
-            parts[f"{part}.base_kernel"] = (2, taps, WIDTH)
-            parts[f"{part}.kernel_projection.weight"] = (2 * taps * groups, WIDTH)
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in parts.items()}
-    w = {
-        name: torch.randn(shape) * 0.4 + (name.endswith("norm.weight"))
-        for name, shape in shapes.items()
-    }
-    embedding, softmax = torch.randn(2, VOCABULARY, WIDTH)
-    text = make_text(2)
-    logits = [
-        dflash2_logits(w, text["features"][0], text["tokens"][0], a, embedding, softmax)
-        for a in ANCHORS
-    ]
-    folder = GOLDEN / "dflash2"
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(w, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_expected(
-        folder,
-        features=text["features"][0],
-        tokens=text["tokens"][0],
-        embedding=embedding,
-        softmax=softmax,
-        logits=torch.stack(logits),
-    )
-
-
-def dflash2_logits(w, features, tokens, anchor, embedding, softmax) -> torch.Tensor:
-    """Scores `[L-1, V]` of all tokens after the true ones, loops instead of tensors."""
-    size = DFLASH2["block_size"]
-
-    def norm(x, name):
-        square = x.pow(2).mean(-1, keepdim=True) + LAYERS["rms_norm_eps"]
-        return x / square.sqrt() * w[name]
-
-    def rotated(x, position):
-        angles = position / 500.0 ** (torch.arange(2) * 2 / 4)
-        cosine, sine = angles.cos().repeat(2), angles.sin().repeat(2)
-        return x * cosine + torch.cat([-x[..., 2:], x[..., :2]], -1) * sine
-
-    def heads(x, name, position, count):
-        x = (w[f"{name}_proj.weight"] @ x).reshape(count, 4)
-        return rotated(norm(x, f"{name}_norm.weight"), position)
-
-    def around(z, prefix, side):
-        """A function that mixes each position with the one before it."""
-        base = w[f"{prefix}.base_kernel"][side]
-        dynamic = (z @ w[f"{prefix}.kernel_projection.weight"].T).reshape(size, 2, 2, 2)
-
-        def mix(x):
-            rows = []
-            for i in range(size):
-                row = torch.zeros(WIDTH)
-                for tap in range(min(i, 1) + 1):
-                    kernel = base[tap] + dynamic[i, side, tap].repeat_interleave(4)
-                    row = row + kernel * x[i - tap]
-                rows.append(row)
-            return torch.stack(rows)
-
-        return mix
-
-    fused = norm(features[:anchor] @ w["fc.weight"].T, "hidden_norm.weight")
-    x = embedding[torch.tensor([tokens[anchor]] + [MASK] * (size - 1))]
-    for layer in range(2):
-        prefix = f"layers.{layer}"
-        z = norm(x, f"{prefix}.input_layernorm.weight")
-        conv, attention = f"{prefix}.attention_conv", f"{prefix}.self_attn"
-        inputs = torch.cat([fused, around(z, conv, 0)(z)])
-        keys = [heads(y, f"{attention}.k", p, 2) for p, y in enumerate(inputs)]
-        values = [(w[f"{attention}.v_proj.weight"] @ y).reshape(2, 4) for y in inputs]
-        mixed = []
-        for position in range(anchor, anchor + size):
-            queries = heads(inputs[position], f"{attention}.q", position, 4)
-            near = range(max(position - 4, 0), anchor + size)  # The window is 5.
-            rows = []
-            for head, query in enumerate(queries):
-                scores = torch.stack([query @ keys[p][head // 2] / 2 for p in near])
-                weights = scores.softmax(0)
-                rows.append(
-                    sum(weights[i] * values[p][head // 2] for i, p in enumerate(near))
-                )
-            mixed.append(w[f"{attention}.o_proj.weight"] @ torch.cat(rows))
-        x = x + around(z, conv, 1)(torch.stack(mixed))
-        z, conv = (
-            norm(x, f"{prefix}.post_attention_layernorm.weight"),
-            f"{prefix}.mlp_conv",
-        )
-        inner = around(z, conv, 0)(z)
-        gate = torch.nn.functional.silu(inner @ w[f"{prefix}.mlp.gate_proj.weight"].T)
-        inner = gate * (inner @ w[f"{prefix}.mlp.up_proj.weight"].T)
-        x = x + around(z, conv, 1)(inner @ w[f"{prefix}.mlp.down_proj.weight"].T)
-    states = norm(x, "norm.weight")[1:]
-    selector = "candidate_selector"
-    previous = tokens[anchor : anchor + size - 1]
-    factors = states @ w[f"{selector}.hidden_projection.weight"].T
-    pairs = factors * w[f"{selector}.predecessor_codebook"][previous]
-    return states @ softmax.T + pairs @ w[f"{selector}.successor_codebook"].T
-
-
 def deepspec_drafter(folder: pathlib.Path) -> None:
     """DeepSpec's layout, run by DeepSpec's code."""
     sys.path.insert(0, str(folder))
@@ -488,126 +341,14 @@ def commit(folder: pathlib.Path) -> str:
     ).stdout.strip()
 
 
-# Changes of the layer, fields, and whether the layout is that of the authors.
-EAGLES = {
-    "eagle3_speculators": (
-        {"attention_bias": True},
-        {"draft_vocab_size": 9, "norm_before_fc": True},
-    ),
-    "eagle3_1": (
-        {"model_type": "qwen3", "rope_parameters": YARN},
-        {
-            "draft_vocab_size": VOCABULARY,
-            "fc_norm": True,
-            "norm_output": True,
-            "norm_before_residual": True,
-        },
-    ),
-    "eagle3": ({}, {"draft_vocab_size": 9}),
-}
-STEPS = 3
-
-
-def eagle_drafter(name: str) -> None:
-    """An EAGLE-3 drafter, run by speculators; `eagle3` has the layout of the authors.
-
-    Its `logits` are `[steps, T - 1, V']`: those of step k at i are after the tokens up
-    to i + 1 + k, of which the last k are drafted.
-    """
-    from speculators import SpeculatorsConfig, VerifierConfig
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-
-    changes, fields = EAGLES[name]
-    layers = {**LAYERS, "num_hidden_layers": 1, **changes}
-    del layers["layer_types"]
-    kind = layers.pop("model_type", "llama")
-    inner = transformers.AutoConfig.for_model(kind, **layers)
-    inner._attn_implementation = "eager"
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=inner,
-        eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-        speculators_config=SpeculatorsConfig(
-            algorithm="eagle3",
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=2)],
-            default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=[]),
-        ),
-        **fields,
-    )
-    model = Eagle3DraftModel(config).eval()
-    randomize(model)
-    embedding, softmax = torch.randn(2, VOCABULARY, WIDTH)
-    model.embed_tokens.weight.data.copy_(embedding)
-    if model.use_draft_vocab:
-        rows = torch.randperm(VOCABULARY)[: model.draft_vocab_size].sort().values
-        members = torch.zeros(VOCABULARY, dtype=torch.bool)
-        members[rows] = True
-        model.load_vocab_mappings(members, rows - torch.arange(len(rows)))
-    text, captured = make_text(3), []
-
-    def capture(logits, *others, **options):
-        del others, options
-        captured.append(logits[0])
-        return torch.zeros(()), {}
-
-    module = "speculators.models.eagle3.core.compute_metrics"
-    with torch.no_grad(), mock.patch(module, capture):
-        model(
-            hidden_states=text["features"][:, :-1],
-            input_ids=text["tokens"][:, 1:],
-            document_ids=torch.zeros(1, LENGTH - 1, dtype=torch.long),
-            verifier_last_hidden_states=torch.zeros(1, LENGTH - 1, WIDTH),
-            ttt_steps=STEPS,
-        )
-    folder = GOLDEN / name
-    write(
-        folder,
-        model,
-        features=text["features"][0],
-        tokens=text["tokens"][0],
-        embedding=embedding,
-        softmax=softmax,
-        logits=torch.stack(captured),
-    )
-    if name == "eagle3":
-        tensors = {
-            key.replace("layers.0.", "midlayer."): value.contiguous()
-            for key, value in model.state_dict().items()
-            if not key.startswith(("verifier_", "embed_tokens"))
-        }
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        flat = {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            **layers,
-            "draft_vocab_size": 9,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
-        }
-        (folder / "config.json").write_text(json.dumps(flat, indent=2) + "\n")
-
-
-OURS = {"dflash2": dflash2_drafter} | {
-    name: functools.partial(eagle_drafter, name) for name in EAGLES
-}
-
-
 def main() -> None:
-    """Rewrites all folders."""
+    """Rewrites the folders."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dflash", type=pathlib.Path)
-    parser.add_argument("--deepspec", type=pathlib.Path)
-    parser.add_argument("--only", choices=list(OURS))
+    parser.add_argument("--dflash", type=pathlib.Path, required=True)
+    parser.add_argument("--deepspec", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
-    for number, (name, write_folder) in enumerate(OURS.items()):
-        torch.manual_seed(200 + number)
-        if arguments.only in (None, name):
-            shutil.rmtree(GOLDEN / name, ignore_errors=True)
-            write_folder()
-    if arguments.only:
-        return
-    if arguments.dflash is None or arguments.deepspec is None:
-        parser.error("give --dflash and --deepspec, or --only.")
+    for name in (*SPECULATORS, "dflash", "deepspec"):
+        shutil.rmtree(GOLDEN / name, ignore_errors=True)
     for number, name in enumerate(SPECULATORS):
         torch.manual_seed(number)
         speculators_drafter(name)
