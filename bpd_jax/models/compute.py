@@ -19,10 +19,11 @@ class ComputeConfig(Validated):
     and a run may be resumed with other options.
 
     Attributes:
-      attention: `xla` materializes the attention scores of a layer; `cudnn` (NVIDIA
-        GPUs of compute capability 8.0 or higher, in bfloat16) and `pallas` (TPUs;
-        interpreted on other devices, for tests) are flash attention. `auto` is cudnn or
-        pallas where they are supported, and xla otherwise.
+      attention: `xla` materializes the attention scores of a few hundred tokens of a
+        row at a time; `cudnn` (NVIDIA GPUs of compute capability 8.0 or higher, in
+        bfloat16) and `pallas` (TPUs; interpreted on other devices, for tests) are flash
+        attention. `auto` is cudnn or pallas where they are supported, and xla
+        otherwise.
       remat: the values that each transformer block keeps for its gradient: `none` keeps
         all, `dots` the results of products with its matrices, `full` only its input;
         other values are recomputed.
