@@ -22,13 +22,15 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
+from bpd_jax.models.trained_refiners import markov_factors
 
 # Positions for which logits and blocks are computed at once. The decoded parts of texts
 # are padded to a multiple of it.
 CHUNK = 32
 
-# Candidates, log-probabilities and entropies along one text; see `record_drafter`.
-TextDrafts = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Candidates, log-probabilities, entropies and perhaps factors along one text; see
+# `record_drafter`.
+TextDrafts = tuple[np.ndarray, ...]
 
 
 @flax.struct.dataclass
@@ -37,13 +39,14 @@ class RecordedDrafts:
 
     Attributes:
       starts: position of the last token of each prompt, to which column 0 belongs.
-      candidates, log_probs, entropies: see `DrafterFunctions.candidates`.
+      candidates, log_probs, entropies, factors: see `DrafterFunctions.candidates`.
     """
 
     starts: Int[Array, " R"]
     candidates: Int[Array, "R N L-1 W"]
     log_probs: Float[Array, "R N L-1 W"]
     entropies: Float[Array, "R N L-1"]
+    factors: Float[Array, "R N L-1 F"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ class RecordedDrafter:
 
     def candidates(
         self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
-    ) -> tuple[Array, Array, Array, None]:
+    ) -> tuple[Array, Array, Array, Array | None]:
         """The candidates recorded at each row's last token."""
         del anchors
         rows = jnp.arange(cache.shape[0])
@@ -84,7 +87,7 @@ class RecordedDrafter:
             params.candidates[rows, columns, :, :width],
             params.log_probs[rows, columns, :, :width],
             params.entropies[rows, columns],
-            None,
+            None if params.factors is None else params.factors[rows, columns],
         )
 
 
@@ -106,7 +109,8 @@ def record_drafter(
       width: W, number of candidates.
 
     Returns:
-      Tokens and log-probabilities `[N, L-1, W]`, and entropies `[N, L-1]`.
+      Tokens and log-probabilities `[N, L-1, W]`, entropies `[N, L-1]`; and factors
+      `[N, L-1, R]` if the drafter's Markov head reads its states.
     """
     drafter = decoder.assets.drafter
     assert drafter is not None
@@ -121,8 +125,7 @@ def record_drafter(
         start,
         min(width, choices),
     )
-    candidates, log_probs, entropies = map(np.asarray, on_host(drafts))
-    return candidates, log_probs, entropies
+    return tuple(map(np.asarray, on_host(drafts)))
 
 
 @functools.partial(jax.jit, static_argnames=("functions", "width"))
@@ -134,10 +137,10 @@ def _record(
     next_tokens: Int[Array, " N"],
     start: Int[Array, ""],
     width: int,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     every_position = jnp.arange(features.shape[0])[None]
 
-    def drafts_at(chunk: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def drafts_at(chunk: tuple[Array, Array]) -> tuple[Array, ...]:
         positions, tokens = chunk
         states = functions.teacher_forced_states(
             drafter,
@@ -146,7 +149,12 @@ def _record(
             model.embed(tokens)[None],
             positions[None] + 1,
         )
-        return functions.best(drafter, states[0], width)
+        best = functions.best(drafter, states[0], width)
+        if not functions.config.markov_reads_state:
+            return best
+        factors = markov_factors(drafter["markov"], states[0])
+        assert factors is not None
+        return (*best, factors)
 
     # In chunks, because of the memory for the attention of all blocks.
     positions = (start + jnp.arange(len(next_tokens))).reshape(-1, CHUNK)
@@ -179,6 +187,4 @@ def recorded_drafter(
     columns = (stack_padded(arrays, positions) for arrays in zip(*drafts, strict=True))
     arrays = RecordedDrafts(jnp.asarray(starts, jnp.int32), *columns)
     functions: Any = RecordedDrafter(drafter.functions.config)
-    # States are not recorded, so that a Markov head that reads them is left out.
-    markov = None if drafter.reads_state else drafter.markov
-    return AttachedDrafter(functions, arrays, (), markov)
+    return AttachedDrafter(functions, arrays, (), drafter.markov)

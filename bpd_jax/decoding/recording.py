@@ -35,8 +35,9 @@ class RecordedText:
       log_probs: `[n, L-1, W]` float32, their log-probabilities, in nats.
       entropies: `[n, L]` float32, entropies of heads 1 … L, in nats.
       hidden: `[n, D]`, final hidden states.
-      drafter: candidates, log-probabilities and entropies of a block drafter at the
-        same columns, for its positions 1 … L-1; None without a drafter.
+      drafter: candidates, log-probabilities, entropies and perhaps factors of a block
+        drafter at the same columns, for its positions 1 … L-1 (`record_drafter`); None
+        without a drafter.
     """
 
     input_ids: np.ndarray
@@ -45,7 +46,7 @@ class RecordedText:
     log_probs: np.ndarray
     entropies: np.ndarray
     hidden: np.ndarray
-    drafter: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    drafter: tuple[np.ndarray, ...] | None = None
 
     def predicted_by(self, source: str) -> "RecordedText":
         """Returns the text with the predictions of `heads` or `block` as candidates.
@@ -57,7 +58,7 @@ class RecordedText:
             return self
         if self.drafter is None:
             raise UserError("the text was recorded without a block drafter.")
-        candidates, log_probs, entropies = self.drafter
+        candidates, log_probs, entropies = self.drafter[:3]
         return dataclasses.replace(
             self,
             candidates=candidates,
@@ -220,8 +221,7 @@ def record_text(
     )
     if drafter is not None:
         padded = record_drafter(decoder, features, next_tokens, start, width)
-        candidates, log_probs, entropies = (array[: len(output)] for array in padded)
-        drafts = candidates, log_probs, entropies
+        drafts = tuple(array[: len(output)] for array in padded)
     # On the host, because a replay may run on another device than the model.
     candidates, log_probs, entropies, hidden = (
         np.asarray(array)[: len(output)] for array in on_host(outputs)

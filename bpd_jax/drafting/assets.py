@@ -51,11 +51,6 @@ class AttachedDrafter:
     feature_layers: tuple[int, ...]
     markov: Params | None = None
 
-    @property
-    def reads_state(self) -> bool:
-        """Whether its Markov head reads the drafter's states."""
-        return self.functions.config.markov_reads_state
-
     @classmethod
     def of(cls, functions: DrafterFunctions, params: Params) -> "AttachedDrafter":
         """Attaches a drafter with the layers and the Markov head of its functions."""

@@ -16,6 +16,8 @@ from bpd_jax.storage import array_files
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
 # Predictions of a block drafter, if the texts were recorded with one.
 _DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
+# Those of a drafter whose Markov head reads its states.
+_FACTORS = "drafter_factors"
 # Kind of dtype and number of axes of the arrays; numpy has no name for bfloat16 (V),
 # which hidden states may have.
 _KINDS = {
@@ -25,6 +27,7 @@ _KINDS = {
     "log_probs": ("f", 3),
     "entropies": ("f", 2),
     "hidden": ("fV", 2),
+    "factors": ("f", 3),
 }
 # Number of bytes at the beginning and at the end of each file that a digest covers;
 # models with the same header may differ only at the end.
@@ -52,7 +55,8 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
     columns = {name: [getattr(text, name) for text in texts] for name in _FIELDS}
     drafts = [text.drafter for text in texts if text.drafter is not None]
     if drafts:
-        columns |= dict(zip(_DRAFTER, zip(*drafts, strict=True), strict=True))
+        names = (*_DRAFTER, _FACTORS)[: len(drafts[0])]
+        columns |= dict(zip(names, zip(*drafts, strict=True), strict=True))
     for name, parts in columns.items():
         arrays[name] = np.concatenate(parts)
         arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
@@ -75,7 +79,7 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         _check(arrays)
         columns = {
             name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
-            for name in (*_FIELDS, *_DRAFTER)
+            for name in (*_FIELDS, *_DRAFTER, _FACTORS)
             if name in arrays
         }
     except FileNotFoundError:
@@ -84,7 +88,8 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
         raise UserError(f"cannot read {path} (no array {error}): remove it.") from error
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error
-    drafts = [columns.pop(name) for name in _DRAFTER if name in columns]
+    names = (*_DRAFTER, _FACTORS)
+    drafts = [columns.pop(name) for name in names if name in columns]
     texts = [RecordedText(*fields) for fields in zip(*columns.values(), strict=True)]
     if not drafts:
         return texts
@@ -102,7 +107,8 @@ def _check(arrays: Mapping[str, np.ndarray]) -> None:
     """
     has_drafter = any(name in arrays for name in _DRAFTER)
     sizes = arrays["output_ids_lengths"]
-    for name in (*_FIELDS, *(_DRAFTER if has_drafter else ())):
+    factors = (_FACTORS,) if _FACTORS in arrays else ()
+    for name in (*_FIELDS, *(_DRAFTER if has_drafter else ()), *factors):
         array, lengths = arrays[name], arrays[f"{name}_lengths"]
         kinds, axes = _KINDS[name.removeprefix("drafter_")]
         if (

@@ -39,7 +39,7 @@ METHODS = [
     pytest.param("zero_gram:3:lookup=4", marks=EXHAUSTIVE),
     "oracle",
     pytest.param("block/greedy", marks=EXHAUSTIVE),
-    "block:4+ngram/tree:6+lookup:3",
+    "block:4+markov+ngram/tree:6+lookup:3",
     "block/oracle",
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
@@ -53,7 +53,7 @@ def decoder():
         ngram=make_ngram(),
         rescorer=small,
         draft_model=small,
-        drafter=make_drafter(model),
+        drafter=make_drafter(model, markov_rank=3, markov_reads_state=True),
     )
     texts = [bytes([97 + token]) for token in range(13)]
     return Decoder(model, width=5, assets=assets, token_bytes=lambda: texts)

@@ -6,7 +6,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.drafting.interface import Source
 from bpd_jax.drafting.lattice import Lattice
@@ -83,11 +82,6 @@ class Markov(RefinerPart):
         drafter = context.assets.drafter
         if source.is_block_drafter and drafter and drafter.markov is not None:
             params = drafter.markov
-        elif source.is_block_drafter and drafter and drafter.reads_state:
-            raise UserError(
-                f"{context.method} cannot be replayed, because the drafter's Markov "
-                "head reads states that are not recorded: decode with it."
-            )
         else:
             refiner: LoadedRefiner = context.need(self.name)
             params = refiner.params
