@@ -1,6 +1,5 @@
 """A run under gs:// from beginning to end: killed, resumed, decoded, evaluated."""
 
-import json
 import multiprocessing
 
 import jax
@@ -13,7 +12,7 @@ from bpd_jax.storage.paths import as_path
 from bpd_jax.training import metrics
 from bpd_jax.training.checkpoint_files import _check_digests, whole_steps
 from bpd_jax.training.checkpoints import best_step, load_parameters
-from tests.commands import call, start
+from tests.commands import call
 from tests.train_test import write_run
 
 PREFIX = "runs/demo"
@@ -78,32 +77,6 @@ def test_a_killed_run_resumes_bit_exactly(run, storage):
     assert logs[0] == logs[1]
     names = storage.objects["bpd-test"]
     assert not [name for name in names if name.endswith(".part")]
-
-
-def test_decode_and_evaluate_read_and_write_the_bucket(run, storage):
-    common = ["--max_new_tokens=8", "--prompt=3 times"]
-    remote, local = start(
-        "bpd_jax.decode",
-        [f"--model={RUN}", *common, f"--output={RUN}/out.jsonl"],
-        ["--model=local", *common, "--output=out.jsonl"],
-        folder=run,
-    )
-    assert remote.returncode == local.returncode == 0, remote.stderr
-    texts = [
-        json.loads((as_path(folder) / "out.jsonl").read_text())["output_ids"]
-        for folder in (RUN, run)
-    ]
-    assert texts[0] == texts[1]
-    result = call(
-        "bpd_jax.evaluate",
-        *(f"--model={RUN}", "--prompt_tokens=4", "--num_prompts=2"),
-        *("--max_new_tokens=8", "--methods=bpd", f"--output={RUN}/evaluation"),
-        folder=run,
-    )
-    assert result.returncode == 0, result.stderr
-    written = {path.name for path in (as_path(RUN) / "evaluation").iterdir()}
-    assert "report.html" in written
-    assert not [name for name in written if name.endswith(".part")]
 
 
 def test_damaged_checkpoints_are_reported(run, storage):

@@ -11,8 +11,6 @@ from bpd_jax.data.generations import open_generations, read_header, shard_paths
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.training.heads.frozen_states import FrozenModel
-from bpd_jax.training.heads.states_cache import cached_states
 from tests.commands import Done, assert_all_refused, assert_refused, call
 
 GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
@@ -94,26 +92,6 @@ def test_a_run_resumes_with_any_batch_size(written):
     assert "5 prompts are answered in other folders" in result.stdout
     assert not shard_paths(folder / "other")
     assert read_header(folder / "other")["facts"]["options"]["end_of_text"] == 3
-
-
-def test_states_are_those_that_training_reads(written, monkeypatch):
-    folder, arguments = written
-    loaded = load_model(str(folder / "tiny"))
-    states = ["--states=kept", "--feature_layers=1,0", "--states_dtype=bfloat16"]
-    again = [*arguments[:-1], "--output=kept_texts"]
-    result = distill(folder, *again, *states)
-    assert result.returncode == 0, result.stderr
-    assert "states: at most 0.0 GB; " in result.stdout
-    config = loaded.config
-    # A run with products in bfloat16 and states in float16 can use them.
-    base = FrozenModel(config, loaded.params, 64, "float16", (1, 0), "bfloat16")
-    texts = open_generations(folder / "kept_texts")
-    monkeypatch.setattr(FrozenModel, "states", None)
-    kept = cached_states(
-        folder / "kept", texts, base, loaded.fingerprint, include_prompts=False
-    )
-    assert kept.width == 3 * config.trunk.d_model
-    assert len(kept.positions) == (texts.lengths - texts.prompt_lengths).sum()
 
 
 def test_incompatible_settings_are_refused(written):

@@ -243,7 +243,6 @@ def test_every_command_is_in_the_reference() -> None:
     assert flags_of("bpd_jax.train")["dry_run"]
 
 
-@pytest.mark.slow
 def test_the_site_builds(tmp_path: pathlib.Path) -> None:
     docs_python = ROOT / ".venv-docs" / "bin" / "python"
     python = str(docs_python) if docs_python.is_file() else sys.executable

@@ -38,8 +38,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         "arrays": ["--method=ngram:4"],
         "arpa": ["--method=ngram:4", "--ngram=run/ngram/model.arpa.gz"],
         "fst": ["--method=ngram:4", "--ngram=run/ngram/model.fst"],
-        "sampled": ["--method=greedy", "--temperature=0.9"],
-        "sampled_drafts": ["--method=ngram:4", "--temperature=0.9"],
+        "sampled": ["--method=ngram:4", "--temperature=0.9"],
     }
     base = ["--model=run", "--prompts_file=prompts.jsonl"]
     base += ["--max_new_tokens=16", "--batch_size=2"]
@@ -61,7 +60,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
         outputs[name] = [record["output_ids"] for record in records]
     plain = outputs["greedy"]
     assert outputs["arrays"] == outputs["arpa"] == outputs["fst"] == plain
-    assert outputs["sampled_drafts"] == outputs["sampled"] != plain
+    assert outputs["sampled"] != plain
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def evaluations(folder):
     # The same shapes, so that programs are compiled once.
     common = ["--model=run", "--prompt_tokens=8", "--num_prompts=3"]
     common += ["--max_new_tokens=24", "--lattice_width=8"]
-    compared = ["--methods=bpd,zero_gram:4,ngram:1,ngram:4,oracle"]
+    compared = ["--methods=bpd,ngram:4,oracle"]
     timed = ["--methods=bpd,ngram:4,auto", "--show=ngram:4", "--rounds=2"]
     timed += ["--output=timed"]
     commands = [[*common, *compared], [*common, *timed]]
@@ -80,22 +79,21 @@ def evaluations(folder):
 def test_evaluate_proves_equality_and_writes_a_report(folder, evaluations):
     result = evaluations[0]
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("identical") >= 5
+    assert result.stdout.count("identical") >= 3
     output = folder / "run" / "evaluation"
     report = json.loads((output / "report.json").read_text())
-    names = ["greedy", "bpd", "zero_gram:4", "ngram:1", "ngram:4", "oracle"]
+    names = ["greedy", "bpd", "ngram:4", "oracle"]
     assert [method["name"] for method in report["methods"]] == names
     efficiency = {m["name"]: m["block_efficiency"] for m in report["methods"]}
     assert efficiency["greedy"] == 1
     assert efficiency["oracle"] == max(efficiency.values()) > 1
-    assert efficiency["zero_gram:4"] >= efficiency["bpd"]
     assert report["lattice"]["paths"][-1]["label"] == "Oracle"
     lines = (output / "records.jsonl").read_text().splitlines()
-    assert len(lines) == 6 * 3
+    assert len(lines) == 4 * 3
     assert "4-best 3-gram" in (output / "report.html").read_text()
     # Drafts have their own table, and a page of the report.
     assert "neighbours" in result.stdout
-    bpd, ngram = report["methods"][1], report["methods"][4]
+    bpd, ngram = report["methods"][1:3]
     low, high = ngram["gain_interval"]
     assert low <= ngram["gain"] <= high
     assert ngram["nodes"] > bpd["nodes"] == 4
@@ -198,17 +196,15 @@ def test_sampling_stop_texts_and_gin(folder):
         folder,
         [*base, prompt, "--method=greedy"],
         [*base, prompt, "--stop=.", "--stop=times 9"],
-        [*base, prompt, "--method=medusa:8", "--acceptance=speculative", *sampling],
         [*base, prompt, "--method=medusa:8", "--acceptance=typical", *sampling],
         [*base, prompt, *gin],
     )
     for result in results:
         assert result.returncode == 0, result.stderr
-    complete, stopped, speculative, typical, by_gin = (r.stdout for r in results)
+    complete, stopped, typical, by_gin = (r.stdout for r in results)
     text = complete.removesuffix(complete[complete.rindex("greedy: ") :]).rstrip("\n")
     assert "." in text
     assert stopped.startswith(text[: text.index(".")] + "\n")
-    assert "LOSSY" not in speculative
     assert "(typical acceptance: LOSSY)" in typical
     # A flag on the command line, max_new_tokens, overrides the gin file.
     assert by_gin.startswith(text)

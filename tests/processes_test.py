@@ -75,6 +75,7 @@ def test_decode(model, prompts, tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.exhaustive
 def test_evaluate(model, prompts, tmp_path):
     options = ["--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]
     folder = tmp_path / "evaluation"
@@ -100,6 +101,7 @@ def test_distill_resumes_with_another_number_of_processes(model, prompts, tmp_pa
     assert "5 of 5 texts exist already" in printed
 
 
+@pytest.mark.exhaustive
 def test_a_study(trained, tmp_path):
     options = [*bindings(trained), "--gin.StudyConfig.contenders=['bpd', 'ngram:2']"]
     records = []

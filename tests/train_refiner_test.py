@@ -1,11 +1,6 @@
 """The command `bpd_jax.train_refiner`."""
 
-import os
-import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -15,7 +10,6 @@ from bpd_jax.training.refiner_sources import default_data
 from tests import commands
 
 pytest.importorskip("seqio")
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +18,6 @@ def folder(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("refiner")
     shutil.copytree(trained / "run", folder / "run")
     return folder
-
-
-def start(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "bpd_jax.train_refiner", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_trains_into_the_run_folder(folder):
@@ -77,21 +60,3 @@ def test_invalid_input_is_refused_without_output(folder):
     ]
     commands.assert_all_refused("bpd_jax.train_refiner", cases, folder)
     assert sorted(folder.rglob("*")) == before
-
-
-def test_an_interrupted_run_resumes(folder):
-    process = start(folder, "--model=run", "--kind=markov", "--steps=1000000")
-    assert process.stderr is not None
-    # The progress bar appears when training begins.
-    output = ""
-    while "training" not in output:
-        character = process.stderr.read(1)
-        assert character, output
-        output += character
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "run the same command again to resume" in stdout + stderr
-    assert "Traceback" not in stderr
-    assert not (folder / "run" / "refiners" / "markov").exists()
-    assert (folder / "run" / "refiners" / "markov.training" / "checkpoints").is_dir()

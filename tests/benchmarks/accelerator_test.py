@@ -348,6 +348,7 @@ def test_damaged_results_are_named(tmp_path):
         results.read(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_the_notebook_runs(tmp_path):
     """Its cells run in order; installation finds everything installed."""
     notebook = json.loads((ROOT / "docs/tutorials/accelerator.ipynb").read_text())

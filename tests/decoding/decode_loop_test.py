@@ -1,11 +1,8 @@
 """The device loop against a Python loop, its memory, and its sharding."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bpd_jax.decoding.decode_loop import (
     Weights,
@@ -19,8 +16,7 @@ from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.model import Model
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from tests.decoding.random_models import make_model, sharded_model
+from tests.decoding.random_models import make_model
 
 OPTIONS = StepOptions(end_of_text=0)
 DRAFTER = PathDrafter(Paths(HeadsSource(4, 4)), ExactBest(3))
@@ -107,27 +103,3 @@ def test_loop_donates_its_state_and_never_leaves_the_device():
         final = decode_on_device(model, WEIGHTS, DRAFTER, state, OPTIONS)
         jax.block_until_ready(final)
     assert final.done.all()
-
-
-def test_sharded_decoding_gives_the_same_texts():
-    model = make_model(0, vocab_size=14)
-    single = start(model, rows=8)
-    want = decode_on_device(model, WEIGHTS, DRAFTER, single, OPTIONS)
-
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    sharded = sharded_model(model, mesh)
-    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    state = start(sharded, rows=8, sharding=rows)
-    loop = decode_on_device.lower(sharded, WEIGHTS, DRAFTER, state, OPTIONS)
-    # The cache never leaves its devices: no collective has arrays of its length.
-    assert state.cache.values[0].sharding.spec[0] == ("data", "fsdp")
-    collectives = [
-        line
-        for line in loop.compile().as_text().splitlines()
-        if re.search(r" (all-gather|all-reduce|all-to-all|collective-permute)", line)
-    ]
-    assert collectives
-    slots = state.cache.slots
-    assert not [c for c in collectives if re.search(rf"f32\[[^]]*\b{slots}\b", c)]
-    got = decode_on_device(sharded, WEIGHTS, DRAFTER, state, OPTIONS)
-    assert_same(got, want, atol=1e-4)

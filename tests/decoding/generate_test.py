@@ -1,6 +1,5 @@
 """Texts of the loop: exact acceptance on scripts, losslessness on real models."""
 
-import dataclasses
 import gc
 import weakref
 
@@ -20,7 +19,6 @@ from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from tests.decoding.random_models import (
     ScriptedModel,
-    assert_same,
     make_drafter,
     make_model,
     make_ngram,
@@ -104,29 +102,6 @@ def test_script_ends_at_its_first_end_of_text():
     assert outputs[2].accepted.sum() == 7
 
 
-def test_a_prompts_text_does_not_depend_on_its_batch():
-    prompts = make_prompts([3, 30, 12, 7, 21])
-    decoder = Decoder(make_model(2), width=4)
-    method = parse_method("zero_gram:3")
-    options = DecodeOptions(max_new_tokens=20, temperature=1.0)
-    batched = decoder.decode(method, prompts, options)
-    unbatched = decoder.decode(
-        method, prompts, dataclasses.replace(options, batch_size=1)
-    )
-    assert_same(batched, unbatched, "output_ids", "accepted")
-
-
-def test_sampling_differs_by_seed_and_repeats_by_seed():
-    decoder = Decoder(make_model(0), width=4)
-    prompts = make_prompts([4, 4])
-    texts = []
-    for seed in (1, 1, 2):
-        options = DecodeOptions(max_new_tokens=30, temperature=1.0, seed=seed)
-        outputs = decoder.decode(parse_method("bpd"), prompts, options)
-        texts.append([g.output_ids.tolist() for g in outputs])
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_prompts_that_do_not_fit_are_refused():
     decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
@@ -147,17 +122,6 @@ def test_oracle_needs_exact_acceptance(acceptance):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
 
 
-def test_prompts_may_be_lists():
-    decoder = Decoder(make_model(0), width=4)
-    options = DecodeOptions(max_new_tokens=5)
-    a, b = (
-        decoder.decode(parse_method("bpd"), [prompt], options)[0]
-        for prompt in ([1, 2, 3], np.array([1, 2, 3]))
-    )
-    assert a.input_ids.dtype == np.int32
-    assert a.output_ids.tolist() == b.output_ids.tolist()
-
-
 def test_no_prompts_give_no_texts():
     decoder = Decoder(make_model(0), width=4)
     assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
@@ -165,7 +129,7 @@ def test_no_prompts_give_no_texts():
 
 def test_a_dropped_model_is_freed():
     """Compiled programs keep neither its parameters nor those of its drafters."""
-    model = make_model(2)
+    model = make_model.__wrapped__(2)  # not the one that other tests keep
     assets = Assets(ngram=make_ngram(), drafter=make_drafter(model))
     decoder = Decoder(model, width=4, assets=assets)
     names = "heads+ngram/best:2:engine=viterbi", "block+ngram/tree:4"

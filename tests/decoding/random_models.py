@@ -1,6 +1,7 @@
 """Models to decode: random ones, and scripted ones whose acceptance is known."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -91,6 +92,8 @@ class ScriptedModel:
         return 10.0 * (token[..., None] == jnp.arange(self.vocab_size))
 
 
+# Equal models are made once: finding out their shapes takes longer than decoding.
+@functools.cache
 def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
     """A small transformer with random parameters, and logits well apart."""
     fields = {"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2}
@@ -108,8 +111,13 @@ def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
             else:
                 target[name] = jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
 
-    fill(parameter_shapes(config), params)
+    fill(_shapes(config), params)
     return Model(config, params)
+
+
+@functools.cache
+def _shapes(config):
+    return parameter_shapes(config)
 
 
 def random_params(shapes, deviation, seed):
@@ -122,10 +130,13 @@ def random_params(shapes, deviation, seed):
 
 def sharded_model(model, mesh):
     """A model whose parameters are distributed over the devices of a mesh."""
-    shapes = abstract_parameters(model.config, mesh)
-    shardings = jax.tree.map(lambda x: x.sharding, shapes)
-    params = jax.device_put(model.params, shardings)
+    params = jax.device_put(model.params, _shardings(model.config, mesh))
     return dataclasses.replace(model, params=params, mesh=mesh)
+
+
+@functools.cache
+def _shardings(config, mesh):
+    return jax.tree.map(lambda x: x.sharding, abstract_parameters(config, mesh))
 
 
 def rounded_model(model, mesh=None):
@@ -155,8 +166,7 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
     if sizes["draft_vocabulary"] is not None:
         ids = np.random.default_rng(seed).permutation(trunk.vocab_size)
         vocabulary = np.sort(ids[: sizes["draft_vocabulary"]].astype(np.int32))
-    shapes = jax.eval_shape(drafter.init, jax.random.key(0))
-    trained = random_params(shapes, 0.5, seed)
+    trained = random_params(_drafter_shapes(drafter), 0.5, seed)
     softmax = model.params["trunk"]["embedding"]
     params = with_softmax(trained, softmax, vocabulary)
     return AttachedDrafter.of(drafter, params)
@@ -181,13 +191,20 @@ def make_eagle(model, *, seed=4, **config):
     functions = EagleFunctions(
         EagleConfig(layer, (0,), draft_vocabulary=9, **config),
     )
-    shapes = jax.eval_shape(functions.init, jax.random.key(0))
     ids = np.random.default_rng(seed).permutation(trunk.vocab_size)[:9]
     embedding = model.params["trunk"]["embedding"]
-    params = with_softmax(random_params(shapes, 0.5, seed), embedding, np.sort(ids))
+    params = with_softmax(
+        random_params(_drafter_shapes(functions), 0.5, seed), embedding, np.sort(ids)
+    )
     return AttachedEagle(functions, {**params, "embedding": embedding})
 
 
+@functools.cache
+def _drafter_shapes(drafter):
+    return jax.eval_shape(drafter.init, jax.random.key(0))
+
+
+@functools.cache
 def make_refiner(kind, vocab_size=13, heads=4, d_model=16):
     """A refiner with random parameters."""
     config = REFINER_KINDS[kind](vocab_size, d_model, heads)

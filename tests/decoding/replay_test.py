@@ -40,7 +40,7 @@ METHODS = [
     "oracle",
     pytest.param("block/greedy", marks=EXHAUSTIVE),
     "block:4+markov+ngram/tree:6+lookup:3",
-    "block/oracle",
+    pytest.param("block/oracle", marks=EXHAUSTIVE),
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 

@@ -129,7 +129,7 @@ def test_tokens_and_calls_are_the_librarys(model, ngrams):
     )
     prompts = [TOKENS[begin : begin + 20] for begin in (0, 33)]
     # The example has no end of text: the library decodes as many tokens.
-    options = DecodeOptions(max_new_tokens=40)
+    options = DecodeOptions(max_new_tokens=16)
     methods = {
         GREEDY: lambda x: x[:1].argmax(1)[None],
         parse_method("bpd"): lambda x: x.argmax(1)[None],
@@ -141,12 +141,15 @@ def test_tokens_and_calls_are_the_librarys(model, ngrams):
     for method, draft in methods.items():
         library_texts = decoder.decode(method, prompts, options)
         for prompt, greedy, text in zip(prompts, plain, library_texts, strict=True):
-            tokens, calls = bpd.decode(model, prompt.tolist(), draft, new=40)
+            tokens, calls = bpd.decode(model, prompt.tolist(), draft, new=16)
             assert tokens == greedy.output_ids.tolist()
             assert calls == text.serial_calls
 
 
-def test_the_example_prints_the_block_efficiencies(capsys):
+def test_the_example_prints_the_block_efficiencies(capsys, monkeypatch):
+    monkeypatch.setattr(bpd, "PROMPTS", 1)
+    monkeypatch.setattr(bpd.decode, "__defaults__", (8,))
+    monkeypatch.setattr(bpd, "NEW", 8)
     bpd.main(TEXT * 3, steps=2)
     printed = capsys.readouterr().out
     assert "plain           1.00 tokens per serial call" in printed

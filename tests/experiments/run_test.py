@@ -17,7 +17,7 @@ from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.measure_drafts import draft_records, oracle_records
+from bpd_jax.studies.measure_drafts import draft_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
 from bpd_jax.studies.study_context import StudyContext
@@ -76,23 +76,20 @@ def test_header_describes_the_source_that_drafts(context, with_drafter):
     assert facts["vocabulary"] > 32
 
 
-@pytest.mark.slow
 def test_records_equal_those_of_decoding(context):
     """Tokens and calls of the replayed records equal those of the decoding loop."""
     examples = context.examples("held_out")
     assert [example.part for example in examples] == ["tune", "report", "report"]
     prompts = [example.input_ids for example in examples]
     options = context.options("held_out")
-    for name in context.config.contenders:
-        (records,) = draft_records(context, name, ["held_out"])
-        decoder, method = context.contender(name, "held_out")
-        assert method.source.name == "heads"
-        generations = decoder.decode(method, prompts, options)
-        for record, generation in zip(records, generations, strict=True):
-            assert record.tokens == len(generation.output_ids)
-            assert record.calls == generation.serial_calls
-            assert record.nodes == generation.nodes.sum()
     [records] = draft_records(context, "bpd", ["held_out"])
+    decoder, method = context.contender("bpd", "held_out")
+    assert method.source.name == "heads"
+    generations = decoder.decode(method, prompts, options)
+    for record, generation in zip(records, generations, strict=True):
+        assert record.tokens == len(generation.output_ids)
+        assert record.calls == generation.serial_calls
+        assert record.nodes == generation.nodes.sum()
     for record in records:
         # Every position has an entropy of each head.
         counts = [from_digits(counts).sum() for counts in record.entropy_counts]
@@ -103,20 +100,6 @@ def test_records_equal_those_of_decoding(context):
         assert text.output_ids.tolist() == generation.output_ids.tolist()
 
 
-@pytest.mark.slow
-def test_records_of_a_block_drafter_equal_those_of_decoding(with_drafter):
-    prompts = [example.input_ids for example in with_drafter.examples("held_out")]
-    (records,) = draft_records(with_drafter, "bpd", ["held_out"])
-    decoder, method = with_drafter.contender("bpd", "held_out")
-    assert method.source.name == "block"
-    options = with_drafter.options("held_out")
-    generations = decoder.decode(method, prompts, options)
-    for record, generation in zip(records, generations, strict=True):
-        assert record.calls == generation.serial_calls
-        assert len(record.entropy_counts) == len(record.head_entropy) > 0
-
-
-@pytest.mark.slow
 def test_recorded_texts_are_reused(context, trained):
     first = [text.output_ids.tolist() for text in context.texts("held_out")]
     second = StudyContext(context.config, context.workdir)
@@ -130,23 +113,6 @@ def test_recorded_texts_are_reused(context, trained):
     assert path.stat().st_mtime_ns == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["heads", "block"])
-def test_oracle_grid_contains_the_oracle_drafter(context, with_drafter, source):
-    """The last entry of the grid equals decoding with the oracle drafter."""
-    context = context if source == "heads" else with_drafter
-    records = oracle_records(context, "held_out")
-    decoder, oracle = context.contender("oracle", "held_out")
-    assert oracle.source.name == source
-    prompts = [example.input_ids for example in context.examples("held_out")]
-    generations = decoder.decode(oracle, prompts, context.options("held_out"))
-    assert [record.calls[-1][-1] for record in records] == [
-        g.serial_calls for g in generations
-    ]
-    assert len(records[0].calls) == {"heads": 3, "block": 4}[source]
-
-
-@pytest.mark.slow
 def test_explorer_records_contain_every_call(context):
     """Calls are contiguous positions of the text, with the candidates of each."""
     config = dataclasses.replace(context.config, contenders=["bpd", "oracle"], shown=1)
@@ -172,7 +138,6 @@ def test_explorer_records_contain_every_call(context):
     assert bpd.draft[1:] == [head[0] for head in record.candidates[0]]
 
 
-@pytest.mark.slow
 def test_in_domain_models_are_counted_from_texts_not_drawn(trained, tmp_path):
     """Four of ten dialogues are drawn; the n-grams are those of the other six."""
     (tmp_path / "samsum").mkdir()
@@ -230,7 +195,6 @@ def test_in_domain_models_are_counted_from_texts_not_drawn(trained, tmp_path):
     assert (folder / "in_domain.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.slow
 def test_weights_are_tuned_per_task(context, tmp_path, trained):
     """Only on the tuning text, and for all contenders without an explicit weight."""
     config = dataclasses.replace(
@@ -270,7 +234,6 @@ def test_weights_are_tuned_per_task(context, tmp_path, trained):
     assert retuned.alphas == {"ngram": {"held_out": 1}}
 
 
-@pytest.mark.slow
 def test_second_turns_follow_the_models_answers(trained, tmp_path):
     records = [
         {"category": "math", "turns": [f"{n} times {n}?", "and then?"]}
@@ -308,7 +271,6 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
     assert config.differing(settings) == {"turns": 1}
 
 
-@pytest.mark.slow
 def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path):
     config = config_of(
         trained,
@@ -329,7 +291,6 @@ def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path)
         StudyContext(long, tmp_path / "long").examples("held_out")
 
 
-@pytest.mark.slow
 def test_headers_of_other_texts_and_models_are_refused(context, trained, tmp_path):
     facts = facts_of(context)
     run_files.write_header(tmp_path, "table4", facts)
@@ -361,7 +322,6 @@ def test_headers_of_other_texts_and_models_are_refused(context, trained, tmp_pat
     assert content_digest(large) != before
 
 
-@pytest.mark.slow
 def test_merged_headers_keep_contenders_of_earlier_starts(context, tmp_path):
     """Records of an omitted contender remain valid only for the same models."""
     made_with = {"markov:1": "first", "bpd": context.made_with("bpd")}

@@ -173,7 +173,6 @@ SMALLER = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
     pytest.importorskip("seqio")

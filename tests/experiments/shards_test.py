@@ -23,7 +23,6 @@ from tests.commands import start
 from tests.experiments.small_studies import bindings, config_of
 
 
-@pytest.mark.slow
 def test_shards_make_all_records_of_every_kind(trained, tmp_path):
     """The second shard adds its own examples; a third run finds none missing.
 
@@ -62,7 +61,6 @@ def test_times_of_two_machines_are_refused(tmp_path):
         MEASUREMENTS["timing"](context, open_run(tmp_path), lambda records: None)
 
 
-@pytest.mark.slow
 def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
     """Two shards, then a run without shards, which has nothing left to do."""
     workdir = f"--workdir={tmp_path}"
@@ -90,7 +88,6 @@ def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
     assert str(tmp_path) not in json.dumps(run.facts["command"])
 
 
-@pytest.mark.slow
 def test_results_of_other_settings_are_not_mixed(trained, tmp_path):
     folder = tmp_path / "table4"
     folder.mkdir()

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 SIZES = [(name, size) for name, sweep in SWEEPS.items() for size in sweep.grids]
 TPU = [
     *("--launcher=tpu", "--requested=2", "--name=sweep", "--zone=us-east5-b"),
-    *("--topology=v6e:16x16", "--output=gs://B/sweeps", "--dry_run"),
+    *("--topology=v6e:16x16", "--output=gs://bpd-test/sweeps", "--dry_run"),
 ]
 RESCORERS = ["--sweep=rescorers", "--size=tiny"]
 NAMES = ["layers=1,width=64", "layers=1,width=128"]
@@ -50,7 +50,7 @@ def test_every_point_builds_its_run(name, size, monkeypatch):
         assert max(heads, default=1) <= config.model.block_size
 
 
-def test_dry_runs():
+def test_dry_runs(storage):
     mesh = ["--", "--gin_file=gin_configs/meshes/gpu_8.gin"]
     slurm = ["--sweep=heads", "--launcher=slurm", "--dry_run"]
     local, studies, array, tpu, stop, *refused = start(
@@ -77,7 +77,7 @@ def test_dry_runs():
     assert array.stdout.count("bpd_jax.train") == 3
     assert tpu.returncode == 0, tpu.stderr
     assert tpu.stdout.count(" queued-resources create sweep-") == 2
-    assert tpu.stdout.count("--workdir=gs://B/sweeps/heads_paper/heads=") == 3
+    assert tpu.stdout.count("--workdir=gs://bpd-test/sweeps/heads_paper/heads=") == 3
     assert stop.stdout.count("worker.sh stop") == 2
     messages = [
         "but there are 7 devices",

@@ -55,9 +55,12 @@ def test_runs_resolve(words, monkeypatch):
 
 
 @pytest.mark.parametrize("module", LAUNCHERS)
-def test_launches_and_sweeps_pass_dry_run(module):
+def test_launches_and_sweeps_pass_dry_run(module, storage):
     commands = [
-        [*(["--dry_run"] if "--dry_run" not in words else []), *words[1:]]
+        [
+            "--dry_run",
+            *(word.replace("gs://BUCKET", "gs://bpd-test") for word in words[1:]),
+        ]
         for words in COMMANDS
         if words[0] == module
     ]

@@ -16,14 +16,20 @@ from tests.decoding.random_models import make_model
 WINDOW = 6
 
 
+@jax.jit
+def read(model, *arguments):
+    """Logits of a pass, and the keys and values."""
+    hidden, new, _ = model.forward(*arguments)
+    return model.next_token_logits(hidden), new
+
+
 def whole(model, tokens, window=None):
     """Logits of a pass over whole texts, with a mask made by hand."""
     positions = jnp.arange(tokens.shape[1])
     mask = causal_mask(jnp.ones_like(tokens))
     if window is not None:
         mask &= positions[:, None] - positions < window
-    hidden, new, _ = model.forward(tokens, positions[None], mask)
-    return model.next_token_logits(hidden), new
+    return read(model, tokens, positions[None], mask)
 
 
 @pytest.mark.parametrize("layers", [None, (1,)])
@@ -48,14 +54,13 @@ def test_windows_hold_in_whole_texts_and_with_the_cache(layers):
     cache = commit(model.empty_cache(1, 40), first, jnp.array([start]))
     tokens, positions = text[:, start:], jnp.arange(start, 20)[None]
     chain = jnp.tril(jnp.ones((1, 5, 5), bool))
-    hidden, *_ = model.forward(tokens, positions, chain, cache)
-    logits = model.next_token_logits(hidden)
+    logits, _ = read(model, tokens, positions, chain, cache)
     np.testing.assert_allclose(logits, want[:, start:], atol=1e-4)
-    hidden, *_ = model.forward(
+    logits, _ = read(
+        model,
         jnp.tile(tokens, (1, 2)),
         jnp.tile(positions, (1, 2)),
         jnp.tile(chain[:, None], (1, 2, 1, 1)),
         cache,
     )
-    logits = model.next_token_logits(hidden)
     np.testing.assert_allclose(logits, jnp.tile(want[:, start:], (1, 2, 1)), atol=1e-4)

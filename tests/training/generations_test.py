@@ -1,7 +1,5 @@
 """A small model trained on the token ids that another model generated."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -42,8 +40,7 @@ def config(make_model, tmp_path_factory):
     )
 
 
-def test_training_on_generations_learns_and_resumes(config, tmp_path):
-    train(dataclasses.replace(config, steps=20), tmp_path / "run")
+def test_training_on_generations_learns(config, tmp_path):
     metrics = train(config, tmp_path / "run")
     # Prompts are random and not in the loss; the answers can be predicted.
     assert metrics["validation_loss"] < 0.5

@@ -1,20 +1,14 @@
 """How runs end and resume: best checkpoint, early stopping, compute settings."""
 
 import dataclasses
-import shutil
 
 import jax
 import numpy as np
-import pytest
 
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import best_step
-from bpd_jax.training.config import columns
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
 from tests.training.runs import parameters
 
@@ -112,20 +106,6 @@ def test_old_best_is_kept_until_the_new_column_has_a_best(
     assert saved == [(1, [1, 4]), (5, [5])]
 
 
-def test_deleted_best_checkpoint_is_forgotten(train_config, tmp_path, monkeypatch):
-    config = dataclasses.replace(
-        train_config, evaluate_every=1, checkpoint_every=1, keep_checkpoints=2, steps=4
-    )
-    script(monkeypatch, [4.0, 5.0, 5.0, 3.0])
-    train(config, tmp_path)
-    # Checkpoint 3 names step 1 as the best, which that of step 4 replaced.
-    assert steps(tmp_path) == [3, 4]
-    shutil.rmtree(tmp_path / "checkpoints" / "4")
-    script(monkeypatch, [4.5, 4.6])
-    train(dataclasses.replace(config, steps=5), tmp_path)
-    assert best_step(tmp_path / "checkpoints") == 4
-
-
 def test_best_evaluation_is_saved_between_checkpoints(
     train_config, tmp_path, monkeypatch
 ):
@@ -140,34 +120,6 @@ def test_best_evaluation_is_saved_between_checkpoints(
     train(config, tmp_path)
     assert steps(tmp_path) == [3, 6]
     assert best_step(tmp_path / "checkpoints") == 3
-
-
-@pytest.mark.exhaustive
-def test_run_resumes_with_other_compute_settings(train_config, tmp_path, monkeypatch):
-    """Stacked layers, accumulation, rematerialisation, another mesh, and back."""
-    trunk = dataclasses.replace(train_config.model.trunk, num_layers=2, use_bias=False)
-    model = dataclasses.replace(train_config.model, trunk=trunk)
-    config = dataclasses.replace(
-        train_config, model=model, batch_size=16, evaluate_every=6
-    )
-    script(monkeypatch, [1.0] * 4)
-    compute_configs = {
-        2: ComputeConfig(),
-        4: ComputeConfig(scan_layers=True, remat="dots", accumulate=2, loss_chunk=4),
-        6: ComputeConfig(),
-    }
-    for end, compute in compute_configs.items():
-        mesh = MeshConfig(data=4, fsdp=2) if end == 4 else config.mesh
-        partial_config = dataclasses.replace(
-            config, steps=end, compute=compute, mesh=mesh
-        )
-        train(partial_config, tmp_path / "parts")
-    train(config, tmp_path / "whole")
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-        parameters(tmp_path / "parts"),
-        parameters(tmp_path / "whole"),
-    )
 
 
 def test_state_of_the_head_schedule_is_saved(train_config, tmp_path, monkeypatch):
@@ -201,13 +153,3 @@ def test_state_of_the_head_schedule_is_saved(train_config, tmp_path, monkeypatch
     np.testing.assert_allclose(uninterrupted[0], [1, 0.1, 0.1])
     np.testing.assert_allclose(sorted(uninterrupted[3]), [0.1, 1, 1])
     assert len({tuple(weights) for weights in uninterrupted}) >= 4
-
-
-def test_the_validation_metrics_have_every_column(train_config, tmp_path):
-    config = dataclasses.replace(train_config, steps=1, evaluate_every=1)
-    metrics = train(config, tmp_path)
-    assert list(metrics) == columns(config.model.block_size)
-    assert {"step": 1, **metrics} == read_rows(tmp_path / "metrics.jsonl")[-1]
-    # The entropy of an untrained model is nearly the maximum.
-    entropy = metrics["validation_entropy_head_1"]
-    assert 0.8 * np.log(280) < entropy < np.log(280)

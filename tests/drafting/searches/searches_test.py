@@ -26,7 +26,7 @@ from tests.drafting.naive import (
 )
 
 LENGTH, WIDTH = 4, 3
-ORDERS = [None, 1, 3]
+ORDERS = [None, 3]
 
 
 @pytest.fixture(scope="module", params=ORDERS)
@@ -96,9 +96,7 @@ def prefix_scores(steps):
     return scores
 
 
-@pytest.mark.parametrize(
-    "count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 9, 60]
-)
+@pytest.mark.parametrize("count", [1, 9, 60])
 def test_best_first_takes_the_most_probable_prefixes(scene, count):
     lattice, grow, steps = scene
     search = BestFirst(count)

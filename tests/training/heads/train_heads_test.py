@@ -120,8 +120,13 @@ def test_repeated_run_keeps_its_training_time(
 @pytest.mark.parametrize(
     "heads",
     [
-        BlockHeadsConfig(3, kind="medusa", layers=2),
-        BlockHeadsConfig(3, 16, own_softmax=True, draft_vocabulary=12),
+        pytest.param(
+            BlockHeadsConfig(3, kind="medusa", layers=2), marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            BlockHeadsConfig(3, 16, own_softmax=True, draft_vocabulary=12),
+            marks=pytest.mark.exhaustive,
+        ),
         BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0,)),
     ],
     ids=["medusa", "own softmax", "conditioned"],
