@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int, PyTree
+from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
 from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
 from bpd_jax.decoding.logits import adjusted
@@ -95,7 +95,7 @@ def run_prompts(
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
     read: int | None,
-) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
+) -> tuple[Num[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
     """The forward pass over the prompts, compiled once for all methods.
 
     The outputs of columns that are not read are zeros.

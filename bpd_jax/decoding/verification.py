@@ -16,7 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.decoding.acceptance.exact import Accepted
 from bpd_jax.decoding.acceptance.rules import accept, unchanged
 from bpd_jax.decoding.logits import adjusted, texts_of_nodes
@@ -28,7 +28,8 @@ from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model
 
 # States, keys and values, and features of all nodes.
-Pass = tuple[Float[Array, "B M D"], KeyValues, Float[Array, "B M F"]]
+# Hidden states of a recording are the places of what it recorded, as integers.
+Pass = tuple[Num[Array, "B M D"], KeyValues, Float[Array, "B M F"]]
 
 
 @flax.struct.dataclass

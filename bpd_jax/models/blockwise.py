@@ -53,7 +53,7 @@ class BlockwiseLM(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         layers: tuple[int, ...] = (),

@@ -67,7 +67,7 @@ class Model:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,

@@ -13,8 +13,8 @@ The third, `hydra`, consists of heads that also read the previous tokens of the 
 A block has positions 0 … L-1 after the text. y_0 is the certain token, the model's
 choice of the next token. Level j = 1 … L-1, which is head j + 1 in the paper's
 counting, predicts y_j. The input is h, the final hidden state of the last token of the
-text. In shapes, n is the number of paths through the block and R a rank or the width of
-a state. Only `hydra_states` requires a static level.
+text. In shapes, n is the number of paths through the block, S the width of a state and
+R a rank. Only `hydra_states` requires a static level.
 """
 
 import dataclasses
@@ -209,15 +209,15 @@ def _init_recurrent(config: RecurrentConfig, rng: Array) -> Params:
 
 def recurrent_start(
     params: Params, hidden: Float[Array, "... D"]
-) -> Float[Array, "... R"]:
+) -> Float[Array, "... S"]:
     """s_0, the state before the first token of the block."""
     hidden = unit_rms(hidden.astype(jnp.float32))
     return jnp.tanh(hidden @ params["kernel_start"] + params["bias_start"])
 
 
 def recurrent_step(
-    params: Params, state: Float[Array, "... R"], tokens: Int[Array, "..."]
-) -> Float[Array, "... R"]:
+    params: Params, state: Float[Array, "... S"], tokens: Int[Array, "..."]
+) -> Float[Array, "... S"]:
     """s_j of s_{j-1} and y_{j-1}: one step of a gated recurrent unit."""
     token = params["embedding"][tokens] @ params["kernel_token"] + params["bias_token"]
     old = state @ params["kernel_state"] + params["bias_state"]
@@ -230,7 +230,7 @@ def recurrent_step(
 
 
 def recurrent_queries(
-    params: Params, state: Float[Array, "... R"], level: int | Int[Array, ""]
+    params: Params, state: Float[Array, "... S"], level: int | Int[Array, ""]
 ) -> Float[Array, "... R"]:
     """The vectors whose products with `params["output"]` are the corrections of y_j.
 
@@ -244,7 +244,7 @@ def recurrent_queries(
 
 def recurrent_scores(
     params: Params,
-    state: Float[Array, "B n R"],
+    state: Float[Array, "B n S"],
     candidates: Int[Array, "B #n W"],
     level: int | Int[Array, ""],
 ) -> Float[Array, "B n W"]:

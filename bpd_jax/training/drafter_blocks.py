@@ -42,7 +42,7 @@ def draw_positions(
     hashes = jnp.sum(tokens.astype(jnp.uint32) * weights, axis=1, dtype=jnp.uint32)
     key = jax.random.fold_in(jax.random.key(0), step)
 
-    def shares(row: Int[Array, ""]) -> Float[Array, " A"]:
+    def shares(row: Array) -> Float[Array, " A"]:
         return jax.random.uniform(jax.random.fold_in(key, row), (count,))
 
     starts = jnp.arange(count) * (length - 1) // count

@@ -38,7 +38,7 @@ def gradients(function, arrays, ids=IDS):
 
 
 def plain(queries, keys, values, segments, window=None, softcap=None):
-    rows = jnp.ones(queries.shape[:2]) if segments.ids is None else segments.ids
+    rows = jnp.ones(queries.shape[:2], int) if segments.ids is None else segments.ids
     mask = causal_mask(rows, window)
     return attention(queries, keys, values, mask, softcap=softcap)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.decoding.acceptance.exact import Accepted, longest_match
 from bpd_jax.decoding.acceptance.speculative import speculative_sampling
 from bpd_jax.decoding.acceptance.typical import typical_match
@@ -25,7 +25,7 @@ def unchanged(logits: Array) -> Array:
 
 def next_tokens(
     model: Model,
-    hidden: Float[Array, "B M D"],
+    hidden: Num[Array, "B M D"],
     positions: Int[Array, "B M"],
     keys: Array,
     options: StepOptions,
@@ -43,7 +43,7 @@ def next_tokens(
 def accept(
     model: Model,
     tree: DraftTree,
-    hidden: Float[Array, "B M D"],
+    hidden: Num[Array, "B M D"],
     positions: Int[Array, "B M"],
     next_token: Int[Array, " B"],
     keys: Array,

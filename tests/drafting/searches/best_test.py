@@ -262,7 +262,7 @@ def test_invalid_lattices_and_weights_are_refused():
     lattice = random_lattice(1)
     outside = dataclasses.replace(lattice, tokens=lattice.tokens + 5)
     with pytest.raises(UserError, match=r"outside the vocabulary 0 \.\.\. 7"):
-        engine.refine(outside, np.ones((2, 1)), 2)
+        engine.refine(outside, np.ones((2, 1), int), 2)
     for make in (ViterbiEngine, FstEngine, NGramRefiner.from_model):
         with pytest.raises(UserError, match="alpha is -1"):
             make(ngram_model(3), -1)
