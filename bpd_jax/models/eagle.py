@@ -106,7 +106,7 @@ class Eagle(nn.Module):
 
     def _inputs(
         self, embedded: Float[Array, "B T D"], hidden: Float[Array, "B T D"]
-    ) -> tuple[Float[Array, "B T 2D"], Float[Array, "B T D"]]:
+    ) -> tuple[Float[Array, "B T 2*D"], Float[Array, "B T D"]]:
         """The inputs of attention, and the start of the residual connection."""
         normed = self.hidden_norm(hidden)
         inputs = jnp.concatenate([self.attention_norm(embedded), normed], axis=-1)

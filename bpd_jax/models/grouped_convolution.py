@@ -99,7 +99,7 @@ class ConvolvedBlock(Block):
         self,
         x: Float[Array, "B T D"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[KeyValues, Float[Array, "B T D"]]]:
