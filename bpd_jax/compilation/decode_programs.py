@@ -178,6 +178,8 @@ class _NGramSizes:
 
     def __getattr__(self, name: str) -> Any:
         """Engines on the host read the model itself, which there is none of."""
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise UserError(
             f"--method={self.method} drafts on the host: give one that drafts on the "
             "device, such as ngram_device:16."

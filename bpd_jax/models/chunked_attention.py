@@ -24,6 +24,8 @@ _CHUNK = 256
 _SHORTEST = 128
 # The scores of longer rows are computed once more for their gradients.
 _LONG = 1024
+# The first key of a chunk is a multiple of it.
+_EVEN = 128
 # Chunks are compiled in at most so many groups, of which each has the same keys.
 _GROUPS = 8
 
@@ -49,7 +51,7 @@ def chunked_attention(
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
     folded = queries.reshape(batch, length, kv_heads, -1, width) * width**-0.5
-    parts = length >= _SHORTEST and max(2, -(-length // _CHUNK))
+    parts = max(2, -(-length // _CHUNK)) if length >= _SHORTEST else 1
     mixed = in_chunks(
         functools.partial(_attend, softcap=softcap),
         folded.swapaxes(1, 2),
@@ -58,7 +60,7 @@ def chunked_attention(
         ids,
         window,
         axis=2,
-        size=-(-length // (parts or 1)),
+        size=-(-length // parts),
         recompute=length > _LONG,
     )
     return mixed.swapaxes(1, 2).reshape(batch, length, num_heads, width)
@@ -109,7 +111,8 @@ def in_chunks(
     mixed = []
     for begin, end in itertools.pairwise([*bounds, *[length] * (length % size > 0)]):
         part, count = cut(queries, begin, end), -(-(end - begin) // size)
-        low = 0 if window is None else max(0, begin + 1 - window)
+        # cuDNN needs an even number of keys; the mask hides those outside the window.
+        low = 0 if window is None else max(0, begin + 1 - window) // _EVEN * _EVEN
         if count == 1:
             mixed.append(chunk(part, jnp.int32(begin), low, end))
             continue

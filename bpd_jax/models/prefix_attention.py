@@ -4,11 +4,12 @@ The queries are those of a pass over drafts. They see every slot that holds a to
 the last ones within a sliding window; other slots are not read:
 
 - on a GPU, `prefix_kernel` reads the visible slots of each row;
-- on a CPU, so does `cpu.prefix_attention`;
+- on a CPU, so does `cpu.prefix_attention`, but in layers with a window or a soft cap;
 - XLA reads blocks of all rows, from the first to the last that any row of the batch
   needs, in a loop whose length is known at run time only.
 
-The number of queries does not change the order in which the slots are summed.
+The number of queries does not change the order in which the slots are summed; on
+accelerators that of all slots and, on GPUs, of rows may, by rounding.
 """
 
 import functools

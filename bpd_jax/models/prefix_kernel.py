@@ -49,7 +49,8 @@ def gpu_attention(
     padded = max(pl.next_power_of_2(width), _LEAST)
     block = max(_TILE // (padded * keys.dtype.itemsize), 16)
     tiles = pl.cdiv(count, rows)
-    # Independent of the number of queries, and so is the order of the sums.
+    # Independent of the number of queries, and so is the order of the sums; that of
+    # rows and slots matters by rounding.
     parts = max(1, min(_PROGRAMS // (batch * heads), pl.cdiv(slots, block)))
     first = jnp.zeros_like(lengths)
     if window is not None:

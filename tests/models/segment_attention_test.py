@@ -149,6 +149,20 @@ def test_fused_attention_equals_plain_attention(monkeypatch, case, window):
     assert_equal(got, gradients(lambda *a: plain(*a, window), arrays, ids), 2e-5)
 
 
+def test_chunks_have_even_numbers_of_keys():
+    """CuDNN computes no others."""
+    sizes, rows = [], jnp.zeros((1, 1024, 1, 8))
+
+    def attend(queries, keys, values, mask):
+        sizes.append(keys.shape[1])
+        assert mask.shape[1:] == (queries.shape[1], keys.shape[1])
+        return queries
+
+    options = {"axis": 1, "size": 256, "recompute": False}
+    chunked_attention.in_chunks(attend, rows, rows, rows, None, 300, **options)
+    assert sizes == [256, 512, 640, 640]
+
+
 def has_gpu():
     return any(device.platform == "gpu" for device in jax.devices())
 
