@@ -200,7 +200,16 @@ class LoadedModel:
         return dataclasses.replace(self, model=model)
 
     def rounded(self) -> "LoadedModel":
-        """Returns the model with matrices in 8 bits; says how large the error is."""
+        """Returns the model with matrices in 8 bits; says how large the error is.
+
+        Raises:
+          UserError: it has experts.
+        """
+        if self.config.trunk.experts is not None:
+            raise UserError(
+                "weights_dtype=int8 does not round experts, which are most of this "
+                "model: leave it out."
+            )
         trunk, error = rounded(self.params["trunk"])
         progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
         return dataclasses.replace(

@@ -153,8 +153,9 @@ def check_replayable(method: Method) -> None:
     """Raises a `UserError` for methods that run the model or read its states."""
     if method.needs_model:
         raise UserError(
-            f"{method.source.name} cannot be replayed, because its drafts come from "
-            "running the model."
+            f"{method.source.name} cannot be replayed, because it runs the model or "
+            "reads states of its layers, which are not recorded: measure it with "
+            "bpd_jax.evaluate."
         )
 
 

@@ -110,6 +110,10 @@ class BlockDrafterConfig(Validated):
                 f"BlockDrafterConfig.window = {self.window} is smaller than block_size "
                 f"= {self.block_size}, the tokens that one call may accept: raise it."
             )
+        if self.moving_window and self.window is None:
+            raise UserError(
+                "BlockDrafterConfig.moving_window needs a window: set its length."
+            )
         if self.convolution_taps > self.queries:
             raise UserError(
                 f"BlockDrafterConfig.convolution_taps = {self.convolution_taps} "

@@ -25,7 +25,7 @@ layer is named `midlayer` or `layers.0`:
     attention_0/output, mlp_norm_0, mlp_0    self_attn.o_proj, post_attention_…, mlp
     final_norm/scale [D]                     norm
     softmax [V', D], vocabulary [V']         lm_head, d2t
-    embedding [V, D]                         embed_tokens, that of the target
+    embedding [V, D]                         embed_tokens, or that of the target
 """
 
 import dataclasses

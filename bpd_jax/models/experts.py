@@ -1,10 +1,13 @@
 """Mixtures of experts: feed-forward layers of which a token uses a few (Qwen3-MoE)."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float
+from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.models import cpu
 from bpd_jax.models.layers import ACTIVATIONS, Projection, named_normal
 from bpd_jax.models.partitioning import EMBED, EXPERT, MLP
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -45,20 +48,70 @@ class Experts(nn.Module):
         shares, numbers = jax.lax.top_k(shares, chosen)
         if config.normalised_experts:
             shares /= shares.sum(-1, keepdims=True)
-        # The rows of each expert are consecutive.
-        order = jnp.argsort(numbers.ravel(), stable=True)
-        sizes = jnp.bincount(numbers.ravel(), length=count).astype(jnp.int32)
-
-        def product(x: Float[Array, "n in"], name: str, *shape: int) -> Array:
-            return jax.lax.ragged_dot(x, experts(name, *shape), sizes)
-
-        rows = tokens[order // chosen]
-        hidden = ACTIVATIONS[config.activation](
-            product(rows, "input_experts", width, inner)
+        kernels = (
+            experts("input_experts", width, inner),
+            experts("gate_experts", width, inner),
+            experts("output_experts", inner, width),
         )
-        hidden *= product(rows, "gate_experts", width, inner)
-        rows = product(hidden, "output_experts", inner, width)
-        outputs = jnp.zeros_like(rows).at[order].set(rows)
-        outputs = outputs.reshape(-1, chosen, width)
-        mixed = (outputs * shares[..., None].astype(outputs.dtype)).sum(1)
+        mix = _one_by_one if cpu.on_cpu() else _grouped
+        activation = ACTIVATIONS[config.activation]
+        mixed = mix(tokens, shares.astype(x.dtype), numbers, kernels, activation)
         return mixed.reshape(x.shape)
+
+
+def _grouped(
+    tokens: Float[Array, "T D"],
+    shares: Float[Array, "T k"],
+    numbers: Int[Array, "T k"],
+    kernels: tuple[Array, ...],
+    activation: Callable[[Array], Array],
+) -> Float[Array, "T D"]:
+    """One product for all experts, whose rows are consecutive."""
+    chosen = numbers.shape[1]
+    order = jnp.argsort(numbers.ravel(), stable=True)
+    sizes = jnp.bincount(numbers.ravel(), length=len(kernels[0])).astype(jnp.int32)
+
+    def product(x: Float[Array, "n in"], kernel: Float[Array, "E in out"]) -> Array:
+        return jax.lax.ragged_dot(x, kernel, sizes)
+
+    rows = tokens[order // chosen]
+    rows = product(_gated(product, rows, kernels, activation), kernels[2])
+    outputs = jnp.zeros_like(rows).at[order].set(rows)
+    return (outputs.reshape(*shares.shape, -1) * shares[..., None]).sum(1)
+
+
+def _one_by_one(
+    tokens: Float[Array, "T D"],
+    shares: Float[Array, "T k"],
+    numbers: Int[Array, "T k"],
+    kernels: tuple[Array, ...],
+    activation: Callable[[Array], Array],
+) -> Float[Array, "T D"]:
+    """All tokens through each expert that any of them chose.
+
+    XLA expands `ragged_dot` on a CPU to products of all experts at once, which repeat
+    the tokens for each of them.
+    """
+    rows = jnp.arange(len(tokens))[:, None]
+    weights = jnp.zeros((len(tokens), len(kernels[0])), shares.dtype)
+    weights = weights.at[rows, numbers].set(shares)
+
+    def add(expert: Int[Array, ""], mixed: Array) -> Array:
+        def with_expert() -> Array:
+            own = tuple(kernel[expert] for kernel in kernels)
+            update = _gated(jnp.matmul, tokens, own, activation) @ own[2]
+            return mixed + update * weights[:, expert, None]
+
+        chosen = (weights[:, expert] != 0).any()
+        return jax.lax.cond(chosen, with_expert, lambda: mixed)
+
+    return jax.lax.fori_loop(0, len(kernels[0]), add, jnp.zeros_like(tokens))
+
+
+def _gated(
+    product: Callable[[Array, Array], Array],
+    x: Float[Array, "n D"],
+    kernels: tuple[Array, ...],
+    activation: Callable[[Array], Array],
+) -> Float[Array, "n F"]:
+    return activation(product(x, kernels[0])) * product(x, kernels[1])

@@ -161,8 +161,9 @@ def markov_queries(
       params: parameters of a Markov refiner.
       previous: y_{j-1}.
       level: j.
-      factors: result of `markov_factors`.
+      factors: result of `markov_factors`, unless that is None.
     """
+    assert (factors is None) == ("project" not in params)
     embedded = params["embedding"][previous]
     if "scale" in params:
         embedded *= params["scale"][level - 1]

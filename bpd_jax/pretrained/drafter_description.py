@@ -98,6 +98,9 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     for name in ("use_swa", "causal", "is_causal"):
         if both.flag(name, False):
             unsupported(fields, f"another kind of attention ({name})")
+    for name in ("input_embedding_scale", "output_multiplier"):
+        if both.number(name, 1.0) != 1:
+            unsupported(fields, f"scaled embeddings or logits ({name})")
     anchor = both.flag(
         "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
     )
@@ -148,7 +151,8 @@ def layer_sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
         unsupported(fields, f"layers of type {kind!r}")
     for part in (fields, layers):
         _refuse(part, "quantization_config", "a quantised drafter")
-        _refuse(part, "final_logit_softcapping", "bounded logits")
+        if part.number("final_logit_softcapping", 0.0) > 0:
+            unsupported(fields, "bounded logits (final_logit_softcapping)")
         for name in ("attention_sink_bias", "add_swa_attention_sink_bias"):
             if part.flag(name, False):
                 unsupported(fields, f"attention sinks ({name})")
@@ -206,15 +210,14 @@ def _moving_window(fields: Fields, layers: Fields) -> dict[str, Any]:
         unsupported(fields, "a sliding window in some of its layers only")
     if "is_causal" not in fields and "causal" not in fields:
         unsupported(fields, "a sliding window of causal blocks (without is_causal)")
+    if not fields.flag("use_sliding_window", False):
+        return {"window": None}  # transformers ignores `sliding_window`.
     window = fields.integer("swa_window_size", layers.integer("sliding_window", 0))
     return {"window": window, "moving_window": True}
 
 
 def _selector(fields: Fields, layers: Fields) -> dict[str, Any]:
     """Settings of the convolutions and the selector, which only DFlash2 has."""
-    for name in ("input_embedding_scale", "output_multiplier"):
-        if fields.number(name, 1.0) != 1:
-            unsupported(fields, f"scaled embeddings or logits ({name})")
     if layers.integer("draft_vocab_size", layers.integer("vocab_size")) != (
         layers.integer("vocab_size")
     ):

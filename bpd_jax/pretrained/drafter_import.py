@@ -15,6 +15,7 @@ from bpd_jax.models.attachments import check_finite, fingerprint
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_files import LoadedDrafter
+from bpd_jax.models.partitioning import on_host
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import drafter_layout
 from bpd_jax.pretrained.drafter_tables import (
@@ -93,7 +94,7 @@ def import_drafter(
     embedding = params["trunk"]["embedding"]
     own = target_embedding(folder, tensors, embedding, besides=about.mask_token)
     table = embedding if own is None else own
-    arrays["mask_embedding"] = np.asarray(table[about.mask_token], np.float32)
+    arrays["mask_embedding"] = np.asarray(on_host(table[about.mask_token]), np.float32)
     softmax = own_softmax(
         folder, tensors, softmax_rows(model, params, arrays.get("vocabulary"))
     )

@@ -2,12 +2,12 @@
 
 import pathlib
 
-import jax
 import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array
 from bpd_jax.models.attachments import check_vocabulary
+from bpd_jax.models.partitioning import on_host
 from bpd_jax.pretrained.drafter_layout import (
     DRAFT_TO_TARGET,
     EMBEDDING,
@@ -128,7 +128,7 @@ def target_embedding(
     difference = size = 0.0
     for begin in range(0, len(embeddings), _ROWS):
         rows = slice(begin, begin + _ROWS)
-        expected = np.array(jax.device_get(embedding[rows]), np.float32)
+        expected = np.array(on_host(embedding[rows]), np.float32)
         actual = np.array(embeddings[rows], np.float32)
         if besides is not None and begin <= besides < begin + len(actual):
             actual[besides - begin] = expected[besides - begin]
@@ -145,14 +145,18 @@ def target_embedding(
 def own_softmax(
     folder: pathlib.Path, tensors: SafetensorsFiles, softmax: Array
 ) -> np.ndarray | None:
-    """The drafter's softmax; None if it equals the target's in the file's precision."""
+    """The drafter's softmax; None if it has none of its own; see `unless_equal`."""
     if SOFTMAX not in tensors.names:
         return None
-    matrix = _table(folder, tensors, SOFTMAX, softmax.shape)
-    for begin in range(0, len(matrix), _ROWS):
+    return unless_equal(_table(folder, tensors, SOFTMAX, softmax.shape), softmax)
+
+
+def unless_equal(table: np.ndarray, target: Array) -> np.ndarray | None:
+    """A drafter's table; None if it equals the target's in the narrower precision."""
+    for begin in range(0, len(table), _ROWS):
         rows = slice(begin, begin + _ROWS)
-        expected = np.asarray(jax.device_get(softmax[rows]))
-        narrow = np.dtype(min(matrix.dtype, expected.dtype, key=lambda t: t.itemsize))
-        if not np.array_equal(matrix[rows].astype(narrow), expected.astype(narrow)):
-            return matrix
+        expected = np.asarray(on_host(target[rows]))
+        narrow = np.dtype(min(table.dtype, expected.dtype, key=lambda t: t.itemsize))
+        if not np.array_equal(table[rows].astype(narrow), expected.astype(narrow)):
+            return table
     return None

@@ -6,8 +6,9 @@ the config.json of a Llama model with more fields, some of them in `eagle_config
 
 The layers that a drafter reads are counted differently:
 `eagle_aux_hidden_state_layer_ids` at the top level counts the embedding as 0, so id i
-is layer i - 1 here; in `eagle_config` it counts layers from 0, as here. Without it they
-are layers 1, N/2 - 1 and N - 4 of N, as the reference libraries choose them.
+is layer i - 1 here, as do `layer_ids` of `eagle_config`; its own
+`eagle_aux_hidden_state_layer_ids` count layers from 0, as here. Without any they are
+layers 1, N/2 - 1 and N - 4 of N, as the reference libraries choose them.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from bpd_jax.pretrained.drafter_tables import (
     draft_vocabulary,
     own_softmax,
     target_embedding,
+    unless_equal,
 )
 from bpd_jax.pretrained.json_files import Fields, naming
 from bpd_jax.pretrained.llama_layout import Origin, llama_layer
@@ -55,7 +57,8 @@ def import_eagle(
     Args:
       folder: folder with config.json and safetensors files.
       model: the target model.
-      params: parameters of the target, whose embedding the drafter shares.
+      params: parameters of the target, whose embedding the drafter shares unless it
+        has another one.
       name: name of the target for messages.
 
     Raises:
@@ -93,7 +96,9 @@ def import_eagle(
             folder, tensors, config.draft_vocabulary, trunk.vocab_size
         )
     embedding = params["trunk"]["embedding"]
-    target_embedding(folder, tensors, embedding)
+    own = target_embedding(folder, tensors, embedding)
+    if own is not None and unless_equal(own, embedding) is not None:
+        embedding = jnp.asarray(own, trunk.param_dtype)
     trained = with_softmax(trained, softmax_rows(model, params, None), vocabulary)
     softmax = own_softmax(folder, tensors, softmax_rows(model, params, vocabulary))
     if softmax is not None:
@@ -170,9 +175,8 @@ def _feature_layers(fields: Fields, inner: Fields, layers: int) -> tuple[int, ..
     """Layers of the target that the drafter reads, counted from 0."""
     numbers, first = inner.items(_LAYER_IDS), 0
     if not numbers:
-        numbers, first = fields.items(_LAYER_IDS), 1
-    if not numbers:
-        numbers, first = [2, layers // 2, layers - 3], 1
+        numbers = fields.items(_LAYER_IDS) or inner.items("layer_ids")
+        numbers, first = numbers or [2, layers // 2, layers - 3], 1
     if not all(type(number) is int for number in numbers) or min(numbers) < first:
         unsupported(fields, f"the embedding or no layer of the model ({numbers})")
     return tuple(number - first for number in numbers)

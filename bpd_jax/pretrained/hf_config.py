@@ -59,11 +59,15 @@ def _qwen3(fields: Fields) -> Options:
 
 def _qwen3_moe(fields: Fields) -> Options:
     if fields.flag("use_sliding_window", False):
-        raise UserError(f"{fields.source} sets use_sliding_window, without layers.")
+        raise UserError(
+            f"{fields.source} sets use_sliding_window, which is not supported for "
+            "qwen3_moe: use a model without a window."
+        )
     if fields.integer("decoder_sparse_step", 1) != 1 or fields.items("mlp_only_layers"):
         raise UserError(
             f"{fields.source} has layers without experts (decoder_sparse_step, "
-            "mlp_only_layers), which is not supported."
+            "mlp_only_layers), which is not supported: use a model with experts in "
+            "every layer."
         )
     return {
         "query_key_norm": True,

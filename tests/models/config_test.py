@@ -46,6 +46,7 @@ def test_invalid_transformers_are_refused(change, message):
     [
         ({"block_size": 1}, "block_size must be at least 2"),
         ({"window": 3}, "smaller than block_size"),
+        ({"window": None, "moving_window": True}, "moving_window needs a window"),
         ({"num_layers": 0}, "num_layers must be"),
         ({"confidence_reads_markov": True}, "markov_rank above 0"),
     ],

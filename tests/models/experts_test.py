@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.experts import Experts
@@ -35,7 +37,11 @@ CONFIG = TransformerConfig(
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_outputs_are_weighted_sums_of_the_chosen_experts(normalised):
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_outputs_are_weighted_sums_of_the_chosen_experts(
+    on_cpu, normalised, monkeypatch
+):
+    monkeypatch.setattr(cpu, "on_cpu", lambda: on_cpu)
     config = dataclasses.replace(CONFIG, normalised_experts=normalised)
     shapes = parameter_shapes(BlockwiseConfig(config))["trunk"]["mlp_0"]
     params = random_params(shapes, 0.5, 0)
@@ -77,3 +83,11 @@ def test_flops_are_those_of_the_chosen_experts():
 def test_invalid_options_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_experts_are_not_rounded():
+    model = BlockwiseConfig(CONFIG)
+    params = random_params(parameter_shapes(model), 0.5, 0)
+    loaded = LoadedModel("m", None, Model(model, params), None, end_tokens=(0,))
+    with pytest.raises(UserError, match="int8 does not round experts"):
+        loaded.rounded()

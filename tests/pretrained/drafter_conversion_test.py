@@ -283,6 +283,7 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
         ("dflash", {"dflash_config": {"target_layer_ids": [-1, 2]}}, "embedding"),
         ("dflash", {"is_neox_style": False}, "is_neox_style"),
+        ("dflash", {"final_logit_softcapping": 30.0}, "bounded logits"),
         ("deepspec", {"logit_scale": 0.5}, "logit_scale"),
         ("deepspec", {"markov_head_type": "rnn"}, "rnn"),
     ],

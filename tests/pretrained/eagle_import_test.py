@@ -103,6 +103,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
         ("eagle3", {"eagle_config": {IDS: [0, 1]}}, "fc.weight"),
         # Without ids, those of the reference libraries coincide in 4 layers.
         ("eagle3", {"eagle_config": {IDS: None}}, "different integers"),
+        ("eagle3", {"eagle_config": {IDS: None, "layer_ids": [0, 1, 2]}}, "embedding"),
         ("eagle3", {"draft_vocab_size": 7}, "d2t"),
         ("eagle3", {"fc_norm": True}, "fc_norm.0"),
         ("eagle3_speculators", {"speculators_model_type": "peagle"}, "peagle"),
@@ -147,6 +148,22 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
     save_file({k: v for k, v in tensors.items() if v is not None}, path)
     with pytest.raises(UserError, match=message):
         load(folder, "eagle3")
+
+
+def test_its_own_embeddings_and_layer_numbers_are_read(tmp_path):
+    """The embeddings differ a little; `layer_ids` count the embedding as 0."""
+    folder = tmp_path / "drafter"
+    shutil.copytree(GOLDEN / "eagle3", folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    shared = target_params("eagle3")["trunk"]["embedding"]
+    for own in (np.asarray(shared), np.asarray(shared) * np.float32(1.01)):
+        save_file({**tensors, "embed_tokens.weight": own}, path)
+        np.testing.assert_array_equal(load(folder, "eagle3")[1]["embedding"], own)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["eagle_config"] = {"layer_ids": [1, 2, 4]}
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert load(folder, "eagle3")[0].config.feature_layers == (0, 1, 3)
 
 
 def test_a_model_decodes_with_a_drafter(tmp_path):
