@@ -166,7 +166,7 @@ def main() -> None:
         OUTPUT.value,
         {
             **records.about("decoding"),
-            "precision": decoder.model.config.trunk.dtype,
+            "precision": decoder.model.precision,
             "prompts": len(prompts),
             "new_tokens": options.max_new_tokens,
             "batch_size": options.batch_size,

@@ -200,7 +200,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         **records.about("equality"),
         "model": lm.loaded.fingerprint,
-        "precision": decoder.model.config.trunk.dtype,
+        "precision": decoder.model.precision,
         "prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,

@@ -24,10 +24,11 @@ from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.transformer_config import INT8, PRECISIONS
 from bpd_jax.training.slices import decoding_mesh
 
 # How `load` keeps matrices.
-WEIGHTS = STORED, EXPANDED, INT8 = "stored", "expanded", "int8"
+WEIGHTS = STORED, EXPANDED, _ = "stored", "expanded", INT8
 
 # A text, token ids, or a conversation.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
@@ -133,6 +134,8 @@ def load(
       template: further variables of the chat template, such as
         `{"enable_thinking": False}`.
       precision: dtype of activations and matrix products; None for the model's own.
+        `int8`: matrices that are not quantized are rounded to 8 bits, and activations
+        where they are multiplied, which changes texts; every method decodes the same.
       mesh: devices that share the parameters, the heads of the cache and the rows of
         batches, or the sizes of the axes of such a mesh; None for the first device.
         Drafters, n-gram models and small LMs are on every device.
@@ -155,12 +158,15 @@ def load(
         raise UserError(
             f"weights_dtype is one of {', '.join(WEIGHTS)}, not {weights_dtype!r}."
         )
-    devices = decoding_mesh(mesh)
-    if devices is not None and weights_dtype in (STORED, INT8):
+    if precision not in (None, *PRECISIONS):
         raise UserError(
-            f"weights_dtype={weights_dtype} is for one device: leave out the mesh."
+            f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}."
         )
-    fast = cpu.multiplies_quantized() and precision in (None, "float32")
+    devices = decoding_mesh(mesh)
+    for setting, value in (("weights_dtype", weights_dtype), ("precision", precision)):
+        if devices is not None and value in (STORED, INT8):
+            raise UserError(f"{setting}={value} is for one device: leave out the mesh.")
+    fast = cpu.multiplies_quantized() and precision in (None, "float32", INT8)
     stored = weights_dtype == STORED or (
         weights_dtype is None and fast and devices is None
     )

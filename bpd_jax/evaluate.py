@@ -237,7 +237,7 @@ def _write(
             "trunk": f"{trunk.num_layers} layers, {trunk.d_model} / {trunk.d_ff} wide",
             "block heads": config.block_size,
             "vocabulary": f"{trunk.vocab_size:,} tokens",
-            "precision": trunk.dtype,
+            "precision": decoder.model.precision,
         },
         settings={
             "prompts": len(results[0].generations),

@@ -18,6 +18,7 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model, cast_matrices
 from bpd_jax.models.quantized import expanded, rounded
+from bpd_jax.models.transformer_config import INT8
 from bpd_jax.pretrained.chat import render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -180,7 +181,20 @@ class LoadedModel:
         known = self.tokenizer.all_bytes()[: self.vocab_size]
         return known + [b""] * (self.vocab_size - len(known))
 
-    def in_precision(self, dtype: str) -> "LoadedModel":
+    def in_precision(self, precision: str) -> "LoadedModel":
+        """Returns the model in one of `PRECISIONS`.
+
+        Raises:
+          UserError: this device or this model has no integer products.
+        """
+        if precision != INT8:
+            return self._in_dtype(precision)
+        loaded = self._in_dtype("float32").rounded()
+        trunk = cpu.integer_layout(loaded.params["trunk"])
+        params = {**loaded.params, "trunk": trunk}
+        return dataclasses.replace(loaded, model=loaded.model.with_params(params))
+
+    def _in_dtype(self, dtype: str) -> "LoadedModel":
         """Returns the model with activations, products and matrices of this dtype.
 
         Casting matrices once has the same result as casting them in every pass.
@@ -211,7 +225,8 @@ class LoadedModel:
                 "model: leave it out."
             )
         trunk, error = rounded(self.params["trunk"])
-        progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
+        if error:
+            progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
         return dataclasses.replace(
             self,
             model=self.model.with_params({**self.params, "trunk": trunk}),

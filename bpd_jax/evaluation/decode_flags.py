@@ -14,7 +14,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
-from bpd_jax.models.transformer_config import DTYPES
+from bpd_jax.models.transformer_config import PRECISIONS
 from bpd_jax.pretrained.chat import template_variables
 from bpd_jax.training import process_flags
 
@@ -47,8 +47,9 @@ PROMPTS_FILE = flags.DEFINE_multi_string(
 PRECISION = flags.DEFINE_enum(
     "precision",
     None,
-    DTYPES,
-    "dtype of activations and matrix products; default: the model's own.",
+    PRECISIONS,
+    "dtype of activations and matrix products; int8: products of matrices and "
+    "activations that are both rounded to 8 bits, on a CPU; default: the model's own.",
 )
 WEIGHTS_DTYPE = flags.DEFINE_enum(
     "weights_dtype",

@@ -64,6 +64,17 @@ class Projection(nn.Module):
         return y
 
 
+def apply_norm(norm: nn.LayerNorm | nn.RMSNorm, x: Array, *, rounds: bool) -> Array:
+    """The norm of x; `rounds` says whether `cpu.rounds_activations` of its products."""
+    if not rounds:
+        return norm(x)
+    params = norm.variables["params"]
+    centred = isinstance(norm, nn.LayerNorm)
+    return cpu.row_norm(
+        x, params["scale"], params.get("bias"), norm.epsilon, centred=centred
+    )
+
+
 def norm(
     config: TransformerConfig,
     axes: tuple[str, ...] = (EMBED,),

@@ -15,7 +15,7 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
 from bpd_jax.models.quantized import is_quantized
-from bpd_jax.models.transformer_config import check_feature_layers
+from bpd_jax.models.transformer_config import INT8, check_feature_layers
 
 
 @flax.struct.dataclass
@@ -57,6 +57,13 @@ class Model:
         """Layers whose outputs the block heads read (`BlockHeadsConfig`)."""
         heads = self.config.heads
         return () if heads is None else heads.feature_layers
+
+    @property
+    def precision(self) -> str:
+        """One of `PRECISIONS`: that of activations and products."""
+        trunk = (self.params or {}).get("trunk", {})
+        rounds = cpu.rounds_activations(trunk.get(cpu.SOFTMAX))
+        return INT8 if rounds else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` tokens per row."""

@@ -126,11 +126,12 @@ class Packed:
     It is one of decoding: nothing differentiates its products.
 
     Attributes:
-      rows: the numbers that are summed lie side by side.
+      rows: an array `[O, I]` or a quantized matrix: the numbers that are summed lie
+        side by side, or as a kernel of this device reads them.
       shape: static, that of the kernel.
     """
 
-    rows: Array | QuantizedMatrix
+    rows: Any
     shape: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Annotated
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -128,9 +129,17 @@ class RotaryConfig(Validated):
 
 
 def rotate(
-    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: RotaryConfig
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, "B T"],
+    config: RotaryConfig,
+    *,
+    rounded: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """Rotates the features of every head by its position, computed in float32."""
+    """Rotates the features of every head by its position, computed in float32.
+
+    With `rounded`, products are rounded before they are added for every shape, not only
+    for those where XLA does so.
+    """
     width = x.shape[-1]
     half = config.num_rotated(width) // 2
     frequencies = jnp.asarray(config.frequencies(width), jnp.float32)
@@ -142,7 +151,10 @@ def rotate(
     # and compute it again for every layer and head.
     cosines = jnp.stack([cosine, cosine], axis=-2)
     sines = jnp.stack([-sine, sine], axis=-2)
-    pairs = halves * cosines + halves[..., ::-1, :] * sines
+    parts = halves * cosines, halves[..., ::-1, :] * sines
+    if rounded:
+        parts = jax.lax.optimization_barrier(parts)
+    pairs = parts[0] + parts[1]
     rotated = pairs.reshape(*x.shape[:-1], 2 * half).astype(x.dtype)
     if 2 * half == width:
         return rotated

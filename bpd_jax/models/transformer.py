@@ -24,6 +24,7 @@ from bpd_jax.models.experts import Experts
 from bpd_jax.models.layers import (
     ACTIVATIONS,
     Projection,
+    apply_norm,
     named_normal,
     norm,
 )
@@ -95,16 +96,22 @@ class Attention(nn.Module):
             use_bias=config.output_bias,
         )
 
+    @property
+    def rounds_activations(self) -> bool:
+        """See `cpu.rounds_activations`: nothing may depend on the number of tokens."""
+        return cpu.rounds_activations(self.query.get_variable("params", "kernel"))
+
     def keys_values(
         self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], layer: int = 0
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Keys (with rotary positions) and values."""
         keys, values = self.key(x), self.value(x)
+        rounds = self.rounds_activations
         if self.config.query_key_norm:
-            keys = self.key_norm(keys)
+            keys = apply_norm(self.key_norm, keys, rounds=rounds)
         rotary = self.config.rotary_of(layer)
         if rotary is not None:
-            keys = rotate(keys, positions, rotary)
+            keys = rotate(keys, positions, rotary, rounded=rounds)
         return keys, values
 
     def __call__(
@@ -118,11 +125,15 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Array, Array]:
         queries = self.query(x)
         if self.config.query_key_norm:
-            queries = self.query_norm(queries)
+            queries = apply_norm(
+                self.query_norm, queries, rounds=self.rounds_activations
+            )
         config = self.config
         rotary = config.rotary_of(layer)
         if rotary is not None:
-            queries = rotate(queries, positions, rotary)
+            queries = rotate(
+                queries, positions, rotary, rounded=self.rounds_activations
+            )
         if config.attention_scale is not None:
             # Attention itself multiplies by H^-0.5.
             queries *= config.attention_scale * config.head_width**0.5
@@ -148,6 +159,14 @@ class Attention(nn.Module):
                 window,
                 softcap,
             )
+        elif cache is not None and self.rounds_activations:
+            first = None
+            if window is not None:
+                mask = _within(window, mask, positions)
+                first = positions - window + 1
+            new = queries, all_keys, all_values, mask
+            before = cache.keys[0], cache.values[0], cache.lengths
+            mixed = cpu.ordered_attention(*new, *before, first, softcap)
         else:
             if window is not None:
                 mask = _within(window, mask, positions)
@@ -198,9 +217,14 @@ class FeedForward(nn.Module):
             bias = config.mlp_bias
             return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
-        hidden = ACTIVATIONS[config.activation](project("input"))
-        if config.gated:
-            hidden *= project("gate")
+        output = self.get_variable("params", "output", {})
+        hidden = project("input")
+        gate = project("gate") if config.gated else None
+        if cpu.rounds_activations(output.get("kernel")):
+            hidden = cpu.row_activation(config.activation, hidden, gate)
+        else:
+            hidden = ACTIVATIONS[config.activation](hidden)
+            hidden = hidden if gate is None else hidden * gate
         return Projection(
             (config.d_ff, config.d_model),
             (MLP, EMBED),
@@ -242,16 +266,23 @@ class Block(nn.Module):
           stacks: keys and values of the tokens, and the same residual stream.
         """
 
+        def added(x: Array, scale: float, update: Array) -> Array:
+            scaled = scale * update
+            if scale != 1 and self.attention.rounds_activations:
+                scaled = jax.lax.optimization_barrier(scaled)
+            return x + scaled
+
         def normed(norm: nn.Module | None, x: Array) -> Array:
-            return x if norm is None else norm(x)
+            rounds = self.attention.rounds_activations
+            return x if norm is None else apply_norm(norm, x, rounds=rounds)
 
         scale = self.attention.config.residual_scale
         update, keys, values = self.attention(
             normed(self.attention_norm, x), positions, mask, cache, self.layer, earlier
         )
-        x += scale * normed(self.attention_output_norm, update)
+        x = added(x, scale, normed(self.attention_output_norm, update))
         update = self.mlp(normed(self.mlp_norm, x))
-        x += scale * normed(self.mlp_output_norm, update)
+        x = added(x, scale, normed(self.mlp_output_norm, update))
         return x, (KeyValues(keys, values), x)
 
 
@@ -438,7 +469,10 @@ class Transformer(nn.Module):
             by_layer, outputs = zip(*results, strict=True)
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
-        return self.final_norm(x), new, jnp.concatenate(features, axis=-1)
+        softmax = self.get_variable("params", cpu.SOFTMAX)
+        rounds = cpu.rounds_activations(softmax)
+        hidden = apply_norm(self.final_norm, x, rounds=rounds)
+        return hidden, new, jnp.concatenate(features, axis=-1)
 
     @property
     def softmax_matrix(self) -> Float[Array, "V D"]:

@@ -11,6 +11,10 @@ from bpd_jax.models.rotary import RotaryConfig
 
 ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")
 DTYPES = ("float32", "bfloat16", "float16")
+# Precisions of decoding: dtypes of activations and products; or float32 with products
+# of matrices and activations in 8 bits.
+INT8 = "int8"
+PRECISIONS = (*DTYPES, INT8)
 NORMS = ("layer", "rms")
 NORM_PLACES = ("before", "after", "both")
 

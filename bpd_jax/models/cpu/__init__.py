@@ -6,7 +6,9 @@ the same in the plain way, or return what they were given.
 Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `product` and
 `logits` multiply with them, `prefix_attention` reads the cache, and `index_of_largest`
 chooses tokens; `multiplies_quantized` says whether that is fast without expanding
-matrices. Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left,
+matrices. `integer_layout` is that of `--precision=int8`, for which
+`ordered_attention`, `row_norm` and `row_activation` do not depend on the number of
+tokens. Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left,
 such as a size that depends on the device, asks `on_cpu`, whose answer `compile_for`
 sets where programs are compiled for other devices.
 """
@@ -15,22 +17,36 @@ from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
 from bpd_jax.models.cpu.device import compile_for, on_cpu
 from bpd_jax.models.cpu.host_memory import keep_freed_memory
 from bpd_jax.models.cpu.largest import index_of_largest
-from bpd_jax.models.cpu.layout import decoding_layout, is_packed
+from bpd_jax.models.cpu.layout import (
+    SOFTMAX,
+    decoding_layout,
+    integer_layout,
+    is_packed,
+    rounds_activations,
+)
+from bpd_jax.models.cpu.ordered_attention import ordered_attention
 from bpd_jax.models.cpu.products import float32_sums, logits, product, summed_rows
+from bpd_jax.models.cpu.row_functions import row_activation, row_norm
 from bpd_jax.models.cpu.tile import multiplies_quantized
 
 __all__ = [
+    "SOFTMAX",
     "cache_dtype",
     "compile_for",
     "decoding_layout",
     "float32_sums",
     "index_of_largest",
+    "integer_layout",
     "is_packed",
     "keep_freed_memory",
     "logits",
     "multiplies_quantized",
     "on_cpu",
+    "ordered_attention",
     "prefix_attention",
     "product",
+    "rounds_activations",
+    "row_activation",
+    "row_norm",
     "summed_rows",
 ]

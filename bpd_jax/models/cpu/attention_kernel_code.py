@@ -21,23 +21,15 @@ from bpd_jax.models.cpu.llvm_code import (
     accumulate,
     add_function,
     for_each,
-    intrinsic,
     load_floats,
     reduce_vector,
-    widened,
 )
 from bpd_jax.models.cpu.tile import Tile
+from bpd_jax.models.cpu.vector_code import VectorCode
 from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
 _WORD = ir.IntType(32)
 _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
-
-# exp(x) = 2^n exp(r) with n = round(x / ln 2): r = x - n ln 2, where ln 2 is the sum of
-# two numbers of which the first has few bits; the Taylor polynomial of exp(r) to r^7 is
-# exact to float32 for |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^23 rounds, and
-# leaves n in the low bits.
-_ROUND, _LN2 = 1.5 * 2.0**23, (0.693359375, math.log(2) - 0.693359375)
-_LEAST = -87.0  # Arguments are clipped to this: exp is near the least normal number.
 
 
 def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
@@ -102,7 +94,7 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
     return kernel_module("attention_kernel", 4, 3, split, kinds, run)
 
 
-class _Rows:
+class _Rows(VectorCode):
     """The function for a fixed number of rows of queries, over all visible slots.
 
     Its arguments: queries, keys, values, mixed values, peaks, totals, S, and the number
@@ -110,9 +102,7 @@ class _Rows:
     """
 
     def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):
-        self.tile, self.width, self.stored = tile, width, stored
-        self.module, self.rows = module, range(tile.rows)
-        self.vector = ir.VectorType(FLOAT, tile.width)
+        super().__init__(module, tile, width, stored)
         arrays = [stored.as_pointer()] * 2
         kinds = [FLOATS, *arrays, FLOATS, FLOATS, FLOATS, INT, INT]
         self.function, self.b = add_function(module, f"rows_{tile.rows}", kinds)
@@ -154,7 +144,7 @@ class _Rows:
     ) -> list[ir.Value]:
         """Adds some vectors of slots to the state: peaks, then totals."""
         b, wide = self.b, self.tile.width
-        mask = self._mask(slot) if masked else None
+        mask = self._mask(slot, self.visible) if masked else None
         scores = self._scores(slot, vectors, mask)
         peaks, totals, scales = [], [], []
         for m in self.rows:
@@ -244,75 +234,5 @@ class _Rows:
 
         for_each(b, INT(0), INT(self.width), vectors * wide, part)
 
-    def _exp(self, x: ir.Value) -> ir.Value:
-        """The exponential of numbers of at most 0, which may be -inf."""
-        b, number = self.b, self._constant
-        x = b.select(b.fcmp_ordered("<", x, number(_LEAST)), number(_LEAST), x)
-        shifted = self._fma(x, number(1 / math.log(2)), number(_ROUND))
-        n = b.fsub(shifted, number(_ROUND))
-        for part in _LN2:
-            x = self._fma(n, number(-part), x)
-        result = number(1 / math.factorial(7))
-        for power in reversed(range(7)):
-            result = self._fma(result, x, number(1 / math.factorial(power)))
-        words = ir.VectorType(_WORD, self.tile.width)
-
-        def whole(value: int) -> ir.Constant:
-            return ir.Constant(words, [value] * self.tile.width)
-
-        exponent = b.add(b.bitcast(shifted, words), whole(127))
-        scale = b.bitcast(b.shl(exponent, whole(23)), self.vector)
-        return b.fmul(result, scale)
-
-    def _mask(self, slot: ir.Value) -> ir.Value:
-        """Mask of the visible slots in a vector of slots from `slot` on."""
-        words = ir.VectorType(_WORD, self.tile.width)
-        left = self.b.trunc(self.b.sub(self.visible, slot), _WORD)
-        lanes = ir.Constant(words, list(range(self.tile.width)))
-        return self.b.icmp_signed("<", lanes, self._spread(left))
-
-    def _load(
-        self, array: ir.Value, at: ir.Value, mask: ir.Value | None = None
-    ) -> ir.Value:
-        """A vector of keys or values, in float32; what is masked is not read."""
-        b, wide = self.b, self.tile.width
-        place = b.gep(array, [at])
-        if mask is None:
-            return load_floats(b, place, wide)
-        kind = ir.VectorType(self.stored, wide)
-        size = 2 if self.stored is HALF else 4
-        bits = ir.VectorType(ir.IntType(1), wide)
-        suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
-        kinds = [kind.as_pointer(), _WORD, bits, kind]
-        name = f"llvm.masked.load.{suffix}.p0"
-        masked_load = intrinsic(self.module, name, kind, kinds)
-        nothing = ir.Constant(kind, [0 if size == 2 else 0.0] * wide)
-        place = b.bitcast(place, kind.as_pointer())
-        loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
-        return widened(b, loaded)
-
     def _load_mixed(self, at: ir.Value) -> ir.Value:
         return load_floats(self.b, self.b.gep(self.mixed, [at]), self.tile.width)
-
-    def _store(self, vector: ir.Value, array: ir.Value, at: ir.Value) -> None:
-        place = self.b.bitcast(self.b.gep(array, [at]), self.vector.as_pointer())
-        self.b.store(vector, place).align = 4
-
-    def _fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        name = f"llvm.fma.v{self.tile.width}f32"
-        fma = intrinsic(self.module, name, self.vector, [self.vector] * 3)
-        return self.b.call(fma, [x, y, z])
-
-    def _greater(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
-
-    def _constant(self, value: float) -> ir.Constant:
-        return ir.Constant(self.vector, [value] * self.tile.width)
-
-    def _spread(self, number: ir.Value) -> ir.Value:
-        """A vector whose numbers are all the same one."""
-        kind = ir.VectorType(number.type, self.tile.width)
-        one = self.b.insert_element(ir.Constant(kind, ir.Undefined), number, _WORD(0))
-        places = ir.VectorType(_WORD, self.tile.width)
-        zeros = ir.Constant(places, [0] * self.tile.width)
-        return self.b.shuffle_vector(one, one, zeros)

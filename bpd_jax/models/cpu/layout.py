@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.integer_kernel import BLOCKS, TiledMatrix, lanes, tiled
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.quantized import (
     Packed,
@@ -62,8 +64,51 @@ def decoding_layout(
         rows = _in_bfloat16(kernel_rows(name, kernel), exact)
         return {**tree, "kernel": Packed(rows, kernel.shape)}
 
-    softmax = params.get("softmax", params.get("embedding"))
-    return {**packed(params, ""), SOFTMAX: _in_bfloat16(softmax, exact)}
+    layout = packed(params, "")
+    if SOFTMAX not in params:
+        softmax = params.get("softmax", params.get("embedding"))
+        layout[SOFTMAX] = _in_bfloat16(softmax, exact)
+    return layout
+
+
+def integer_layout(params: Params) -> Params:
+    """The quantized parameters of a trunk as integer products read them.
+
+    Raises:
+      UserError: there are no such products on this device, or for these matrices.
+    """
+    if not on_cpu() or lanes() is None:
+        raise UserError(
+            "precision=int8 needs a CPU with AVX2 or AVX-512: only there are the "
+            "texts of all methods equal."
+        )
+
+    def arranged(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: arranged(sub) for key, sub in tree.items()}
+        if isinstance(tree, Packed):
+            return Packed(tiles(tree.rows), tree.shape)
+        return tree
+
+    def tiles(rows: Any) -> TiledMatrix:
+        if not isinstance(rows, QuantizedMatrix) or rows.block not in BLOCKS:
+            raise UserError(
+                "precision=int8 is for models whose matrices are in blocks of 16 or "
+                "32 numbers, but one has rows that cannot be split into them."
+            )
+        return tiled(rows)
+
+    softmax = params.get("softmax", params["embedding"])
+    return {**arranged(params), SOFTMAX: tiles(softmax)}
+
+
+def rounds_activations(kernel: Any) -> bool:
+    """Whether products with a kernel or matrix round activations to 8 bits.
+
+    Then no number may depend on how many tokens a pass has, not even in its last bit.
+    """
+    rows = kernel.rows if isinstance(kernel, Packed) else kernel
+    return isinstance(rows, TiledMatrix)
 
 
 def _in_bfloat16(

@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float
 from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.integer_kernel import TiledMatrix, integer_rows
 from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.row_kernel import applies, expanded, rows_times_matrix
 from bpd_jax.models.quantized import Packed, QuantizedMatrix
@@ -86,11 +87,16 @@ def logits(
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 
 
-def times_packed(x: Array, rows: Array | QuantizedMatrix, dtype: str) -> Array:
-    """`times_rows` by the kernel for few rows, where there is one.
+def times_packed(
+    x: Array, rows: Array | QuantizedMatrix | TiledMatrix, dtype: str
+) -> Array:
+    """`times_rows` by the kernels for decoding, where there are any.
 
-    It has no gradient, and XLA does not spread it over devices.
+    They have no gradient, and XLA does not spread them over devices.
     """
+    if isinstance(rows, TiledMatrix):
+        total = integer_rows(x.reshape(-1, x.shape[-1]).astype(jnp.float32), rows)
+        return total.reshape(*x.shape[:-1], rows.shape[0])
     if not applies(x, rows) or dtype != "float32":
         return times_rows(x, rows, dtype)
     total = rows_times_matrix(x.reshape(-1, x.shape[-1]), rows)

@@ -1,0 +1,117 @@
+"""Products of integers on a CPU: activations and matrices in 8 bits or less.
+
+A row of activations is rounded to 8 bits in the blocks of the matrix. Integers are
+multiplied and added four at a time by one instruction, exactly, and the sum of a block
+is scaled in float32. Every number of the result is summed in the same order, however
+many rows there are.
+
+The matrix is arranged once so that the numbers of W outputs lie side by side, where W
+is the width of a vector: no sum runs over a vector, and numbers of 4 bits are unpacked
+once for all rows.
+"""
+
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bpd_jax.base.typing import Array, Float
+from bpd_jax.models.quantized import QuantizedMatrix
+
+# Numbers in a block that the kernel can read.
+BLOCKS = (16, 32)
+
+
+@flax.struct.dataclass
+class TiledMatrix:
+    """A quantized matrix `[O, I]`, for integer products on this processor.
+
+    Attributes:
+      words: uint32 `[G, n, words, W]`: of W outputs and a block, the unsigned integers,
+        four to a word or in words of 4 bits eight; then float32 scales and minima.
+      shape: O and I; static, as are the others.
+      bits: 4 or 8.
+      block: numbers of a block.
+      offset: what is subtracted from the unsigned integers.
+      minima: whether blocks have minima.
+    """
+
+    words: Any
+    shape: tuple[int, int] = flax.struct.field(pytree_node=False)
+    bits: int = flax.struct.field(pytree_node=False)
+    block: int = flax.struct.field(pytree_node=False)
+    offset: int = flax.struct.field(pytree_node=False)
+    minima: bool = flax.struct.field(pytree_node=False)
+
+
+@functools.cache
+def lanes() -> int | None:
+    """W for this processor; None if it lacks the instructions, or LLVM."""
+    try:
+        # Imported late: other devices do not need LLVM.
+        from llvmlite import binding
+    except ImportError:
+        return None
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f") and features.get("avx512vnni"):
+        return 16
+    return 8 if features.get("avx2") and features.get("fma") else None
+
+
+def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
+    """The matrix as the kernel reads it.
+
+    Args:
+      matrix: in blocks of 16 or 32 numbers.
+      width: W; None for that of this processor.
+    """
+    width = width or lanes()
+    assert width is not None
+    offset = 0
+    integers = np.asarray(matrix.integers)
+    if matrix.bits == 8 and (integers < 0).any():
+        integers, offset = integers.view(np.uint8) ^ np.uint8(128), 128
+    outputs, blocks = matrix.scales.shape
+    groups = -(-outputs // width)
+    parts = [integers.view(np.uint32), np.asarray(matrix.scales).view(np.uint32)]
+    if matrix.minima is not None:
+        parts.append(np.asarray(matrix.minima).view(np.uint32))
+    sizes = [part.shape[1] // blocks for part in parts]
+    words = np.zeros((groups, blocks, sum(sizes), width), np.uint32)
+    # Groups are written one after the other, so that all that is read stays near.
+    place = 0
+    for part, size in zip(parts, sizes, strict=True):
+        rows = part.reshape(outputs, blocks, size)
+        for group in range(groups):
+            some = rows[group * width : (group + 1) * width]
+            to = words[group, :, place : place + size, : len(some)]
+            to[...] = some.transpose(1, 2, 0)
+        place += size
+    return TiledMatrix(
+        jnp.asarray(words),
+        (outputs, matrix.shape[1]),
+        matrix.bits,
+        matrix.block,
+        offset,
+        matrix.minima is not None,
+    )
+
+
+def integer_rows(x: Float[Array, "M I"], matrix: TiledMatrix) -> Float[Array, "M O"]:
+    """`x @ matrix.T`, where x is rounded to 8 bits too."""
+    from bpd_jax.models.cpu.integer_kernel_code import integer_module, words_of_block
+    from bpd_jax.models.cpu.xla_kernel import register
+
+    rows, width = x.shape[0], matrix.words.shape[-1]
+    sizes = (width, matrix.bits, matrix.block, matrix.offset, int(matrix.minima))
+    name = "_".join(["bpd_jax_integer_rows", *map(str, sizes)])
+    register(name, lambda: integer_module(*sizes))
+    result = jax.ShapeDtypeStruct((rows, matrix.shape[0]), jnp.float32)
+    # The rounded rows.
+    words = matrix.words.shape[1] * words_of_block(matrix.block)
+    scratch = jax.ShapeDtypeStruct((rows, words), jnp.int32)
+    product: Array = jax.ffi.ffi_call(name, (result, scratch))(x, matrix.words)[0]
+    return product

@@ -1,0 +1,72 @@
+"""Attention of new tokens to the cache and to each other, summed in the text's order.
+
+A token's keys are those of new tokens in the pass over a draft, and slots of the cache
+in a pass over a later token. This kernel multiplies and adds both in the same way, one
+after the other as the text has them: its results are the same bits whether a token is
+decoded alone or verified as a part of a draft. Products that round their operand to 8
+bits need that, because they turn the least difference into one of a whole step.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+
+
+def ordered_attention(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B U K H"],
+    values: Float[Array, "B U K H"],
+    mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
+    prefix_keys: Float[Array, "B K H S"],
+    prefix_values: Float[Array, "B K S H"],
+    lengths: Int[Array, " B"],
+    first: Int[Array, "B T"] | None = None,
+    softcap: float | None = None,
+    tile: Tile | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attends as `attention`, to the first `lengths[b]` slots and to visible new keys.
+
+    Args:
+      queries: not scaled yet.
+      keys: of new tokens; a token comes after all new ones that it sees.
+      values: of the same tokens.
+      mask: which new keys a token sees, itself among them.
+      prefix_keys: of the cache, float32.
+      prefix_values: of the cache.
+      lengths: int32.
+      first: the first slot that a token sees, int32; None for slot 0.
+      softcap: see `attention`.
+      tile: whose width divides H; None for that of this processor.
+    """
+    from bpd_jax.models.cpu.ordered_attention_code import ordered_module
+    from bpd_jax.models.cpu.xla_kernel import register
+
+    tile = tile or tile_of_processor()
+    assert tile is not None
+    batch, length, num_heads, width = queries.shape
+    heads = keys.shape[2]
+    group = num_heads // heads
+    if mask.ndim == 4:  # Drafts side by side do not see each other.
+        alone = jnp.eye(mask.shape[1], dtype=bool)[:, None, :, None]
+        mask = (mask[:, :, :, None] & alone).reshape(batch, length, -1)
+    folded = queries.reshape(batch, length, heads, group, width).swapaxes(1, 2)
+    folded = folded.reshape(batch, heads, -1, width) * width**-0.5
+    starts = jnp.zeros((batch, length), jnp.int32) if first is None else first
+    sizes = (tile.width, tile.outputs, tile.rows, width, softcap or 0.0)
+    name = "_".join(["bpd_jax_ordered_attention", *map(str, sizes)])
+    register(name, lambda: ordered_module(tile, width, softcap))
+    result = jax.ShapeDtypeStruct(folded.shape, jnp.float32)
+    mixed = jax.ffi.ffi_call(name, result)(
+        folded,
+        keys.transpose(0, 2, 3, 1),
+        values.swapaxes(1, 2),
+        jnp.repeat(mask.astype(jnp.int8), group, axis=1),
+        prefix_keys,
+        prefix_values,
+        lengths,
+        jnp.repeat(starts, group, axis=1),
+    )
+    mixed = mixed.reshape(batch, heads, length, group, width).swapaxes(1, 2)
+    return mixed.reshape(batch, length, num_heads, width)

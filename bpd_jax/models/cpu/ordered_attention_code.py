@@ -1,0 +1,368 @@
+"""The machine code of `ordered_attention`, as LLVM's intermediate representation.
+
+A tile of queries gets the scores of all slots and new keys, then their exponentials and
+sums, then the weighted values. Rows of queries do not influence each other.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from bpd_jax.models.cpu.llvm_code import (
+    FLOAT,
+    FLOATS,
+    INT,
+    POINTER,
+    accumulate,
+    add_function,
+    for_each,
+    intrinsic,
+    reduce_vector,
+)
+from bpd_jax.models.cpu.tile import Tile
+from bpd_jax.models.cpu.vector_code import VectorCode
+from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
+
+_WORD, _BYTE = ir.IntType(32), ir.IntType(8)
+_WORDS = _WORD.as_pointer()
+_SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
+
+
+def ordered_module(tile: Tile, width: int, softcap: float | None) -> ir.Module:
+    """The kernel as LLVM's intermediate representation.
+
+    Arguments of `handler`: queries `[B, K, M, H]`, new keys `[B, K, H, U]` and values
+    `[B, K, U, H]`, which of them a query sees, int8 `[B, M, U]`, keys `[B, K, H, S]`
+    and values `[B, K, S, H]` of the cache, its lengths, and the first visible slots
+    `[B, M]`; its result: `[B, K, M, H]`.
+
+    Args:
+      tile: rows of queries, and vectors of slots, that registers hold.
+      width: H, a multiple of the tile's width.
+      softcap: see `attention`.
+    """
+    kinds = [FLOATS, FLOATS, FLOATS, POINTER, FLOATS, FLOATS, _WORDS, _WORDS, FLOATS]
+
+    def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
+        batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
+        new, slots = buffers.size(1, 3), buffers.size(4, 3)
+        tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
+        chunks = b.mul(b.mul(batch, heads), tiles)
+        products = b.mul(b.mul(chunks, b.add(slots, new)), INT(width))
+        return Split(
+            values=[
+                *map(buffers.data, range(9), kinds),
+                heads,
+                rows,
+                new,
+                slots,
+                tiles,
+            ],
+            chunks=chunks,
+            alone=b.icmp_signed("<", products, INT(_SINGLE)),
+        )
+
+    def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
+        queries, keys, added, seen, cached_keys, cached, lengths, starts, out = values[
+            :9
+        ]
+        heads, rows, new, slots, tiles = values[9:]
+        item, index = b.sdiv(chunk, tiles), b.srem(chunk, tiles)
+        text = b.sdiv(item, heads)
+        first = b.sdiv(b.mul(index, rows), tiles)
+        count = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), first)
+        visible = b.sext(b.load(b.gep(lengths, [text])), INT)
+        visible = b.select(b.icmp_signed("<", visible, slots), visible, slots)
+        row = b.mul(b.add(b.mul(item, rows), first), INT(width))
+        in_text = b.add(b.mul(text, rows), first)
+        of_new, of_cache = (
+            b.mul(b.mul(item, size), INT(width)) for size in (new, slots)
+        )
+        arguments = [
+            b.gep(queries, [row]),
+            b.gep(keys, [of_new]),
+            b.gep(added, [of_new]),
+            b.gep(seen, [b.mul(in_text, new)]),
+            b.gep(cached_keys, [of_cache]),
+            b.gep(cached, [of_cache]),
+            b.gep(starts, [in_text]),
+            b.gep(out, [row]),
+            *(new, slots, visible),
+        ]
+        end = b.function.append_basic_block("end")
+        choice = b.switch(count, end)
+        for number in range(1, tile.rows + 1):
+            block = b.function.append_basic_block("rows")
+            choice.add_case(INT(number), block)
+            b.position_at_end(block)
+            size = Tile(tile.width, tile.outputs, number)
+            b.call(_Rows(b.module, size, width, softcap).function, arguments)
+            b.branch(end)
+        b.position_at_end(end)
+
+    return kernel_module("ordered_attention", 8, 1, split, [*kinds, *[INT] * 5], run)
+
+
+class _Rows(VectorCode):
+    """The function for a fixed number of rows of queries of a head.
+
+    Its arguments: queries, new keys and values, those that are seen, keys and values of
+    the cache, the first visible slots, the result, U, S, and the number of slots that
+    hold tokens.
+    """
+
+    def __init__(
+        self, module: ir.Module, tile: Tile, width: int, softcap: float | None
+    ) -> None:
+        super().__init__(module, tile, width, FLOAT)
+        self.softcap = softcap
+        kinds = [FLOATS, FLOATS, FLOATS, POINTER, FLOATS, FLOATS, _WORDS, FLOATS]
+        self.function, self.b = add_function(
+            module, f"rows_{tile.rows}", [*kinds, *[INT] * 3]
+        )
+        for pointer in self.function.args[:8]:
+            pointer.add_attribute("noalias")
+        self.queries, self.keys, self.added, self.seen = self.function.args[:4]
+        self.cached_keys, self.cached, self.starts, self.out = self.function.args[4:8]
+        self.new, self.slots, self.visible = self.function.args[8:]
+        self._emit()
+
+    def _emit(self) -> None:
+        b, wide = self.b, self.tile.width
+        padded, more = (self._up(size) for size in (self.visible, self.new))
+        # Scores, later weights, of each row: those of slots, then those of new keys.
+        self.stride = b.add(padded, more)
+        malloc = intrinsic(self.module, "malloc", POINTER, [INT])
+        rows = b.mul(self.stride, INT(self.tile.rows))
+        # After them the weights of visible new keys of one row, behind those slots
+        # that do not fill a vector.
+        self.size = b.add(rows, b.add(more, INT(2 * wide)))
+        memory = b.call(malloc, [b.mul(self.size, INT(4))])
+        self.weights = b.bitcast(memory, FLOATS)
+        self.packed = b.gep(self.weights, [rows])
+        self.behind = padded
+        none = [self._constant(-math.inf)] * self.tile.rows
+        peaks = self._all_scores(
+            self.cached_keys, self.slots, self.visible, INT(0), self._in_window, none
+        )
+        peaks = self._all_scores(
+            self.keys, self.new, self.new, padded, self._is_seen, peaks
+        )
+        totals = []
+        for m, peak in zip(self.rows, peaks, strict=True):
+            greatest = self._spread(reduce_vector(b, peak, self._greater))
+            totals.append(self._spread(self._weigh(m, greatest)))
+        self._mix(totals)
+        b.call(intrinsic(self.module, "free", ir.VoidType(), [POINTER]), [memory])
+        b.ret_void()
+
+    def _up(self, size: ir.Value) -> ir.Value:
+        """A size in whole vectors."""
+        wide = self.tile.width
+        return self.b.and_(self.b.add(size, INT(wide - 1)), INT(-wide))
+
+    def _all_scores(
+        self,
+        keys: ir.Value,
+        stride: ir.Value,
+        size: ir.Value,
+        place: ir.Value,
+        visible: Callable[[ir.Value, int], ir.Value],
+        peaks: list[ir.Value],
+    ) -> list[ir.Value]:
+        """Writes the scores of some keys at `place`; returns the greatest by lane."""
+        b, wide = self.b, self.tile.width
+
+        def scores(
+            first: ir.Value,
+            state: list[ir.Value],
+            *,
+            vectors: int = 1,
+            masked: bool = False,
+        ) -> list[ir.Value]:
+            exist = self._mask(first, size) if masked else None
+            rows = self._scores(keys, stride, first, vectors, exist)
+            state = list(state)
+            for m in self.rows:
+                for v in range(vectors):
+                    at = b.add(first, INT(v * wide))
+                    score = self._capped(rows[m * vectors + v])
+                    shown = visible(at, m) if exist is None else None
+                    if exist is not None:
+                        shown = b.and_(visible(at, m), exist)
+                    score = b.select(shown, score, self._constant(-math.inf))
+                    self._store(score, self.weights, self._at(m, b.add(place, at)))
+                    state[m] = self._greater(state[m], score)
+            return state
+
+        at = INT(0)
+        for vectors in sorted({self.tile.outputs, 1}, reverse=True):
+            group = functools.partial(scores, vectors=vectors)
+            at, peaks = accumulate(b, at, size, vectors * wide, peaks, group)
+        # The remaining keys, fewer than a vector, are one iteration of a loop.
+        stop = b.select(b.icmp_signed("<", at, size), b.add(at, INT(1)), at)
+        group = functools.partial(scores, masked=True)
+        return accumulate(b, at, stop, 1, peaks, group)[1]
+
+    def _scores(
+        self,
+        keys: ir.Value,
+        stride: ir.Value,
+        first: ir.Value,
+        vectors: int,
+        exist: ir.Value | None,
+    ) -> list[ir.Value]:
+        """Products of the queries with some vectors of keys."""
+        b = self.b
+
+        def feature(h: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            start = b.add(b.mul(h, stride), first)
+            loaded = [
+                self._load(keys, b.add(start, INT(v * self.tile.width)), exist)
+                for v in range(vectors)
+            ]
+            added = []
+            for m in self.rows:
+                at = b.add(h, INT(m * self.width))
+                query = self._spread(b.load(b.gep(self.queries, [at])))
+                for v, key in enumerate(loaded):
+                    added.append(self._fma(query, key, sums[m * vectors + v]))
+            return added
+
+        zeros = [self._constant(0.0)] * (self.tile.rows * vectors)
+        return accumulate(b, INT(0), INT(self.width), 1, zeros, feature)[1]
+
+    def _capped(self, score: ir.Value) -> ir.Value:
+        """`cap · tanh(score / cap)`."""
+        if self.softcap is None:
+            return score
+        b, number = self.b, self._constant
+        words = ir.VectorType(_WORD, self.tile.width)
+        bits = b.bitcast(score, words)
+        size = b.and_(bits, ir.Constant(words, [0x7FFFFFFF] * words.count))
+        sign = b.and_(bits, ir.Constant(words, [0x80000000] * words.count))
+        power = b.fmul(b.bitcast(size, self.vector), number(-2 / self.softcap))
+        power = self._exp(power)
+        tanh = b.fdiv(b.fsub(number(1.0), power), b.fadd(number(1.0), power))
+        tanh = b.bitcast(b.fmul(tanh, number(self.softcap)), words)
+        return b.bitcast(b.or_(tanh, sign), self.vector)
+
+    def _in_window(self, at: ir.Value, m: int) -> ir.Value:
+        """Which slots of a vector are not before the first visible one."""
+        b = self.b
+        words = ir.VectorType(_WORD, self.tile.width)
+        lanes = ir.Constant(words, list(range(self.tile.width)))
+        start = b.load(b.gep(self.starts, [INT(m)]))
+        start = b.sub(start, b.trunc(at, _WORD))
+        return b.icmp_signed(">=", lanes, self._spread(start))
+
+    def _is_seen(self, at: ir.Value, m: int) -> ir.Value:
+        """Which new keys of a vector a row sees."""
+        b, wide = self.b, self.tile.width
+        kind = ir.VectorType(_BYTE, wide)
+        bits = ir.VectorType(ir.IntType(1), wide)
+        kinds = [kind.as_pointer(), _WORD, bits, kind]
+        load = intrinsic(self.module, f"llvm.masked.load.v{wide}i8.p0", kind, kinds)
+        place = b.gep(self.seen, [b.add(b.mul(self.new, INT(m)), at)])
+        place = b.bitcast(place, kind.as_pointer())
+        zeros = ir.Constant(kind, [0] * wide)
+        loaded = b.call(load, [place, _WORD(1), self._mask(at, self.new), zeros])
+        return b.icmp_signed("!=", loaded, zeros)
+
+    def _weigh(self, m: int, peak: ir.Value) -> ir.Value:
+        """Turns the scores of a row into weights; returns their sum.
+
+        Weights are added as if the visible new keys were the next slots.
+        """
+        b, wide = self.b, self.tile.width
+
+        def weigh(at: ir.Value) -> tuple[ir.Value, ir.Value]:
+            place = self._at(m, at)
+            score = self._load(self.weights, place)
+            shown = b.fcmp_ordered(">", score, self._constant(-math.inf))
+            weight = self._exp(b.fsub(score, peak))
+            weight = b.select(shown, weight, self._constant(0.0))
+            self._store(weight, self.weights, place)
+            return weight, shown
+
+        full, sums = accumulate(
+            b,
+            INT(0),
+            self.visible,
+            wide,
+            [self._constant(0.0)],
+            lambda at, sums: [b.fadd(sums[0], weigh(at)[0])],
+        )
+        count = b.sub(self.visible, full)
+        with b.if_then(b.icmp_signed(">", count, INT(0))):
+            self._store(weigh(full)[0], self.packed, INT(0))
+        bits = ir.VectorType(ir.IntType(1), wide)
+        kinds = [self.vector, FLOATS, bits]
+        name = f"llvm.masked.compressstore.v{wide}f32"
+        store = intrinsic(self.module, name, ir.VoidType(), kinds)
+        of_bits = ir.IntType(wide)
+        ones = intrinsic(self.module, f"llvm.ctpop.i{wide}", of_bits, [of_bits])
+
+        def pack(at: ir.Value, count: list[ir.Value]) -> list[ir.Value]:
+            weight, shown = weigh(b.add(self.behind, at))
+            b.call(store, [weight, b.gep(self.packed, count), shown])
+            number = b.call(ones, [b.bitcast(shown, of_bits)])
+            return [b.add(count[0], b.zext(number, INT))]
+
+        more = self._up(self.new)
+        _, counts = accumulate(b, INT(0), more, wide, [count], pack)
+
+        def last(at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            exist = self._mask(at, counts[0])
+            weight = self._load(self.packed, at)
+            weight = b.select(exist, weight, self._constant(0.0))
+            return [b.fadd(sums[0], weight)]
+
+        stop = self._up(counts[0])
+        _, sums = accumulate(b, INT(0), stop, wide, sums, last)
+        return reduce_vector(b, sums[0], b.fadd)
+
+    def _mix(self, totals: list[ir.Value]) -> None:
+        """Adds the weighted values of slots, then of new keys."""
+        b, wide = self.b, self.tile.width
+        vectors = math.gcd(self.width // wide, self.tile.outputs)
+
+        def part(first: ir.Value) -> None:
+            def add(
+                values: ir.Value, behind: ir.Value
+            ) -> Callable[[ir.Value, list[ir.Value]], list[ir.Value]]:
+                def one(j: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                    start = b.add(b.mul(j, INT(self.width)), first)
+                    loaded = [
+                        self._load(values, b.add(start, INT(v * wide)))
+                        for v in range(vectors)
+                    ]
+                    added = []
+                    for m in self.rows:
+                        at = self._at(m, b.add(behind, j))
+                        weight = self._spread(b.load(b.gep(self.weights, [at])))
+                        for v, value in enumerate(loaded):
+                            total = sums[m * vectors + v]
+                            added.append(self._fma(weight, value, total))
+                    return added
+
+                return one
+
+            sums = [self._constant(0.0)] * (self.tile.rows * vectors)
+            one = add(self.cached, INT(0))
+            _, sums = accumulate(b, INT(0), self.visible, 1, sums, one)
+            one = add(self.added, self.behind)
+            _, sums = accumulate(b, INT(0), self.new, 1, sums, one)
+            for m in self.rows:
+                for v in range(vectors):
+                    place = b.add(first, INT(m * self.width + v * wide))
+                    mixed = b.fdiv(sums[m * vectors + v], totals[m])
+                    self._store(mixed, self.out, place)
+
+        for_each(b, INT(0), INT(self.width), vectors * wide, part)
+
+    def _at(self, m: int, place: ir.Value) -> ir.Value:
+        """Where the weight of a row is."""
+        return self.b.add(self.b.mul(self.stride, INT(m)), place)
