@@ -190,7 +190,8 @@ class LoadedModel:
         if precision != INT8:
             return self._in_dtype(precision)
         loaded = self._in_dtype("float32").rounded()
-        trunk = cpu.integer_layout(loaded.params["trunk"])
+        width = loaded.config.trunk.head_width
+        trunk = cpu.integer_layout(loaded.params["trunk"], width)
         params = {**loaded.params, "trunk": trunk}
         return dataclasses.replace(loaded, model=loaded.model.with_params(params))
 

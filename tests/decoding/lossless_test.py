@@ -20,6 +20,7 @@ from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
 from bpd_jax.evaluation.equality import differences, first_difference
+from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import expanded
 from bpd_jax.models.rotary import RotaryConfig
@@ -137,12 +138,12 @@ def make_decoder():
     ngram = make_ngram(14)
 
     @functools.cache
-    def make(seed, block_size=4, mesh=None, int8=False, **trunk):
+    def make(seed, block_size=4, mesh=None, int8=False, products=False, **trunk):
         model = make_model(
             seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
         )
         if int8:
-            model = rounded_model(model, mesh)
+            model = rounded_model(model, mesh, integer_products=products)
         elif mesh is not None:
             model = sharded_model(model, mesh)
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
@@ -287,6 +288,28 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 def test_quantized_weights(make_decoder, name, devices):
     make = make_decoder if devices == 1 else sharded(make_decoder)
     check_all(lambda seed: make(seed, **BLOCKS), name, 2, batch_size=5)
+
+
+# GPT-2, Llama, and all further options.
+INTEGERS = {
+    "gpt2": {"d_model": 32, "d_ff": 64},
+    "llama": BLOCKS,
+    "gemma": {**GEMMA, "d_model": 32, "d_ff": 64},
+}
+
+
+@pytest.mark.skipif(lanes() is None, reason="no integer products on this processor")
+@pytest.mark.parametrize(
+    "name", ["medusa:8", "block:3+neural/tree:6+lookup:4", "zero_gram:4"]
+)
+@pytest.mark.parametrize("trunk", list(INTEGERS))
+def test_integer_products(make_decoder, trunk, name):
+    """Rounding activations to 8 bits turns the least difference into a whole step."""
+    fields = {**INTEGERS[trunk], "int8": True, "products": True}
+    options = {"verification": BATCHED} if name == "zero_gram:4" else {}
+    check_all(
+        lambda seed: make_decoder(seed, **fields), name, 2, batch_size=5, **options
+    )
 
 
 def test_quantized_weights_give_the_text_of_their_values(make_decoder):

@@ -139,9 +139,12 @@ def _shardings(config, mesh):
     return jax.tree.map(lambda x: x.sharding, abstract_parameters(config, mesh))
 
 
-def rounded_model(model, mesh=None):
+def rounded_model(model, mesh=None, *, integer_products=False):
     """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
     trunk, _ = rounded(model.params["trunk"])
+    if integer_products:
+        trunk = cpu.integer_layout(trunk, model.config.trunk.head_width)
+        return model.with_params({**model.params, "trunk": trunk})
     if mesh is None:
         return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
 

@@ -71,16 +71,26 @@ def decoding_layout(
     return layout
 
 
-def integer_layout(params: Params) -> Params:
+def integer_layout(params: Params, head_width: int) -> Params:
     """The quantized parameters of a trunk as integer products read them.
+
+    Args:
+      params: parameters, whose matrices are quantized.
+      head_width: H, number of features of a head.
 
     Raises:
       UserError: there are no such products on this device, or for these matrices.
     """
-    if not on_cpu() or lanes() is None:
+    tile = tile_of_processor()
+    if not on_cpu() or lanes() is None or tile is None:
         raise UserError(
             "precision=int8 needs a CPU with AVX2 or AVX-512: only there are the "
             "texts of all methods equal."
+        )
+    if head_width % tile.width:
+        raise UserError(
+            "precision=int8 is for models whose heads have a multiple of "
+            f"{tile.width} features, not {head_width}."
         )
 
     def arranged(tree: Any) -> Any:

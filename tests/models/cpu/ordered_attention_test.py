@@ -1,0 +1,111 @@
+"""Attention in the order of the text: the same bits for drafts and single tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models.attention import attention, near
+from bpd_jax.models.cpu.ordered_attention import ordered_attention
+from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.prefix_attention import of_mask
+
+pytestmark = pytest.mark.skipif(
+    tile_of_processor() is None, reason="no kernel for this processor"
+)
+
+
+def tree_mask(rng, batch, length):
+    """Random trees: a node sees itself and its ancestors."""
+    mask = np.zeros((batch, length, length), bool)
+    for b in range(batch):
+        for t in range(length):
+            parent = int(rng.integers(-1, t)) if t else -1
+            mask[b, t, t] = True
+            if parent >= 0:
+                mask[b, t] |= mask[b, parent]
+    return mask
+
+
+# Batch, tokens, heads, heads of keys, features, slots, cap and window.
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 3, 3, 64, 40, None, None),
+        (2, 20, 4, 2, 32, 130, None, None),
+        (1, 7, 4, 2, 32, 100, 3.0, None),
+        (2, 6, 2, 1, 16, 60, None, 9),
+    ],
+)
+@pytest.mark.parametrize("tile", [None, Tile(8, 2, 4)], ids=["widest", "avx2"])
+def test_trees_give_the_bits_of_single_tokens(sizes, tile):
+    batch, length, heads, kv_heads, width, slots, softcap, window = sizes
+    rng = np.random.default_rng(0)
+
+    def random(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    queries = random(batch, length, heads, width)
+    keys, values = random(2, batch, length, kv_heads, width)
+    cached = (
+        random(batch, kv_heads, width, slots),
+        random(batch, kv_heads, slots, width),
+    )
+    lengths = jnp.asarray(rng.integers(slots // 2, slots - 9, batch), jnp.int32)
+    mask = tree_mask(rng, batch, length)
+    depths = mask.sum(-1) - 1
+    positions = jnp.asarray(lengths[:, None] + depths)
+    first = None
+    if window is not None:
+        first = positions - window + 1
+        mask &= np.asarray(near(positions, positions, window))
+    attend = jax.jit(lambda *arrays: ordered_attention(*arrays, softcap, tile))
+    together = attend(queries, keys, values, jnp.asarray(mask), *cached, lengths, first)
+
+    def prefix(folded):
+        group = folded.shape[2] // length
+        seen = (jnp.arange(slots) < lengths[:, None])[:, None]
+        if first is not None:
+            seen = seen & (jnp.arange(slots) >= first[:, :, None])
+            seen = jnp.repeat(seen, group, axis=1)
+        return of_mask(folded, *cached, seen, softcap)
+
+    other = attention(queries, keys, values, jnp.asarray(mask), prefix, softcap)
+    np.testing.assert_allclose(together, other, atol=2e-6)
+
+    extended = [
+        np.concatenate([array, np.zeros_like(array)], axis=axis)
+        for array, axis in zip(cached, (3, 2), strict=True)
+    ]
+    for b in range(batch):
+        for t in range(length):
+            ancestors = [u for u in range(t) if mask[b, t, u]]
+            # Before those that a window hides, all ancestors are in the cache.
+            if len(ancestors) < depths[b, t]:
+                continue
+            n = int(lengths[b])
+            own_keys, own_values = (array[b : b + 1].copy() for array in extended)
+            for i, u in enumerate(ancestors):
+                own_keys[0, :, :, n + i] = keys[b, u]
+                own_values[0, :, n + i] = values[b, u]
+            at = slice(b, b + 1), slice(t, t + 1)
+            alone = attend(
+                *(array[at] for array in (queries, keys, values)),
+                jnp.ones((1, 1, 1), bool),
+                *(own_keys, own_values, jnp.asarray([n + len(ancestors)], jnp.int32)),
+                None if first is None else first[at],
+            )
+            np.testing.assert_array_equal(alone[0, 0], together[b, t])
+
+
+def test_drafts_side_by_side_do_not_see_each_other():
+    rng = np.random.default_rng(1)
+    queries, keys, values = jnp.asarray(rng.normal(size=(3, 1, 6, 2, 16)), jnp.float32)
+    cached = jnp.zeros((1, 2, 16, 8)), jnp.zeros((1, 2, 8, 16))
+    lengths = jnp.zeros((1,), jnp.int32)
+    chains = jnp.broadcast_to(jnp.tril(jnp.ones((3, 3), bool)), (1, 2, 3, 3))
+    both = ordered_attention(queries, keys, values, chains, *cached, lengths)
+    for part in (slice(3), slice(3, 6)):
+        arrays = (array[:, part] for array in (queries, keys, values))
+        alone = ordered_attention(*arrays, chains[:, 0], *cached, lengths)
+        np.testing.assert_array_equal(both[:, part], alone)
