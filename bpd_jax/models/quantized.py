@@ -120,6 +120,52 @@ class QuantizedMatrix:
 
 
 @flax.struct.dataclass
+class TiledMatrix:
+    """A quantized matrix `[O, I]` as integer products on a CPU read it.
+
+    Attributes:
+      words: uint32 `[G, n, words, W]`: of W outputs and a block the unsigned integers,
+        four to a word or, of 4 bits, eight; then float32 scales and minima.
+      shape: O and I; static, as are the others.
+      bits: 4 or 8.
+      block: numbers of a block.
+      offset: what is subtracted from the unsigned integers: 0 or 128.
+      minima: whether blocks have minima.
+    """
+
+    words: Any
+    shape: tuple[int, int] = flax.struct.field(pytree_node=False)
+    bits: int = flax.struct.field(pytree_node=False)
+    block: int = flax.struct.field(pytree_node=False)
+    offset: int = flax.struct.field(pytree_node=False)
+    minima: bool = flax.struct.field(pytree_node=False)
+
+    def rows(self, ids: Int[Array, " n"]) -> QuantizedMatrix:
+        """The matrix of some rows."""
+        width = self.words.shape[-1]
+        words = self.words[ids // width, :, :, ids % width]
+        size = self.block * self.bits // 32
+        integers, scales, minima = jnp.split(words, [size, size + 1], axis=2)
+        integers = jax.lax.bitcast_convert_type(integers, jnp.uint8)
+        if self.bits == 8:
+            integers = (integers ^ np.uint8(self.offset)).astype(jnp.int8)
+
+        def floats(part: Array) -> Array:
+            return jax.lax.bitcast_convert_type(part[..., 0], jnp.float32)
+
+        return QuantizedMatrix(
+            integers.reshape(len(words), -1),
+            floats(scales),
+            floats(minima) if self.minima else None,
+        )
+
+    def __getitem__(self, ids: Int[AnyArray, "..."]) -> Float[Array, "... I"]:
+        """The values of some rows."""
+        ids = jnp.asarray(ids)
+        return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
+
+
+@flax.struct.dataclass
 class Packed:
     """A kernel of a projection, stored as `[O, I]`: each of O and I is one axis.
 
@@ -144,7 +190,7 @@ def parameter(
 ) -> Any:
     """A parameter of a module, or the stored matrix that stands for it."""
     stored = module.get_variable("params", name)
-    if isinstance(stored, (Packed, QuantizedMatrix)):
+    if isinstance(stored, (Packed, QuantizedMatrix, TiledMatrix)):
         return stored
     return module.param(name, init, shape, dtype)
 

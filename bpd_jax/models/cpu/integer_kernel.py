@@ -11,40 +11,16 @@ once for all rows.
 """
 
 import functools
-from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float
-from bpd_jax.models.quantized import QuantizedMatrix
+from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix
 
 # Numbers in a block that the kernel can read.
 BLOCKS = (16, 32)
-
-
-@flax.struct.dataclass
-class TiledMatrix:
-    """A quantized matrix `[O, I]`, for integer products on this processor.
-
-    Attributes:
-      words: uint32 `[G, n, words, W]`: of W outputs and a block, the unsigned integers,
-        four to a word or in words of 4 bits eight; then float32 scales and minima.
-      shape: O and I; static, as are the others.
-      bits: 4 or 8.
-      block: numbers of a block.
-      offset: what is subtracted from the unsigned integers.
-      minima: whether blocks have minima.
-    """
-
-    words: Any
-    shape: tuple[int, int] = flax.struct.field(pytree_node=False)
-    bits: int = flax.struct.field(pytree_node=False)
-    block: int = flax.struct.field(pytree_node=False)
-    offset: int = flax.struct.field(pytree_node=False)
-    minima: bool = flax.struct.field(pytree_node=False)
 
 
 @functools.cache

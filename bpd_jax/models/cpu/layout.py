@@ -16,11 +16,12 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params
 from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.integer_kernel import BLOCKS, TiledMatrix, lanes, tiled
+from bpd_jax.models.cpu.integer_kernel import BLOCKS, lanes, tiled
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.quantized import (
     Packed,
     QuantizedMatrix,
+    TiledMatrix,
     kernel_rows,
 )
 
@@ -108,8 +109,9 @@ def integer_layout(params: Params, head_width: int) -> Params:
             )
         return tiled(rows)
 
-    softmax = params.get("softmax", params["embedding"])
-    return {**arranged(params), SOFTMAX: tiles(softmax)}
+    name = "softmax" if "softmax" in params else "embedding"
+    softmax = tiles(params[name])
+    return {**arranged(params), name: softmax, SOFTMAX: softmax}
 
 
 def rounds_activations(kernel: Any) -> bool:

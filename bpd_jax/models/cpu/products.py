@@ -25,10 +25,10 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float
 from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.integer_kernel import TiledMatrix, integer_rows
+from bpd_jax.models.cpu.integer_kernel import integer_rows
 from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.row_kernel import applies, expanded, rows_times_matrix
-from bpd_jax.models.quantized import Packed, QuantizedMatrix
+from bpd_jax.models.quantized import Packed, QuantizedMatrix, TiledMatrix
 
 _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 

@@ -58,6 +58,8 @@ def test_products_are_those_of_rounded_rows_alone_and_together(storage, width):
         assert np.abs(product - exact).max() <= 1e-6 * np.abs(exact).max()
         np.testing.assert_array_equal(multiply(x[-1:], tiles), product[-1:])
         np.testing.assert_array_equal(multiply(x[:5], tiles), product[:5])
+        ids = np.array([[0, outputs - 1], [outputs // 2, 0]])
+        np.testing.assert_array_equal(tiles[ids], matrix.values()[ids])
 
 
 def test_infinities_are_not_hidden():
