@@ -200,9 +200,9 @@ def is_quantized(leaf: Any) -> bool:
     return isinstance(leaf, QuantizedMatrix)
 
 
-def rows_of(matrix: AnyArray | QuantizedMatrix, ids: AnyArray) -> Any:
+def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> Any:
     """Some rows of a matrix, stored as the matrix is."""
-    if isinstance(matrix, QuantizedMatrix):
+    if isinstance(matrix, (QuantizedMatrix, TiledMatrix)):
         return matrix.rows(jnp.asarray(ids))
     return jnp.asarray(matrix)[ids]
 
