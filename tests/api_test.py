@@ -14,6 +14,7 @@ from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.models.partitioning import MeshConfig
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]
 
@@ -43,6 +44,19 @@ def test_methods_give_the_same_completions(lm):
         ids = [t for t in generation.output_ids if t != lm.loaded.tokenizer.end_of_text]
         assert completion.text == lm.loaded.tokenizer.decode(ids)
     assert any(c.block_efficiency > 1 for c in drafted)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"precision": "int4"}, "precision is one of float32, .*, int8, not 'int4'"),
+        ({"precision": "int8", "mesh": MeshConfig()}, "precision=int8 is for one dev"),
+        ({"precision": "int8"}, "precision=int8 (needs|is for models whose heads)"),
+    ],
+)
+def test_precisions_that_do_not_exist_are_refused(trained, options, message):
+    with pytest.raises(UserError, match=message):
+        api.load(str(trained / "run"), **options)
 
 
 def test_a_prompt_may_be_token_ids(lm):

@@ -311,10 +311,14 @@ INTEGERS = {
 def test_integer_products(make_decoder, trunk, name):
     """Rounding activations to 8 bits turns the least difference into a whole step."""
     fields = {**INTEGERS[trunk], "int8": True, "products": True}
-    options = {"verification": BATCHED} if name == "zero_gram:4" else {}
-    check_all(
-        lambda seed: make_decoder(seed, **fields), name, 2, batch_size=5, **options
-    )
+    options = {"verification": BATCHED if name == "zero_gram:4" else TREE}
+
+    def make(seed):
+        decoder = make_decoder(seed, **fields)
+        assert decoder.model.precision == "int8"
+        return decoder
+
+    check_all(make, name, 2, batch_size=5, **options)
 
 
 def test_quantized_weights_give_the_text_of_their_values(make_decoder):

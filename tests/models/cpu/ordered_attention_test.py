@@ -32,7 +32,7 @@ def tree_mask(rng, batch, length):
     "sizes",
     [
         (1, 1, 3, 3, 64, 40, None, None),
-        (2, 20, 4, 2, 32, 130, None, None),
+        (2, 9, 4, 2, 32, 130, None, None),
         (1, 7, 4, 2, 32, 100, 3.0, None),
         (2, 6, 2, 1, 16, 60, None, 9),
     ],
