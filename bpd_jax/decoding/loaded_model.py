@@ -189,6 +189,8 @@ class LoadedModel:
         """
         if precision != INT8:
             return self._in_dtype(precision)
+        if self.config.trunk.experts is not None:
+            raise UserError("precision=int8 is not for models of experts.")
         loaded = self._in_dtype("float32").rounded()
         width = loaded.config.trunk.head_width
         trunk = cpu.integer_layout(loaded.params["trunk"], width)
