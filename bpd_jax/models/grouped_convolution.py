@@ -13,12 +13,13 @@ and t the distance, up to `convolution_taps`:
 Positions before the block count as 0.
 """
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import Segments
-from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.base.typing import Array, Float
 from bpd_jax.models.layers import Projection
 from bpd_jax.models.partitioning import EMBED, MLP
 from bpd_jax.models.transformer import Block
@@ -95,35 +96,19 @@ class ConvolvedBlock(Block):
     mlp_convolution: Convolution | None = None
     queries: int = 1
 
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
-        cache: KVCache | None = None,
-        earlier: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], tuple[KeyValues, Float[Array, "B T D"]]]:
-        """Runs the block on the queries of several blocks; see `Block`."""
-        assert self.attention_norm is not None
-        assert self.attention_convolution is not None
-        assert self.mlp_norm is not None
-        assert self.mlp_convolution is not None
+    def mixed(
+        self, part: str, z: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Callable[[Array], Array]]:
+        """The mixed input of a layer, and the function that mixes its output."""
+        attention = part == "attention"
+        convolution = self.attention_convolution if attention else self.mlp_convolution
+        assert convolution is not None
+        base, dynamic = convolution(z)
 
-        def mixed(x: Array, coefficients: tuple[Array, Array], side: int) -> Array:
-            base, dynamic = coefficients
+        def mix(side: int, x: Array) -> Array:
             blocks = x.reshape(len(x), -1, self.queries, x.shape[-1])
-            dynamic = dynamic[..., side, :, :].reshape(
-                *blocks.shape[:3], *dynamic.shape[-2:]
-            )
-            return convolve(blocks, base[side], dynamic).reshape(x.shape)
+            own = dynamic[..., side, :, :]
+            own = own.reshape(*blocks.shape[:3], *own.shape[-2:])
+            return convolve(blocks, base[side], own).reshape(x.shape)
 
-        z = self.attention_norm(x)
-        coefficients = self.attention_convolution(z)
-        update, keys, values = self.attention(
-            mixed(z, coefficients, 0), positions, mask, cache, self.layer, earlier
-        )
-        x += mixed(update, coefficients, 1)
-        z = self.mlp_norm(x)
-        coefficients = self.mlp_convolution(z)
-        x += mixed(self.mlp(mixed(z, coefficients, 0)), coefficients, 1)
-        return x, (KeyValues(keys, values), x)
+        return mix(0, z), functools.partial(mix, 1)

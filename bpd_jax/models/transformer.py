@@ -277,13 +277,21 @@ class Block(nn.Module):
             return x if norm is None else apply_norm(norm, x, rounds=rounds)
 
         scale = self.attention.config.residual_scale
+        z, mix = self.mixed("attention", normed(self.attention_norm, x))
         update, keys, values = self.attention(
-            normed(self.attention_norm, x), positions, mask, cache, self.layer, earlier
+            z, positions, mask, cache, self.layer, earlier
         )
-        x = added(x, scale, normed(self.attention_output_norm, update))
-        update = self.mlp(normed(self.mlp_norm, x))
-        x = added(x, scale, normed(self.mlp_output_norm, update))
+        x = added(x, scale, normed(self.attention_output_norm, mix(update)))
+        z, mix = self.mixed("mlp", normed(self.mlp_norm, x))
+        x = added(x, scale, normed(self.mlp_output_norm, mix(self.mlp(z))))
         return x, (KeyValues(keys, values), x)
+
+    def mixed(
+        self, part: str, z: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Callable[[Array], Array]]:
+        """The input of a layer, and what is applied to its output; see subclasses."""
+        del part
+        return z, lambda update: update
 
 
 def block_parts(
