@@ -241,6 +241,18 @@ ABSOLUTE = np.array([0, 1, 2, 3, 5, 6, 7, 8, 9])
 WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
+def changed_copy(folder, name, changes):
+    """A copy of a golden drafter with other settings in its `config.json`."""
+    shutil.copytree(GOLDEN / name, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for field, value in changes.items():
+        nested = isinstance(value, dict) and field in config
+        config[field] = {**config[field], **value} if nested else value
+    path.write_text(json.dumps(config))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -290,14 +302,7 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
     ids=str,
 )
 def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
-    folder = tmp_path / "drafter"
-    shutil.copytree(GOLDEN / name, folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    for field, value in changes.items():
-        nested = isinstance(value, dict) and field in config
-        config[field] = {**config[field], **value} if nested else value
-    path.write_text(json.dumps(config))
+    folder = changed_copy(tmp_path / "drafter", name, changes)
     with pytest.raises(UserError, match=message) as refusal:
         load(folder, name)
     assert str(folder) in str(refusal.value)

@@ -24,6 +24,7 @@ from bpd_jax.pretrained.json_files import Fields
 from tests.pretrained.drafter_conversion_test import (
     GOLDEN,
     MODEL,
+    changed_copy,
     expected,
     target_params,
 )
@@ -114,14 +115,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
     ids=str,
 )
 def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
-    folder = tmp_path / "drafter"
-    shutil.copytree(GOLDEN / name, folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    for field, value in changes.items():
-        nested = isinstance(value, dict) and field in config
-        config[field] = {**config[field], **value} if nested else value
-    path.write_text(json.dumps(config))
+    folder = changed_copy(tmp_path / "drafter", name, changes)
     with pytest.raises(UserError, match=message) as refusal:
         load(folder, name)
     assert str(folder) in str(refusal.value)
