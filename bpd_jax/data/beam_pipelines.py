@@ -29,9 +29,6 @@ def make_pipeline(options: Sequence[str]) -> "apache_beam.Pipeline":
 
     Args:
       options: options of Beam, as on a command line, such as `--runner=DirectRunner`.
-
-    Raises:
-      UserError: Beam is not installed, or an option is unknown or has an invalid value.
     """
     try:
         import apache_beam as beam
@@ -67,9 +64,6 @@ def _complete_dask_options(options: Sequence[str]) -> list[str]:
 
     The runner's default gives 128 files to one task. Here each file is a task, so that
     all workers take part and a killed worker loses one file at most.
-
-    Raises:
-      UserError: Dask is not installed.
     """
     names = [f"--runner={_DASK}", f"--runner={_DASK_MODULE}.{_DASK}"]
     if not set(names) & set(options):
@@ -90,11 +84,7 @@ def _complete_dask_options(options: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def running(pipeline: "apache_beam.Pipeline") -> Iterator[None]:
-    """Runs the transforms that the block adds; disconnects from a cluster at the end.
-
-    Raises:
-      UserError: a Dask cluster cannot be reached, or its workers keep dying.
-    """
+    """Runs the transforms that the block adds, then disconnects from a cluster."""
     try:
         with pipeline:
             yield

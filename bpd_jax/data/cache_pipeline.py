@@ -59,9 +59,6 @@ def cache_task(
 
     Returns:
       The folder of the task's cache. An existing matching cache is left unchanged.
-
-    Raises:
-      UserError: the source, an option or the folder is invalid.
     """
     folder = seqio_cache.cache_folder(task, cache_dir)
     if seqio_cache.is_complete(folder):

@@ -59,11 +59,7 @@ _BATCH_CHARACTERS = 1 << 21
 
 
 def corpus_files(task: TextTask) -> list[SourceFile]:
-    """Returns the files of the task's corpus, sorted by name.
-
-    Raises:
-      UserError: there are none.
-    """
+    """Returns the files of the task's corpus, sorted by name."""
     return _FINDERS[task.corpus](task)
 
 
@@ -99,9 +95,6 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     Args:
       pattern: a glob; `**` matches nested folders, `~` is the home folder.
       parameter: its name in error messages.
-
-    Raises:
-      UserError: there are none.
     """
     original, pattern = pattern, os.path.expanduser(pattern)
     root = pathlib.Path(_fixed_folder(pattern))
@@ -156,10 +149,6 @@ def all_documents(
     Args:
       task: the corpus.
       among: some of its files; by default all.
-
-    Raises:
-      UserError: a file cannot be read, is not UTF-8 or is not valid JSON Lines; or the
-        corpus consists of token ids.
     """
     if task.corpus == GENERATIONS:
         raise UserError(
@@ -262,10 +251,6 @@ def split_documents(
       split: `train`, `validation`, or `all` for both together.
       label: label of a progress bar; None for no bar.
       among: some of the corpus files; by default all.
-
-    Raises:
-      UserError: as `all_documents`; or, after the last document of all files, there is
-        no text, or one of the two splits is empty (not for `all`).
     """
     task.check_split(split)
     selected, total = None, None

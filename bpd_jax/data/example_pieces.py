@@ -56,9 +56,6 @@ def join_examples(
 
     Yields:
       `[p, 2]` int32: each token, and 1 if it is in the loss.
-
-    Raises:
-      UserError: a row of `length` tokens has no room for a target.
     """
     shortest = 1 + separator
     if length <= shortest:

@@ -29,11 +29,7 @@ class Example(NamedTuple):
 
 
 def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
-    """Returns the files that contain the examples of a split, sorted by name.
-
-    Raises:
-      UserError: there are none, one is not JSON Lines, or the split is unknown.
-    """
+    """Returns the files that contain the examples of a split, sorted by name."""
     task.check_split(split)
     assert task.files is not None
     source = task.source_split(split)
@@ -72,10 +68,6 @@ def read_records(
       task: a task with `files`.
       split: one of its splits.
       among: some of the split's files; by default all.
-
-    Raises:
-      UserError: a file or a record is invalid; or all files were read and contain no
-        record of this split.
     """
     task.check_split(split)
     files = example_files(task, split) if among is None else among
@@ -112,12 +104,7 @@ def _records(
 
 
 def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
-    """Yields the examples of a split, in the order of its source.
-
-    Raises:
-      UserError: as `read_records`; or TensorFlow Datasets is missing, or has not
-        prepared the data set.
-    """
+    """Yields the examples of a split, in the order of its source."""
     if task.files is None:
         # TensorFlow takes seconds to import and may not be installed.
         from bpd_jax.data.tfds_source import tfds_examples

@@ -16,9 +16,6 @@ def source_fingerprint(task: DataTask, split: str) -> str:
     splits of a `TextTask` have the same files; the files of the train split belong to
     every split if they determine a trained vocabulary. For TensorFlow Datasets, the
     result is the name and version of the data set.
-
-    Raises:
-      UserError: there are no files, or the split is unknown.
     """
     if not isinstance(task, ExampleTask):
         return _files_fingerprint(corpora.corpus_files(task))
@@ -41,11 +38,7 @@ def _files_fingerprint(source_files: Iterable[SourceFile]) -> str:
 
 
 def vocabulary_fingerprint(task: DataTask) -> str:
-    """Returns `gpt3`, `bpe:N`, or a digest of the tokenizer file.
-
-    Raises:
-      UserError: the file cannot be read.
-    """
+    """Returns `gpt3`, `bpe:N`, or a digest of the tokenizer file."""
     if task.vocabulary == "gpt3" or task.trained_size is not None:
         return task.vocabulary
     _, data = read_tokenizer_file(task.vocabulary)

@@ -26,9 +26,6 @@ def split_texts(
       texts: generated texts.
       split: `train`, `validation`, or `all` for both.
       validation_fraction: share of the texts held out for validation.
-
-    Raises:
-      EmptySplitError: the split has no text.
     """
     rows = [
         row

@@ -140,11 +140,7 @@ def next_shard(folder: str | os.PathLike[str]) -> int:
 
 
 def open_generations(folder: str | os.PathLike[str]) -> Generations:
-    """Reads all texts of a folder into memory, four bytes per token.
-
-    Raises:
-      UserError: the folder is missing, empty or damaged.
-    """
+    """Reads all texts of a folder into memory, four bytes per token."""
     folder = as_path(folder)
     header = read_header(folder)
     paths = shard_paths(folder)
@@ -170,11 +166,7 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
 
 
 def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of `distill.json`: format, base, vocab_size, facts.
-
-    Raises:
-      UserError: the file is missing or damaged.
-    """
+    """The fields of `distill.json`: format, base, vocab_size, facts."""
     return KIND.read_header(folder, {"base": str, "vocab_size": int, "facts": dict})
 
 

@@ -54,9 +54,6 @@ def held_out_prompts(
       num: number of prompts.
       prompt_tokens: tokens of a prompt, T; for examples the maximum.
       tokenizer: the task's tokenizer.
-
-    Raises:
-      UserError: the validation split yields fewer than `num` prompts.
     """
     if num < 1 or prompt_tokens < 1:
         raise UserError(
@@ -154,10 +151,6 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
 
     A file named `.jsonl` or `.jsonl.gz` is JSON Lines. Blank lines of other files are
     skipped.
-
-    Raises:
-      UserError: the file cannot be read, is invalid or too large to be kept in memory,
-        has no prompts, or has an empty prompt.
     """
     if text_readers.is_json_lines(path):
         records = text_readers.read_json_fields(path, ["prompt"], kept=True)

@@ -52,10 +52,6 @@ def prepare_rows(
 
     Returns:
       The rows of the split, or of `shard`.
-
-    Raises:
-      UserError: the source or vocabulary is invalid, `folder` has other contents or
-        rows of other settings, or rows of a data set must be made without seqio.
     """
     task.check_split(split)
     if not 2 <= length <= _MAX_LENGTH:
@@ -98,9 +94,6 @@ def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
     """The settings, text and vocabulary that determine rows, as JSON values.
 
     The fingerprint of the text, `source`, is missing on a host without the text.
-
-    Raises:
-      UserError: the vocabulary is invalid.
     """
     fingerprint: dict[str, Any] = {
         **task.identity,
@@ -114,11 +107,7 @@ def rows_fingerprint(task: DataTask, split: str, length: int) -> dict[str, Any]:
 
 
 def _source(task: DataTask, split: str) -> str:
-    """The fingerprint of the text.
-
-    Raises:
-      UserError: the text is missing, or this host cannot read it.
-    """
+    """The fingerprint of the text."""
     if isinstance(task, ExampleTask) and importlib.util.find_spec("seqio") is None:
         raise UserError(
             f"the {split} rows of {task.name} cannot be made on this host, because "

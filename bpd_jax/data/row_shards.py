@@ -27,11 +27,7 @@ def shard_name(index: int, count: int) -> str:
 
 
 def shard_folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of all shards in `folder`, in order; empty if there are none.
-
-    Raises:
-      UserError: some shards are missing, or the names state different counts.
-    """
+    """The folders of all shards in `folder`, in order; empty if there are none."""
     counts = set()
     for shard in folder.glob("shard-*-of-*"):
         match = re.fullmatch(r"shard-\d{5,}-of-(\d{5,})", shard.name)

@@ -80,9 +80,6 @@ def open_source(
       shard: part of the split.
       cache_dir: folder in which `cache_pipeline.cache_task` cached the tokens; None
         reads the text.
-
-    Raises:
-      UserError: the source or vocabulary is invalid.
     """
     if isinstance(task, ExampleTask):
         return _example_rows(task, split, length, vocabulary, shard, cache_dir)

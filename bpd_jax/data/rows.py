@@ -152,11 +152,7 @@ class PackedRows:
 
 
 def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
-    """Opens a folder of rows, or of shards; the arrays are mapped when they are read.
-
-    Raises:
-      UserError: the folder is missing, incomplete, or of another version.
-    """
+    """Opens a folder of rows, or of shards; arrays are mapped when they are read."""
     folder = as_path(folder)
     shards = shard_folders(folder)
     paths = shards or [folder]
@@ -268,9 +264,6 @@ class RowIterator:
           seed: seed of the order, at least 0.
           process_index: index of the part of each batch to return, from 0.
           process_count: number of parts.
-
-        Raises:
-          UserError: there are no rows, or the batch cannot be divided evenly.
         """
         if len(rows) == 0:
             raise UserError(f"{rows.folder} holds no rows.")
@@ -318,9 +311,6 @@ class RowIterator:
         """Resumes at the position of the iterator that returned `state`.
 
         The batch size and the number of processes may have changed.
-
-        Raises:
-          UserError: the state belongs to other rows or another seed.
         """
         for name, current in self.state().items():
             if name not in state or (name != "given" and state[name] != current):

@@ -37,11 +37,7 @@ _DAMAGE = (
 
 
 def use_cache(task: ExampleTask, cache_dir: str) -> None:
-    """Makes `use_cached=True` of the task's seqio task read from `cache_dir`.
-
-    Raises:
-      UserError: the task is not cached there, or the cache belongs to another task.
-    """
+    """Makes `use_cached=True` of the task's seqio task read from `cache_dir`."""
     folder = cache_folder(task, cache_dir)
     if not is_complete(folder):
         raise UserError(
@@ -56,12 +52,7 @@ def use_cache(task: ExampleTask, cache_dir: str) -> None:
 def read_examples(
     task: ExampleTask, cache_dir: str, split: str, shard: seqio.ShardInfo | None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the cached examples of a split, or of one of its shards.
-
-    Raises:
-      UserError: the task is not cached there, or the cache is damaged or belongs to
-        another task.
-    """
+    """Yields the cached examples of a split, or of one of its shards."""
     use_cache(task, cache_dir)
     folder, seqio_task = cache_folder(task, cache_dir), seqio_tasks.get_task(task)
     number = 0

@@ -169,9 +169,6 @@ def examples(
 
     TensorFlow converts exceptions of a source to its own; this function raises the
     original `UserError`.
-
-    Raises:
-      UserError: the source is invalid.
     """
     try:
         yield from dataset.as_numpy_iterator()
@@ -214,10 +211,6 @@ def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarr
 
     Yields:
       `[n]` int32, without end-of-text tokens at the beginning and the end.
-
-    Raises:
-      UserError: the task, the split or the vocabulary is unknown, or the source of the
-        task is invalid.
     """
     registered = seqio.TaskRegistry.names()
     if name not in registered:

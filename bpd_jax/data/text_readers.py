@@ -25,10 +25,6 @@ def read_text(path: Path) -> str:
     """Returns the text of a file, with unchanged line endings.
 
     A byte order mark at the beginning is removed.
-
-    Raises:
-      UserError: the file cannot be read, is not UTF-8, or has more than
-        `limits.MOST_KEPT` bytes.
     """
     try:
         data = files.read_bytes(path, limits.MOST_KEPT)
@@ -48,9 +44,6 @@ def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
     Args:
       path: the file.
       kept: whether the caller keeps all lines; see `limits.bounded_lines`.
-
-    Raises:
-      UserError: the file cannot be read or decompressed, is not UTF-8, or is too large.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
@@ -83,10 +76,6 @@ def read_json_fields(
       fields: names of the fields.
       optional: a field that may be `null` or an empty list, which yields no text.
       kept: see `read_lines`.
-
-    Raises:
-      UserError: as `read_lines`; or a line is not a JSON object with texts in all
-        fields.
     """
     for number, line in read_lines(path, kept=kept):
         if not line.strip():

@@ -33,11 +33,7 @@ class TfdsSource(seqio.TfdsDataSource):
         )
 
     def get_dataset(self, split: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        """Returns the records.
-
-        Raises:
-          UserError: the split has not been prepared.
-        """
+        """Returns the records."""
         splits = self.tfds_dataset.info.splits
         if splits and self._task.source_split(split) not in splits:
             raise self._missing(split)
@@ -87,11 +83,7 @@ class TfdsSource(seqio.TfdsDataSource):
 def tfds_examples(
     task: ExampleTask, split: str
 ) -> Iterator[tuple[str, str | None, str]]:
-    """Yields id, inputs and targets of the examples of a split; see `Example`.
-
-    Raises:
-      UserError: the split is unknown, empty, or not prepared.
-    """
+    """Yields id, inputs and targets of the examples of a split; see `Example`."""
     task.check_split(split)
     records = TfdsSource(task).get_dataset(split, shuffle=False)
     number = 0
@@ -105,11 +97,7 @@ def tfds_examples(
 
 
 def tfds_records(task: ExampleTask, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the records of a split with all their fields, as JSON values.
-
-    Raises:
-      UserError: the split has not been prepared.
-    """
+    """Yields the records of a split with all their fields, as JSON values."""
     records = TfdsSource(task).get_dataset(split, shuffle=False)
     for record in records.as_numpy_iterator():
         yield _plain(record)

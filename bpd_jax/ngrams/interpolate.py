@@ -31,9 +31,6 @@ def interpolate(first: NGramModel, second: NGramModel, weight: float) -> NGramMo
       first: a normalised model.
       second: a normalised model of the same vocabulary; its order may differ.
       weight: lambda, above 0 and below 1.
-
-    Raises:
-      UserError: the weight is out of range or the vocabularies differ.
     """
     if not 0 < weight < 1:
         raise UserError(f"the weight is {weight}: it must lie between 0 and 1.")

@@ -45,9 +45,6 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
     Returns:
       `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
       of every higher count; entry 0 is not used.
-
-    Raises:
-      UserError: `bins` is out of range.
     """
     if not 1 <= bins <= MOST_BINS:
         raise UserError(f"bins is {bins}: it must be from 1 to {MOST_BINS:,}.")
@@ -80,9 +77,6 @@ def estimate_katz(counts: NGramCounts, bins: int = DEFAULT_BINS) -> NGramModel:
     Args:
       counts: counts of orders 1 ... N, with or without minimum counts.
       bins: highest count that is discounted by Good-Turing; OpenGrm's default is 5.
-
-    Raises:
-      UserError: the counts are inconsistent, or `bins` is out of range.
     """
     unigrams = np.where(counts.keys[0] == counts.bos, 0, counts.counts[0])
     if not unigrams.any():

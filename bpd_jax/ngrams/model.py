@@ -105,11 +105,7 @@ class NGramModel(NGramArrays):
         return len(self.keys)
 
     def with_vocab_size(self, vocab_size: int) -> "NGramModel":
-        """Returns the same n-grams for another number V of tokens.
-
-        Raises:
-          UserError: an n-gram has a token of V or more.
-        """
+        """Returns the same n-grams for another number V of tokens."""
         trie.check_vocab_size(vocab_size, "the n-gram model")
         width, keys = trie.symbol_width(vocab_size), []
         for order in self.keys:
@@ -158,11 +154,7 @@ class NGramModel(NGramArrays):
         return self.stream_log_probs(symbols)[:, -1]
 
     def evaluate(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> Evaluation:
-        """Scores sequences, each from `<s>` to `</s>`, in one pass over the iterable.
-
-        Raises:
-          UserError: there is no sequence, or a token is outside the vocabulary.
-        """
+        """Scores sequences, each from `<s>` to `</s>`, in one pass over them."""
         return evaluate_all([self], sequences)[0]
 
     def stream_log_probs(
@@ -225,9 +217,6 @@ class NGramModel(NGramArrays):
 
         Models of other programs may not, if they reserve mass for unknown words or were
         written with few digits.
-
-        Raises:
-          UserError: the sum of a context differs from one by more than `tolerance`.
         """
         for length, sums in enumerate(self.context_sums()):
             worst = int(np.argmax(np.abs(sums - 1)))
@@ -245,9 +234,6 @@ class NGramModel(NGramArrays):
           log_prob: natural logarithm of the probability of an unseen token, at most
             `HIGHEST_UNSEEN`, so that the model still sums to one. The paper's in-domain
             models use -1000.
-
-        Raises:
-          UserError: `log_prob` is too high or not finite.
         """
         if not -math.inf < log_prob <= HIGHEST_UNSEEN:
             raise UserError(
@@ -283,11 +269,7 @@ class NGramModel(NGramArrays):
 def evaluate_all(
     models: Sequence[NGramModel], sequences: Iterable[Sequence[int] | np.ndarray]
 ) -> list[Evaluation]:
-    """Scores sequences with several models of one vocabulary, in one pass.
-
-    Raises:
-      UserError: there is no sequence, or a token is outside the vocabulary.
-    """
+    """Scores sequences with several models of one vocabulary, in one pass."""
     offsets = [
         [trie.child_offsets(model.keys, n, model.width) for n in range(model.order)]
         for model in models

@@ -103,9 +103,6 @@ def prune(
         values, such as 1e-8, this is D in nats.
       max_per_order: per order from the bigrams up, at most this many n-grams; None for
         no limit. Limits of orders that the model lacks are ignored.
-
-    Raises:
-      UserError: a limit is negative, or there are more unigrams than `max_ngrams`.
     """
     unigrams = model.sizes[0]
     if max_ngrams is not None and max_ngrams < unigrams:

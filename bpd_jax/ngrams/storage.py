@@ -92,11 +92,7 @@ class NGramArrays:
         return trie.ngrams(self.keys, order, self.width)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes or replaces a folder of arrays atomically; equal arrays, equal bytes.
-
-        Raises:
-          UserError: the folder cannot be written; an older one is then unchanged.
-        """
+        """Writes or replaces a folder atomically; equal arrays give equal bytes."""
         with folders.replacing_folder(folder, self.kind) as temporary:
             self.save_into(temporary)
 
@@ -144,9 +140,6 @@ class NGramArrays:
           folder: the folder.
           verify: whether to read all arrays once and verify their checksums and values;
             sizes are always verified.
-
-        Raises:
-          UserError: a file is missing, truncated, changed or of another kind.
         """
         folder = as_path(folder)
         fields = {"magic": str, "crc32": int, "settings": dict, "arrays": dict}

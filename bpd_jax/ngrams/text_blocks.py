@@ -76,10 +76,6 @@ def line_blocks(
       label: name of a progress bar, or None for no bar.
       distinct: whether all lines must differ, which limits the number of lines of a
         gzip file; for callers that keep all lines in memory.
-
-    Raises:
-      UserError: the file cannot be read, is truncated or damaged, has a line of more
-        than 256 MiB, or more lines than can be distinct.
     """
     lines = 0
     unfinished: list[bytes] = []  # Parts of a line that ends in a later block.

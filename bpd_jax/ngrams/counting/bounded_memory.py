@@ -50,10 +50,6 @@ def count(
       order: the highest order N.
       min_counts: per order, see `counts.with_min_counts`; None for 1 everywhere.
       memory: bytes.
-
-    Raises:
-      UserError: the source or an argument is invalid, the disk is full, or the work
-        folder belongs to another count.
     """
     if memory < _LEAST_MEMORY:
         raise UserError(
@@ -175,9 +171,6 @@ def chunks(
 
     Yields:
       The stream `[T]` int32, its number of sequences, and whether it is the last one.
-
-    Raises:
-      UserError: the source cannot be read.
     """
     room = min(memory // _window_bytes(packing), sorted_runs.MOST_WINDOWS)
     pieces: list[np.ndarray] = []
@@ -221,9 +214,6 @@ def count_to_folder(
 
     The work folder is `OUTPUT.work`. It is removed at the end; after a kill it remains,
     and another call resumes.
-
-    Raises:
-      UserError: see `count`; or `output` exists and has other contents.
     """
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)

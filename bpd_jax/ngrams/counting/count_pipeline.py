@@ -59,9 +59,6 @@ def count_with_beam(
       shared_folder: folder for the results of workers, which this machine reads, on any
         file system that Beam supports; by default `OUTPUT.work`. It is removed at the
         end.
-
-    Raises:
-      UserError: the source or an argument is invalid, or Beam is not installed.
     """
     pipeline = beam_pipelines.make_pipeline(options)
     import apache_beam as beam
@@ -134,9 +131,6 @@ def write_part(folder: str, part: int, pieces: Iterable[_Packed]) -> None:
     """Merges the windows of a part from all shares into one file: rows, then counts.
 
     The file is created atomically, so that Beam may retry.
-
-    Raises:
-      UserError: the file cannot be written.
     """
     from apache_beam.io.filesystems import FileSystems
 

@@ -83,10 +83,6 @@ def count_ngrams(
       vocab_size: V; by default the highest id plus 1.
       end_of_text: the token that separates documents, or None; see
         `windows.add_boundaries`.
-
-    Raises:
-      UserError: `order` is below 1, the input is empty, or a token is outside the
-        vocabulary.
     """
     sequences = list(sequences)
     if not sequences:
@@ -137,9 +133,6 @@ def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCoun
       counts: counts of orders 1 ... N.
       min_counts: lowest count to keep for each order, N numbers or more; the first
         must be 1, because unigrams are never dropped.
-
-    Raises:
-      UserError: `min_counts` is invalid.
     """
     check_min_counts(min_counts, len(counts.keys))
     keep = [

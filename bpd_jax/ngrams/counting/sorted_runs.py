@@ -75,10 +75,6 @@ class RunFolder:
           folder: the folder.
           words: W of the windows.
           settings: settings of the count, as JSON.
-
-        Raises:
-          UserError: the folder has other contents, belongs to another count, or is
-            damaged.
         """
         self.folder = as_path(folder)
         self.complete = False
@@ -104,10 +100,6 @@ class RunFolder:
           parts: sorted distinct windows; all windows of a part are greater than those
             of the previous part.
           sequences: number of sequences of the source in the run.
-
-        Raises:
-          UserError: the run cannot be written; earlier runs are kept. If there are
-            none, the folder is removed.
         """
         name = f"run_{len(self._runs):05d}"
         windows = 0

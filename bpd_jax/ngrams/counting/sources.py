@@ -44,11 +44,7 @@ class TokenSource(abc.ABC):
     """
 
     def __init__(self, name: str, vocab_size: int, end_of_text: int | None) -> None:
-        """Sets the attributes.
-
-        Raises:
-          UserError: V is too large.
-        """
+        """Sets the attributes."""
         trie.check_vocab_size(vocab_size, name)
         self.name = name
         self.vocab_size = vocab_size
@@ -56,11 +52,7 @@ class TokenSource(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
-        """Yields batches of the sequences after the first `skip`.
-
-        Raises:
-          UserError: the input cannot be read or is invalid.
-        """
+        """Yields batches of the sequences after the first `skip`."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -70,9 +62,6 @@ class TokenSource(abc.ABC):
         """Splits the source into sources that can be read on different machines.
 
         They can be pickled.
-
-        Raises:
-          UserError: the source cannot be split.
         """
         raise UserError(
             f"{self.name} can only be read sequentially and cannot be split: use text "
@@ -112,9 +101,6 @@ def open_source(
       max_bytes: bytes of text of a task or of text files, both splits together.
       vocab_size: V of tokens; None for the highest id plus 1.
       end_of_text: for tokens: the token that separates sequences.
-
-    Raises:
-      UserError: there is no such source, or the arguments are invalid.
     """
     if sum(1 for value in (task, text, tokens, generations) if value) != 1:
         raise UserError("give exactly one of task, text, tokens and generations.")
@@ -168,11 +154,7 @@ class TokenFiles(TokenSource):
     def open(
         cls, pattern: str, vocab_size: int | None, end_of_text: int | None
     ) -> "TokenFiles":
-        """Finds the files, and the highest id if V is not given.
-
-        Raises:
-          UserError: there is no file, or a file is invalid.
-        """
+        """Finds the files, and the highest id if V is not given."""
         pattern = os.path.expanduser(pattern)
         if vocab_size is not None and vocab_size < 1:
             raise UserError(f"vocab_size is {vocab_size}: it must be 1 or more.")
@@ -222,9 +204,6 @@ class GeneratedTexts(TokenSource):
           folder: the folder.
           split: the split.
           answers_only: whether to leave the prompts out.
-
-        Raises:
-          UserError: there is no such split, or the folder is missing or damaged.
         """
         self._texts = generations.open_generations(folder)
         self._task = text_task.TextTask(
@@ -261,11 +240,7 @@ class TextSource(TokenSource):
     """Documents of a corpus, read and tokenized on all cores."""
 
     def __init__(self, task: TextTask, split: str) -> None:
-        """Opens a split of a corpus.
-
-        Raises:
-          UserError: there is no such split, corpus or vocabulary.
-        """
+        """Opens a split of a corpus."""
         task.check_split(split)
         encoder = task_tokenizer(task)
         name = task.text_files or task.corpus

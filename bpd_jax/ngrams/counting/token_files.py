@@ -34,9 +34,6 @@ def read_batches(
       end_of_text: the token that separates the documents of a `.npy` file; empty
         documents are skipped. If None, the array is one document.
       label: label of the progress bar; None for no bar.
-
-    Raises:
-      UserError: the file cannot be read, or does not hold token ids.
     """
     path = as_path(path)
     if _is_array(path):
@@ -45,11 +42,7 @@ def read_batches(
 
 
 def highest_id(path: str | os.PathLike[str]) -> int:
-    """Returns the highest id of a file; -1 if there is none.
-
-    Raises:
-      UserError: see `read_batches`.
-    """
+    """Returns the highest id of a file; -1 if there is none."""
     path = as_path(path)
     label = "highest id"
     if _is_array(path):

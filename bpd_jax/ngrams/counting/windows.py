@@ -76,11 +76,7 @@ MAX_ORDER = 64
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The packing of a window of `order` symbols into a row of words.
-
-    Raises:
-      UserError: the order is out of range.
-    """
+    """The packing of a window of `order` symbols into a row of words."""
 
     order: int
     vocab_size: int
@@ -145,9 +141,6 @@ def add_boundaries(
       end_of_text: the token that separates documents, or None.
       first: number of the first sequence, for error messages.
       name: name of the source in error messages, or None.
-
-    Raises:
-      UserError: a token is outside the vocabulary.
     """
     if end_of_text is not None and not 0 <= end_of_text < vocab_size:
         raise UserError(

@@ -49,10 +49,6 @@ def write_arpa(
       model: the model.
       path: the file.
       symbols: names of the V tokens, see `formats.symbols`; None writes ids.
-
-    Raises:
-      UserError: the symbols do not match the vocabulary, the file cannot be written, or
-        a logarithm of the model is NaN.
     """
     path = as_path(path)
     if symbols is None:
@@ -196,10 +192,6 @@ def read_arpa(
       vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
       symbols: names of the tokens 0 ... V-1; by default tokens are decimal ids.
       end_of_text: see `NGramModel`.
-
-    Raises:
-      UserError: the file is missing, truncated, inconsistent, or contains invalid
-        numbers or tokens.
     """
     if symbols is not None:
         vocab_size = len(symbols)

@@ -38,9 +38,6 @@ def write_fst(
       model: the model.
       path: the file.
       symbols: strings of the V tokens, written as the symbol tables of the file.
-
-    Raises:
-      UserError: the symbols are invalid, or the file cannot be written.
     """
     if symbols is not None:
         check_symbols(model.vocab_size, symbols)
@@ -68,9 +65,6 @@ def automaton_of(
       continuous: whether the automaton is for incomplete text, as in decoding, rather
         than for complete sentences: every state is final without cost, and `</s>` is an
         arc to the start state with the model's `end_of_text` token (if any) as label.
-
-    Raises:
-      UserError: a weight is NaN or out of the range of float32.
     """
     table = StateTable(model)
     sources: list[np.ndarray] = []
@@ -114,11 +108,7 @@ def automaton_of(
 
 
 def _costs(logarithms: np.ndarray) -> np.ndarray:
-    """Returns float32 weights; costs above its range are infinite (impossible).
-
-    Raises:
-      UserError: a logarithm is NaN, or too high for float32.
-    """
+    """Returns float32 weights; costs above its range are infinite (impossible)."""
     with np.errstate(over="ignore"):
         costs = -logarithms.astype(np.float32)
     if np.isnan(costs).any() or np.isneginf(costs).any():

@@ -60,21 +60,13 @@ def model_from_fst(
       symbols: strings of the tokens 0 ... V-1, which are looked up in the automaton's
         symbol table; by default the label of a token is its id plus 1.
       end_of_text: see `NGramModel`.
-
-    Raises:
-      UserError: pynini is not installed; the file is missing, truncated or of another
-        format; or the automaton is not an n-gram model.
     """
     automaton = read_automaton(as_path(path))
     return FstReader(automaton, str(path), vocab_size, symbols, end_of_text).model
 
 
 def read_automaton(path: pathlib.Path) -> Automaton:
-    """Reads an OpenFst file of any type with standard arcs.
-
-    Raises:
-      UserError: as `model_from_fst`.
-    """
+    """Reads an OpenFst file of any type with standard arcs."""
     data = b""
     try:
         # Only the beginning of another file, which may be large, is read. A pipe can be

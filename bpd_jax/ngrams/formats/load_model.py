@@ -23,9 +23,6 @@ def load_model(
       vocab_size: for a file: V; None for the highest id plus 1.
       end_of_text: for a file; see `NGramModel`.
       symbols: for a file: names of the tokens; None for token ids.
-
-    Raises:
-      UserError: the path does not exist, or is not a valid model.
     """
     path = as_path(path)
     if path.is_dir():

@@ -25,11 +25,7 @@ _BLANK = "\u2581"  # SentencePiece's symbol for a blank.
 
 
 def check_symbols(vocab_size: int, symbols: Sequence[str]) -> None:
-    """Checks that a table names all tokens.
-
-    Raises:
-      UserError: a name is missing, empty, duplicate, reserved or contains a blank.
-    """
+    """Checks that a table names all tokens."""
     if len(symbols) != vocab_size:
         raise UserError(
             f"the symbol table has {len(symbols)} entries for {vocab_size} tokens."
@@ -82,9 +78,6 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
 
     Its lines may be in any order. As in Kaldi's words.txt, `<s>` and `</s>` may be
     among the names; they are boundaries in ARPA files nevertheless.
-
-    Raises:
-      UserError: the file is missing or is not a symbol table.
     """
     path = as_path(path)
     try:

@@ -47,11 +47,7 @@ class DeviceTable:
 
     @classmethod
     def from_model(cls, model: NGramModel) -> "DeviceTable":
-        """Returns the table of a model, as numpy arrays.
-
-        Raises:
-          UserError: an order has 2^31 n-grams or more.
-        """
+        """Returns the table of a model, as numpy arrays."""
         if max(model.sizes) >= 2**31 - 1:
             raise UserError(
                 f"the n-gram model has {max(model.sizes):,} n-grams of one order, but "

@@ -31,9 +31,6 @@ class PathSearch:
 
         Args:
           model: the model, to which `with_finite_scores` is applied.
-
-        Raises:
-          UserError: numba is not installed.
         """
         try:
             from bpd_jax.ngrams.search import host_kernels, table_kernels
@@ -103,9 +100,6 @@ class PathSearch:
         Returns:
           For the paths, best first, the index of the candidate at every position,
           `[n, J]` int32, and Σ head score + α · log P, `[n]` float64.
-
-        Raises:
-          UserError: a token is outside the vocabulary.
         """
         model = self._model
         alphas = np.zeros(len(tokens)) + alpha

@@ -116,11 +116,7 @@ class HeadsTrainConfig(Validated):
     seed: Natural = 0
 
     def for_model(self, trunk: TransformerConfig) -> "HeadsTrainConfig":
-        """Returns the settings with the layers that a block drafter reads by default.
-
-        Raises:
-          UserError: the drafter does not fit the model.
-        """
+        """The settings with the layers that a block drafter reads by default."""
         if not isinstance(self.heads, BlockDrafterConfig):
             return self
         layers = self.heads.resolve(trunk).feature_layers
