@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bpd_jax.evaluation.efficiency import headroom_taken
-from bpd_jax.evaluation.entropy import Fit, fit_line
-from bpd_jax.evaluation.significance import efficiency_test, holm
+from bpd_jax.evaluation.statistics import Fit, efficiency_test, fit_line, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import Numbers, StudyRun
 from bpd_jax.studies.study_config import BPD

@@ -8,8 +8,7 @@ import numpy as np
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
-from bpd_jax.evaluation.draft_statistics import repeats
-from bpd_jax.evaluation.oracle_grid import oracle_calls
+from bpd_jax.evaluation.draft_statistics import oracle_calls, repeats
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (

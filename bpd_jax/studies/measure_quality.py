@@ -1,7 +1,7 @@
 """Scores decoded texts against their references."""
 
-from bpd_jax.evaluation.metrics.lambada import passage_scores, split_last_word
-from bpd_jax.evaluation.metrics.task_metrics import metric_of
+from bpd_jax.evaluation.lambada import passage_scores, split_last_word
+from bpd_jax.evaluation.metrics import metric_of
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import QualityRecord
 from bpd_jax.studies.tasks import LAMBADA, plain_text

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
-from bpd_jax.evaluation.metrics.task_metrics import metric_of
+from bpd_jax.evaluation.metrics import metric_of
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
 from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import latency_records

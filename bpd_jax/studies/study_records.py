@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bpd_jax.evaluation.metrics.task_metrics import PERPLEXITIES
+from bpd_jax.evaluation.metrics import PERPLEXITIES
 
 TUNE, REPORT = PARTS = ("tune", "report")
 

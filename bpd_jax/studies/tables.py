@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
-from bpd_jax.evaluation.entropy import Fit
-from bpd_jax.evaluation.significance import FEWEST, exceeds
+from bpd_jax.evaluation.statistics import FEWEST, Fit, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Table
 from bpd_jax.reporting.formatting import number
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bpd_jax.evaluation.entropy import Fit, fit_line, h_max
+from bpd_jax.evaluation.statistics import Fit, fit_line, h_max
 from bpd_jax.reporting.exhibits import (
     LINES,
     POINTS,

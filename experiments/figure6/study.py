@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 
-from bpd_jax.evaluation.entropy import fit_line
+from bpd_jax.evaluation.statistics import fit_line
 from bpd_jax.reporting.exhibits import LINES, Cell, Chart, Column, Table, line_of
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ORACLE, Study

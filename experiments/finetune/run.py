@@ -39,8 +39,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
-from bpd_jax.evaluation.metrics.estimates import estimate
-from bpd_jax.evaluation.metrics.task_metrics import SCORE_LABELS, metric_of
+from bpd_jax.evaluation.metrics import SCORE_LABELS, estimate, metric_of
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from bpd_jax.evaluation.efficiency import bootstrap
-from bpd_jax.evaluation.significance import FEWEST, exceeds
+from bpd_jax.evaluation.statistics import FEWEST, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study

@@ -4,13 +4,13 @@ import functools
 import math
 from collections.abc import Iterable
 
-from bpd_jax.evaluation.metrics.estimates import estimate
-from bpd_jax.evaluation.metrics.task_metrics import (
+from bpd_jax.evaluation.metrics import (
     PERPLEXITIES,
     SCORE_LABELS,
+    estimate,
     headline_of,
 )
-from bpd_jax.evaluation.significance import combined_verdict
+from bpd_jax.evaluation.statistics import combined_verdict
 from bpd_jax.reporting.exhibits import Cell, Column, Table
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, QUALITY, Study

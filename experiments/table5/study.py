@@ -6,10 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bpd_jax.evaluation.efficiency import difference_interval
-from bpd_jax.evaluation.entropy import Fit, fit_line
-from bpd_jax.evaluation.significance import (
+from bpd_jax.evaluation.statistics import (
     FEWEST,
+    Fit,
     combined_verdict,
+    fit_line,
     holm,
     sign_flip_test,
 )

@@ -4,8 +4,7 @@ import re
 from typing import NamedTuple
 
 from bpd_jax.evaluation.efficiency import best_alpha
-from bpd_jax.evaluation.entropy import fit_line
-from bpd_jax.evaluation.significance import efficiency_test, holm
+from bpd_jax.evaluation.statistics import efficiency_test, fit_line, holm
 from bpd_jax.reporting.exhibits import (
     LINES,
     Cell,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.searches.static import BLOCK
-from bpd_jax.evaluation.significance import FEWEST, combined_verdict
+from bpd_jax.evaluation.statistics import FEWEST, combined_verdict
 from bpd_jax.reporting.exhibits import (
     BARS,
     Cell,

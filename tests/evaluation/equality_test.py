@@ -73,11 +73,6 @@ def test_text_that_stops_early_is_not_a_near_tie(make_generation):
         )
 
 
-def test_equal_outputs_have_no_differences(make_generation):
-    texts = [make_generation([5, 6]), make_generation([])]
-    assert differences(FlatModel(0.0), texts, texts) == []
-
-
 def test_divergence_summarises_differences():
     text_differences = [
         Difference(0, 11, 0.25, False),

@@ -8,7 +8,6 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.lm_eval_model import HarnessModel, decode_options
 
@@ -118,18 +117,6 @@ def test_pairs_are_split_between_context_and_continuation(harness, without_bos):
         assert model.encode_pair("4", "")[1] == 0
 
 
-def test_token_across_the_boundary_is_scored(without_bos):
-    tokenizer = without_bos.lm.loaded.tokenizer
-    merged = next(
-        text
-        for text in map(tokenizer.piece, range(tokenizer.vocab_size - 1, 0, -1))
-        if text.isalpha() and len(tokenizer.encode(text)) == 1 and len(text) > 1
-    )
-    ids, count = without_bos.encode_pair(merged[:-1], merged[-1])
-    assert count == 1
-    assert ids.tolist() == [tokenizer.end_of_text, *tokenizer.encode(merged)]
-
-
 def test_answers_are_cached_unless_sampled(harness):
     cached = {}
 
@@ -205,11 +192,6 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
 def test_invalid_arguments_are_refused_on_construction(trained, arguments, message):
     with pytest.raises(UserError, match=message):
         HarnessModel(**{"model": str(trained / "run"), **arguments})
-
-
-@pytest.mark.parametrize("folder, method", [("run", "bpd"), ("plain", "prompt_lookup")])
-def test_default_method_depends_on_the_model(trained, folder, method):
-    assert HarnessModel(model=str(trained / folder)).method == parse_method(method)
 
 
 def test_arguments_may_be_strings(trained):

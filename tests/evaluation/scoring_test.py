@@ -107,14 +107,6 @@ def test_shared_inputs_are_processed_once(model, monkeypatch):
     assert len(processed) == 1
 
 
-def test_empty_continuation_has_probability_1(model):
-    assert (
-        scores(model, [(np.array([4]), 0), (np.array([4, 5]), 0)])
-        == [Score(0.0, True)] * 2
-    )
-    assert scores(model, []) == []
-
-
 def test_long_text_is_scored_in_windows(model):
     text = np.random.default_rng(2).integers(0, VOCAB, 11)
     parts = [expected(model, text[0:5], 4), expected(model, text[4:9], 4)]

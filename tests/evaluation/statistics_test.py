@@ -1,0 +1,95 @@
+"""Fitted lines, enumerated and sampled p-values, computed by hand."""
+
+import numpy as np
+import pytest
+
+from bpd_jax.evaluation.statistics import (
+    FEWEST,
+    efficiency_test,
+    fit_line,
+    h_max,
+    holm,
+    sign_flip_test,
+)
+
+
+def test_three_examples_have_eight_sign_patterns():
+    """Sums of ±1 ±2 ±3 are at least 6 away from 0 twice, at least 4 away four times."""
+    assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert sign_flip_test(np.array([-1.0, 2.0, 3.0])) == 4 / 8
+
+
+def test_sampled_p_values_are_near_the_exact_ones_and_never_0():
+    differences = np.random.default_rng(0).normal(0.3, 1, 14)
+    # The exact value, from all sign patterns.
+    signs = 1 - 2 * (np.arange(2**14)[:, None] >> np.arange(14) & 1)
+    exact = (abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
+    assert sign_flip_test(differences) == pytest.approx(exact, abs=0.01)
+    assert sign_flip_test(np.ones(40)) == 1 / 10_000
+
+
+def test_efficiency_of_two_examples():
+    """Texts of 12 and 6 tokens in 4 and 3 calls, against 6 and 6.
+
+    Differences in 18 / calls: as it is 18/7 - 18/12; both swapped its reverse; one
+    swapped 18/9 - 18/10 and 18/10 - 18/9. Two of four are as large.
+    """
+    tokens = np.array([12, 6])
+    p_value = efficiency_test(tokens, np.array([4, 3]), tokens, np.array([6, 6]))
+    assert p_value == 2 / 4
+
+
+def test_fewer_examples_are_never_significant():
+    """All pointing one way: 2 / 2⁵ = 0.0625 and 2 / 2⁶ = 0.03125."""
+    assert sign_flip_test(np.ones(FEWEST - 1)) == 2 / 2**5 > 0.05
+    assert sign_flip_test(np.ones(FEWEST)) == 2 / 2**6 < 0.05
+
+
+def test_holm_correction_is_at_most_1():
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    "entropies, expected",
+    [
+        ([2.0, 1.0, 3.0], 1),
+        ([1.0, 2.0, 3.0], 3),
+        ([4.0, 4.0], 2),
+        ([4.0], 1),
+    ],
+)
+def test_h_max_is_the_last_head_before_the_first_decrease(entropies, expected):
+    assert h_max(entropies) == expected
+
+
+def test_fit_of_four_points():
+    """Means 2.5 and 3; Sxy = 6, Sxx = 5, Syy = 8; ranks of y 0, 1.5, 1.5, 3."""
+    fit = fit_line([1, 2, 3, 4], [1, 3, 3, 5])
+    assert fit.slope == pytest.approx(6 / 5)
+    assert fit.intercept == pytest.approx(3 - 6 / 5 * 2.5)
+    assert fit.correlation == pytest.approx(6 / (5 * 8) ** 0.5)
+    # Ranks of x are 0 … 3: Sxy = 4.5, Sxx = 5, Syy = 4.5.
+    assert fit.rank_correlation == pytest.approx(4.5 / (5 * 4.5) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    "x, y", [([], []), ([1, 2], [1, 2]), ([2, 2, 2], [1, 2, 3]), ([1, 2, 3], [5] * 3)]
+)
+def test_undefined_correlations_are_none(x, y):
+    assert fit_line(x, y) is None
+
+
+def test_permutation_test_distinguishes_trend_from_chance():
+    """Of 6 points, 2 of 720 orders are as strictly monotonic as 1 … 6; of 3, 2 of 6."""
+    rising = fit_line(range(6), [1, 2, 4, 8, 16, 32])
+    assert rising.p_value == pytest.approx(2 / 720, abs=0.003)
+    assert rising.grows() is True
+    assert rising.falls() is False
+    # The rank correlation depends only on the order.
+    few = fit_line([1, 2, 3], [9, 5, -1000])
+    assert few.rank_correlation == pytest.approx(-1)
+    assert -1 < few.correlation < -0.8
+    assert few.p_value == pytest.approx(1 / 3, abs=0.03)
+    assert few.grows() is None
+    assert few.falls() is None
