@@ -8,11 +8,10 @@ From text or tokens: counts, Katz estimate, pruning.
     python -m bpd_jax.build_ngram --generations=runs/smollm2/texts \\
         --heldout_split=validation --output=runs/smollm2/ngram
 
-From counts of `bpd_jax.count_ngrams`, or from models, to prune, convert or interpolate:
+From counts of `bpd_jax.count_ngrams`, or from a model, to prune or convert it:
 
     python -m bpd_jax.build_ngram --counts=books_counts --theta=1e-8 --output=books
     python -m bpd_jax.build_ngram --model=other.arpa.gz --output=other
-    python -m bpd_jax.build_ngram --model=in_domain,general --weight=0.7 --output=mixed
 """
 
 from bpd_jax.base import cli

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import (
     BYTES,
-    TEXT,
     Check,
     Count,
     Natural,
@@ -35,9 +34,6 @@ _LIMIT = Check(
     optional=True,
 )
 
-# Values of `symbols` other than the path of a table.
-IDS, STRINGS = "ids", "strings"
-
 # Settings that apply to some sources only.
 _ONLY_WITH = {
     "split": SPLIT_SOURCES,
@@ -50,8 +46,6 @@ _ONLY_WITH = {
     "min_counts": _COUNTED,
     "memory": _COUNTED,
     "bins": _COUNTED,
-    "weight": ("model",),
-    "model_symbols": ("model",),
 }
 
 
@@ -131,11 +125,8 @@ class BuildSettings(CountSettings):
 
     Attributes:
       counts: folder of counts that `count_ngrams` wrote.
-      model: one model to prune or convert, or two to interpolate, separated by a comma:
-        folders, ARPA or .fst files (which pynini reads).
-      weight: weight of the first of two models.
-      model_symbols: symbol table of model files with strings; by default they contain
-        token ids.
+      model: a model to prune or convert: a folder, or an ARPA or .fst file of token ids
+        (which pynini reads).
       max_ngrams: prune to at most this many n-grams of all orders.
       theta: prune n-grams whose removal raises the perplexity by this factor or less,
         such as 1e-8.
@@ -147,8 +138,6 @@ class BuildSettings(CountSettings):
       heldout_tokens: glob of files of token ids to measure perplexity on.
       unseen_log_prob: natural logarithm of the probability of unseen tokens, such as
         -1000; by default they have no unigram.
-      symbols: names of tokens in the written files: ids; strings, those of the
-        vocabulary; or the path of a symbol table.
       compact: store the model in a fifth of the size, or less, with logarithms in half
         precision.
     """
@@ -156,9 +145,7 @@ class BuildSettings(CountSettings):
     sources = ("task", "text", "tokens", "generations", "counts", "model")
 
     counts: str | None = None
-    model: Annotated[tuple[str, ...], each(TEXT, repeated=False)] = ()
-    weight: Annotated[float, number(above=0, below=1)] | None = None
-    model_symbols: str | None = None
+    model: str | None = None
     max_ngrams: Count | None = None
     theta: NonNegative | None = None
     max_per_order: Annotated[tuple[int | None, ...], each(_LIMIT)] | None = None
@@ -167,7 +154,6 @@ class BuildSettings(CountSettings):
     heldout_text: str | None = None
     heldout_tokens: str | None = None
     unseen_log_prob: Annotated[float, number(most=HIGHEST_UNSEEN)] | None = None
-    symbols: str = IDS
     compact: bool = False
 
     def check_together(self) -> None:
@@ -181,13 +167,6 @@ class BuildSettings(CountSettings):
                 f"--vocabulary={self.vocabulary} is trained on the text, so that "
                 "--heldout_text would have another vocabulary: give --heldout_split, "
                 "or one tokenizer.json for both."
-            )
-        if self.model and (len(self.model) > 2 or not all(self.model)):
-            raise UserError("--model takes one model, or two separated by a comma.")
-        if (len(self.model) == 2) != (self.weight is not None):
-            raise UserError(
-                "--weight is the weight of the first of two models: give --model=A,B "
-                "and --weight=0.7, or one model and no weight."
             )
 
     @property

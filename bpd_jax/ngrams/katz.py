@@ -14,8 +14,11 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import log_backoffs
-from bpd_jax.ngrams.counting.counts import NGramCounts
-from bpd_jax.ngrams.counting.order_counts import round_counts, rounded_counts_table
+from bpd_jax.ngrams.counting.counts import (
+    NGramCounts,
+    round_counts,
+    rounded_counts_table,
+)
 from bpd_jax.ngrams.model import NGramModel
 
 DEFAULT_BINS = 5
@@ -48,10 +51,10 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
     """
     if not 1 <= bins <= MOST_BINS:
         raise UserError(f"bins is {bins}: it must be from 1 to {MOST_BINS:,}.")
-    from bpd_jax.ngrams import katz_kernels
+    from bpd_jax.ngrams import trie_kernels
 
     n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1
-    katz_kernels.count_counts(counts, n)
+    trie_kernels.count_counts(counts, n)
     factors = np.full(bins + 2, 1 - _SMALLEST_DISCOUNT)
     nonzero = np.flatnonzero(n)
     if not nonzero.size:
@@ -110,7 +113,7 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
       bins: highest count that is discounted by Good-Turing.
       events: number of symbols that can follow a history.
     """
-    from bpd_jax.ngrams import katz_kernels
+    from bpd_jax.ngrams import trie_kernels
 
     numbers, width = counts.counts[order - 1], counts.width
     offsets = trie.child_offsets(counts.keys, order - 1, width)
@@ -129,7 +132,7 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     probs[high] = round_counts(numbers[high])
     discounts = good_turing_discounts(numbers, bins)
     arguments = (numbers, offsets, followed, discounts, table, probs)
-    trie.in_threads(offsets, katz_kernels.fill_probs, *arguments)
+    trie.in_threads(offsets, trie_kernels.fill_probs, *arguments)
 
     complete = np.flatnonzero(children == events)
     if complete.size:

@@ -32,7 +32,7 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
     `ngramshrink`). The n-grams above a threshold are then closed under prefixes and
     suffixes.
     """
-    from bpd_jax.ngrams import prune_kernels
+    from bpd_jax.ngrams import trie_kernels
 
     keys, width = model.keys, model.width
     links = trie.suffix_links(keys, width)
@@ -54,7 +54,7 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
         cost = np.empty(keys[order].size)
         trie.in_threads(
             offsets,
-            prune_kernels.fill_relative_entropies,
+            trie_kernels.fill_relative_entropies,
             offsets,
             links[order],
             left_over_masses(offsets, probs[order], probs[order - 1], links[order]),
@@ -68,7 +68,7 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
         if order + 1 < model.order:
             history_probs = np.repeat(history_probs, np.diff(offsets)) * probs[order]
     for order in range(model.order - 1, 1, -1):
-        prune_kernels.raise_costs(
+        trie_kernels.raise_costs(
             child_offsets[order - 1], links[order], costs[order - 1], costs[order - 2]
         )
     return costs

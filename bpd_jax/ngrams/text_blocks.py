@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import math
 import pathlib
 import zlib
 from collections.abc import Generator
@@ -16,9 +15,6 @@ from bpd_jax.storage.paths import local_copy
 _BLOCK = 1 << 24  # bytes
 # Maximum bytes of a line: a complete corpus may be one line of token ids.
 _MAX_LINE = 1 << 28
-# A gzip file of n bytes has at most this number of distinct lines per byte, plus a
-# constant: each takes about a byte, a back-reference and a literal.
-_LINES_PER_BYTE, _FREE_LINES = 2, 1 << 20
 
 
 class TextBlocks:
@@ -36,7 +32,7 @@ class TextBlocks:
         self.at = 0
         self.number = 0
         self._bytes = b""
-        self._pieces = line_blocks(path, None, distinct=True)
+        self._pieces = line_blocks(path, None)
 
     def close(self) -> None:
         """Closes the file."""
@@ -63,9 +59,7 @@ class TextBlocks:
         return True
 
 
-def line_blocks(
-    path: pathlib.Path, label: str | None, *, distinct: bool = False
-) -> Generator[bytes, None, None]:
+def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None, None]:
     """Yields blocks of complete lines of a plain or gzip file.
 
     Gzip is recognised by its content. A newline is added to the last line if it lacks
@@ -74,8 +68,6 @@ def line_blocks(
     Args:
       path: the file.
       label: name of a progress bar, or None for no bar.
-      distinct: whether all lines must differ, which limits the number of lines of a
-        gzip file; for callers that keep all lines in memory.
     """
     lines = 0
     unfinished: list[bytes] = []  # Parts of a line that ends in a later block.
@@ -84,9 +76,6 @@ def line_blocks(
             raw = stack.enter_context(open(local_copy(path), "rb"))
             compressed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=raw) if compressed else raw
-            max_lines = math.inf
-            if distinct and compressed:
-                max_lines = _FREE_LINES + _LINES_PER_BYTE * path.stat().st_size
             bar = stack.enter_context(
                 progress.bar(
                     label=label or "",
@@ -102,12 +91,6 @@ def line_blocks(
                 if end:
                     block = b"".join([*unfinished, data[:end]])
                     lines += block.count(b"\n")
-                    if lines > max_lines:
-                        raise UserError(
-                            f"{path} contains repeated lines: it decompresses to more "
-                            f"than {max_lines:,} lines, which cannot all differ in a "
-                            "gzip file of this size."
-                        )
                     yield block
                     unfinished = []
                 unfinished.append(data[end:])

@@ -1,8 +1,10 @@
-"""Compiled loops over the arrays of `bpd_jax.ngrams.trie`.
+"""Compiled loops over the arrays of `trie`: links, sums, Katz estimates, pruning.
 
 Loops with `begin` and `end` process the extensions of the parents `begin ... end - 1`
 only, so that threads can divide the work.
 """
+
+import math
 
 import numba
 import numpy as np
@@ -15,6 +17,7 @@ INTS_OUT = types.int64[::1]
 FLOATS_OUT = types.float64[::1]
 # The keys of one order, and the `child_offsets` of the order below.
 LEVEL = types.UniTuple(INTS, 2)
+FLOAT_PAIR = types.UniTuple(FLOATS, 2)
 RANGE = (types.int64, types.int64)
 
 # Maximum ratio of the lengths of two sorted ranges that are merged by galloping search
@@ -137,3 +140,116 @@ def fill_child_sums(
             lower_total += lower_values[links[child]]
         sums[parent] = total
         lower_sums[parent] = lower_total
+
+
+@numba.njit(types.void(INTS, INTS_OUT), cache=True, nogil=True)
+def count_counts(counts: np.ndarray, numbers: np.ndarray) -> None:
+    """Writes how many counts are 0, 1, 2, ... and below `numbers.size`."""
+    numbers[:] = 0
+    for count in counts:
+        if 0 <= count < numbers.size:
+            numbers[count] += 1
+
+
+@numba.njit(
+    types.void(INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS_OUT, *RANGE),
+    cache=True,
+    nogil=True,
+)
+def fill_probs(
+    counts: np.ndarray,
+    offsets: np.ndarray,
+    followed: np.ndarray,
+    factors: np.ndarray,
+    table: np.ndarray,
+    probs: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Writes the discounted relative frequencies of the n-grams of some histories.
+
+    Args:
+      counts: `[n]`, counts of the n-grams.
+      offsets: `[histories + 1]`, start of each history's n-grams.
+      followed: `[histories]`, number of times that any symbol followed.
+      factors: discount factor of each count; the last one is that of higher counts.
+      table: rounded values of small counts (`counts.round_counts`); those of
+        larger counts are in `probs`.
+      probs: `[n]`, the result.
+      begin: the first history.
+      end: the history after the last one.
+    """
+    highest = factors.size - 1
+    for history in range(begin, end):
+        total = followed[history]
+        for index in range(offsets[history], offsets[history + 1]):
+            count = counts[index]
+            stored = table[count] if 0 <= count < table.size else probs[index]
+            probs[index] = stored * factors[max(0, min(count, highest))] / total
+
+
+@numba.njit(
+    types.void(
+        INTS, INTS, FLOAT_PAIR, FLOAT_PAIR, FLOAT_PAIR, FLOATS, FLOATS_OUT, *RANGE
+    ),
+    cache=True,
+    nogil=True,
+)
+def fill_relative_entropies(
+    offsets: np.ndarray,
+    links: np.ndarray,
+    masses: tuple[np.ndarray, np.ndarray],
+    level: tuple[np.ndarray, np.ndarray],
+    lower: tuple[np.ndarray, np.ndarray],
+    history_probs: np.ndarray,
+    costs: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """Writes D of every extension of the histories `begin ... end - 1`.
+
+    Probabilities may be 0. An n-gram or history of probability 0 adds nothing to D; if
+    only the suffix of an n-gram has probability 0, D is infinite.
+
+    Args:
+      offsets: the `trie.child_offsets` of the histories, `[h + 1]`.
+      links: index of each n-gram's suffix in the order below, `[n]`.
+      masses: the results of `backoff.left_over_masses`, `[h]` each.
+      level: probabilities and log-probabilities of the n-grams, `[n]`.
+      lower: the same of the order below.
+      history_probs: P(h), `[h]`.
+      costs: the result, `[n]`.
+      begin: the first history.
+      end: the history after the last one.
+    """
+    probs, log_probs = level
+    lower_probs, lower_log_probs = lower
+    for history in range(begin, end):
+        mass, lower_mass = masses[0][history], masses[1][history]
+        log_alpha = math.log(mass / lower_mass)
+        for ngram in range(offsets[history], offsets[history + 1]):
+            prob, suffix = probs[ngram], links[ngram]
+            new = math.log((mass + prob) / (lower_mass + lower_probs[suffix]))
+            change = mass * (new - log_alpha)
+            if prob > 0:
+                change += prob * (lower_log_probs[suffix] + new - log_probs[ngram])
+            costs[ngram] = 0.0
+            if history_probs[history] > 0:
+                costs[ngram] = -history_probs[history] * change
+
+
+@numba.njit(types.void(INTS, INTS, FLOATS, FLOATS_OUT), cache=True, nogil=True)
+def raise_costs(
+    offsets: np.ndarray,
+    links: np.ndarray,
+    costs: np.ndarray,
+    shorter: np.ndarray,
+) -> None:
+    """Raises the costs `shorter` of prefixes and suffixes to those of the n-grams."""
+    for prefix in range(offsets.size - 1):
+        for ngram in range(offsets[prefix], offsets[prefix + 1]):
+            cost, suffix = costs[ngram], links[ngram]
+            if cost > shorter[prefix]:
+                shorter[prefix] = cost
+            if cost > shorter[suffix]:
+                shorter[suffix] = cost

@@ -1,6 +1,5 @@
 """Tests of `bpd_jax.ngrams.build_model`."""
 
-import gzip
 import pathlib
 
 import numpy as np
@@ -12,18 +11,13 @@ from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.ngrams.build_model import (
     ARPA_FILE,
     FST_FILE,
-    SYMBOLS_FILE,
     BuildSettings,
     build,
 )
 from bpd_jax.ngrams.counting import bounded_memory, sources
-from bpd_jax.ngrams.formats import fst_files
-from bpd_jax.ngrams.formats.arpa import read_arpa
-from bpd_jax.ngrams.formats.load_model import load_model
-from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
-from bpd_jax.ngrams.interpolate import interpolate
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
+from bpd_jax.ngrams.formats.openfst import automaton_of, encode
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same, same_folders
 
 IDS = {"vocab_size": 10, "end_of_text": 9}
@@ -50,7 +44,7 @@ def test_all_three_formats_contain_the_same_model(tmp_path, tokens):
     assert sum(report.pruned) <= 60 < sum(report.kept) < sum(report.counted)
     assert model.end_of_text == 9
     assert_same(read_arpa(output / ARPA_FILE, **IDS), model, **ROUNDED)
-    assert (output / FST_FILE).read_bytes() == fst_files.fst_bytes(model)
+    assert (output / FST_FILE).read_bytes() == encode(automaton_of(model))
     assert {path.name for path in report.written} >= {ARPA_FILE, FST_FILE}
     assert all(path.stat().st_size == size for path, size in report.written.items())
     lines = pathlib.Path(tokens).read_text().splitlines()
@@ -118,46 +112,18 @@ def test_text_larger_than_memory_gives_the_same_model(tmp_path, tokens):
     assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
 
 
-def test_models_are_converted_pruned_and_interpolated(tmp_path, tokens):
-    first, second = tmp_path / "one", tmp_path / "two"
-    make(first, tokens=tokens, order=3, **IDS)
-    make(second, tokens=tokens, order=2, max_ngrams=30, **IDS)
-    original = NGramModel.load(first)
+def test_models_are_converted_and_pruned(tmp_path, tokens):
+    folder = tmp_path / "one"
+    make(folder, tokens=tokens, order=3, **IDS)
+    original = NGramModel.load(folder)
     for name in ("", ARPA_FILE, FST_FILE):
-        make(tmp_path / "x", model=(str(first / name),), **(IDS if name else {}))
+        make(tmp_path / "x", model=str(folder / name), **(IDS if name else {}))
         model = NGramModel.load(tmp_path / "x")
         assert_same(model, original, **ROUNDED)
         assert model.end_of_text == 9
-    models = (str(first), str(second))
-    report = make(tmp_path / "mixed", model=models, weight=0.7, max_ngrams=80)
-    assert sum(report.pruned) <= 80 < sum(report.counted)
-    expected = prune(interpolate(original, NGramModel.load(second), 0.7), 80)
-    assert_same(NGramModel.load(tmp_path / "mixed"), expected)
     # A model may be replaced by its pruned version.
-    make(first, model=(str(first),), max_per_order=(20, 10))
-    assert NGramModel.load(first).sizes[1] <= 20
-
-
-def test_tokens_are_written_as_strings(tmp_path, tokens):
-    names = [*"abcdefgh", "é", "<|endoftext|>"]
-    table, output = tmp_path / "names.txt", tmp_path / "model"
-    write_symbols(names, table)
-    make(output, tokens=tokens, order=2, symbols=str(table), **IDS)
-    assert read_symbols(output / SYMBOLS_FILE) == names
-    model = NGramModel.load(output)
-    for path in (output / ARPA_FILE, output / FST_FILE):
-        assert_same(load_model(path, symbols=names, end_of_text=9), model, **ROUNDED)
-    text = gzip.decompress((output / ARPA_FILE).read_bytes()).decode()
-    assert "\té\t" in text
-    # Reads strings with the symbol table and writes ids.
-    make(
-        tmp_path / "plain",
-        model=(str(output / ARPA_FILE),),
-        model_symbols=str(output / SYMBOLS_FILE),
-        end_of_text=9,
-    )
-    assert_same(NGramModel.load(tmp_path / "plain"), model, **ROUNDED)
-    assert not (tmp_path / "plain" / SYMBOLS_FILE).exists()
+    make(folder, model=str(folder), max_per_order=(20, 10))
+    assert NGramModel.load(folder).sizes[1] <= 20
 
 
 @pytest.fixture
@@ -173,12 +139,6 @@ def no_counting(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"symbols": "nofile"}, "cannot read nofile"),
-        ({"symbols": "{}/table"}, "table has 1 entries for 10 tokens"),
-        (
-            {"symbols": "strings", "vocabulary": "{}/names.json"},
-            "names.json has 257 entries for 10 tokens",
-        ),
         ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
         ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
         ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
@@ -188,8 +148,6 @@ def no_counting(monkeypatch):
 def test_invalid_settings_are_refused_before_counting(
     tmp_path, tokens, no_counting, arguments, message
 ):
-    train_bpe(["some text"], 257).save(tmp_path / "names.json")
-    write_symbols(["a"], tmp_path / "table")
     (tmp_path / "b").write_text("0 395\n")
     (tmp_path / "empty").write_text("\n")
     arguments = {
@@ -234,30 +192,15 @@ def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     output = tmp_path / "x"
     for name in ("vocab_size", "end_of_text"):
         with pytest.raises(UserError, match=f"--{name} applies to ARPA and"):
-            make(output, model=(model,), **{name: 20})
+            make(output, model=model, **{name: 20})
         with pytest.raises(UserError, match=f"--{name} applies to --tokens and --mod"):
             make(output, counts=counts, **{name: 20})
     with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
         make(output, counts=counts, order=6)
-    for source in ({"model": (model,)}, {"counts": counts}):
+    for source in ({"model": model}, {"counts": counts}):
         with pytest.raises(UserError, match="--max_per_order has 3 numbers"):
             make(output, max_per_order=(9, 9, 9), **source)
     assert not output.exists()
-
-
-def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path):
-    for number in range(60):
-        text = f"{number}: the cat sat on the mat.\n" * 5
-        (tmp_path / f"{number}.txt").write_text(text)
-    output = tmp_path / "model"
-    text = {"text": str(tmp_path / "*.txt"), "vocabulary": "bpe:260"}
-    make(output, order=2, symbols="strings", **text)
-    names = read_symbols(output / SYMBOLS_FILE)
-    assert len(names) == 260
-    assert "\u2581" in names
-    model = NGramModel.load(output)
-    path, end = output / ARPA_FILE, model.end_of_text
-    assert_same(load_model(path, symbols=names, end_of_text=end), model, **ROUNDED)
 
 
 def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
@@ -287,7 +230,7 @@ def test_failed_build_keeps_the_existing_model(tmp_path, tokens, monkeypatch):
     [
         ({}, "--tokens, --generations, --counts and --model: found none"),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
-        ({"model": ("a",), "counts": "x"}, "found --counts and --model"),
+        ({"model": "a", "counts": "x"}, "found --counts and --model"),
         ({"tokens": "x", "order": 65}, "--order must be"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
         ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split applies"),
@@ -299,14 +242,8 @@ def test_failed_build_keeps_the_existing_model(tmp_path, tokens, monkeypatch):
         ),
         ({"text": "x", "vocab_size": 5}, "--vocab_size applies to --tokens"),
         ({"task": "x", "end_of_text": 5}, "--end_of_text applies to --tokens"),
-        ({"tokens": "x", "weight": 0.5}, "--weight applies to --model only"),
-        ({"model": ("a", "b")}, "--weight is the weight"),
-        ({"model": ("a",), "weight": 0.5}, "--weight is the weight"),
-        ({"model": ("a", "b", "c"), "weight": 0.5}, "--model takes one"),
-        ({"model": ("a", ""), "weight": 0.5}, "--model takes one"),
-        ({"model": ("a", "b"), "weight": 1.5}, "--weight must be"),
-        ({"model": ("a",), "order": 3}, "--order applies to --task, --text, --gen"),
-        ({"model": ("a",), "bins": 6}, "--bins applies to --task, --text"),
+        ({"model": "a", "order": 3}, "--order applies to --task, --text, --gen"),
+        ({"model": "a", "bins": 6}, "--bins applies to --task, --text"),
         (
             {"counts": "x", "split": "train"},
             "--split applies to --task, --text and --generations only",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
-from bpd_jax.ngrams.formats.arpa import read_arpa
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import as_text, assert_same, ngram_set

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.formats import fst_files
 from bpd_jax.ngrams.formats.arpa import write_arpa
-from bpd_jax.ngrams.formats.fst_reader import model_from_fst
+from bpd_jax.ngrams.formats.openfst import write_fst
+from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
 
@@ -42,7 +42,7 @@ def scorer(request, model, tmp_path):
     if request.param == "gzip":
         path = tmp_path / "model.arpa.gz"
     if request.param == "through OpenFst":
-        fst_files.write_fst(model, tmp_path / "model.fst")
+        write_fst(model, tmp_path / "model.fst")
         model = model_from_fst(tmp_path / "model.fst", vocab_size=TOKENS)
     write_arpa(model, path)
     return kenlm.Model(str(path))

@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
-from bpd_jax.ngrams.formats.fst_reader import model_from_fst
+from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.storage import files, temporaries
 

@@ -2,7 +2,7 @@
 
 This is the paper's engine (section 7.2). Back-off is an epsilon arc, which any path may
 take, so that scores are upper bounds of the exact ones (see
-`bpd_jax.ngrams.formats.fst_files`). Decoding remains lossless due to verification.
+`bpd_jax.ngrams.formats.openfst`). Decoding remains lossless due to verification.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,14 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.host import HostEngine
-from bpd_jax.ngrams.formats import fst_format
-from bpd_jax.ngrams.formats.fst_files import automaton_of
+from bpd_jax.ngrams.formats.openfst import (
+    Automaton,
+    StateTable,
+    automaton_of,
+    encode,
+)
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.finite_scores import with_finite_scores
-from bpd_jax.ngrams.states import StateTable
 
 if TYPE_CHECKING:
     import pynini
@@ -53,7 +56,7 @@ class FstEngine(HostEngine):
         model = with_finite_scores(model)
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
-        self._ngram = pynini.Fst.read_from_string(fst_format.encode(automaton))
+        self._ngram = pynini.Fst.read_from_string(encode(automaton))
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
         """Returns an engine with another weight that shares the automaton.
@@ -142,13 +145,13 @@ def _strings(fst: "pynini.Fst") -> list[_Path]:
     return sorted(paths, key=lambda path: (-path.score, path.tokens))
 
 
-def _sausage(tokens: np.ndarray, costs: np.ndarray) -> fst_format.Automaton:
+def _sausage(tokens: np.ndarray, costs: np.ndarray) -> Automaton:
     """The acceptor of all paths of a lattice `[J, W]`: one state per position."""
     arcs = [_sorted_arcs(*column) for column in zip(tokens, costs, strict=True)]
     counts = np.array([labels.size for labels, _ in arcs] + [0])
     finals = np.full(len(arcs) + 1, np.inf, np.float32)
     finals[-1] = 0
-    return fst_format.Automaton(
+    return Automaton(
         start=0,
         finals=finals,
         arc_counts=counts,
@@ -168,7 +171,7 @@ def _sorted_arcs(
     return labels[np.isfinite(costs)], costs[np.isfinite(costs)]
 
 
-def _fst(automaton: fst_format.Automaton) -> "pynini.Fst":
+def _fst(automaton: Automaton) -> "pynini.Fst":
     import pynini
 
-    return pynini.Fst.read_from_string(fst_format.encode(automaton))
+    return pynini.Fst.read_from_string(encode(automaton))

@@ -7,13 +7,8 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.counting import order_counts, sorted_runs, windows
-from bpd_jax.ngrams.counting.counts import (
-    NGramCounts,
-    check_min_counts,
-    from_levels,
-    with_min_counts,
-)
+from bpd_jax.ngrams.counting import sorted_runs, windows
+from bpd_jax.ngrams.counting.counts import NGramCounts, assemble, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path, work_place
@@ -68,46 +63,14 @@ def count(
     sorted_windows = _sorted_windows(source, packing, memory, run_folder)
     result_folder = work_folder if len(run_folder) else None
     try:
-        return assemble(sorted_windows, packing, source, min_counts, result_folder)
+        return assemble(
+            sorted_windows, packing, source.end_of_text, min_counts, result_folder
+        )
     except OSError as error:
         raise UserError(
             f"cannot write the counts to {work_folder}: {error.strerror or error}; "
             "the runs counted so far are kept."
         ) from error
-
-
-def assemble(
-    sorted_windows: windows.SortedWindows,
-    packing: windows.Packing,
-    source: TokenSource,
-    min_counts: Sequence[int] | None,
-    folder: str | os.PathLike[str] | None,
-) -> NGramCounts:
-    """Computes counts from sorted windows, in memory or mapped from `folder`.
-
-    If a minimum count is smaller than that of a lower order, the smaller one is applied
-    first, so that the result temporarily needs more memory.
-
-    Args:
-      sorted_windows: all windows of a source.
-      packing: packing of the windows.
-      source: the source.
-      min_counts: per order; None for 1 everywhere.
-      folder: see `order_counts.assemble`.
-
-    Raises:
-      OSError: the folder cannot be written.
-    """
-    least = None
-    if min_counts is not None:
-        # An n-gram below this minimum is too rare in its own order, and so is every
-        # longer n-gram that contains it. These numbers do not decrease.
-        least = [min(min_counts[n : packing.order]) for n in range(packing.order)]
-    result = order_counts.assemble(sorted_windows, packing, least, folder)
-    counts = from_levels(result, source.vocab_size, source.end_of_text)
-    if min_counts is not None and least != list(min_counts[: packing.order]):
-        counts = with_min_counts(counts, min_counts)
-    return counts
 
 
 def _sorted_windows(

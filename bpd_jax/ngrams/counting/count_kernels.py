@@ -1,4 +1,4 @@
-"""Compiled inner loops of counting; see `windows` and `order_counts`."""
+"""Compiled inner loops of counting; see `windows` and `counts`."""
 
 import math
 from typing import Any
@@ -155,19 +155,10 @@ def merge(
 
 @numba.njit(cache=True, nogil=True)
 def _rounded(count: int, table: np.ndarray) -> float:
-    """`order_counts.round_counts` of one count; `table` has those of small counts."""
+    """`counts.round_counts` of one count; `table` has those of small counts."""
     if count < table.size:
         return table[count]
     return math.exp(np.float64(np.float32(math.log(count))))
-
-
-@numba.njit(cache=True, nogil=True)
-def sum_rounded(
-    parents: np.ndarray, counts: np.ndarray, table: np.ndarray, sums: np.ndarray
-) -> None:
-    """Adds counts, rounded by `order_counts.round_counts`, to their parents' sums."""
-    for index in range(parents.size):
-        sums[parents[index]] += _rounded(counts[index], table)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -4,7 +4,7 @@
       -> sorted distinct windows, part by part      windows.sorted_parts
       -> GroupByKey                                 the key is the part
       -> one sorted file per part                   windows.merged
-    parts, in order -> counts of every order        order_counts.assemble, locally
+    parts, in order -> counts of every order        counts.assemble, locally
 
 The counts are those of `bounded_memory.count`. The parts are ranges of windows of about
 equal size, which are estimated from a sample of the text. The last step is one pass
@@ -24,7 +24,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
-from bpd_jax.ngrams.counting.counts import NGramCounts, check_min_counts
+from bpd_jax.ngrams.counting.counts import NGramCounts, assemble, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders, temporaries
 from bpd_jax.storage.paths import as_path, work_place
@@ -93,8 +93,8 @@ def count_with_beam(
             temporaries.part(work_place(output), folder=True)
         )
         sorted_windows = read_parts(folder, packing)
-        counts = bounded_memory.assemble(
-            sorted_windows, packing, source, min_counts, result_folder
+        counts = assemble(
+            sorted_windows, packing, source.end_of_text, min_counts, result_folder
         )
         counts.save(output)
     return NGramCounts.load(output, verify=False)

@@ -4,8 +4,7 @@ The text is counted in parts that fit; the sorted distinct windows of a part and
 counts form a run. Runs are merged by ranges of windows, so that the memory does not
 depend on their number or length.
 
-manifest.json        settings; windows, sequences and checksums of each run; a checksum
-                     of all this
+manifest.json        settings; numbers of windows and sequences of each run
 run_00000.windows    rows of uint64
 run_00000.counts     uint32
 
@@ -15,10 +14,7 @@ a killed count resumes after the last complete run.
 
 import bisect
 import contextlib
-import json
 import os
-import re
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,18 +30,17 @@ from bpd_jax.storage.paths import as_path
 KIND = Artifact(
     "runs of a count",
     "manifest.json",
-    # The columns are those of `order_counts.assemble`.
+    # The columns are those of `counts.assemble`.
     ("run_*.windows", "run_*.counts", "keys_*.bin", "counts_*.bin", "followed_*.bin"),
     "bpd_jax n-gram runs",
     remedy="if the folder contains nothing else, remove it to count from the beginning",
-    version=2,
+    version=3,
 )
 # The counts of a run have 32 bits, so a run has at most this number of windows.
 MOST_WINDOWS = 2**32 - 1
 # Copies of the windows in memory during a merge: those of all runs, and the result.
 _COPIES = 4
 _SAMPLES = 64  # per range of windows
-_BLOCK = 1 << 20
 
 
 class _Run(NamedTuple):
@@ -54,7 +49,6 @@ class _Run(NamedTuple):
     name: str
     windows: int
     sequences: int
-    crc32: tuple[int, int]  # of the windows and of the counts
 
 
 class RunFolder:
@@ -101,9 +95,8 @@ class RunFolder:
             of the previous part.
           sequences: number of sequences of the source in the run.
         """
-        name = f"run_{len(self._runs):05d}"
+        name = _name(len(self._runs))
         windows = 0
-        checksums = (0, 0)
         try:
             if not self._runs:
                 self._write([], complete=False)
@@ -114,12 +107,10 @@ class RunFolder:
                 open(counts_path, "wb") as counts_file,
             ):
                 for rows, counts in parts:
-                    short = counts.astype(np.uint32)
                     rows_file.write(rows.data)
-                    counts_file.write(short.data)
-                    checksums = _checksums(rows, short, checksums)
+                    counts_file.write(counts.astype(np.uint32).data)
                     windows += len(rows)
-            run = _Run(name, windows, sequences, checksums)
+            run = _Run(name, windows, sequences)
             self._write([*self._runs, run], complete=False)
         except UserError as error:
             if not self._runs:
@@ -170,41 +161,35 @@ class RunFolder:
         return SortedWindows(total, limits.size + 1, parts)
 
     def _map(self, run: _Run) -> tuple[np.ndarray, np.ndarray]:
+        """The windows and counts of a run, whose sizes are those of the manifest."""
         path = self.folder / f"{run.name}.windows"
         shape = (run.windows, self._words)
         with KIND.reading(path):
-            rows = np.memmap(path, np.uint64, "r", 0, shape)
+            rows = np.memmap(path, np.uint64, "r")
             counts = np.memmap(path.with_suffix(".counts"), np.uint32, "r")
             if counts.size != run.windows:
                 raise ValueError("there is another number of counts")
-        return np.asarray(rows), np.asarray(counts)
-
-    def _verify(self, run: _Run) -> None:
-        """Raises a `UserError` if the checksums of a run have changed."""
-        rows, counts = self._map(run)
-        checksums = (0, 0)
-        for begin in range(0, run.windows, _BLOCK):
-            block = slice(begin, begin + _BLOCK)
-            checksums = _checksums(rows[block], counts[block], checksums)
-        if checksums != run.crc32:
-            raise KIND.damaged(self.folder / run.name, "its checksum is wrong")
+            return np.asarray(rows).reshape(shape), np.asarray(counts)
 
     def _write(self, runs: Iterable[_Run], *, complete: bool) -> None:
-        content = {
-            "magic": KIND.text,
-            "settings": self._settings,
-            "runs": [run._asdict() for run in runs],
-            "complete": complete,
-        }
-        checksum = {"crc32": _content_checksum(content)}
-        KIND.write_header(self.folder, content | checksum)
+        KIND.write_header(
+            self.folder,
+            {
+                "magic": KIND.text,
+                "settings": self._settings,
+                "runs": [run._asdict() for run in runs],
+                "complete": complete,
+            },
+        )
 
     def _read(self) -> None:
         manifest = KIND.read_header(self.folder, {"settings": dict, "runs": list})
         with KIND.reading(self.folder / KIND.marker):
-            if manifest.get("crc32") != _content_checksum(manifest):
-                raise ValueError("its checksum is wrong")
-            runs = [_run(**run) for run in manifest["runs"]]
+            runs = [_Run(**run) for run in manifest["runs"]]
+            for number, run in enumerate(runs):
+                sizes = (run.windows, run.sequences)
+                if run.name != _name(number) or any(type(n) is not int for n in sizes):
+                    raise ValueError(f"run {number} is not one of a count")
         for name, value in self._settings.items():
             stored = manifest["settings"].get(name)
             if stored != value:
@@ -214,33 +199,9 @@ class RunFolder:
                     "resume it, or remove the folder."
                 )
         for run in runs:
-            self._verify(run)
+            self._map(run)
         self._runs, self.complete = runs, manifest.get("complete") is True
 
 
-def _run(name: str, windows: int, sequences: int, crc32: Iterable[int]) -> _Run:
-    """Checks an entry of a manifest, whose values may have any type and size.
-
-    Raises:
-      TypeError, ValueError: a value is not one that `RunFolder` writes.
-    """
-    first, second = crc32
-    if any(type(value) is not int for value in (windows, sequences, first, second)):
-        raise TypeError("a number of a run is not an integer")
-    if not re.fullmatch(r"run_\d+", name):
-        raise ValueError("a run has another name")
-    if not 1 <= windows <= MOST_WINDOWS or not 1 <= sequences < 2**63:
-        raise ValueError("a number of a run is out of range")
-    return _Run(name, windows, sequences, (first, second))
-
-
-def _content_checksum(content: Mapping[str, Any]) -> int:
-    """The checksum of the fields of a manifest on which the counts depend."""
-    fields = [content.get(name) for name in ("settings", "runs", "complete")]
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-
-
-def _checksums(
-    rows: np.ndarray, counts: np.ndarray, before: tuple[int, int]
-) -> tuple[int, int]:
-    return zlib.crc32(rows.data, before[0]), zlib.crc32(counts.data, before[1])
+def _name(number: int) -> str:
+    return f"run_{number:05d}"

@@ -2,7 +2,7 @@
 
 A window of N symbols begins at each position of a text. The count of an n-gram is the
 number of windows that begin with it, so the sorted distinct windows and their counts
-determine the n-grams of orders 1 ... N (see `order_counts`).
+determine the n-grams of orders 1 ... N (see `counts`).
 
 A window is a row of W words of 64 bits, where W is usually 1. Its digits in base V + 3
 are symbol + 1, and 0 after the end of the sequence, so that rows sort like n-grams: a

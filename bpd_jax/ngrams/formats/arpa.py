@@ -6,25 +6,21 @@
     \\1-grams:
     -0.30103    a    -0.17609
 
-Logarithms are to base 10 and printed to seven digits. A symbol is `<s>`, `</s>`, or a
-token: its decimal id, or its name if a symbol table is given. `<s>` is never predicted:
-its log-probability is written as -99.
+Logarithms are to base 10 and printed to seven digits. A symbol is `<s>`, `</s>`, or the
+decimal id of a token. `<s>` is never predicted: its log-probability is written as -99.
 """
 
-import contextlib
 import functools
 import gzip
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, trie
-from bpd_jax.ngrams.formats.arpa_reader import ArpaReader
-from bpd_jax.ngrams.formats.symbols import BOUNDARIES, check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
@@ -36,26 +32,12 @@ _SMALLEST = 1e-12  # Smaller absolute values are written as 0.
 _COMPRESSION_LEVEL = 6
 
 
-def write_arpa(
-    model: NGramModel,
-    path: str | os.PathLike[str],
-    symbols: Sequence[str] | None = None,
-) -> None:
+def write_arpa(model: NGramModel, path: str | os.PathLike[str]) -> None:
     """Writes a model; a path that ends in `.gz` is compressed.
 
     Equal models give equal bytes.
-
-    Args:
-      model: the model.
-      path: the file.
-      symbols: names of the V tokens, see `formats.symbols`; None writes ids.
     """
-    path = as_path(path)
-    if symbols is None:
-        symbols = [str(token) for token in range(model.vocab_size)]
-    else:
-        check_symbols(model.vocab_size, symbols)
-    writer = _Writer(model, symbols, compressed=path.suffix == ".gz")
+    writer = _Writer(model, compressed=as_path(path).suffix == ".gz")
     with files.replacing_file(path) as temporary, open(temporary, "wb") as target:
         for block in writer.blocks():
             target.write(block)
@@ -71,12 +53,10 @@ class _Writer:
     decompress to one text.
     """
 
-    def __init__(
-        self, model: NGramModel, symbols: Sequence[str], *, compressed: bool
-    ) -> None:
+    def __init__(self, model: NGramModel, *, compressed: bool) -> None:
         self._model = model
         self._compressed = compressed
-        names = [name.encode() for name in (*symbols, *BOUNDARIES)]
+        names = [b"%d" % token for token in range(model.vocab_size)] + [b"</s>", b"<s>"]
         begins = np.cumsum([0, *map(len, names)])
         self._names = np.frombuffer(b"".join(names), np.uint8), begins
         self._longest = max(map(len, names))
@@ -165,36 +145,3 @@ def format_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.zeros(values.size, np.int64)
     lengths[present] = np.diff(np.flatnonzero(ends), prepend=-1) - 1
     return letters[~ends], np.concatenate([[0], np.cumsum(lengths)])
-
-
-def read_arpa(
-    path: str | os.PathLike[str],
-    *,
-    vocab_size: int | None = None,
-    symbols: Sequence[str] | None = None,
-    end_of_text: int | None = None,
-) -> NGramModel:
-    """Reads a model; error messages contain the line number.
-
-    Files of other programs are interpreted as follows.
-
-    - A missing back-off weight is 1. A weight of `-inf` becomes `backoff.NEVER`.
-    - A log-probability of `-inf` is probability 0; -99 has no special meaning. The
-      log-probability of `<s>` is ignored.
-    - N-grams with `<unk>` (or `<UNK>`) are dropped, unless `symbols` has this name. All
-      others keep their scores: the probability of `<unk>` is lost, so that the model
-      sums to less than one (see `NGramModel.validate`).
-    - If the suffix of an n-gram was pruned (SRILM), it is added with the probability
-      that the model backs off to, which changes no score.
-
-    Args:
-      path: an ARPA file; gzip is recognised by its content.
-      vocab_size: V; by default the length of `symbols`, or else the highest id plus 1.
-      symbols: names of the tokens 0 ... V-1; by default tokens are decimal ids.
-      end_of_text: see `NGramModel`.
-    """
-    if symbols is not None:
-        vocab_size = len(symbols)
-    reader = ArpaReader(as_path(path), vocab_size, symbols)
-    with contextlib.closing(reader):
-        return reader.read(end_of_text)

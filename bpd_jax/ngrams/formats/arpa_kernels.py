@@ -1,7 +1,5 @@
 """Compiled loops that join and parse the lines of ARPA files."""
 
-from typing import Any
-
 import numba
 import numpy as np
 from numba import types
@@ -12,7 +10,6 @@ _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.uint8[::1]
 # The concatenated bytes of all names, and the offset of each.
 _NAMES = types.Tuple((_BYTES, INTS))
-_TABLE = types.Array(types.int32, 1, "C", readonly=True)
 
 # Integers of 15 digits and powers of ten up to 10^22 are exact in float64.
 _MAX_DIGITS, _MAX_POWER = 15, 22
@@ -24,6 +21,11 @@ _PLUS, _MINUS, _POINT = 43, 45, 46
 # Signed: combined with signed numbers, an unsigned one would become a float.
 _ZERO = np.int64(48)
 _EXPONENT = (69, 101)  # E, e
+_OPEN, _CLOSE, _SLASH, _S = 60, 62, 47, 115
+
+# Results for what is not a token id.
+EOS, BOS, OTHER = -1, -2, -4
+_ID_DIGITS = 9  # Longer ids may exceed int32.
 
 
 @numba.njit(
@@ -79,48 +81,24 @@ def join_lines(
 
 
 @numba.njit(types.int64(_BYTES, types.int64, types.int64), cache=True, nogil=True)
-def _hash(text: np.ndarray, begin: int, end: int) -> Any:
-    value = np.uint64(14695981039346656037)  # FNV-1a
+def _parse_symbol(text: np.ndarray, begin: int, end: int) -> int:
+    """Parses a token id, `</s>` or `<s>`."""
+    length = end - begin
+    if text[begin] == _OPEN and text[end - 1] == _CLOSE:
+        if length == 3 and text[begin + 1] == _S:
+            return BOS
+        if length == 4 and text[begin + 1] == _SLASH and text[begin + 2] == _S:
+            return EOS
+        return OTHER
+    if length > _ID_DIGITS:
+        return OTHER
+    value = 0
     for at in range(begin, end):
-        value = (value ^ np.uint64(text[at])) * np.uint64(1099511628211)
-    return np.int64(value >> np.uint64(1))
-
-
-@numba.njit(
-    types.int64(_BYTES, types.int64, types.int64, _NAMES, _TABLE),
-    cache=True,
-    nogil=True,
-)
-def _look_up(
-    text: np.ndarray,
-    begin: int,
-    end: int,
-    names: tuple[np.ndarray, np.ndarray],
-    table: np.ndarray,
-) -> int:
-    """Returns the slot of a name in the table, or the empty slot for it."""
-    letters, begins = names
-    slot = _hash(text, begin, end) % table.size
-    while table[slot] >= 0:
-        first = begins[table[slot]]
-        if begins[table[slot] + 1] - first == end - begin:
-            same = True
-            for index in range(end - begin):
-                if letters[first + index] != text[begin + index]:
-                    same = False
-                    break
-            if same:
-                return slot
-        slot = (slot + 1) % table.size
-    return slot
-
-
-@numba.njit(types.void(_NAMES, types.int32[::1]), cache=True, nogil=True)
-def fill_table(names: tuple[np.ndarray, np.ndarray], table: np.ndarray) -> None:
-    """Inserts all names into a hash table of -1, which must have an empty slot left."""
-    letters, begins = names
-    for name in range(begins.size - 1):
-        table[_look_up(letters, begins[name], begins[name + 1], names, table)] = name
+        digit = text[at] - _ZERO
+        if not 0 <= digit <= 9:
+            return OTHER
+        value = value * 10 + digit
+    return value
 
 
 @numba.njit(
@@ -186,8 +164,6 @@ def parse_number(text: np.ndarray, begin: int, end: int) -> tuple[bool, float]:
         _BYTES,
         types.int64,
         types.boolean,
-        _NAMES,
-        _TABLE,
         types.int32[:, ::1],
         FLOATS_OUT,
         FLOATS_OUT,
@@ -200,8 +176,6 @@ def parse_ngrams(
     text: np.ndarray,
     at: int,
     may_have_weight: bool,
-    names: tuple[np.ndarray, np.ndarray],
-    table: np.ndarray,
     rows: np.ndarray,
     scores: np.ndarray,
     weights: np.ndarray,
@@ -213,9 +187,8 @@ def parse_ngrams(
       text: lines of a file.
       at: index where the next line begins.
       may_have_weight: whether a back-off weight other than 0 may follow.
-      names: the names of the unigrams.
-      table: their hash table, see `fill_table`.
-      rows: the result, indices of names, `[n, order]`; at most n lines are parsed.
+      rows: the result, token ids, `EOS` or `BOS`, `[n, order]`; at most n lines are
+        parsed.
       scores: the result, log-probabilities to base 10, `[n]`.
       weights: the result, logarithms of back-off weights, by default 0, `[n]`.
       lines: the result, index of each n-gram's line among the parsed lines, `[n]`.
@@ -256,13 +229,11 @@ def parse_ngrams(
             # At the highest order, only the weight 0 is valid.
             if not parsed or score > 0 or (weight != 0 and not may_have_weight):
                 return at, count, num_lines
-            for symbol in range(order):
-                slot = _look_up(
-                    text, begins[symbol + 1], ends[symbol + 1], names, table
-                )
-                if table[slot] < 0:
+            for index in range(order):
+                symbol = _parse_symbol(text, begins[index + 1], ends[index + 1])
+                if symbol == OTHER:
                     return at, count, num_lines
-                rows[count, symbol] = table[slot]
+                rows[count, index] = symbol
             scores[count] = score
             weights[count] = weight
             lines[count] = num_lines

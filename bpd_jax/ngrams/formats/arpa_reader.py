@@ -1,10 +1,12 @@
-"""Parses the text of an ARPA file into a model; see `formats.arpa`."""
+"""Reads ARPA files of token ids into models; see `formats.arpa`."""
 
+import contextlib
 import math
+import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,26 +17,19 @@ from bpd_jax.ngrams.backoff import NEVER
 from bpd_jax.ngrams.counting.token_files import parse_id
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.text_blocks import TextBlocks
+from bpd_jax.storage.paths import as_path
 
 _LOG10 = math.log(10)
 
-# Placeholders until V is known.
+# Stand for other symbols until V is known; those of `arpa_kernels`.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
-_BOUNDARIES = {"</s>": _EOS, "<s>": _BOS}
-_UNKNOWNS = {"<unk>": _UNKNOWN, "<UNK>": _UNKNOWN}
+_NAMES = {b"</s>": _EOS, b"<s>": _BOS, b"<unk>": _UNKNOWN, b"<UNK>": _UNKNOWN}
 
 # Only these separate fields; a name may contain any other character.
 _BLANKS = b" \t\r\n"
 _SEPARATOR = re.compile(rb"[ \t\r\n]+")
 
-# Number of n-grams parsed at once.
-_ROWS = 1 << 16
-
-_NOT_CLOSED = "the {} of this {}-gram is not one of the {}-grams"
-
-
-# One n-gram: its symbols, log-probability, back-off weight and line number.
-_Line = tuple[list[int], float, float, int]
+_ROWS = 1 << 16  # Number of n-grams parsed at once.
 
 
 class _Section(NamedTuple):
@@ -56,73 +51,116 @@ class _Section(NamedTuple):
         return _Section(*(array[indices] for array in self))
 
 
-def _concatenate(parts: Sequence[_Section]) -> _Section:
-    return _Section(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+def read_arpa(
+    path: str | os.PathLike[str],
+    *,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+) -> NGramModel:
+    """Reads a model; error messages contain the line number.
+
+    Files of other programs are interpreted as follows.
+
+    - A missing back-off weight is 1. A weight of `-inf` becomes `backoff.NEVER`.
+    - A log-probability of `-inf` is probability 0; -99 has no special meaning. The
+      log-probability of `<s>` is ignored.
+    - N-grams with `<unk>` (or `<UNK>`) are dropped. All others keep their scores: the
+      probability of `<unk>` is lost, so that the model sums to less than one (see
+      `NGramModel.validate`).
+    - If the suffix of an n-gram was pruned (SRILM), it is added with the probability
+      that the model backs off to, which changes no score.
+
+    Args:
+      path: an ARPA file of token ids; gzip is recognised by its content.
+      vocab_size: V; by default the highest id plus 1.
+      end_of_text: see `NGramModel`.
+    """
+    reader = _Reader(as_path(path), vocab_size)
+    with contextlib.closing(reader.text):
+        sections = reader.sections()
+    keys, sections = reader.closed(sections)
+    width = reader.width
+    log_probs: list[np.ndarray] = []
+    links = trie.suffix_links(keys, width)
+    for order, section in enumerate(sections):
+        added = np.flatnonzero(np.isnan(section.log_probs))
+        if added.size:
+            weights = sections[order - 1].log_backoffs[keys[order][added] // width]
+            section.log_probs[added] = weights + log_probs[-1][links[order][added]]
+        log_probs.append(section.log_probs)
+    log_probs[0][keys[0] == trie.bos_symbol(reader.vocab_size)] = -np.inf
+    return NGramModel(
+        vocab_size=reader.vocab_size,
+        keys=tuple(keys),
+        log_probs=tuple(log_probs),
+        log_backoffs=tuple(section.log_backoffs for section in sections[:-1]),
+        end_of_text=end_of_text,
+    )
 
 
-class ArpaReader:
+class _Reader:
     """Reads an ARPA file in one pass.
 
     A compiled loop parses lines of the usual form, 30 times as fast as Python. All
     other lines are parsed in Python, which also reports errors.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        vocab_size: int | None,
-        symbols: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, path: pathlib.Path, vocab_size: int | None) -> None:
+        self.text = TextBlocks(path)
+        self.vocab_size = vocab_size or 0  # 0 until the unigrams are read
         self._path = path
-        self._text = TextBlocks(path)
-        self._vocab_size = vocab_size
-        self._has_ids = symbols is None
-        ids = {name: token for token, name in enumerate(symbols or ())}
-        named = _UNKNOWNS | ids | _BOUNDARIES
-        self._symbols = {name.encode(): i for name, i in named.items()}
-        self._names: dict[bytes, int] = {}
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._text.close()
+    @property
+    def width(self) -> int:
+        """Number of symbols."""
+        return trie.symbol_width(self.vocab_size)
 
-    def read(self, end_of_text: int | None) -> NGramModel:
-        """Reads the file; see `read_arpa`."""
+    def _fail(self, reason: str, line: int | None = None) -> NoReturn:
+        raise UserError(f"{self._path}, line {line or self.text.number}: {reason}.")
+
+    def _fail_at(self, section: _Section, wrong: Any, reason: str) -> None:
+        """Fails at the first line of a section for which `wrong` holds, if any."""
+        if wrong.any():
+            self._fail(reason, int(section.lines[wrong].min()))
+
+    def _next_line(self) -> bytes:
+        """Returns the next line that is not blank."""
+        while (line := self.text.next_line()) is not None:
+            if line := line.strip(_BLANKS):
+                return line
+        raise UserError(
+            f"{self._path} is truncated: it ends after line {self.text.number} "
+            "without \\end\\."
+        )
+
+    def sections(self) -> list[_Section]:
+        """Reads the whole file: the n-grams of each order, without unknown words."""
         sizes = self._sizes()
         sections = []
         with progress.bar(
             label="read ARPA", total=sum(sizes), unit=" n-grams", unit_scale=True
         ) as bar:
             for order, size in enumerate(sizes, start=1):
-                section = self._section(order, size, len(sizes), bar)
-                in_vocabulary = (section.symbols != _UNKNOWN).all(axis=1)
-                sections.append(
-                    section if in_vocabulary.all() else section.select(in_vocabulary)
-                )
+                section = self._section(order, size, order < len(sizes))
+                bar.update(size)
+                known = (section.symbols != _UNKNOWN).all(axis=1)
+                section = section if known.all() else section.select(known)
+                if order == 1 and not self.vocab_size:
+                    self.vocab_size = max(section.symbols.max(initial=0), 0) + 1
+                trie.check_vocab_size(self.vocab_size, self._path)
+                self._replace_names(section)
+                sections.append(section)
         line = self._next_line()
         if line != b"\\end\\":
             self._fail(f"expected \\end\\, found {_quoted(line)}")
-        while self._text.next_line() is not None:
+        while self.text.next_line() is not None:
             pass  # The checksum of a gzip file is at its end.
-        return self._model(sections, end_of_text)
-
-    def _fail(self, reason: str, line: int | None = None) -> NoReturn:
-        raise UserError(f"{self._path}, line {line or self._text.number}: {reason}.")
-
-    def _next_line(self) -> bytes:
-        """Returns the next line that is not blank."""
-        while (line := self._text.next_line()) is not None:
-            if line := line.strip(_BLANKS):
-                return line
-        raise UserError(
-            f"{self._path} is truncated: it ends after line {self._text.number} "
-            "without \\end\\."
-        )
+        return sections
 
     def _sizes(self) -> list[int]:
         """Parses the header: the number of n-grams of each order."""
         while self._next_line() != b"\\data\\":
-            if self._text.number > 1000:
+            if self.text.number > 1000:
                 self._fail("this is not an ARPA file: there is no \\data\\ line")
         sizes: list[int] = []
         while (line := self._next_line()).startswith(b"ngram "):
@@ -137,17 +175,8 @@ class ArpaReader:
             self._fail(f"expected \\1-grams:, found {_quoted(line)}")
         return sizes
 
-    def _section(
-        self, order: int, size: int, highest: int, bar: "progress.tqdm"
-    ) -> _Section:
-        """Parses the n-grams of one order.
-
-        Args:
-          order: the order.
-          size: number of n-grams that the header announces.
-          highest: the highest order of the model.
-          bar: progress bar to advance.
-        """
+    def _section(self, order: int, size: int, may_have_weight: bool) -> _Section:
+        """Parses the n-grams of one order, of which the header announces `size`."""
         title = f"\\{order}-grams:".encode()
         if order > 1 and (line := self._next_line()) != title:
             self._fail(
@@ -156,48 +185,36 @@ class ArpaReader:
                 "missing"
             )
         # Arrays are allocated for existing lines, because the header may be wrong.
-        parts = [_as_section(order, [])]
-        if order == 1:
-            lines = [self._line(order, size, order < highest) for _ in range(size)]
-            self._index_names()
-            if self._vocab_size is None:
-                self._vocab_size = max(*self._names.values(), 0) + 1
-            trie.check_vocab_size(self._vocab_size, self._path)
-            bar.update(size)
-            return _as_section(order, lines)
-        count = 0
+        parts, count = [self._parse_block(order, 0, may_have_weight)], 0
         while count < size:
-            part = self._parse_block(order, size - count, order < highest)
+            part = self._parse_block(order, size - count, may_have_weight)
             if not part.lines.size:
-                part = _as_section(order, [self._line(order, size, order < highest)])
+                part = self._line(order, size, may_have_weight)
             parts.append(part)
             count += part.lines.size
-            bar.update(part.lines.size)
         return _concatenate(parts)
 
     def _parse_block(self, order: int, limit: int, may_have_weight: bool) -> _Section:
         """Parses up to `limit` n-grams, and stops at a line of unusual form."""
         from bpd_jax.ngrams.formats import arpa_kernels
 
-        text = self._text
+        text = self.text
         text.fill()
         limit = min(limit, _ROWS)
-        names = np.empty((limit, order), np.int32)
+        symbols = np.empty((limit, order), np.int32)
         log_probs, log_backoffs = np.empty((2, limit))
         lines = np.empty(limit, np.int64)
         text.at, count, num_lines = arpa_kernels.parse_ngrams(
             text.block,
             text.at,
             may_have_weight,
-            self._name_letters,
-            self._name_table,
-            names,
+            symbols,
             log_probs,
             log_backoffs,
             lines,
         )
         section = _Section(
-            self._name_symbols[names[:count]],
+            symbols[:count],
             log_probs[:count] * _LOG10,
             log_backoffs[:count] * _LOG10,
             lines[:count] + text.number + 1,
@@ -205,7 +222,7 @@ class ArpaReader:
         text.number += num_lines
         return section
 
-    def _line(self, order: int, size: int, may_have_weight: bool) -> _Line:
+    def _line(self, order: int, size: int, may_have_weight: bool) -> _Section:
         """Parses the next n-gram, in any valid form."""
         line = self._next_line()
         fields = _SEPARATOR.split(line)
@@ -216,22 +233,23 @@ class ArpaReader:
         has_weight = len(fields) == order + 2
         if len(fields) != order + 1 and not has_weight:
             self._fail(f"this is not a {order}-gram: {_quoted(line)}")
-        if has_weight and not may_have_weight and self._logarithm(fields[-1]) != 0:
-            self._fail(
-                f"the back-off weight {_quoted(fields[-1])} of a {order}-gram, the "
-                "highest order, is not 0"
-            )
-        symbols = [self._symbol(name) for name in fields[1 : order + 1]]
         log_prob = self._logarithm(fields[0])
         if log_prob > 0:
             self._fail(f"the log-probability {_quoted(fields[0])} is above 0")
         log_backoff = self._logarithm(fields[-1]) if has_weight else 0.0
-        if order == 1:
-            if fields[1] in self._names:
-                self._fail("this 1-gram is listed twice")
-            self._names[fields[1]] = symbols[0]
-        log_backoff = NEVER if math.isinf(log_backoff) else log_backoff
-        return symbols, log_prob, log_backoff, self._text.number
+        if log_backoff and not may_have_weight:
+            self._fail(
+                f"the back-off weight {_quoted(fields[-1])} of a {order}-gram, the "
+                "highest order, is not 0"
+            )
+        return _Section(
+            np.array(
+                [[self._symbol(name) for name in fields[1 : order + 1]]], np.int32
+            ),
+            np.array([log_prob]),
+            np.array([NEVER if math.isinf(log_backoff) else log_backoff]),
+            np.array([self.text.number]),
+        )
 
     def _logarithm(self, field: bytes) -> float:
         try:
@@ -243,70 +261,44 @@ class ArpaReader:
         return value * _LOG10
 
     def _symbol(self, field: bytes) -> int:
-        if field in self._symbols:
-            return self._symbols[field]
-        token = parse_id(field) if self._has_ids else -1
-        if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
-            self._fail(f"{_quoted(field)} is not a token of the vocabulary")
-        return token
+        symbol = _NAMES.get(field) or parse_id(field)
+        if symbol < 0 and field not in _NAMES:
+            self._fail(f"{_quoted(field)} is not a token id")
+        return symbol
 
-    def _index_names(self) -> None:
-        """Builds the hash table of the unigrams' names for the compiled loop."""
-        from bpd_jax.ngrams.formats import arpa_kernels
+    def _replace_names(self, section: _Section) -> None:
+        """Puts the symbols of `<s>` and `</s>`; checks those of the tokens."""
+        symbols, size = section.symbols, self.vocab_size
+        outside = (symbols >= size).any(axis=1)
+        self._fail_at(section, outside, f"a token is outside 0 ... {size - 1}")
+        ends, begins = symbols[:, :-1] == _EOS, symbols[:, 1:] == _BOS
+        misplaced = (ends | begins).any(axis=1)
+        reason = "<s> must be the first and </s> the last symbol"
+        self._fail_at(section, misplaced, reason)
+        symbols[symbols == _EOS] = trie.eos_symbol(size)
+        symbols[symbols == _BOS] = trie.bos_symbol(size)
 
-        names = list(self._names)
-        begins = np.cumsum([0, *map(len, names)])
-        self._name_letters = np.frombuffer(b"".join(names), np.uint8), begins
-        self._name_symbols = np.array(list(self._names.values()), np.int32)
-        self._name_table = np.full(2 * len(names) + 1, -1, np.int32)
-        arpa_kernels.fill_table(self._name_letters, self._name_table)
+    def closed(
+        self, sections: list[_Section]
+    ) -> tuple[list[np.ndarray], list[_Section]]:
+        """Returns the keys of all n-grams, and the sections sorted by them.
 
-    def _model(self, sections: list[_Section], end_of_text: int | None) -> NGramModel:
-        """Sorts the n-grams, adds missing suffixes and returns the model."""
-        assert self._vocab_size is not None
-        vocab_size = self._vocab_size
-        for section in sections:
-            symbols = section.symbols
-            misplaced = (symbols[:, :-1] == _EOS).any(axis=1)
-            misplaced |= (symbols[:, 1:] == _BOS).any(axis=1)
-            if misplaced.any():
-                line = int(section.lines[misplaced].min())
-                self._fail("<s> must be the first and </s> the last symbol", line)
-            symbols[symbols == _EOS] = trie.eos_symbol(vocab_size)
-            symbols[symbols == _BOS] = trie.bos_symbol(vocab_size)
-        width = trie.symbol_width(vocab_size)
+        Suffixes that the file lacks are added.
+        """
         while True:
-            keys, sections = self._sorted(sections, width)
-            links = trie.suffix_links(keys, width)
-            missing = [np.flatnonzero(link < 0) for link in links]
-            if not any(indices.size for indices in missing):
-                break
-            if missing[1].size:
-                line = int(sections[1].lines[missing[1]].min())
-                self._fail(_NOT_CLOSED.format("suffix", 2, 1), line)
+            keys, sections = self._sorted(sections)
+            missing = [link < 0 for link in trie.suffix_links(keys, self.width)]
+            if not any(absent.any() for absent in missing):
+                return keys, sections
+            reason = "the suffix of this 2-gram is missing"
+            self._fail_at(sections[1], missing[1], reason)
             for order in range(2, len(keys)):
                 suffixes = _suffixes(sections[order].select(missing[order]))
                 sections[order - 1] = _concatenate([sections[order - 1], suffixes])
-        log_probs: list[np.ndarray] = []
-        for order, section in enumerate(sections):
-            added = np.flatnonzero(np.isnan(section.log_probs))
-            if added.size:
-                weights = sections[order - 1].log_backoffs[keys[order][added] // width]
-                section.log_probs[added] = weights + log_probs[-1][links[order][added]]
-            log_probs.append(section.log_probs)
-        log_probs[0][keys[0] == trie.bos_symbol(vocab_size)] = -np.inf
-        return NGramModel(
-            vocab_size=vocab_size,
-            keys=tuple(keys),
-            log_probs=tuple(log_probs),
-            log_backoffs=tuple(section.log_backoffs for section in sections[:-1]),
-            end_of_text=end_of_text,
-        )
 
     def _sorted(
-        self, sections: list[_Section], width: int
+        self, sections: list[_Section]
     ) -> tuple[list[np.ndarray], list[_Section]]:
-        """Returns the keys of all n-grams, and the sections sorted by them."""
         keys: list[np.ndarray] = []
         offsets: list[np.ndarray] = []
         result: list[_Section] = []
@@ -317,21 +309,19 @@ class ArpaReader:
             prefix = np.zeros(len(symbols), np.int64)
             for level in range(order - 1):
                 prefix = trie.find(
-                    keys[level], prefix, symbols[:, level], width, offsets[level]
+                    keys[level], prefix, symbols[:, level], self.width, offsets[level]
                 )
-            missing = np.flatnonzero(prefix < 0)
-            if missing.size:
-                line = int(section.lines[missing].min())
-                self._fail(_NOT_CLOSED.format("prefix", order, order - 1), line)
-            key = prefix * width + symbols[:, -1]
+            reason = (
+                f"the prefix of this {order}-gram is not one of the {order - 1}-grams"
+            )
+            self._fail_at(section, prefix < 0, reason)
+            key = prefix * self.width + symbols[:, -1]
             if not (key[1:] > key[:-1]).all():
                 by_key = np.argsort(key, kind="stable")
                 key, section = key[by_key], section.select(by_key)
-            repeated = np.flatnonzero(key[1:] == key[:-1])
-            if repeated.size:
-                line = int(section.lines[repeated + 1].min())
-                self._fail(f"this {order}-gram is listed twice", line)
-            offsets.append(trie.child_offsets([*keys, key], order - 1, width))
+            repeated = np.append(False, key[1:] == key[:-1])
+            self._fail_at(section, repeated, f"this {order}-gram is listed twice")
+            offsets.append(trie.child_offsets([*keys, key], order - 1, self.width))
             keys.append(key)
             result.append(section)
         if any(section.lines.size for section in sections[len(result) :]):
@@ -340,22 +330,15 @@ class ArpaReader:
         return keys, result
 
 
+def _concatenate(parts: Sequence[_Section]) -> _Section:
+    return _Section(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
 def _suffixes(section: _Section) -> _Section:
     """Returns the distinct suffixes of n-grams, without log-probabilities."""
     symbols, first = np.unique(section.symbols[:, 1:], axis=0, return_index=True)
     absent = np.full(len(symbols), np.nan)
     return _Section(symbols, absent, np.zeros(len(symbols)), section.lines[first])
-
-
-def _as_section(order: int, lines: Sequence[_Line]) -> _Section:
-    columns = zip(*lines, strict=True) if lines else [()] * 4
-    symbols, log_probs, log_backoffs, numbers = columns
-    return _Section(
-        np.array(symbols, np.int32).reshape(-1, order),
-        np.array(log_probs, np.float64),
-        np.array(log_backoffs, np.float64),
-        np.array(numbers, np.int64),
-    )
 
 
 def _quoted(text: bytes) -> str:

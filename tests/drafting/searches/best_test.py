@@ -17,9 +17,9 @@ from bpd_jax.drafting.refiners.lattice_graph import Room
 from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.formats.arpa import read_arpa
-from bpd_jax.ngrams.formats.fst_files import fst_bytes
-from bpd_jax.ngrams.formats.fst_reader import model_from_fst
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
+from bpd_jax.ngrams.formats.openfst import write_fst
+from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
 from tests.drafting.naive import (
     all_paths,
@@ -219,7 +219,7 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
 def test_automaton_keeps_backoff_weights_without_extensions(tmp_path):
     (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
     model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
-    (tmp_path / "odd.fst").write_bytes(fst_bytes(model))
+    write_fst(model, tmp_path / "odd.fst")
     loaded = model_from_fst(tmp_path / "odd.fst", vocab_size=5)
     for context, token in (([2], 0), ([2], 1), ([0, 1], 0), ([0, 1], 2)):
         want = model.log_prob(context, token)

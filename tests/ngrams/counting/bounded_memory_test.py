@@ -3,14 +3,14 @@
 import functools
 import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.counting import bounded_memory, order_counts, sorted_runs
-from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams, with_min_counts
+from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
+from bpd_jax.ngrams.counting import counts as counts_module
+from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
 from bpd_jax.storage import files, temporaries
 from tests.ngrams.helpers import Sequences, assert_same
 
@@ -85,10 +85,11 @@ def test_killed_count_resumes_after_its_last_run(tmp_path, text, expected):
     assert_same(counts, expected)
 
 
-@pytest.mark.parametrize("last", [MANIFEST, "run_00000.counts"])
 def test_count_killed_in_its_first_run_starts_again(
-    tmp_path, text, expected, monkeypatch, last
+    tmp_path, text, expected, monkeypatch
 ):
+    last = "run_00000.counts"
+
     def kill(path):
         if path.name == last:
             for name in (path.name, "run_00000.windows", "run_00000.counts"):
@@ -105,7 +106,6 @@ def test_count_killed_in_its_first_run_starts_again(
         count_to_folder(Batches(text), output)
     monkeypatch.undo()
     assert len(list(work.glob(".*.part"))) >= 2
-    assert (work / MANIFEST).exists() == (last != MANIFEST)
     with pytest.raises(KeyboardInterrupt):
         count_to_folder(Batches(text, fail_after=800), output)
     assert_same(count_to_folder(Batches(text), output), expected)
@@ -127,7 +127,7 @@ def test_damaged_run_is_detected(tmp_path, text):
     for name in ("run_00002.windows", "run_00002.counts"):
         path = tmp_path / name
         data = path.read_bytes()
-        for damaged in (data[:-8], data[:9] + bytes([data[9] ^ 1]) + data[10:], None):
+        for damaged in (data[:-8], None):
             path.unlink()
             if damaged is not None:
                 path.write_bytes(damaged)
@@ -137,48 +137,21 @@ def test_damaged_run_is_detected(tmp_path, text):
 
 
 def test_damaged_manifest_is_detected(tmp_path):
-    def manifest(**changes):
-        content = {
-            "magic": sorted_runs.KIND.text,
-            "version": sorted_runs.KIND.version,
-            "settings": {},
-            "complete": False,
-            **changes,
-        }
-        content["crc32"] = sorted_runs._content_checksum(content)
-        return json.dumps(content)
-
-    run = {"name": "run_00000", "windows": 3, "sequences": 2, "crc32": [1, 2]}
-    for content in (
-        "{",
-        '{"magic": 1}',
-        manifest(settings=[], runs=[]),
-        manifest(version=1, runs=[]),
-        manifest(runs=[{"name": "run_00000"}]),
-        manifest(runs=[[1]]),
-        manifest(runs=[{**run, "name": "../run_00000"}]),
-        manifest(runs=[{**run, "windows": -1}]),
-        manifest(runs=[{**run, "windows": 2**70}]),
-        manifest(runs=[{**run, "sequences": 2.5}]),
-        manifest(runs=[{**run, "crc32": [1, "2"]}]),
+    run = {"name": "run_00000", "windows": 3, "sequences": 2}
+    for changes in (
+        {"settings": []},
+        {"version": 1},
+        {"runs": [[1]]},
+        {"runs": [{"name": "run_00000"}]},
+        {"runs": [{**run, "name": "../run_00000"}]},
+        {"runs": [{**run, "windows": 2.5}]},
     ):
-        (tmp_path / MANIFEST).write_text(content)
-        with pytest.raises(UserError, match=rf"{MANIFEST} is not that|cannot read"):
+        content = {"version": sorted_runs.KIND.version, "settings": {}, "runs": []}
+        (tmp_path / MANIFEST).write_text(
+            json.dumps({"magic": sorted_runs.KIND.text, **content, **changes})
+        )
+        with pytest.raises(UserError, match="cannot read"):
             count(Batches([]), tmp_path, order=2)
-
-
-@pytest.mark.parametrize(
-    "old, new", [('"complete": false', '"complete": true'), ("00,", "10,")]
-)
-def test_changed_manifest_does_not_change_the_counts(tmp_path, text, old, new):
-    with pytest.raises(KeyboardInterrupt):
-        count(Batches(text, fail_after=800), tmp_path, order=2)
-    path = tmp_path / MANIFEST
-    before = path.read_text()
-    path.write_text(before.replace(old, new, 1))
-    assert path.read_text() != before
-    with pytest.raises(UserError, match=f"{MANIFEST} .its checksum is wrong"):
-        count(Batches(text), tmp_path, order=2)
 
 
 def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
@@ -206,7 +179,7 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     def no_room(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(order_counts._Column, "append", no_room)
+    monkeypatch.setattr(counts_module._Column, "append", no_room)
     with pytest.raises(UserError, match="No space left on device; the runs counted"):
         count_to_folder(Batches(text), output)
     assert not output.exists()
@@ -215,26 +188,6 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     assert_same(count_to_folder(resumed, output), expected)
     assert resumed.read_from == []
     assert not work.exists()
-
-
-def test_count_after_a_kill_while_runs_were_removed(
-    tmp_path, text, expected, monkeypatch
-):
-    original = shutil.rmtree
-
-    def kill(folder, ignore_errors=False):
-        for manifest in pathlib.Path(folder).rglob(MANIFEST):
-            manifest.unlink()
-            raise KeyboardInterrupt
-        original(folder, ignore_errors)
-
-    output = tmp_path / "counts"
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", kill)
-        with pytest.raises(KeyboardInterrupt):
-            count_to_folder(Batches(text), output)
-    assert_same(NGramCounts.load(output), expected)
-    assert_same(count_to_folder(Batches(text), output), expected)
 
 
 def test_folders_with_other_contents_are_unchanged(tmp_path, text):
