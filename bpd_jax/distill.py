@@ -48,8 +48,7 @@ from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, process_flags
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.states_files import describe_states
-from bpd_jax.training.heads.states_writer import StatesWriter
+from bpd_jax.training.heads.states_files import StatesWriter, describe_states
 
 OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(

@@ -26,7 +26,7 @@ from bpd_jax.decoding.states_recorder import RecordedStates, StatesRecorder
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.storage import files
 from bpd_jax.training import hosts
-from bpd_jax.training.heads.states_writer import StatesWriter
+from bpd_jax.training.heads.states_files import StatesWriter
 
 # A stopped run loses at most this number of texts.
 TEXTS_PER_SHARD = 256
@@ -117,8 +117,6 @@ def distill(
             [len(prompts[index]) for index, _ in texts],
             [index for index, _ in texts],
         )
-        if states is not None:
-            states.flush()
 
     for index, text, memory in decode_refilled(task, prompts, indices):
         texts.append((index, text))

@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self, TextIO
 
 from bpd_jax.base import limits, progress
@@ -17,7 +17,6 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, in_bucket, upload, work_place
 
 FILE_NAME = "metrics.jsonl"
-DAMAGED = f"{FILE_NAME}.damaged"  # damaged lines that were removed from it
 TENSORBOARD = "tensorboard"
 
 _FLUSH_SECONDS = 120  # between two times that events are written to the disk
@@ -41,8 +40,7 @@ class MetricsWriter:
         Args:
           folder: run folder.
           step: step at which the run starts; rows of later steps, from a run that was
-            killed after its last checkpoint, are dropped. Damaged lines are moved to
-            `metrics.jsonl.damaged`.
+            killed after its last checkpoint, are dropped, and so are damaged lines.
         """
         self._events: _EventFile | None = None
         self._warned = False
@@ -51,11 +49,8 @@ class MetricsWriter:
         # Objects under gs:// cannot be appended to; see `publish`.
         self._local = work_place(folder)
         path = folder / FILE_NAME
-        rows, damaged = _read(path)
-        if damaged:
-            # Before they are taken out of the log.
-            _append(folder / DAMAGED, damaged.values())
-        text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+        rows = [row for row in read_rows(path) if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         for copy in {path, self._local / FILE_NAME}:
             files.write_text(copy, text)
         # One write per line, so that a kill can truncate only the last line.
@@ -124,7 +119,7 @@ class _EventFile:
 
     tensorboardX's SummaryWriter writes in a thread. On a full disk the thread dies, and
     the program waits for it forever. This class writes in the caller's thread, so that
-    errors reach the caller.
+    an OSError reaches the caller.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int | None) -> None:
@@ -144,12 +139,13 @@ class _EventFile:
         # Two parts of a run may begin in the same second, which names the file.
         number = sum(1 for _ in folder.iterdir())
         self._writer = EventsWriter(str(folder / "events"), f".{number}")
+        self.close = self._writer.close
         if first_step is not None:
             log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._append(first_step, session_log=log)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a row. Raises OSError."""
+        """Adds a row."""
         _, summary_pb2 = self._protos
         numbers = [
             summary_pb2.Summary.Value(tag=name, simple_value=value)
@@ -160,13 +156,9 @@ class _EventFile:
             self.flush()
 
     def flush(self) -> None:
-        """Writes all rows to the disk. Raises OSError."""
+        """Writes all rows to the disk."""
         self._writer.flush()
         self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        """Writes all rows to the disk and ends the file. Raises OSError."""
-        self._writer.close()
 
     def _append(self, step: int, **content: Any) -> None:
         event_pb2, _ = self._protos
@@ -180,49 +172,28 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Damaged lines are skipped with a warning, an incomplete last one, which a killed run
     can leave, without. The values of a row are numbers, NaN and infinities included.
     """
-    return _read(path)[0]
+    try:
+        with as_path(path).open("rb") as stream:
+            lines = list(limits.bounded_lines(stream, path, kept=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
+    rows = list(map(_parse, lines))
+    damaged = [
+        number
+        for number, (row, line) in enumerate(zip(rows, lines, strict=True), start=1)
+        if row is None and line.endswith(b"\n")
+    ]
+    if damaged:
+        numbers = ", ".join(map(str, damaged[:5])) + ", …" * (len(damaged) > 5)
+        progress.say(f"warning: {path} has damaged lines, which are skipped: {numbers}")
+    return [row for row in rows if row is not None]
 
 
 def finite(row: Mapping[str, float]) -> dict[str, float]:
     """The values of a row that strict JSON can hold: without NaN and infinities."""
     return {name: value for name, value in row.items() if math.isfinite(value)}
-
-
-def _read(
-    path: str | os.PathLike[str],
-) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
-    """The rows, and the damaged lines by number, for which it prints a warning."""
-    try:
-        with as_path(path).open("rb") as stream:
-            lines = list(limits.bounded_lines(stream, path, kept=True))
-    except (FileNotFoundError, NotADirectoryError):
-        return [], {}
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
-    rows: list[dict[str, Any]] = []
-    damaged: dict[int, bytes] = {}
-    for number, line in enumerate(lines, start=1):
-        row = _parse(line)
-        if row is not None:
-            rows.append(row)
-        elif line.endswith(b"\n"):
-            damaged[number] = line
-    if damaged:
-        numbers = ", ".join(map(str, [*damaged][:5])) + ", …" * (len(damaged) > 5)
-        progress.say(f"warning: {path} has damaged lines, which are skipped: {numbers}")
-    return rows, damaged
-
-
-def _append(path: pathlib.Path, lines: Iterable[bytes]) -> None:
-    """Adds lines to a file, atomically. Raises UserError."""
-    try:
-        earlier = path.read_bytes()
-    except FileNotFoundError:
-        earlier = b""
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}.") from error
-    with files.replacing_file(path) as temporary:
-        temporary.write_bytes(earlier + b"".join(lines))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -50,7 +50,6 @@ _RUN = folders.FolderKind(
     (
         checkpoints.FOLDER,
         metrics.FILE_NAME,
-        metrics.DAMAGED,
         metrics.TENSORBOARD,
     ),
 )

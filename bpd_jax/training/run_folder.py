@@ -39,7 +39,6 @@ _KNOWN = {
     DATA,
     tokenizer.FILE_NAME,
     metrics.FILE_NAME,
-    metrics.DAMAGED,
     metrics.TENSORBOARD,
     checkpoints.FOLDER,
 }

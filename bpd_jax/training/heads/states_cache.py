@@ -9,13 +9,12 @@ describes the files.
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
+from bpd_jax.data.generations import Generations
 from bpd_jax.storage import array_files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
@@ -28,11 +27,14 @@ from bpd_jax.training.heads.states_files import (
     KIND,
     TEXTS,
     cache_bytes,
+    check_extends,
     check_header,
     check_states,
     describe_states,
     free_bytes,
     mapped_states,
+    read_texts,
+    remove_others,
     save_states,
     shards_of,
     stored_header,
@@ -137,7 +139,7 @@ def cached_states(
         include_prompts=stores_prompts,
     )
     check_states(folder, header)
-    earlier = earlier_shards(folder, texts, header)
+    was_complete = check_extends(folder, texts, fingerprint)
     counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
     width = base.width
     shards = shards_of(folder, texts, counts, width)
@@ -156,9 +158,9 @@ def cached_states(
                 states = _compute(base, texts, shard.rows, counts, bar)
                 KIND.write_header(folder, header)
                 save_states(shard.path, states)
-    # Texts were added: a shard with more texts has replaced the earlier last shard.
-    for path in earlier - {shard.path for shard in shards}:
-        path.unlink(missing_ok=True)
+    if was_complete:
+        # A shard with more texts has replaced the earlier last shard.
+        remove_others(folder, [shard.path.name for shard in shards])
     array_files.write_npz(
         folder / TEXTS,
         {
@@ -194,33 +196,6 @@ def _columns(base: FrozenModel, layers: tuple[int, ...]) -> np.ndarray | None:
     blocks = [0, *(1 + base.layers.index(layer) for layer in layers)]
     width = base.d_model
     return (np.array(blocks)[:, None] * width + np.arange(width)).ravel()
-
-
-def earlier_shards(
-    folder: pathlib.Path, texts: Generations, header: dict[str, Any]
-) -> set[pathlib.Path]:
-    """The shards of a complete cache, empty if it was never completed."""
-    try:
-        old = _read_texts(folder, header["base"])
-    except UserError:
-        # The cache was never completed. Shards of other texts have other names.
-        return set()
-    extends = all(
-        np.array_equal(earlier, new[: len(earlier)])
-        for earlier, new in (
-            (old.tokens, texts.tokens),
-            (old.offsets, texts.offsets),
-            (old.prompt_lengths, texts.prompt_lengths),
-        )
-    )
-    if not extends:
-        raise UserError(
-            f"{folder} holds states of other texts than those of {texts.folder}: "
-            "choose another folder with HeadsTrainConfig.states, or remove this one."
-        )
-    counts = position_counts(old.lengths, old.prompt_lengths, header["include_prompts"])
-    width = header["d_model"] * (1 + len(header["layers"]))
-    return {shard.path for shard in shards_of(folder, old, counts, width)}
 
 
 def _check_space(folder: pathlib.Path, needed: int) -> None:
@@ -260,7 +235,7 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     header = check_header(folder, {"base": fingerprint})
     dtype, d_model = states_dtype(header["dtype"]), header["d_model"]
     width = d_model * (1 + len(header["layers"]))
-    texts = _read_texts(folder, fingerprint)
+    texts = read_texts(folder, fingerprint)
     stored = header["include_prompts"]
     counts = position_counts(texts.lengths, texts.prompt_lengths, stored)
     shards = shards_of(folder, texts, counts, width)
@@ -271,14 +246,3 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     columns = None if width == d_model else np.arange(d_model)
     positions = positions_of(texts, include_prompts=False)
     return States(positions, arrays, _indices(positions, False, stored), columns)
-
-
-def _read_texts(folder: pathlib.Path, base: str) -> Generations:
-    """Reads the texts of a complete cache; raises a `UserError` if there are none."""
-    with KIND.reading(folder / TEXTS):
-        arrays = array_files.read_npz(
-            folder / TEXTS, specs_of_texts(None), optional=("indices",)
-        )
-        if not fit_together(**arrays):
-            raise ValueError("its texts do not match their offsets")
-    return Generations(folder, **arrays, base=base, vocab_size=0, facts={})

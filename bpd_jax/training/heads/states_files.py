@@ -1,4 +1,4 @@
-"""The files of a cache of states: header, shards and their names.
+"""The files of a cache of states: header and shards; a writer of both.
 
 A folder contains `states.json`, which identifies the model, shards of states, which are
 memory-mapped, and, when the states are complete, the texts in `texts.npz`. The name of
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.generations import Generations
+from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.storage import array_files, files, folders
 from bpd_jax.storage.artifacts import Artifact
 from bpd_jax.storage.paths import as_path, in_bucket
-from bpd_jax.training.heads.frozen_states import states_dtype
+from bpd_jax.training.heads.frozen_states import check_finite, states_dtype
 
 HEADER, TEXTS = "states.json", "texts.npz"
 KIND = Artifact(
@@ -42,16 +42,7 @@ def describe_states(
     products: str,
     include_prompts: bool,
 ) -> dict[str, Any]:
-    """The header of a cache.
-
-    Args:
-      fingerprint: fingerprint of the model.
-      d_model: width of the model.
-      layers: layers whose outputs are part of a state, after the final hidden state.
-      dtype: dtype of the states, float16 or bfloat16.
-      products: precision of the model's products; see `FrozenModel`.
-      include_prompts: whether the positions in prompts are included.
-    """
+    """The header of a cache; see `FrozenModel` and `cached_states`."""
     return {
         "base": fingerprint,
         "d_model": d_model,
@@ -107,6 +98,39 @@ def stored_header(folder: pathlib.Path) -> dict[str, Any]:
         return read_header(folder)
     except UserError:
         return {}
+
+
+def read_texts(folder: pathlib.Path, base: str) -> Generations:
+    """Reads the texts of a complete cache; raises a `UserError` if there are none."""
+    with KIND.reading(folder / TEXTS):
+        arrays = array_files.read_npz(
+            folder / TEXTS, specs_of_texts(None), optional=("indices",)
+        )
+        if not fit_together(**arrays):
+            raise ValueError("its texts do not match their offsets")
+    return Generations(folder, **arrays, base=base, vocab_size=0, facts={})
+
+
+def check_extends(folder: pathlib.Path, texts: Generations, base: str) -> bool:
+    """Whether a cache is complete; a `UserError` if its texts do not begin `texts`."""
+    try:
+        old = read_texts(folder, base)
+    except UserError:
+        # The cache was never completed. Shards of other texts have other names.
+        return False
+    if not all(
+        np.array_equal(earlier, new[: len(earlier)])
+        for earlier, new in (
+            (old.tokens, texts.tokens),
+            (old.offsets, texts.offsets),
+            (old.prompt_lengths, texts.prompt_lengths),
+        )
+    ):
+        raise UserError(
+            f"{folder} holds states of other texts than those of {texts.folder}: "
+            "choose another folder with HeadsTrainConfig.states, or remove this one."
+        )
+    return True
 
 
 class Shard(NamedTuple):
@@ -192,3 +216,118 @@ def save_states(path: pathlib.Path, states: np.ndarray) -> None:
 def mapped_states(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
     # .npy files have no bfloat16, so both dtypes are stored as uint16 bit patterns.
     return array_files.open_npy(path).view(dtype)
+
+
+class StatesWriter:
+    """Writes the states of texts in the order in which the texts are generated.
+
+    Its shards are those of `cached_states`, which computes what is missing: shards with
+    texts of which only the tokens are known.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        header: dict[str, Any],
+        texts: Generations | None,
+    ) -> None:
+        """Continues a cache after the texts that exist already. Writes nothing.
+
+        Args:
+          folder: folder of the cache, which is created with the first shard.
+          header: its header; see `describe_states`.
+          texts: the texts that exist already, or None.
+        """
+        self._folder, self._header = as_path(folder), header
+        check_states(self._folder, header)
+        if texts is not None:
+            check_extends(self._folder, texts, header["base"])
+        elif (self._folder / TEXTS).exists():
+            raise UserError(
+                f"{self._folder} holds states of other texts: choose another folder, "
+                "or remove this one."
+            )
+        self._width = header["d_model"] * (1 + len(header["layers"]))
+        self._names: list[str] = []
+        self._texts: list[np.ndarray] = []
+        self._prompt_lengths: list[int] = []
+        # None for a text without states.
+        self._states: list[np.ndarray | None] = []
+        self._size = 0
+        for row in range(0 if texts is None else len(texts)):
+            assert texts is not None
+            self._append(texts[row], int(texts.prompt_lengths[row]), None)
+
+    def describe_size(self, prompts: Sequence[np.ndarray], new_tokens: int) -> str:
+        """One line: the space that states of the prompts' texts take, and what is free.
+
+        Args:
+          prompts: prompts of which texts will be generated.
+          new_tokens: most tokens of a continuation.
+        """
+        positions = len(prompts) * new_tokens
+        if self._header["include_prompts"]:
+            positions += sum(len(prompt) - 1 for prompt in prompts)
+        needed = cache_bytes(positions, self._width)
+        free, nearest = free_bytes(self._folder)
+        return (
+            f"states: at most {needed / 1e9:,.1f} GB; {nearest} has {free / 1e9:,.1f} "
+            "GB free."
+        )
+
+    def add(self, text: np.ndarray, prompt_length: int, states: np.ndarray) -> None:
+        """Adds a text.
+
+        Args:
+          text: tokens of the prompt and of its continuation.
+          prompt_length: number of tokens of the prompt.
+          states: `[T, C]` states after the tokens of the text; that of the last one is
+            not needed.
+        """
+        # A copy: `states` may have room for a longer text.
+        kept = states[self._skipped(prompt_length) : len(text) - 1].copy()
+        check_finite(kept)
+        self._append(text, prompt_length, kept)
+
+    def close(self) -> None:
+        """Writes the last shard, and removes those of texts that were not written."""
+        if self._texts:
+            self._write()
+        remove_others(self._folder, self._names)
+
+    def _skipped(self, prompt_length: int) -> int:
+        """Number of states at the beginning of a text that are not stored.
+
+        See `position_counts`.
+        """
+        return 0 if self._header["include_prompts"] else max(prompt_length - 1, 0)
+
+    def _append(
+        self, text: np.ndarray, prompt_length: int, states: np.ndarray | None
+    ) -> None:
+        self._texts.append(text)
+        self._prompt_lengths.append(prompt_length)
+        self._states.append(states)
+        self._size += len(text) - 1 - self._skipped(prompt_length)
+        if self._size >= full_shard(self._width):
+            self._write()
+
+    def _write(self) -> None:
+        """Writes a shard, unless some of its states are missing."""
+        lengths = [len(text) for text in self._texts]
+        tokens = np.concatenate(self._texts)
+        name = shard_name(len(self._names), tokens, lengths, self._prompt_lengths)
+        states = [part for part in self._states if part is not None]
+        if len(states) == len(self._texts):
+            KIND.write_header(self._folder, self._header)
+            save_states(self._folder / name, np.concatenate(states))
+        self._names.append(name)
+        self._texts, self._prompt_lengths, self._states = [], [], []
+        self._size = 0
+
+
+def remove_others(folder: pathlib.Path, names: Sequence[str]) -> None:
+    """Removes all shards of a folder but those with the given names."""
+    for path in folder.glob("states-*.npy"):
+        if path.name not in names:
+            path.unlink(missing_ok=True)
