@@ -35,8 +35,7 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import FILE_NAME, read_rows
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state
+from bpd_jax.training.state import abstract_state, make_optimizer
 
 KILLS = flags.DEFINE_integer("kills", 20, "number of kills.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "of the moments.")

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.meter import peak_tokens_per_second
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state, init_state
+from bpd_jax.training.run_log import peak_tokens_per_second
+from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 from bpd_jax.training.step import make_train_step, put_batch
 
 

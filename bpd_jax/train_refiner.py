@@ -20,8 +20,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.models import cpu
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.paths import as_path
-from bpd_jax.training.refiner_settings import RefinerSettings
-from bpd_jax.training.refiner_sources import default_data
+from bpd_jax.training.refiner_sources import RefinerSettings, default_data
 from bpd_jax.training.refiners import RefinerHeldOut, train_refiner
 
 FOLDER = "refiners"

@@ -25,8 +25,7 @@ from bpd_jax.training.heads.frozen_states import read_texts, states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
 from bpd_jax.training.heads.train_heads import make_objective, output_name
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import TrainState
+from bpd_jax.training.state import TrainState, make_optimizer
 
 
 def frozen_programs(

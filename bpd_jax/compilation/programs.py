@@ -14,9 +14,8 @@ from bpd_jax.data.rows import Batch
 from bpd_jax.models.model_flops import train_flops
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.run_description import predictors
-from bpd_jax.training.state import abstract_state
+from bpd_jax.training.state import abstract_state, make_optimizer
 from bpd_jax.training.step import make_train_step
 
 

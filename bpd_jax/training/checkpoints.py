@@ -8,6 +8,7 @@ which is written last. The next run removes an incomplete checkpoint of a killed
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import jax
+import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers, multihost
@@ -24,7 +26,7 @@ from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.stacking import unstack_layers
+from bpd_jax.models.stacking import stack_layers, unstack_layers
 from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training.checkpoint_files import (
     TORN,
@@ -35,8 +37,9 @@ from bpd_jax.training.checkpoint_files import (
     whole_steps,
     write_digests,
 )
+from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import agree
-from bpd_jax.training.state import TrainState
+from bpd_jax.training.state import TrainState, abstract_state
 
 FOLDER = "checkpoints"
 BEST = "best_step"
@@ -259,3 +262,44 @@ def _load(
     if stacked:
         params["trunk"] = jax.jit(unstack_layers)(params["trunk"])
     return params
+
+
+def restore_state(
+    checkpoints: Checkpoints,
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    mesh: Mesh,
+) -> TrainState:
+    """Restores the newest checkpoint, stacked if `config.compute.scan_layers`.
+
+    Args:
+      checkpoints: checkpoints of the run.
+      config: settings of the run.
+      optimizer: optimizer of the run.
+      abstract: shapes, dtypes and shardings of the result.
+      mesh: devices.
+    """
+    stacked = checkpoints.is_stacked()
+    if stacked == config.compute.scan_layers:
+        return checkpoints.restore(abstract)
+    saved = dataclasses.replace(config.compute, scan_layers=stacked)
+    state = checkpoints.restore(abstract_state(config.model, optimizer, mesh, saved))
+    layers = config.model.trunk.num_layers
+
+    def convert(tree: PyTree) -> PyTree:
+        if not _has_trunk(tree):
+            return tree
+        trunk = tree["trunk"]
+        trunk = unstack_layers(trunk) if stacked else stack_layers(trunk, layers)
+        return {**tree, "trunk": trunk}
+
+    # The optimizer's state contains trees like the parameters; convert them too.
+    return jax.jit(
+        lambda state: jax.tree.map(convert, state, is_leaf=_has_trunk),
+        out_shardings=jax.tree.map(lambda x: x.sharding, abstract),
+    )(state)
+
+
+def _has_trunk(tree: PyTree) -> bool:
+    return isinstance(tree, dict) and "trunk" in tree

@@ -24,12 +24,10 @@ from bpd_jax.training import hosts
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.meter import METER, Meter
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.objective import Objective
-from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bpd_jax.training.run_log import RunLog
-from bpd_jax.training.state import TrainState
+from bpd_jax.training.run_log import METER, Meter, RunLog
+from bpd_jax.training.state import TrainState, learning_rate_schedule, make_optimizer
 from bpd_jax.training.step import Metrics, put_batch, updated
 
 

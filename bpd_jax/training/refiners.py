@@ -33,13 +33,12 @@ from bpd_jax.training import (
     run_folder,
 )
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.draft_targets import draft_targets
-from bpd_jax.training.evaluator import per_head
 from bpd_jax.training.frozen import Batches
+from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
 from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
-from bpd_jax.training.refiner_settings import RefinerSettings
-from bpd_jax.training.refiner_sources import open_source
+from bpd_jax.training.refiner_sources import RefinerSettings, open_source
+from bpd_jax.training.validation import per_head
 
 _WARMUP = 0.05
 

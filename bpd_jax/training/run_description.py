@@ -11,11 +11,11 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.metrics import tensorboard_available
-from bpd_jax.training.optimizer import make_optimizer
 from bpd_jax.training.state import (
     TrainState,
     abstract_state,
     bytes_per_device,
+    make_optimizer,
     state_bytes,
 )
 

@@ -16,25 +16,23 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
-from bpd_jax.training.checkpoints import Checkpoints
+from bpd_jax.training.checkpoints import Checkpoints, restore_state
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.decisions import Decisions, Selection
-from bpd_jax.training.evaluator import Evaluator
 from bpd_jax.training.hosts import print_once
-from bpd_jax.training.meter import METER, Meter, peak_tokens_per_second
-from bpd_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bpd_jax.training.relayout import restore_state
 from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_folder import make_run_rows, open_run_rows
-from bpd_jax.training.run_log import RunLog
+from bpd_jax.training.run_log import METER, Meter, RunLog, peak_tokens_per_second
 from bpd_jax.training.slices import make_mesh
 from bpd_jax.training.state import (
     TrainState,
     abstract_state,
     init_state,
+    learning_rate_schedule,
+    make_optimizer,
     with_parameters,
 )
 from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.validation import Decisions, Evaluator, Selection
 
 
 def train(

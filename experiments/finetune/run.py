@@ -45,9 +45,8 @@ from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.evaluator import Evaluator
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state
+from bpd_jax.training.state import abstract_state, make_optimizer
+from bpd_jax.training.validation import Evaluator
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 TASKS = flags.DEFINE_list("tasks", ["squad", "samsum"], "Data sets to finetune on.")

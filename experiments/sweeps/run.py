@@ -25,7 +25,7 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.decisions import Selection
+from bpd_jax.training.validation import Selection
 from experiments.launch import slurm, tpu
 from experiments.launch.command import TRAIN, Command, Program, parse_program, run
 from experiments.launch.dry_run import DRY_RUN

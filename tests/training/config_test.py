@@ -10,7 +10,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.refiner_settings import RefinerSettings
+from bpd_jax.training.refiner_sources import RefinerSettings
 
 HEADS = HeadsTrainConfig("model", "texts", BlockHeadsConfig(4, 32), OptimizerConfig(1))
 DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4))

@@ -19,7 +19,7 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training import evaluator, frozen, trainer
+from bpd_jax.training import frozen, trainer, validation
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 
 VOCAB = 280
@@ -43,7 +43,7 @@ def _equal_runs_share_their_work(
         for module, name in (
             (trainer, "abstract_state"),
             (trainer, "make_train_step"),
-            (evaluator, "make_eval_step"),
+            (validation, "make_eval_step"),
         ):
             patch.setattr(module, name, made_once_for_equal(getattr(module, name)))
         patch.setattr(trainer, "init_state", initialized_once(trainer.init_state))

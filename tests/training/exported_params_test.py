@@ -13,8 +13,7 @@ from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state, init_state
+from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)
 

@@ -11,8 +11,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state
+from bpd_jax.training.state import abstract_state, make_optimizer
 
 GOLDEN = pathlib.Path(__file__).with_name("partition_specs.json")
 MODELS = ("blockwise_1b5", "rescorer_32m", "rescorer_61m", "rescorer_94m")

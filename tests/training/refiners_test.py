@@ -25,8 +25,7 @@ from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.objective import LevelSums
 from bpd_jax.training.refiner_loss import outputs_of_rows
-from bpd_jax.training.refiner_settings import RefinerSettings
-from bpd_jax.training.refiner_sources import held_out_rows
+from bpd_jax.training.refiner_sources import RefinerSettings, held_out_rows
 from bpd_jax.training.refiners import RefinerHeldOut, RefinerObjective, train_refiner
 from tests.data.row_files import save_rows
 from tests.decoding.random_models import random_params

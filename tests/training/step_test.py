@@ -11,8 +11,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, replicated
 from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.optimizer import make_optimizer
-from bpd_jax.training.state import abstract_state, init_state
+from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 from bpd_jax.training.step import (
     make_eval_step,
     make_train_step,

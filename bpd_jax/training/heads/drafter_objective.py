@@ -21,11 +21,11 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.trained_refiners import markov_factors, markov_queries
 from bpd_jax.training.cross_entropy import Weigh
-from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
+from bpd_jax.training.levels_loss import targets_of
 from bpd_jax.training.objective import Levels, Objective, level_weights
 
 

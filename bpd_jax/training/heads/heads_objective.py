@@ -22,11 +22,11 @@ from bpd_jax.models.block_heads import (
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.heads_files import save_heads
-from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
+from bpd_jax.training.levels_loss import targets_of
 from bpd_jax.training.objective import Levels, Objective, level_weights
 
 

@@ -37,10 +37,10 @@ from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
-from bpd_jax.training.heads.held_out import HeldOut
 from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
+from bpd_jax.training.objective import HeldOut
 from bpd_jax.training.slices import make_mesh
 
 HEADS, DRAFTER = "heads", "drafter"

@@ -10,10 +10,10 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import levels_loss
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.draft_targets import targets_of
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.heads_objective import HeadsObjective
+from bpd_jax.training.levels_loss import targets_of
 
 WIDTH, VOCAB, N = 10, 31, 12
 MODEL = BlockwiseConfig(TransformerConfig(VOCAB, 2, WIDTH, 16, 2, max_length=8))

@@ -6,7 +6,7 @@ import pytest
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model_flops import train_flops
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training.meter import peak_tokens_per_second
+from bpd_jax.training.run_log import peak_tokens_per_second
 
 TRUNK = TransformerConfig(100, 2, 16, 64, 4, max_length=32)
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from bpd_jax.training.decisions import Selection
+from bpd_jax.training.validation import Selection
 
 
 def after(selection, *values):
