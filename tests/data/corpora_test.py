@@ -72,16 +72,6 @@ def test_fractions_are_stable():
     assert corpora.fraction_of("split", "é/b.jsonl:3") == 0.5329898470180403
 
 
-def test_fraction_is_uniform_and_independent_of_purpose():
-    names = [f"document {n}" for n in range(2000)]
-    split = [corpora.fraction_of("split", name) for name in names]
-    order = [corpora.fraction_of("order", name) for name in names]
-    assert all(0 <= fraction < 1 for fraction in split + order)
-    assert abs(sum(fraction < 0.1 for fraction in split) / 2000 - 0.1) < 0.03
-    both = sum(a < 0.5 and b < 0.5 for a, b in zip(split, order, strict=True))
-    assert abs(both / 2000 - 0.25) < 0.04
-
-
 @pytest.mark.parametrize("limit", [0, 1, 57, 400, 10**6])
 def test_sample_is_the_prefix_in_hash_order(text_task, limit):
     documents = list(corpora.all_documents(text_task))

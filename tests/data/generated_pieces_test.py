@@ -9,7 +9,6 @@ from bpd_jax.data.corpora import EmptySplitError, split_documents
 from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.row_preparation import prepare_rows
-from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
 from tests.data.row_segments import segments
@@ -113,13 +112,6 @@ def test_rows_of_generations_are_made_once_and_without_seqio(task, tmp_path):
     (rows / "tokens.npy").unlink()
     prepare_rows(task, "train", LENGTH, rows)
     assert (rows / "rows.json").stat().st_mtime_ns != before
-
-
-def test_missing_loss_mask_is_refused(task, tmp_path):
-    rows = prepare_rows(task, "train", LENGTH, tmp_path / "rows")
-    (rows.folder / "loss_mask.npy").unlink()
-    with pytest.raises(UserError, match=r"loss_mask\.npy.*prepare it again"):
-        open_rows(rows.folder)
 
 
 @pytest.mark.parametrize(

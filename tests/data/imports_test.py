@@ -16,23 +16,6 @@ for name in {modules}:
 HEAVY = ["tensorflow", "seqio", "tensorflow_datasets", "jax", "flax", "pynini"]
 
 
-def test_modules_import_without_heavy_libraries():
-    modules = [
-        "bpd_jax.data.text_task",
-        "bpd_jax.data.example_task",
-        "bpd_jax.data.text_readers",
-        "bpd_jax.data.corpora",
-        "bpd_jax.data.example_readers",
-        "bpd_jax.data.tokenizer",
-        "bpd_jax.data.task_tokenizer",
-        "bpd_jax.data.rows",
-        "bpd_jax.data.prompts",
-        "bpd_jax.data.row_preparation",
-    ]
-    program = PROGRAM.format(blocked=HEAVY, modules=modules)
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_rows_of_text_are_made_without_heavy_libraries(tmp_path):
     (tmp_path / "a.txt").write_text("To be or not to be.")
     (tmp_path / "b.txt").write_text("That is the question.")

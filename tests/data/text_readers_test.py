@@ -97,20 +97,3 @@ def test_all_texts_of_an_optional_field_are_read(tmp_path):
         assert [record[field] for _, record in records] == expected
     with pytest.raises(UserError, match="line 2 has no text in the field 'a'"):
         list(text_readers.read_json_fields(path, ["a"]))
-
-
-@pytest.mark.parametrize(
-    "line, field",
-    [
-        ('{"a": {"b": ["one", 2]}}', "a/b"),
-        ('{"a": {"b": "one"}}', "a/b"),
-        ('{"a": {}}', "a/b"),
-        ('{"a": ["one"]}', "a"),
-        ('{"b": "one"}', "a"),
-    ],
-)
-def test_error_names_the_line_without_texts(tmp_path, line, field):
-    path = tmp_path / "a.jsonl"
-    path.write_text(line)
-    with pytest.raises(UserError, match=rf"a\.jsonl, line 1 has no text .*'{field}'"):
-        list(text_readers.read_json_fields(path, [field], field))

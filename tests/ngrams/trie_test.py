@@ -98,25 +98,7 @@ def test_threads_divide_the_parents(monkeypatch):
     assert sorted(p for begin, end in ranges for p in range(begin, end)) == [*range(9)]
 
 
-def test_ngrams_of_a_slice():
-    assert trie.ngrams(KEYS, 2, WIDTH, slice(1, 3)).tolist() == [[0, 3], [1, 3]]
-
-
 def test_vocabulary_size_is_limited():
     trie.check_vocab_size(2**24)
     with pytest.raises(UserError, match=r"a\.txt: a vocabulary of 16,777,217 tokens"):
         trie.check_vocab_size(2**24 + 1, "a.txt")
-
-
-def test_select_renumbers_the_parents_and_omits_empty_orders():
-    keep = [np.array([True, False, True, True]), np.array([False, True, False, True])]
-    keys = trie.select(KEYS, keep, WIDTH)
-    assert trie.ngrams(keys, 2, WIDTH).tolist() == [[0, 3], [4, 0]]
-    assert len(trie.select(KEYS, [np.ones(4, bool), np.zeros(4, bool)], WIDTH)) == 1
-
-
-def test_closure_adds_prefixes_and_suffixes():
-    keep = [np.zeros(4, bool), np.array([False, True, False, False])]
-    closed = trie.closed_under_affixes(KEYS, keep, WIDTH)
-    assert closed[0].tolist() == [True, False, True, False]
-    assert not keep[0].any()

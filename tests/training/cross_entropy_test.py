@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.data.rows import make_batch
 from bpd_jax.models.block_heads import apply_head
-from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.cross_entropy import Head
 from bpd_jax.training.loss import (
     blockwise_loss,
@@ -90,25 +87,6 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         assert np.abs(a - b).max() < 1e-6 * np.abs(b).max()
         assert np.linalg.norm(a - b) < 1e-6 * np.linalg.norm(b)
-
-
-def test_nine_heads_need_little_more_memory_than_one():
-    """Compiled, not run: the temporaries of the loss with its gradient."""
-    rows = make_batch(np.ones((8, 64)), np.ones((8, 64)))
-    trunk = TransformerConfig(5003, 1, 32, 64, 2, max_length=64)
-
-    def temporaries(heads):
-        model = BlockwiseConfig(trunk, heads)
-        lambdas = (1.0,) * model.block_size
-        compute = ComputeConfig(loss_chunk=16)
-
-        def loss(params):
-            return blockwise_loss(model, params, rows, lambdas, compute)[0]
-
-        program = jax.jit(jax.value_and_grad(loss)).lower(parameter_shapes(model))
-        return program.compile().memory_analysis().temp_size_in_bytes
-
-    assert temporaries(BlockHeadsConfig(9, hidden=64)) < 1.5 * temporaries(None)
 
 
 def arrays(jaxpr):

@@ -14,7 +14,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters
 from bpd_jax.models.blockwise_config import (
-    BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
 )
@@ -149,18 +148,7 @@ def test_positions_differ_by_step_and_spread_over_the_row(batch):
             ComputeConfig(remat="full", scan_layers=True, loss_chunk=2, accumulate=2),
             MeshConfig(2, 2, 2),
         ),
-        pytest.param(
-            ComputeConfig(loss_chunk=2, accumulate=2),
-            MeshConfig(2, 2, 2),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            ComputeConfig(remat="full", scan_layers=True),
-            MeshConfig(data=2, fsdp=4),
-            marks=pytest.mark.exhaustive,
-        ),
     ],
-    ids=["everything", "accumulate", "scan"],
 )
 def test_meshes_and_layouts_equal_one_device(batch, one_device, compute, mesh):
     model, optimizer = model_of(reads_last_token=True), optax.sgd(0.1)
@@ -203,20 +191,3 @@ def test_trained_run_decodes_with_its_drafter(train_config, tmp_path):
         for method in ({"method": "greedy"}, {})
     )
     assert plain == drafted
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"heads": BlockHeadsConfig(3, 8)}, "both heads and a drafter"),
-        (
-            {"drafter": dataclasses.replace(DRAFTER, draft_vocabulary=9)},
-            "frozen models",
-        ),
-        ({"drafter": dataclasses.replace(DRAFTER, feature_layers=(3,))}, "from 0 to 2"),
-    ],
-    ids=["heads", "vocabulary", "layers"],
-)
-def test_bad_combinations_are_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        BlockwiseConfig(**{"trunk": TRUNK, "drafter": DRAFTER, **changes})

@@ -11,14 +11,12 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.model import Model
-from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
-from bpd_jax.training.refiner_loss import outputs_of_rows, outputs_of_states
+from bpd_jax.training.refiner_loss import outputs_of_rows
 from bpd_jax.training.refiner_sources import RefinerSettings, open_source
 from bpd_jax.training.refiners import RefinerObjective, train_refiner
 from tests.decoding.random_models import random_heads, random_params
@@ -103,31 +101,6 @@ def objective_on(source, settings, config):
     return RefinerObjective(settings.config_for(config), config, source.freeze, True)
 
 
-def test_tokens_outside_the_draft_vocabulary_are_misses(base, states):
-    config, params = base
-    settings = RefinerSettings("markov")
-    source = open_source(states, settings, config, params)
-    batch = source.held_out[0]
-    frozen = outputs_of_states(config, params, batch, model_targets=True)
-    objective = objective_on(source, settings, config)
-    refiner = init_refiner(objective.config, jax.random.key(0))
-    sums = jax.jit(objective.held_out_sums)(refiner, params, batch).plain_text
-    logits = jax.jit(Model.head_logits)(Model(config, params), frozen.hidden)
-    for level in (1, 2):
-        log_probs = jax.nn.log_softmax(logits[:, level])
-        target = frozen.targets[:, level - 1]
-        target_log_probs = jnp.take_along_axis(log_probs, target[:, None], 1)[:, 0]
-        valid = frozen.valid[:, level - 1]
-        is_known = jnp.isfinite(target_log_probs) & valid
-        assert 0 < is_known.sum() < valid.sum() == sums.valid[level - 1]
-        assert is_known.sum() == sums.scored[level - 1]
-        np.testing.assert_allclose(
-            sums.loss[level - 1], -jnp.sum(target_log_probs, where=is_known), rtol=1e-4
-        )
-        num_correct = jnp.sum((log_probs.argmax(1) == target) & is_known)
-        assert int(sums.correct[level - 1]) == int(num_correct)
-
-
 @pytest.mark.parametrize("kind, own_softmax", [("markov", True), ("hydra", False)])
 def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     kind, own_softmax, base, states
@@ -164,18 +137,6 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     ):
         assert float(jnp.abs(expected).max()) > 0
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
-
-
-def test_training_on_states_lowers_the_loss(base, states, tmp_path):
-    config, params = base
-    settings = RefinerSettings("hydra", steps=60, batch_size=256)
-    report = train_refiner(settings, config, params, states, tmp_path / "refiner")
-    columns = report.held_out.table()
-    for plain, refined in zip(
-        columns["plain_text_loss"], columns["refined_text_loss"], strict=True
-    ):
-        assert refined < plain - 0.1
-    assert load_refiner(tmp_path / "refiner").config.vocab_size == 280
 
 
 def test_states_of_another_model_are_refused(base, states, tmp_path):

@@ -23,10 +23,9 @@ from bpd_jax.models.trained_refiners import (
 )
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.objective import LevelSums
 from bpd_jax.training.refiner_loss import outputs_of_rows
 from bpd_jax.training.refiner_sources import RefinerSettings, held_out_rows
-from bpd_jax.training.refiners import RefinerHeldOut, RefinerObjective, train_refiner
+from bpd_jax.training.refiners import RefinerObjective, train_refiner
 from tests.data.row_files import save_rows
 from tests.decoding.random_models import random_params
 
@@ -226,13 +225,6 @@ def test_resumed_training_equals_an_uninterrupted_one(
     log = losses(tmp_path / "whole")
     train_refiner(other_settings, model, params, data, tmp_path / "whole")
     assert losses(tmp_path / "whole") != log
-
-
-def test_losses_are_means_over_the_draft_vocabulary():
-    sums = LevelSums(*(np.array([x]) for x in (6.0, 1.0, 3.0, 4.0)))
-    columns = RefinerHeldOut(sums, sums, sums, sums).table()
-    assert columns["refined_text_loss"] == [2.0]
-    assert columns["refined_text_accuracy"] == [0.25]
 
 
 def refused(message, settings, model, params, data, output):

@@ -62,14 +62,6 @@ def alone(model, batch, one_device):
 @pytest.mark.parametrize(
     "compute, config",
     [
-        *(
-            pytest.param(DEFAULT, mesh, marks=pytest.mark.exhaustive)
-            for mesh in (
-                MeshConfig(data=2, fsdp=4),
-                MeshConfig(data=1, fsdp=2, model=4),
-                MeshConfig(data=8),
-            )
-        ),
         (
             ComputeConfig("pallas", "full", 4, scan_layers=True, accumulate=2),
             MeshConfig(2, 2, 2),
@@ -80,7 +72,7 @@ def alone(model, batch, one_device):
             marks=pytest.mark.exhaustive,
         ),
     ],
-    ids=["fsdp", "model", "data", "everything", "dots"],
+    ids=["everything", "dots"],
 )
 def test_meshes_and_compute_settings_equal_one_device(
     model, batch, alone, compute, config
@@ -178,20 +170,3 @@ def test_evaluation_adds_up_over_batches(model, batch, one_device):
     for total, *parts in zip(full, *halves, strict=True):
         np.testing.assert_allclose(total, sum(parts), rtol=1e-5)
     np.testing.assert_array_equal(full.valid, [8 * 8, 8 * 6, 8 * 4])
-
-
-def test_evaluation_in_parts_is_equal_and_needs_less_memory(model, batch):
-    mesh = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
-    abstract = abstract_state(model, OPTIMIZER, mesh)
-    params = init_state(model, OPTIMIZER, abstract, seed=0).params
-    results, memory = [], []
-    for parts in (1, 4):
-        compute = ComputeConfig(accumulate=parts)
-        evaluate = make_eval_step(model, abstract, mesh, compute)
-        rows = put_batch(batch, mesh)
-        program = evaluate.lower(params, rows).compile()
-        results.append(program(params, rows))
-        memory.append(program.memory_analysis().temp_size_in_bytes)
-    for expected, actual in zip(*results, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    assert memory[1] < 0.6 * memory[0], memory

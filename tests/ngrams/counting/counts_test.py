@@ -92,12 +92,6 @@ def test_bad_input_is_refused(sequences, arguments, message):
         count_ngrams(sequences, **arguments)
 
 
-@pytest.mark.parametrize("minimums", [[1, 1], [2, 1, 1], [1, 0, 1]])
-def test_invalid_min_counts_are_refused(minimums):
-    with pytest.raises(UserError, match="min_counts"):
-        with_min_counts(count_ngrams([[0, 1]], order=3), minimums)
-
-
 def test_counts_are_saved_and_loaded(tmp_path):
     all_counts = count_ngrams([[0, 1, 2], [0, 1], [2]], order=3, end_of_text=3)
     for counts in (all_counts, with_min_counts(all_counts, [1, 2, 2])):

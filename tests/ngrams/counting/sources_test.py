@@ -47,18 +47,6 @@ def test_token_files_are_read_in_the_order_of_names(tokens):
         assert read(source, skip) == expected[skip:]
 
 
-def test_token_files_may_be_in_nested_folders(tmp_path):
-    for name in ("a.ids", "b/b.ids", "c/d/e.ids", "c/not.txt"):
-        path = tmp_path / "sub" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{len(name)}\n")
-    (tmp_path / "sub" / "folder.ids").mkdir()
-    assert read(open_source(tokens=f"{tmp_path}/sub/**/*.ids")) == [[5], [7], [9]]
-    (tmp_path / "sub" / "a.ids").write_text(f"{2**31 - 1}\n")
-    with pytest.raises(UserError, match=r"a\.ids: a vocabulary of 2,147,483,648"):
-        open_source(tokens=f"{tmp_path}/sub/a.ids")
-
-
 def test_shares_contain_all_sequences(tokens):
     source = open_source(tokens=tokens, end_of_text=0)
     shares = pickle.loads(pickle.dumps(source.shares()))

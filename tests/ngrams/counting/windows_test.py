@@ -39,18 +39,6 @@ def slow_windows(stream, packing):
     return counts
 
 
-def test_windows_are_those_of_the_worked_example():
-    stream = windows.add_boundaries(
-        windows.join([[0, 1]]), vocab_size=3, end_of_text=None
-    )
-    packing = Packing(3, 3)
-    assert packing.base == 6
-    windows_by_part = windows.sorted_parts(stream, packing)
-    rows, counts = windows.merged(list(windows_by_part.parts))
-    assert rows[:, 0].tolist() == [52, 96, 144, 188]
-    assert counts.tolist() == [1, 1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "order, vocab_size, lengths",
     [
@@ -139,12 +127,6 @@ def test_streams_equal_those_of_a_loop(sequences, end_of_text):
         windows.join(sequences), vocab_size=4, end_of_text=end_of_text
     )
     assert stream.tolist() == expected
-
-
-def test_stream_is_that_of_the_worked_example():
-    batch = windows.join([[0, 1, 2, 1, 2]])
-    stream = windows.add_boundaries(batch, vocab_size=3, end_of_text=2)
-    assert stream.tolist() == [4, 0, 1, 3, 4, 1, 3]
 
 
 def test_parts_are_of_about_equal_size():

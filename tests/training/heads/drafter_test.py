@@ -192,19 +192,6 @@ def test_training_learns_the_next_tokens(
     assert set(tokens[0, 0].tolist()) & {11, 12} or not vocabulary & {11, 12}
 
 
-def test_invalid_settings_are_reported(config, tmp_path, model, params):
-    for sizes, message in (
-        ({"feature_layers": (1,)}, "1 layers"),
-        ({"draft_vocabulary": 62}, "exceeds the 61"),
-    ):
-        drafter = dataclasses.replace(DRAFTER, **sizes)
-        with pytest.raises(UserError, match=message):
-            train_heads(
-                dataclasses.replace(config, heads=drafter), model, params, tmp_path
-            )
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "trained",
     [
@@ -279,38 +266,3 @@ def test_training_starts_from_trained_parameters(
             params,
             tmp_path / "third",
         )
-
-
-@pytest.mark.exhaustive
-def test_a_later_run_adds_a_markov_and_a_confidence_head(
-    tmp_path, config, model, params
-):
-    config = dataclasses.replace(config, heads_dtype="float32", steps=20)
-    first = train_heads(config, model, params, tmp_path / "first")
-    larger = dataclasses.replace(DRAFTER, markov_rank=4, confidence=True)
-    added = dataclasses.replace(
-        config, heads=larger, start=str(tmp_path / "first" / "drafter")
-    )
-    still = OptimizerConfig(1e-9, warmup_steps=0)
-    unmoved = dataclasses.replace(added, optimizer=still, steps=1)
-    second = train_heads(unmoved, model, params, tmp_path / "second")
-    # New Markov heads do not change the logits.
-    np.testing.assert_allclose(second.facts()["loss"], first.facts()["loss"], rtol=1e-3)
-    third = train_heads(added, model, params, tmp_path / "third")
-    trained = load_drafter(tmp_path / "third" / "drafter").tensors
-    assert np.abs(trained["markov/output"]).max() > 0.01
-    # A run that starts from it has the same heads.
-    again = dataclasses.replace(
-        added, start=str(tmp_path / "third" / "drafter"), steps=1, optimizer=still
-    )
-    fourth = train_heads(again, model, params, tmp_path / "fourth")
-    np.testing.assert_allclose(fourth.facts()["loss"], third.facts()["loss"], rtol=1e-3)
-    kept = load_drafter(tmp_path / "fourth" / "drafter").tensors
-    for name in trained:
-        if name.startswith(("markov", "confidence")):
-            np.testing.assert_allclose(kept[name], trained[name], atol=1e-5)
-    resized = dataclasses.replace(
-        again, heads=dataclasses.replace(larger, markov_rank=5)
-    )
-    with pytest.raises(UserError, match="markov/embedding"):
-        train_heads(resized, model, params, tmp_path / "fifth")

@@ -140,17 +140,6 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(config, share):
     assert_close(gradients, wanted_gradients, tolerance)
 
 
-def test_inputs_of_conditioned_heads_are_normalised_whatever_their_scale():
-    rng = np.random.default_rng(4)
-    embedded = np.float32(rng.normal(0, 0.01, (N, WIDTH)))
-    features = np.float32(rng.normal(0, 20, (N, 2 * WIDTH)))
-    kernel = np.float32(rng.normal(0, 0.5, (3 * WIDTH, 5)))
-    side = condition(CONDITIONED, kernel, embedded, features)
-    inputs = [embedded, *np.split(features, 2, -1)]
-    inputs = [x / np.sqrt(np.mean(x**2, -1, keepdims=True)) for x in inputs]
-    np.testing.assert_allclose(side, np.concatenate(inputs, -1) @ kernel, rtol=1e-3)
-
-
 def test_a_head_without_targets_contributes_nothing():
     config = CONFIGS["feed_forward"]
     trained, frozen, batch = arrays(config)
@@ -160,55 +149,3 @@ def test_a_head_without_targets_contributes_nothing():
     np.testing.assert_allclose(loss, sums.loss[0] / sums.scored[0], rtol=1e-6)
     assert float(jnp.abs(gradients["kernel_out"][0]).max()) > 0
     assert float(jnp.abs(gradients["kernel_out"][1]).max()) == 0
-
-
-def test_bfloat16_products_are_close():
-    config = CONFIGS["feed_forward"]
-    trained, frozen, batch = arrays(config)
-    ((loss, _), exact), ((rough_loss, _), rough) = (
-        gradients_of(objective(config, products=products))(trained, frozen, batch)
-        for products in ("float32", "bfloat16")
-    )
-    np.testing.assert_allclose(rough_loss, loss, rtol=2e-2)
-    for key, gradient in exact.items():
-        assert rough[key].dtype == jnp.float32
-        np.testing.assert_allclose(rough[key], gradient, atol=2e-2, err_msg=key)
-
-
-@pytest.mark.parametrize("own_softmax", [False, True])
-def test_no_array_of_all_positions_and_the_vocabulary_exists(monkeypatch, own_softmax):
-    """Nor one softmax gradient for each chunk."""
-    config = BlockHeadsConfig(3, kind="medusa", own_softmax=own_softmax)
-    monkeypatch.setattr(levels_loss, "chunk_size", lambda count, width: 3)
-    jaxpr = jax.make_jaxpr(gradients_of(objective(config)))(*arrays(config))
-    logits = f"[{3 if own_softmax else 6},{VOCAB}]"
-    assert f"f32{logits}" in str(jaxpr)
-    assert f"[{N},{VOCAB}]" not in str(jaxpr)
-    assert f"[{N // 3},{VOCAB},{WIDTH}]" not in str(jaxpr)
-
-
-def test_every_head_keeps_one_product_of_its_layer():
-    """Compiled, not run: the temporaries of six more heads."""
-
-    def temporaries(num_heads):
-        config = BlockHeadsConfig(num_heads, hidden=256)
-        settings = {"head_weights": (1.0,) * (num_heads - 1)}
-        shapes = head_shapes(config, WIDTH, VOCAB)
-        trained = {
-            name: jnp.zeros(shape)
-            for name, shape in shapes.items()
-            if is_trained(config, name)
-        }
-        frozen = {"matrix": jnp.zeros((VOCAB, WIDTH))}
-        batch = PositionBatch(
-            np.zeros((2048, WIDTH), np.float32),
-            np.zeros((2048, num_heads), np.int32),
-            np.ones((2048, num_heads), bool),
-        )
-        step = gradients_of(objective(config, **settings))
-        program = step.lower(trained, frozen, batch).compile()
-        return program.memory_analysis().temp_size_in_bytes
-
-    # The product; the inputs of the softmax, their gradient and two copies.
-    kept = 6 * 2048 * 4 * (256 + 4 * WIDTH)
-    assert temporaries(9) < temporaries(3) + 1.2 * kept

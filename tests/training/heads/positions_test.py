@@ -61,10 +61,3 @@ def test_an_epoch_visits_every_position_once(count):
     if count > 1:
         assert order.tolist() != epoch_order(count, 7, 1).tolist()
         assert order.tolist() == epoch_order(count, 7, 0).tolist()
-
-
-def test_order_is_shuffled_within_windows_of_the_file():
-    order = epoch_order(2_000_000, 0, 0)
-    batch, window = order[:2048], order[: 64 * 4096]
-    assert len(np.unique(batch // 64)) > 1500
-    assert len(np.unique(window // 64)) == 4096

@@ -21,26 +21,26 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 300 * 2 * 24)
 
 
-def make(
-    folder,
-    model,
-    params,
-    texts,
-    base_key,
-    dtype="float16",
-    products="float32",
-    **kwargs,
-):
-    base = FrozenModel(model, params, 128, dtype, products=products)
-    options = {"include_prompts": False, **kwargs}
-    return cached_states(folder, texts, base, base_key, **options)
+@pytest.fixture
+def make(model, params, texts, base_key):
+    """`cached_states` of all texts, or of others, in a folder."""
+
+    def cached(folder, texts=texts, key=base_key, dtype="float16", **options):
+        products = options.pop("products", "float32")
+        base = FrozenModel(
+            model, options.pop("params", params), 128, dtype, (), products
+        )
+        options = {"include_prompts": False, **options}
+        return cached_states(folder, texts, base, key, **options)
+
+    return cached
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_cached_states_equal_those_of_the_model(
-    tmp_path, model, params, texts, base_key, dtype
+    tmp_path, model, params, texts, dtype, make
 ):
-    states = make(tmp_path, model, params, texts, base_key, dtype)
+    states = make(tmp_path, dtype=dtype)
     assert len(list(tmp_path.glob("states-*.npy"))) > 2
     positions = states.positions
     forward = jax.jit(Model.forward)
@@ -60,9 +60,9 @@ def test_cached_states_equal_those_of_the_model(
 
 
 def test_killed_run_resumes_at_the_first_missing_shard(
-    tmp_path, monkeypatch, model, params, texts, base_key
+    tmp_path, monkeypatch, texts, base_key, make
 ):
-    uninterrupted = make(tmp_path / "whole", model, params, texts, base_key)
+    uninterrupted = make(tmp_path / "whole")
     original_states = FrozenModel.states
     calls = []
 
@@ -74,23 +74,23 @@ def test_killed_run_resumes_at_the_first_missing_shard(
 
     monkeypatch.setattr(FrozenModel, "states", failing)
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "killed", model, params, texts, base_key)
+        make(tmp_path / "killed")
     shards = sorted(path.name for path in (tmp_path / "killed").glob("*.npy"))
     assert len(shards) == 2
     with pytest.raises(UserError, match=r"texts\.npz"):
         open_states(tmp_path / "killed", base_key)
-    resumed = make(tmp_path / "killed", model, params, texts, base_key)
+    resumed = make(tmp_path / "killed")
     assert len(calls) - 3 == len(list((tmp_path / "whole").glob("*.npy"))) - 2
     indices = np.arange(len(uninterrupted.positions))
     np.testing.assert_array_equal(resumed.read(indices), uninterrupted.read(indices))
 
 
 def test_appended_texts_replace_only_the_last_shard(
-    tmp_path, monkeypatch, model, params, texts, base_key
+    tmp_path, monkeypatch, texts, base_key, make
 ):
-    make(tmp_path, model, params, fewer_texts(texts, 60), base_key)
+    make(tmp_path, fewer_texts(texts, 60))
     before = {path.name for path in tmp_path.glob("states-*")}
-    states = make(tmp_path, model, params, texts, base_key)
+    states = make(tmp_path)
     after = {path.name for path in tmp_path.glob("states-*")}
     # Only the last shard, which was not full, is replaced.
     assert len(before - after) == 1
@@ -100,10 +100,10 @@ def test_appended_texts_replace_only_the_last_shard(
     np.testing.assert_array_equal(reopened.positions.places, states.positions.places)
 
 
-def test_states_without_those_of_prompts(tmp_path, model, params, texts, base_key):
+def test_states_without_those_of_prompts(tmp_path, model, texts, base_key, make):
     """Refiners take the next tokens for the model's own, unlike those of prompts."""
-    generated = make(tmp_path / "generated", model, params, texts, base_key)
-    make(tmp_path / "all", model, params, texts, base_key, include_prompts=True)
+    generated = make(tmp_path / "generated")
+    make(tmp_path / "all", include_prompts=True)
     reopened = open_states(tmp_path / "all", base_key)
     np.testing.assert_array_equal(reopened.positions.places, generated.positions.places)
     indices = np.arange(len(generated.positions))
@@ -122,10 +122,8 @@ def fewer_texts(texts, count):
     )
 
 
-def test_states_of_other_texts_are_not_overwritten(
-    tmp_path, model, params, texts, base_key
-):
-    make(tmp_path, model, params, texts, base_key)
+def test_states_of_other_texts_are_not_overwritten(tmp_path, texts, base_key, make):
+    make(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     others = [
         dataclasses.replace(texts, tokens=(texts.tokens + 1) % 30),
@@ -134,18 +132,18 @@ def test_states_of_other_texts_are_not_overwritten(
     ]
     for other_texts in others:
         with pytest.raises(UserError, match="holds states of other texts"):
-            make(tmp_path, model, params, other_texts, base_key)
+            make(tmp_path, other_texts)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
     open_states(tmp_path, base_key)
     # Without the list of texts, shards are not deleted either.
     (tmp_path / "texts.npz").unlink()
-    make(tmp_path, model, params, others[0], base_key)
+    make(tmp_path, others[0])
     assert set(times) < set(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "no prompt_lengths"])
-def test_damaged_cache_is_reported(tmp_path, model, params, texts, base_key, damage):
-    make(tmp_path, model, params, texts, base_key)
+def test_damaged_cache_is_reported(tmp_path, texts, base_key, damage, make):
+    make(tmp_path)
     texts_file = tmp_path / "texts.npz"
     if damage == "cut":
         texts_file.write_bytes(texts_file.read_bytes()[:-100])
@@ -154,7 +152,7 @@ def test_damaged_cache_is_reported(tmp_path, model, params, texts, base_key, dam
     with pytest.raises(UserError, match="cannot read"):
         open_states(tmp_path, base_key)
     # Another run repairs it from the existing states.
-    make(tmp_path, model, params, texts, base_key)
+    make(tmp_path)
     open_states(tmp_path, base_key)
 
 
@@ -168,61 +166,55 @@ def test_damaged_cache_is_reported(tmp_path, model, params, texts, base_key, dam
         {"include_prompts": 1},
     ],
 )
-def test_a_forged_header_is_refused(tmp_path, model, params, texts, base_key, change):
-    make(tmp_path, model, params, texts, base_key)
+def test_a_forged_header_is_refused(tmp_path, base_key, change, make):
+    make(tmp_path)
     header = tmp_path / "states.json"
     header.write_text(json.dumps({**json.loads(header.read_text()), **change}))
     with pytest.raises(UserError, match=r"cannot read .*states\.json"):
         open_states(tmp_path, base_key)
     with pytest.raises(UserError, match=r"states\.json"):
-        make(tmp_path, model, params, texts, base_key)
+        make(tmp_path)
 
 
-def test_states_of_another_model_are_refused(tmp_path, model, params, texts, base_key):
-    make(tmp_path, model, params, texts, base_key)
+def test_states_of_another_model_are_refused(tmp_path, base_key, make):
+    make(tmp_path)
     with pytest.raises(UserError, match=f"states with base = '{base_key}'.*'other'"):
-        make(tmp_path, model, params, texts, "other")
+        make(tmp_path, key="other")
     with pytest.raises(UserError, match="include_prompts"):
-        make(tmp_path, model, params, texts, base_key, include_prompts=True)
+        make(tmp_path, include_prompts=True)
     with pytest.raises(UserError, match="with base"):
         open_states(tmp_path, "other")
     header = tmp_path / "states.json"
     header.write_text(json.dumps([]))
     with pytest.raises(UserError, match="not a JSON object"):
-        make(tmp_path, model, params, texts, base_key)
+        make(tmp_path)
 
 
-def test_products_in_float32_serve_runs_in_bfloat16(
-    tmp_path, model, params, texts, base_key
-):
-    make(tmp_path / "exact", model, params, texts, base_key)
+def test_products_in_float32_serve_runs_in_bfloat16(tmp_path, make):
+    make(tmp_path / "exact")
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("exact/states-*")}
-    make(tmp_path / "exact", model, params, texts, base_key, products="bfloat16")
+    make(tmp_path / "exact", products="bfloat16")
     assert {path: path.stat().st_mtime_ns for path in files} == files
-    make(tmp_path / "rounded", model, params, texts, base_key, products="bfloat16")
+    make(tmp_path / "rounded", products="bfloat16")
     with pytest.raises(UserError, match=r"products = 'bfloat16'.*needs 'float32'"):
-        make(tmp_path / "rounded", model, params, texts, base_key)
+        make(tmp_path / "rounded")
 
 
-def test_full_disk_is_reported_before_anything_is_computed(
-    tmp_path, monkeypatch, model, params, texts, base_key
-):
+def test_full_disk_is_reported_before_anything_is_computed(tmp_path, monkeypatch, make):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match="GB free: free space"):
-        make(tmp_path / "states", model, params, texts, base_key)
+        make(tmp_path / "states")
     assert not (tmp_path / "states").exists()
 
 
-def test_states_too_large_for_float16_are_reported(
-    tmp_path, model, params, texts, base_key
-):
+def test_states_too_large_for_float16_are_reported(tmp_path, params, make):
     trunk = params["trunk"]
     scale = {**trunk["final_norm"], "scale": trunk["final_norm"]["scale"] * 1e6}
-    params = {"trunk": {**trunk, "final_norm": scale}}
+    large = {"trunk": {**trunk, "final_norm": scale}}
     with pytest.raises(UserError, match="bfloat16"):
-        make(tmp_path, model, params, texts, base_key)
-    make(tmp_path, model, params, texts, base_key, "bfloat16")
+        make(tmp_path, params=large)
+    make(tmp_path, params=large, dtype="bfloat16")
 
 
 def test_too_long_texts_are_reported(model, params):
@@ -231,8 +223,8 @@ def test_too_long_texts_are_reported(model, params):
         list(base.states([np.zeros(49, np.int32)]))
 
 
-def test_batches_resume_at_any_step(tmp_path, model, params, texts, base_key):
-    states = make(tmp_path, model, params, texts, base_key)
+def test_batches_resume_at_any_step(tmp_path, texts, make):
+    states = make(tmp_path)
     indices = np.arange(3, len(states.positions))
     batcher = PositionBatcher(states, 100, 4)
     source = batcher.batches(indices, 0)

@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import attach_heads, load_heads
-from bpd_jax.training import frozen, hosts
+from bpd_jax.training import hosts
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
@@ -97,24 +97,6 @@ def test_resumed_run_equals_an_uninterrupted_one(
         )
     for name in ("config.gin", "operative.gin"):
         assert (tmp_path / "stopped" / name).read_text() == ""
-
-
-def test_repeated_run_keeps_its_training_time(
-    tmp_path, config, model, params, monkeypatch
-):
-    config = dataclasses.replace(config, steps=2)
-    train_heads(config, model, params, tmp_path)
-    log = (tmp_path / "metrics.jsonl").read_bytes()
-    restore = frozen.Checkpoints.restore_data
-    monkeypatch.setattr(
-        frozen.Checkpoints,
-        "restore_data",
-        lambda self: {**restore(self), "seconds": 1e3},
-    )
-    int8_config = dataclasses.replace(config, heads_dtype="int8")
-    train_heads(int8_config, model, params, tmp_path)
-    assert 1000 <= load_heads(tmp_path / "heads").facts["seconds"] < 1900
-    assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
 @pytest.mark.parametrize(
