@@ -162,7 +162,15 @@ def test_invalid_results_are_reported(results, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "unknown").mkdir()
     write_header(tmp_path / "unknown", "table44", {})
+    # Two and one heads; tasks without labels.
+    grids = [[[8, 6], [5, 3]], [[8, 6]]]
+    oracle = [OracleRecord("squad", n, REPORT, 8, g) for n, g in enumerate(grids)]
+    write(tmp_path / "shapes", "figure6", "tiny", oracle)
+    write(tmp_path / "facts", "table4", "tiny", drafts("bpd", "21212121"))
+    write_header(tmp_path / "facts", "table4", {"tasks": ["squad"]})
     cases = [
+        (["shapes"], "shapes are damaged or do not belong together"),
+        (["facts"], "facts are damaged or do not belong together"),
         ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "empty contains no results of a study"),

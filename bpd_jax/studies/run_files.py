@@ -6,30 +6,29 @@ compressed (`records.jsonl.xz`, earlier `records.jsonl.gz`).
 """
 
 import dataclasses
+import functools
 import gzip
 import json
 import lzma
 import os
 import pathlib
+import types
+import typing
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
-from bpd_jax.evaluation.token_cost import ModelSize
 from bpd_jax.reporting.records import Facts
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import (
     RECORD_KINDS,
-    DraftRecord,
     ExplorerRecord,
-    OracleRecord,
     Record,
 )
-from bpd_jax.studies.typed_json import typed
 
 HEADER, RECORDS = "study.json", "records.jsonl"
 # Every shard of a run has a file of records. Published records are the oldest.
@@ -38,40 +37,8 @@ PUBLISHED = folders.FolderKind("results of a study", HEADER, _RECORD_FILES, '"st
 # A folder of unfinished results may contain other files.
 KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in RECORD_KINDS.items()}
-
-
-class _ModelSizes(TypedDict, total=False):
-    model: ModelSize
-    rescorers: dict[str, ModelSize]
-    ngrams: dict[str, int]
-
-
-class _Settings(TypedDict, total=False):
-    source: str
-    lattice_width: int
-
-
-class _Header(TypedDict, total=False):
-    """The facts that programs read; others are only shown."""
-
-    study: str
-    size: str
-    labels: dict[str, str]
-    tasks: dict[str, str]
-    left_out: dict[str, str]
-    texts: dict[str, str]
-    made_with: dict[str, str]
-    printed: dict[str, str]
-    alphas: dict[str, dict[str, float]]
-    in_domain: dict[str, int]
-    vocabulary: int | None
-    draft_vocabulary: int | None
-    examples: dict[str, dict[str, int]]
-    assets: dict[str, dict[str, str]]
-    model_sizes: _ModelSizes
-    settings: _Settings
-    notes: list[str]
-    sessions: list[dict[str, Any]]
+# Sums of smaller numbers, and thousandths of them, stay exact enough.
+_LARGEST = 1e15
 
 
 def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
@@ -138,31 +105,10 @@ def read_records(folder: pathlib.Path) -> list[Record]:
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     records = [record for path in paths for record in _read_file(path)]
-    _check_shapes(folder, records)
     latest = {r.key: r for r in records if isinstance(r, ExplorerRecord)}
     return [
         r for r in records if not isinstance(r, ExplorerRecord) or latest[r.key] is r
     ]
-
-
-def _check_shapes(folder: pathlib.Path, records: Sequence[Record]) -> None:
-    """Exhibits stack the numbers of all records of a kind."""
-    heads = {
-        len(values)
-        for r in records
-        if isinstance(r, DraftRecord)
-        for values in (r.head_entropy, r.entropy_counts)
-        if values
-    }
-    grids = {
-        (len(r.calls), len(r.calls[0])) for r in records if isinstance(r, OracleRecord)
-    }
-    for name, shapes in (("entropies", heads), ("calls", grids)):
-        if len(shapes) > 1:
-            raise UserError(
-                f"the records in {folder} do not belong together: the shapes of {name} "
-                f"are {', '.join(map(str, sorted(shapes)))}."
-            )
 
 
 def _read_file(path: pathlib.Path) -> Iterator[Record]:
@@ -187,6 +133,47 @@ def _record(line: bytes, location: str) -> Record:
         raise UserError(f"{location} is not a study record: {error}.") from error
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
+def typed(kind: Any, value: Any, name: str) -> Any:
+    """Returns a JSON value as the type `kind`.
+
+    >>> typed(dict[str, list[float]], {"a": [0.5, 1]}, "alphas")
+    {'a': [0.5, 1]}
+
+    Args:
+      kind: a dataclass, whose fields must all be there; `list`, `dict`, a plain type,
+        `X | None`.
+      value: the value.
+      name: its name in errors.
+
+    Raises:
+      TypeError, ValueError: a field is missing, unknown, out of range, or of another
+        type.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # Only `X | None` occurs.
+        return None if value is None else typed(arguments[0], value, name)
+    is_record = dataclasses.is_dataclass(kind)
+    plain: Any = dict if is_record else origin or kind
+    # Some writers write 1.0 as 1, and bool is a subclass of int.
+    fitting: Any = (int, float) if plain is float else plain
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, fitting) or (is_bool and plain is not bool):
+        raise TypeError(f"{name} is not of the type {plain.__name__}")
+    if plain in (int, float) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{name} is {value:.3g}")
+    if origin is list:
+        return [typed(arguments[0], item, name) for item in value]
+    if is_record:
+        hints = _type_hints(kind)
+        return kind(**{key: typed(hints[key], value[key], key) for key in value})
+    if origin is dict:
+        return {key: typed(arguments[1], item, name) for key, item in value.items()}
+    return value
+
+
 def read_header(folder: pathlib.Path) -> Facts:
     """Reads `study.json`.
 
@@ -198,7 +185,7 @@ def read_header(folder: pathlib.Path) -> Facts:
         facts = files.read_json(path)
         if "study" not in facts:
             raise ValueError("its study has no name")
-        typed(_Header, facts, "it")
+        typed(dict[str, dict[str, int]], facts.get("examples", {}), "examples")
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {folder} has no study results; "

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender
@@ -19,6 +20,9 @@ DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
 )
 DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
 """Measurements in which contenders draft, so that their weights α matter."""
+
+# What exhibits raise for records whose numbers or shapes are wrong.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 Part = Callable[[Any], Any]
 """Returns a table, chart, finding or note, or a list of them, for the prepared data."""
@@ -56,7 +60,20 @@ class Study:
     notes: Sequence[str | Part] = ()
 
     def exhibit(self, run: StudyRun) -> Exhibit:
-        """Creates the exhibit of a run."""
+        """Creates the exhibit of a run.
+
+        Raises:
+          UserError: its records or facts do not fit together.
+        """
+        try:
+            return self._exhibit(run)
+        except _DAMAGE as error:
+            raise UserError(
+                f"the results in {run.folder} are damaged or do not belong together "
+                f"({type(error).__name__}: {error}): run {self.name} again."
+            ) from error
+
+    def _exhibit(self, run: StudyRun) -> Exhibit:
         data = self.prepare(run)
 
         def evaluate(parts: Iterable[str | Part]) -> list[Any]:

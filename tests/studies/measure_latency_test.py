@@ -6,7 +6,6 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.studies import measure_latency
 from bpd_jax.studies.measure_latency import (
-    SHAPES,
     Lattices,
     latency_records,
     make_rescorer,
@@ -26,11 +25,6 @@ def ngram_model(num_tokens):
 @pytest.fixture(scope="module")
 def model():
     return ngram_model(VOCAB)
-
-
-def test_shapes_are_the_cells_of_both_tables():
-    assert len(set(SHAPES)) == 5 + 12 - 1  # One cell is in both.
-    assert {(8, 16, 16), (4, 2, 1), (16, 16, 1)} <= set(SHAPES)
 
 
 def test_lattices_have_the_format_of_decoding(model):
@@ -62,14 +56,6 @@ def test_every_engine_times_every_cell_once(model, monkeypatch):
     finished = {record.key for record in records[:3]}
     remaining = latency_records(model, ["fst", "viterbi"], done=finished, **sizes)
     assert [record.key for record in remaining] == [("viterbi", 2, 2, 3)]
-
-
-def test_a_run_is_the_median_of_its_lattices(model, monkeypatch):
-    monkeypatch.setattr(measure_latency, "SHAPES", [(2, 2, 1)])
-    times = np.array([1.0, 90.0, 2.0, 4.0, 6.0, 5.0])
-    monkeypatch.setattr(measure_latency, "refine_milliseconds", lambda *_: times)
-    records = latency_records(model, ["device"], runs=2, lattices=3)
-    assert [record.milliseconds for record in records] == [[2.0, 5.0]]
 
 
 def test_one_time_is_measured_per_batch(model):

@@ -5,18 +5,12 @@ import json
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.studies.study_config import StudyConfig, parse_contender
+from bpd_jax.studies.study_config import StudyConfig
 
 
 def config(**changes):
     fields = {"study": "table4", "model": "demo", "tasks": ["held_out"]}
     return StudyConfig(**{**fields, **changes})
-
-
-def test_a_contender_is_a_method_with_its_models():
-    contender = parse_contender("ngram:16:k=4@own_2")
-    assert (contender.method.name, contender.assets) == ("ngram:16:k=4", "own_2")
-    assert parse_contender("bpd").assets is None
 
 
 def test_same_settings_give_the_same_texts():

@@ -4,7 +4,6 @@ import types
 
 import pytest
 
-from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.studies.conversations import later_turns
 from bpd_jax.studies.tasks import (
@@ -115,14 +114,6 @@ def test_every_question_on_a_document_is_drawn_and_a_repeated_record_once(
     assert len([*undrawn_texts(sources, [], 9)]) == 2
 
 
-def test_a_split_that_is_not_kept_may_exceed_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_KEPT", 500)
-    write(tmp_path, "squad", "train", [squad(n) for n in range(9)])
-    assert len([*read_sources(tmp_path, "squad", ["train"], kept=False)]) == 9
-    with pytest.raises(UserError, match="too large to be kept in memory"):
-        [*read_sources(tmp_path, "squad", ["train"])]
-
-
 def test_spec_bench_has_six_categories(tmp_path, loaded):
     records = [
         {"category": "rag", "turns": ["facts question?"], "reference": [["r", "s"]]},
@@ -147,12 +138,6 @@ def test_spec_bench_has_six_categories(tmp_path, loaded):
     (article,) = [*read_sources(tmp_path, "summarization")]
     assert (article.document, article.before) == ("a b c d", "Summarize: ")
     assert article.references == ("a c",)
-
-
-def test_passages_are_prompts_without_a_template(tmp_path, loaded):
-    write(tmp_path, "lambada", "test", [{"passage": "once upon a time"}])
-    (example,) = draw(tmp_path, "lambada", loaded)
-    assert example.prompt == "once upon a time"
 
 
 def test_missing_files_are_named(tmp_path):

