@@ -24,10 +24,9 @@ from bpd_jax.base import cli, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting import draft_picture
 from bpd_jax.reporting.charts import has_points, standalone
-from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.explorer import ExplorerText, title_of
-from bpd_jax.reporting.latex import table_latex
 from bpd_jax.reporting.page import Page, PagePart, write_page
+from bpd_jax.reporting.table_files import table_csv, table_latex
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.studies.results import StudyRun

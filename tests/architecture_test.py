@@ -58,7 +58,7 @@ ALLOWED_FILES = {
     "flax.linen": ["bpd_jax/models/*"],
     "flax.nnx": [],
     "gin": ["bpd_jax/base/configuration.py", "bpd_jax/base/gin_registry.py"],
-    "pandas": ["bpd_jax/reporting/csv_tables.py", "bpd_jax/reporting/latex.py"],
+    "pandas": ["bpd_jax/reporting/table_files.py"],
     "lm_eval": ["bpd_jax/lm_eval.py"],
     "fsspec": ["bpd_jax/storage/paths.py"],
     "google.cloud": [],

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from bpd_jax.reporting import axes, labels, marks
+from bpd_jax.reporting import axes, marks
 from bpd_jax.reporting.axes import Axis, tick_text
 from bpd_jax.reporting.exhibits import BARS, LINES, Chart, Series
 from bpd_jax.reporting.marks import Style
@@ -39,9 +39,9 @@ class Frame:
         return self.width - _RIGHT
 
     @property
-    def box(self) -> labels.Box:
+    def box(self) -> marks.Box:
         """The rectangle between the axes."""
-        return labels.Box(self.x.start, self.y.end, self.x.end, self.y.start)
+        return marks.Box(self.x.start, self.y.end, self.x.end, self.y.start)
 
 
 def draw(chart: Chart, standalone: bool = False) -> Markup:
@@ -257,16 +257,16 @@ def _x_ticks(frame: Frame) -> list[tuple[float, str]]:
     return labelled_ticks
 
 
-def _point_labels(chart: Chart, frame: Frame) -> list[labels.Label]:
+def _point_labels(chart: Chart, frame: Frame) -> list[marks.Label]:
     points = [
         (
             frame.x.position(x),
             frame.y.position(y),
-            axes.shortened(name, 120, labels.SIZE),
+            axes.shortened(name, 120, marks.LABEL_SIZE),
         )
         for series in chart.series
         for x, y, name in zip(
             series.x, series.y, series.names or [""] * len(series.x), strict=True
         )
     ]
-    return labels.place_labels(points, frame.box)
+    return marks.place_labels(points, frame.box)

@@ -39,6 +39,12 @@ KIND = dataclasses.replace(PUBLISHED, in_place=True)
 _NAMES = {kind: name for name, kind in RECORD_KINDS.items()}
 # Sums of smaller numbers, and thousandths of them, stay exact enough.
 _LARGEST = 1e15
+# What every study reads of its header.
+_FACTS = {
+    "examples": dict[str, dict[str, int]],
+    "labels": dict[str, str],
+    "tasks": dict[str, str],
+}
 
 
 def write_header(folder: pathlib.Path, study: str, facts: Facts) -> None:
@@ -185,7 +191,8 @@ def read_header(folder: pathlib.Path) -> Facts:
         facts = files.read_json(path)
         if "study" not in facts:
             raise ValueError("its study has no name")
-        typed(dict[str, dict[str, int]], facts.get("examples", {}), "examples")
+        for name, kind in _FACTS.items():
+            typed(kind, facts.get(name, {}), name)
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {folder} has no study results; "

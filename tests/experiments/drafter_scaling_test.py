@@ -96,20 +96,3 @@ def test_times_of_decoding_are_columns_of_the_table(runs):
     result, _ = run(runs)
     assert result.returncode
     assert "texts differ from plain decoding by block/tree:8" in result.stderr
-    path.write_text("{}")
-    result, _ = run(runs)
-    assert result.returncode
-    assert "measure it again" in result.stderr
-
-
-def test_missing_runs_and_figures_are_reported(runs):
-    result, _ = run(runs / "unfinished")
-    assert result.returncode
-    assert "no finished run" in result.stderr
-    path = runs / "heads_1000" / "heads" / "heads.json"
-    header = json.loads(path.read_text())
-    del header["facts"]["tokens_per_call"]
-    path.write_text(json.dumps(header))
-    result, _ = run(runs)
-    assert result.returncode
-    assert "train it again" in result.stderr

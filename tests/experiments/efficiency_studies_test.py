@@ -1,7 +1,5 @@
 """Tables of block efficiency, from small records with values computed by hand."""
 
-import dataclasses
-
 import pytest
 
 from bpd_jax.studies.study_records import TUNE
@@ -58,16 +56,6 @@ def test_table4_has_efficiency_gain_and_headroom():
     assert shares["all"] == pytest.approx(100 * 0.75 / 1.25)
 
 
-@pytest.mark.parametrize("missing", ["bpd", "oracle"])
-def test_headroom_requires_bpd_and_the_oracle(missing):
-    kept = [record for record in records() if record.contender != missing]
-    names = [table.name for table in exhibit_of("figure7", kept).tables]
-    assert names == ["figure7"]
-    assert "figure7_headroom" in [
-        table.name for table in exhibit_of("figure7", records()).tables
-    ]
-
-
 def test_findings_of_table4():
     findings = {f.statement: f for f in exhibit_of("table4", records()).findings}
     bound = findings["The oracle is an upper bound for all drafts from its lattice."]
@@ -82,29 +70,6 @@ def test_findings_of_table4():
     assert weak.holds is None  # two tasks are too few
 
 
-def test_table4_prefers_contenders_with_printed_values():
-    """Of two n-gram models, the one with printed values is compared."""
-    accepted = {"bpd": "1111", "ngram:16": "4321"}
-    accepted |= {"ngram:1@corpus": "2121", "ngram:16@corpus": "2121"}
-    drafts = [draft(name, "squad", lengths) for name, lengths in accepted.items()]
-    for printed, holds in (({}, None), ({"ngram:16@corpus": "16x4g"}, False)):
-        exhibit = exhibit_of("table4", drafts, printed=printed)
-        (best,) = [f for f in exhibit.findings if "single best" in f.statement]
-        assert best.holds is holds  # the first has no single best beside it
-        assert ("CORPUS" in best.statement) is (printed != {})
-
-
-def test_drafts_outside_the_lattice_are_not_bounded():
-    names = ("hydra:1", "medusa:4:lookup=4", "block/best:4")
-    unbounded = [draft(name, "squad", "654321") for name in names]
-    findings = {
-        f.statement: f for f in exhibit_of("table4", records() + unbounded).findings
-    }
-    assert findings[
-        "The oracle is an upper bound for all drafts from its lattice."
-    ].holds
-
-
 def test_an_oracle_bounds_only_drafts_of_as_few_candidates():
     drafts = [draft("bpd", "squad", "1111"), draft("ngram:16", "squad", "4321")]
     drafts += [draft("oracle:k=2", "squad", "2121")]
@@ -112,17 +77,6 @@ def test_an_oracle_bounds_only_drafts_of_as_few_candidates():
         exhibit = exhibit_of("table4", [*drafts, *more])
         (bound,) = [f for f in exhibit.findings if "upper bound" in f.statement]
         assert bound.holds is holds
-
-
-def test_an_oracle_below_a_method_fails():
-    with_low_oracle = [
-        r for r in records() if (r.contender, r.task) != ("oracle", "squad")
-    ]
-    with_low_oracle.append(draft("oracle", "squad", "111111"))
-    findings = {f.statement: f for f in exhibit_of("table4", with_low_oracle).findings}
-    bound = findings["The oracle is an upper bound for all drafts from its lattice."]
-    assert bound.holds is False
-    assert "Not on SQUAD." in bound.evidence
 
 
 def test_table3_compares_before_and_after():
@@ -141,13 +95,6 @@ def test_table3_compares_before_and_after():
     assert [finding.holds for finding in exhibit.findings] == [True]
     (chart,) = exhibit.charts
     assert [series.y for series in chart.series] == [[50.0, 50.0], [0.0, 0.0]]
-
-
-def test_the_length_of_drafts_is_a_fact():
-    longer = dataclasses.replace(draft("ngram:4", "squad", "11"), length="44")
-    drafts = [draft("bpd", "squad", "21"), longer]
-    assert exhibit_of("table4", drafts).facts["block_size"] == 3
-    assert exhibit_of("table4", [longer]).facts["block_size"] is None
 
 
 def test_table7_compares_general_and_in_domain_models():
@@ -178,14 +125,6 @@ def test_table10_orders_heads():
     # From 3 heads to 6, and from 6 to all: 1 → 2 → 3 tokens a call.
     assert [finding.holds for finding in exhibit.findings] == [True, True]
     assert "BPD:HEADS=6 against BPD:HEADS=3" in exhibit.findings[0].statement
-
-
-def test_table10_notes_drafts_that_are_shorter_than_the_papers():
-    shorter = draft("bpd", "squad", "321")
-    equal = dataclasses.replace(shorter, length="998")
-    notes = [exhibit_of("table10", [each]).notes for each in (shorter, equal)]
-    assert len(notes[0]) == len(notes[1]) + 1
-    assert "3 tokens at most" in notes[0][0]
 
 
 def test_figure7_has_diminishing_returns():

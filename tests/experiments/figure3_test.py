@@ -87,16 +87,6 @@ def test_findings(full_exhibit):
     assert "On 2 of 2 tasks" in full_exhibit.findings[2].evidence
 
 
-def test_numbers_of_heads_alone_are_no_evidence():
-    """All tasks are equal: both values are the number of heads, 2 or 3."""
-    tasks = [*"abcdef"]
-    records = [drafts(task, "333", (1.0, 2.0, 3.0)) for task in tasks]
-    records += [drafts(task, "2222", contender="bpd:heads=2") for task in tasks]
-    finding = exhibit_of("figure3", records, tasks).findings[3]
-    assert "R = 1.00" in finding.evidence
-    assert finding.holds is None
-
-
 # Ranks and heads differ by 2 and 100 in all, squared: 1 - 6 · 2 / 720 is 0.98, and
 # 1 - 6 · 100 / 720 is 0.17.
 RISING = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0)
@@ -124,18 +114,6 @@ def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
         assert "correlation is 0.17, on SQUAD" in grows.evidence
 
 
-@pytest.mark.parametrize(
-    "facts, message",
-    [
-        ({}, "the results do not say which"),
-        ({"vocabulary": 49152, "draft_vocabulary": 8192}, "draft vocabulary of 8,192"),
-        ({"vocabulary": 64, "draft_vocabulary": 64}, "All heads predict over the full"),
-    ],
-)
-def test_vocabularies_are_described(facts, message):
-    assert message in exhibit_of("figure3", [], **facts).notes[-1]
-
-
 def test_head_1_is_not_compared_over_another_vocabulary(full_exhibit):
     """From head 2 on entropy increases; that of head 1 is over more tokens."""
     entropies = (3.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
@@ -156,10 +134,3 @@ def test_head_1_is_not_compared_over_another_vocabulary(full_exhibit):
     assert "from head 2 on" in grows.evidence
     assert [finding.holds for finding in others] == [None] * 4
     assert all("Not judged" in finding.evidence for finding in others)
-
-
-def test_nothing_measured():
-    empty_exhibit = exhibit_of("figure3", [], ["lambada"])
-    assert empty_exhibit.charts == []
-    assert {finding.holds for finding in empty_exhibit.findings} == {None}
-    assert empty_exhibit.tables[0].rows[0].cells[-1].paper == 3.12

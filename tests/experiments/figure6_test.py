@@ -81,26 +81,3 @@ def test_a_violated_bound_is_detected(records):
     # And one of refined drafts that takes 2 calls where the oracle takes 4.
     records[5] = draft("zero_gram:16", "squad", "666666666666")
     assert build_exhibit(records).findings[-1].holds is False
-
-
-def test_bpd_alone_is_inconclusive_about_the_bound(records):
-    assert build_exhibit(records[:5]).findings[-1].holds is None
-
-
-def test_tasks_with_low_efficiency_gain_most():
-    records = [
-        oracle("squad", 12, [[12, 12], [4, 3]]),
-        oracle("qa", 12, [[12, 12], [6, 4]]),
-        oracle("rag", 12, [[12, 12], [12, 6]]),
-    ]
-    weak = build_exhibit(records).findings[3]
-    assert weak.holds is None  # three tasks cannot tell
-    assert "−1.00 (p = 0.3" in weak.evidence
-    assert "over 3 tasks, with gains from 33 to 100 %" in weak.evidence
-
-
-def test_nothing_measured():
-    exhibit = build_exhibit([])
-    assert exhibit.charts == []
-    assert {finding.holds for finding in exhibit.findings} == {None}
-    assert exhibit.tables[0].rows[0].cells[-2].paper == 2.45

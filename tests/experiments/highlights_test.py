@@ -2,8 +2,6 @@
 
 import pathlib
 
-import pytest
-
 from bpd_jax.studies.results import StudyRun
 from experiments.highlights import highlights
 from tests.experiments import builders
@@ -40,15 +38,6 @@ def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
     assert figures["Oracle"].value == "4.00"
     # (2 - 4/3) / (4 - 4/3) = 1/4
     assert figures["Headroom taken"].value == "25 %"
-
-
-@pytest.mark.parametrize(
-    "num_records, names",
-    [(2, ["BPD"]), (4, ["BPD", "Best of Table 4"]), (0, [])],
-)
-def test_an_interrupted_run_has_fewer_figures(num_records, names):
-    figures = highlights([run("table4", RECORDS[:num_records])])
-    assert [figure.name for figure in figures] == names
 
 
 def test_the_run_of_table_4_with_the_most_texts_comes_first():

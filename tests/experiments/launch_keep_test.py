@@ -138,16 +138,6 @@ def test_absent_slices_are_requested_and_lost_ones_replaced(cloud):
     assert steps(cloud) == 1
 
 
-def test_first_request_that_is_rejected_and_stuck_slices_end_the_launcher(cloud):
-    (cloud / "states").write_text("NOT_FOUND")
-    (cloud / "create").write_text("1")
-    with pytest.raises(UserError, match="does not exist, and the request was rejected"):
-        keep(cloud)
-    (cloud / "states").write_text("READY\nSTOPPED")
-    with pytest.raises(UserError, match="paper is STOPPED and does not recover"):
-        keep(cloud)
-
-
 def test_lost_connections_are_restored_and_the_run_continues(cloud):
     (cloud / "follow").write_text("255\n255")
     states = ["READY"] * 2 + ["UNREACHABLE"] * 5

@@ -256,16 +256,3 @@ def test_files_must_be_committed(checkout):
     (checkout / "mine.gin").write_text("")
     with pytest.raises(UserError, match=r"mine\.gin has uncommitted changes"):
         check_travels(["mine.gin"])
-
-
-def test_batch_and_mesh_must_suit_every_number_of_devices(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    mesh = "--gin_file=gin_configs/meshes/v4_128.gin"
-    run = Program(TRAIN, (PRETRAIN, mesh, "--workdir=w"))
-    check(run, [64, 128])
-    check(run, [128], slices=2)
-    with pytest.raises(UserError, match="only the data axis may cross"):
-        check(run, [64], slices=2)
-    odd = Program(TRAIN, (*run.arguments, "--gin_bindings=BATCH_SIZE = 2050"))
-    with pytest.raises(UserError, match="batch_size = 2050 is not a multiple"):
-        check(odd, [64, 128])

@@ -39,14 +39,6 @@ def test_ranks_within_tasks_remove_what_tasks_differ_in():
     assert within.interval == pytest.approx((-1, -1))
 
 
-def test_repetition_that_explains_both_leaves_nothing():
-    same = np.arange(8.0)
-    both = texts(same, same, np.zeros(8, int))
-    both = both._replace(repetition=np.stack([same, same]))
-    assert split_correlation(both).value == pytest.approx(1)
-    assert split_correlation(both, given_repetition=True).value is None
-
-
 def findings(records):
     run = {"labels": {record.contender: record.contender for record in records}}
     found = exhibit_of("questions", records, ("squad",), **run).findings

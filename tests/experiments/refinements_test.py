@@ -1,13 +1,7 @@
 import pytest
 
 from bpd_jax.decoding.method_text import parse_method
-from bpd_jax.studies.study_config import class_of
 from experiments.refinements import (
-    is_bpd,
-    is_refined,
-    is_trained,
-    is_tree,
-    method_of,
     unrefined,
 )
 from experiments.searches.study import score_of, search_key
@@ -60,48 +54,6 @@ def composed(contender):
     """The contender with its method as a composition of parts."""
     method, at, assets = contender.partition("@")
     return parse_method(method).composed + at + assets
-
-
-CONTENDERS = [
-    "bpd",
-    "bpd:heads=3",
-    "zero_gram:16",
-    "zero_gram:64:search=best",
-    "ngram:1",
-    "ngram:1:search=greedy",
-    "ngram:16:heads=3@c4_4",
-    "ngram:16:search=beam:adaptive=1",
-    "ngram:64:search=best:lookup=8",
-    "ngram:2:alpha=0.5",
-    "ngram_fst:4",
-    "neural:1",
-    "neural:4:mode=parallel",
-    "neural_ngram:4:beta=0.5",
-    "markov:16:normalise=0",
-    "recurrent:4",
-    "medusa:8",
-    "medusa:8:lookup=8",
-    "medusa_ngram:8:lookup=8",
-    "medusa_neural:8:order=block",
-    "hydra:16",
-    "prompt_lookup:8",
-    "lookahead:8",
-    "draft_model:4@small",
-]
-
-
-@pytest.mark.parametrize("contender", CONTENDERS)
-def test_aliases_and_compositions_get_the_same_answers(contender):
-    other = composed(contender)
-    assert search_key(other) == search_key(contender)
-    assert score_of(other) == score_of(contender)
-    for group in (is_bpd, is_refined, is_trained, is_tree, class_of):
-        assert group(method_of(other)) == group(method_of(contender))
-    others = ["bpd", "bpd:heads=3", "medusa:8", "medusa:8:lookup=8"]
-    base = unrefined(contender, others)
-    assert unrefined(other, others) == base
-    composed_base = unrefined(contender, [*map(composed, others)])
-    assert composed_base == (None if base is None else composed(base))
 
 
 @pytest.mark.parametrize(

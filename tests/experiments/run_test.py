@@ -19,7 +19,7 @@ from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
 from bpd_jax.studies.measure_drafts import draft_records
 from bpd_jax.studies.measure_explorer import explorer_records
-from bpd_jax.studies.run_header import check_header, facts_of, merge_facts
+from bpd_jax.studies.run_header import check_header, facts_of
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
     from_digits,
@@ -27,18 +27,12 @@ from bpd_jax.studies.study_records import (
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
-from experiments.catalog import STUDIES
 from experiments.table7.in_domain import build_in_domain
 from tests.decoding.random_models import save_random_drafter
 from tests.experiments.small_studies import config_of
 from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-
-
-def test_every_study_has_a_size_of_smollm2():
-    for name in STUDIES:
-        assert (ROOT / "experiments" / name / "smollm2.gin").is_file(), name
 
 
 @pytest.fixture(scope="module")
@@ -320,18 +314,3 @@ def test_headers_of_other_texts_and_models_are_refused(context, trained, tmp_pat
     before = content_digest(large)
     large.write_bytes(bytes((5 << 20) - 1) + b"x")
     assert content_digest(large) != before
-
-
-def test_merged_headers_keep_contenders_of_earlier_starts(context, tmp_path):
-    """Records of an omitted contender remain valid only for the same models."""
-    made_with = {"markov:1": "first", "bpd": context.made_with("bpd")}
-    before = {
-        **facts_of(context),
-        "made_with": made_with,
-        "labels": {"markov:1": "Markov"},
-    }
-    merged = merge_facts(before, facts_of(context))
-    assert merged["made_with"]["markov:1"] == "first"
-    assert merged["labels"]["markov:1"] == "Markov"
-    assert merged["made_with"]["bpd"] == context.made_with("bpd")
-    assert merge_facts({}, facts_of(context)) == facts_of(context)

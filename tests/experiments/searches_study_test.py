@@ -67,31 +67,6 @@ def test_searches_are_a_grid():
     assert cells["NGRAM:16"] == 20.0
 
 
-def test_few_texts_are_inconclusive():
-    # Ten nodes a text are 5 in each of two calls, or 2.5 in each of four.
-    for texts, interval, holds in (
-        (1, "", None),
-        (5, " (+100.0 … +100.0)", None),
-        (6, " (+100.0 … +100.0)", True),
-    ):
-        findings = findings_of({"ngram:1:search=greedy": ONE, "ngram:1": TWO}, texts)
-        finding = findings["The exact best draft beats the greedy walk (n-gram)."]
-        assert finding.holds is holds
-        assert finding.evidence == (
-            f"2.000 against 1.000 tokens per call, +100.0 %{interval} over {texts} "
-            f"text{'s' * (texts > 1)}; 5.0 against 2.5 draft tokens verified."
-        )
-
-
-def test_searches_are_compared_by_their_intervals():
-    drafts = [draft("ngram:1", TWO, n) for n in range(8)]
-    drafts += [draft("ngram:16", "21" * (1 + n % 2), n) for n in range(8)]
-    verdicts = {f.statement: f.holds for f in exhibit_of(drafts).findings}
-    assert (
-        verdicts["16 drafts beat the single best (n-gram)."] is None
-    )  # always 2 a call
-
-
 def test_searches_are_compared_at_equal_numbers_of_drafts():
     findings = findings_of(
         {
@@ -178,17 +153,3 @@ def test_trained_scores_are_compared_at_equal_searches_and_nodes(hydra):
             True if hydra == FOUR else None
         ),
     }
-
-
-def test_best_contenders_are_chosen_on_shared_texts():
-    """On all its texts the 4-gram is behind; on the first six, it is ahead."""
-    drafts = [draft("ngram:1", FOUR, n) for n in range(6)]
-    drafts += [draft("markov:1", FOUR, n) for n in range(6)]
-    drafts += [draft("zero_gram:1", TWO, n) for n in range(6)]
-    drafts += [draft("ngram:1", ONE, n) for n in range(6, 12)]
-    drafts += [draft("zero_gram:1", TWO, n) for n in range(6, 12)]
-    (finding,) = [
-        f for f in exhibit_of(drafts).findings if f.statement.startswith("Train")
-    ]
-    assert "MARKOV:1 against NGRAM:1" in finding.statement
-    assert finding.holds is None

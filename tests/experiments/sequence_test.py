@@ -125,14 +125,6 @@ def test_links_give_the_models_of_sweeps_the_names_of_the_sequence():
     }
 
 
-def test_repeated_commands_are_expanded():
-    makes = [step.makes for step in steps_of(PAPER)]
-    tasks = ["squad", "cnn_dailymail", "samsum", "multi_news", "xsum", "newsroom"]
-    assert {f"runs/{task}" for task in tasks} <= set(makes)
-    assert {f"runs/rescorer_61m_{task}" for task in tasks} <= set(makes)
-    assert {f"runs/rescorer_{size}" for size in ("32m", "61m", "94m")} <= set(makes)
-
-
 def write_data(folder):
     """A few records of each data set that the sequence reads, of made-up words."""
     rng = np.random.default_rng(0)

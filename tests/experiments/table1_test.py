@@ -77,21 +77,6 @@ def test_scores_and_efficiency_of_each_task():
     assert scores["SQUAD: Exact match, %"][0].paper == 57.6
 
 
-def test_without_measurements_findings_are_inconclusive():
-    exhibit = exhibit_of("table1", [], ["xsum"])
-    [table] = exhibit.tables
-    assert rows_of(table)["XSUM"][1] == Cell(paper=52.15, text="not measured")
-    assert [finding.holds for finding in exhibit.findings] == [None]
-
-
-def test_both_rouge_variants_stand_beside_the_papers_score():
-    records = [quality("xsum", 0, rougeL=0.5, rougeLsum_unstemmed=0.25)]
-    table = exhibit_of("table1", records, ["xsum"]).tables[0]
-    _, score, other, other_score, *_ = rows_of(table)["XSUM"]
-    assert (score, other_score) == (Cell(50.0, 52.15), Cell(25.0, 52.15))
-    assert other.text == "ROUGE-Lsum, not stemmed, %"
-
-
 @pytest.mark.parametrize(
     "lowest, highest, holds",
     [

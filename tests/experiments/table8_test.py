@@ -95,26 +95,6 @@ def test_weight_decreases_with_bpds_efficiency():
     assert flattery.holds is True
 
 
-def test_without_a_family_there_is_no_table():
-    exhibit = build_exhibit([drafts("squad", "ngram:1:alpha=1", 4)])
-    assert (exhibit.tables, exhibit.charts, exhibit.findings) == ([], [], [])
-
-
-def test_the_number_of_tuning_examples_is_reported():
-    """Three of SQuAD and one of QA; reported ones do not count."""
-    records = [
-        drafts(task, f"ngram:1:alpha={alpha}", 4, part, example)
-        for task, tune in [("squad", 3), ("qa", 1)]
-        for alpha in (1, 2)
-        for part, count in [("tune", tune), ("report", 5)]
-        for example in range(count)
-    ]
-    caption = build_exhibit(records).tables[0].caption
-    assert caption == (
-        "Tuned on 1 to 3 held-out examples of each task; the paper tunes on 100."
-    )
-
-
 def test_only_common_examples_count():
     """Example 1 was recorded for only one alpha before the run was stopped."""
     records = [

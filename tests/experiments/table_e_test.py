@@ -1,4 +1,3 @@
-import dataclasses
 import pathlib
 
 import pytest
@@ -138,34 +137,6 @@ def test_refined_methods_follow_the_methods_that_they_refine():
     assert chart.series[0].y[:2] == pytest.approx([6 / 2, 6 / 1.5])
 
 
-def test_charts_by_category_of_mt_bench():
-    """12 tokens in 6 calls and 2 of 6 seconds on writing, in 4 and 1 on QA."""
-    records = [
-        record(name, task, calls=calls, seconds=seconds)
-        for name, task, calls, seconds in (
-            ("greedy", "writing", 12, 6.0),
-            ("bpd", "writing", 6, 2.0),
-            ("greedy", "qa", 12, 6.0),
-            ("bpd", "qa", 4, 1.0),
-        )
-    ]
-    _, efficiency, speedup = build_exhibit(*records).charts
-    assert efficiency.title.endswith("by category of MT-Bench")
-    assert [series.label for series in efficiency.series] == ["BPD"]
-    assert (efficiency.series[0].y, speedup.series[0].y) == ([2.0], [3.0])
-    _, efficiency, speedup = build_exhibit(*records[2:]).charts
-    assert efficiency.title.endswith("by task")
-    assert (efficiency.categories, efficiency.series[0].y) == (["QA"], [3.0])
-
-
-def test_speculative_sampling_is_explained_where_it_was_measured():
-    lossless = [record(name, temperature=1.0, calls=6, seconds=1) for name in LABELS]
-    sampled = dataclasses.replace(lossless[0], contender="medusa:8 (speculative)")
-    for records, explained in ((lossless, False), ([*lossless, sampled], True)):
-        notes = " ".join(build_exhibit(*records).notes)
-        assert ("Speculative sampling" in notes) is explained
-
-
 def pairs(seconds, temperature=0.0, calls=5):
     """BPD with 6 calls and 3 seconds per prompt, and its refinement with `seconds`."""
     return [
@@ -188,31 +159,6 @@ def test_verdicts_follow_the_interval():
     assert speed.evidence.startswith("1.06× (0.9")
     # The same gain as in the first case, but of five prompts.
     assert build_exhibit(*pairs([2.0] * 5)).findings[2].holds is None
-
-
-def test_verdicts_at_several_temperatures():
-    fast, slow, same = [2.0] * 6, [4.0] * 6, [3.0] * 6
-    for seconds, holds in ((fast, True), (same, None), (slow, False)):
-        exhibit = build_exhibit(*pairs(fast), *pairs(seconds, temperature=0.7))
-        speed = exhibit.findings[2]
-        assert speed.holds is holds
-        assert speed.statement.endswith("is faster at every temperature.")
-        assert "; " in speed.evidence
-
-
-def test_differing_texts_are_reported():
-    identical = record("bpd", calls=6, seconds=1.0)
-    differing = dataclasses.replace(identical, example=1, identical=False)
-    finding = build_exhibit(identical, differing).findings[0]
-    assert finding.holds is False
-    assert finding.evidence == "Identical: 1 of 2 texts; the others are from BPD."
-
-
-def test_runs_without_measurements():
-    exhibit = build_exhibit()
-    assert measured(exhibit)[0] == []
-    assert exhibit.charts == []
-    assert [finding.holds for finding in measured(exhibit)[1]] == [None]
 
 
 def test_the_printed_table_e_is_shown_with_our_values():

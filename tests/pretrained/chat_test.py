@@ -1,7 +1,4 @@
 import datetime
-import gzip
-import json
-import pathlib
 import re
 
 import pytest
@@ -12,12 +9,6 @@ from bpd_jax.pretrained.chat import (
     render_continued,
     template_variables,
 )
-from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.packaged_models import find_packaged
-
-DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
-GOLDEN = DATA / "smollm2_golden" / "greedy.jsonl.gz"
-QUESTIONS = DATA / "spec_bench" / "test.jsonl.gz"
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": " Is 1 < 2 & 3?\n"}
@@ -102,24 +93,6 @@ def test_features_of_the_qwen_template():
         render_chat(QWEN, [{"role": "judge", "content": ""}])
 
 
-def test_the_template_of_smollm2_writes_the_golden_prompts():
-    if not (GOLDEN.exists() and QUESTIONS.exists()):
-        pytest.skip("the golden prompts are not here")
-    try:
-        path = find_packaged("smollm2")
-    except UserError as error:
-        pytest.skip(str(error))
-    template = open_gguf(path).chat_template
-    with gzip.open(QUESTIONS, "rt", encoding="utf-8") as lines:
-        turns = {q["question_id"]: q["turns"] for q in map(json.loads, lines)}
-    with gzip.open(GOLDEN, "rt", encoding="utf-8") as lines:
-        golden = [json.loads(line) for line in lines]
-    assert len(golden) > 20
-    for record in golden:
-        message = {"role": "user", "content": turns[record["question_id"]][0]}
-        assert render_chat(template, [message]) == record["prompt"]
-
-
 @pytest.mark.parametrize(
     "template, reason",
     [
@@ -162,12 +135,6 @@ def test_blocks_times_and_operators():
     template = "{{ 'a'.ljust(3) }}|{{ '%5.1f%%' % 2.5 }}|{{ '%(a)s' % {'a': 7} }}"
     template += "|{{ 7 % 4 }}|{{ 3 * 4 }}|{{ '=' * 3 }}|{{ 2 * [1] }}"
     assert render_chat(template, []) == "a  |  2.5%|7|3|12|===|[1, 1]"
-
-
-def test_messages_are_unchanged():
-    message = dict(USER)
-    render_chat("{{ messages[0].content }}", [message])
-    assert message == USER
 
 
 HEAD = "<user>hi<end>\n<assistant>\n"

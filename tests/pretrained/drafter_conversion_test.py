@@ -260,9 +260,7 @@ def changed_copy(folder, name, changes):
         (RICHEST, {"markov_head_type": "gated"}, "gated"),
         (RICHEST, {"aux_hidden_state_layer_ids": [0, 2]}, "embedding"),
         (RICHEST, {"aux_hidden_state_layer_ids": [1, 5]}, "4 layers"),
-        (RICHEST, {"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),
         (RICHEST, {"target_hidden_size": 16}, "width"),
-        (RICHEST, {"mask_token_id": None}, "mask_token_id"),
         (RICHEST, {"mask_token_id": 24}, "mask token"),
         (RICHEST, {"draft_vocab_size": 7}, "markov_w2|d2t"),
         (RICHEST, {LAYERS: WINDOW}, "sliding_window_non_causal"),
@@ -274,10 +272,8 @@ def changed_copy(folder, name, changes):
             },
             "some of its layers",
         ),
-        (RICHEST, {LAYERS: {"hidden_act": "mish"}}, "mish"),
         (RICHEST, {LAYERS: {"model_type": "gemma3"}}, "gemma3"),
         (RICHEST, {LAYERS: {"hidden_size": 16}}, "width 16"),
-        (RICHEST, {LAYERS: {"vocab_size": 30}}, "30 tokens"),
         (RICHEST, {LAYERS: {"rope_parameters": {"rope_type": "dynamic"}}}, "rotary"),
         (RICHEST, {"quantization_config": {"bits": 4}}, "quantised"),
         ("dflash", {"architectures": ["DFlash2DraftModel"]}, "conv_kernel_size"),
@@ -285,19 +281,13 @@ def changed_copy(folder, name, changes):
         ("dflash2", {"is_causal": None}, "is_causal"),
         ("dflash2", {"layer_types": ["sliding_attention", "full"]}, "some of its"),
         ("dflash2", {"dflash_config": {"output_multiplier": 2.0}}, "output_multi"),
-        ("dflash2", {"dflash_config": {"conv_group_size": 3}}, "divide the width"),
-        ("dflash2", {"dflash_config": {"conv_kernel_size": 1}}, "base_kernel"),
-        ("dflash2", {"dflash_config": {"selector_rank": 4}}, "candidate_selector"),
         ("dflash2", {"draft_vocab_size": 9}, "draft_vocab_size"),
         ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
         ("dflash", {"dflash_config": {"causal": True}}, "causal"),
         ("dflash", {"dflash_config": {"attention_sink_bias": True}}, "sinks"),
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
-        ("dflash", {"dflash_config": {"target_layer_ids": [-1, 2]}}, "embedding"),
-        ("dflash", {"is_neox_style": False}, "is_neox_style"),
         ("dflash", {"final_logit_softcapping": 30.0}, "bounded logits"),
         ("deepspec", {"logit_scale": 0.5}, "logit_scale"),
-        ("deepspec", {"markov_head_type": "rnn"}, "rnn"),
     ],
     ids=str,
 )
@@ -314,8 +304,6 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
         ({"layers.0.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
         ({"fc.weight": np.zeros((8, 24), "f")}, "fc.weight"),
         ({"norm.weight": None}, "norm.weight"),
-        ({"d2t": np.zeros(9, "f")}, "d2t"),
-        ({"d2t": np.full(9, 30)}, "d2t"),
         ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
         ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
         ({"t2d": np.arange(23) < 9}, "t2d of .* has shape"),
@@ -335,39 +323,3 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
     save_file({k: v for k, v in tensors.items() if v is not None}, path)
     with pytest.raises(UserError, match=message):
         load(folder, RICHEST)
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_speculators_reads_the_export(tmp_path, name):
-    """Compares configuration and logits, if the library is installed."""
-    speculators = pytest.importorskip("speculators")
-    torch = pytest.importorskip("torch")
-    from speculators.model import SpeculatorModel
-
-    from tests.pretrained.make_golden_drafters import library_logits
-
-    drafter, functions, _ = load(GOLDEN / name, name)
-    folder = export(tmp_path / "out", drafter, target_params(name))
-    config = speculators.SpeculatorModelConfig.from_pretrained(folder)
-    settings = config.speculators_config
-    assert settings.verifier.name_or_path == "org/tiny"
-    block_size = functions.config.block_size
-    assert settings.proposal_methods[0].speculative_tokens == block_size - 1
-    # Otherwise the library would download the target model.
-    settings.verifier.name_or_path = None
-    config.transformer_layer_config._attn_implementation = "eager"
-    model = SpeculatorModel.from_pretrained(folder, config=config).eval()
-    arrays = expected(name)
-    outputs = library_logits(
-        model,
-        torch.tensor(arrays["features"][None]),
-        torch.tensor(arrays["tokens"][None].astype(np.int64)),
-    )
-    np.testing.assert_allclose(
-        outputs["logits"], arrays["logits"], atol=1e-4, rtol=1e-4
-    )
-    assert ("confidence" in arrays) == ("confidence" in outputs)
-    if "confidence" in outputs:
-        np.testing.assert_allclose(
-            outputs["confidence"], arrays["confidence"], atol=1e-4
-        )

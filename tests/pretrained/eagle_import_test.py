@@ -18,7 +18,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KeyValues
 from bpd_jax.pretrained import eagle_import
-from bpd_jax.pretrained.drafter_import import import_drafter
 from bpd_jax.pretrained.eagle_import import import_eagle
 from bpd_jax.pretrained.json_files import Fields
 from tests.pretrained.drafter_conversion_test import (
@@ -187,11 +186,3 @@ def test_a_model_decodes_with_a_drafter(tmp_path):
         )
     ]
     assert texts[0] == texts[1]
-
-
-def test_drafters_of_the_other_kind_name_the_flag():
-    params = target_params("dflash")
-    with pytest.raises(UserError, match="--drafter"):
-        import_eagle(GOLDEN / "dflash", MODEL, params)
-    with pytest.raises(UserError, match="--eagle"):
-        import_drafter(GOLDEN / "eagle3_1", MODEL, params)

@@ -28,20 +28,6 @@ def test_parts_are_joined(folder):
     assert not path.exists()
 
 
-def test_an_empty_file_has_one_part(tmp_path):
-    (tmp_path / "nothing").touch()
-    assert len(split_file(tmp_path / "nothing", tmp_path / "parts", 5)) == 1
-    with joined_file(tmp_path / "parts") as path:
-        assert path.read_bytes() == b""
-
-
-def test_parts_are_replaced_atomically(folder, tmp_path):
-    split_file(tmp_path / "model.gguf", folder, 2000)
-    assert len(list(folder.glob("part_*"))) == 2
-    with joined_file(folder) as path:
-        assert path.read_bytes() == BYTES
-
-
 def error_of(folder):
     with pytest.raises(UserError) as error, joined_file(folder):
         pytest.fail("joined")

@@ -83,11 +83,6 @@ def test_factors_of_a_scaled_model_are_refused(read, kind):
         read(values, np.ones(4, np.float32))
 
 
-def test_factors_must_be_as_many_as_pairs(read):
-    with pytest.raises(UserError, match=r"has shape \[5\], not \[4\]"):
-        read({}, np.ones(5, np.float32))
-
-
 def test_linear_scaling_has_an_old_and_a_new_key(read):
     expected = RotaryConfig(5000.0, scaling="linear", factor=4.0)
     new = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}

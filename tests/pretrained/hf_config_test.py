@@ -1,19 +1,13 @@
 import json
-import math
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import text_model, transformer_config
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.llama_layout import llama_layout
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -36,106 +30,14 @@ def llama_like(kind, width, inner, layers, heads, kv_heads, vocab, **more):
     }
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+GPT2_XL = {
+    "model_type": "gpt2",
+    "n_embd": 1600,
+    "n_layer": 48,
+    "n_head": 25,
+    "n_positions": 1024,
+    "vocab_size": 50257,
 }
-
-# Published models: the relevant fields of config.json, and the number of parameters
-# (None if another test counts it, or if another model has the same layout).
-PUBLISHED = {
-    "Llama-2-13B": (
-        llama_like("llama", 5120, 13824, 40, 40, 40, 32000, rms_norm_eps=1e-5),
-        None,
-    ),
-    "Vicuna-13B-v1.5-16k": (
-        llama_like(
-            "llama",
-            *(5120, 13824, 40, 40, 40, 32000),
-            max_sequence_length=16384,
-            rope_scaling={"type": "linear", "factor": 4.0},
-        ),
-        None,
-    ),
-    "Llama-3.1-8B": (
-        llama_like(
-            "llama",
-            *(4096, 14336, 32, 32, 8, 128256),
-            max_position_embeddings=131072,
-            rope_theta=500000.0,
-            rope_scaling=LLAMA3,
-        ),
-        8_030_261_248,
-    ),
-    "Mistral-7B-v0.1": (
-        llama_like(
-            "mistral",
-            *(4096, 14336, 32, 32, 8, 32000),
-            max_position_embeddings=32768,
-            sliding_window=4096,
-        ),
-        None,
-    ),
-    "Qwen2-7B": (
-        llama_like(
-            "qwen2",
-            *(3584, 18944, 28, 28, 4, 152064),
-            max_position_embeddings=131072,
-            rope_theta=1000000.0,
-            sliding_window=131072,
-            use_sliding_window=False,
-        ),
-        7_615_616_512,
-    ),
-    "Qwen3-8B": (
-        llama_like("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128),
-        8_190_735_360,
-    ),
-    "GPT-2-XL": (
-        {
-            "model_type": "gpt2",
-            "n_embd": 1600,
-            "n_layer": 48,
-            "n_head": 25,
-            "n_positions": 1024,
-            "vocab_size": 50257,
-        },
-        1_557_611_200,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", [n for n in PUBLISHED if PUBLISHED[n][1]])
-def test_layouts_of_published_models_are_complete(name):
-    """Nothing is allocated: tensors are broadcast from one number."""
-    fields, parameters = PUBLISHED[name]
-    config = BlockwiseConfig(read(fields))
-    layout = gpt2_layout if fields["model_type"] == "gpt2" else llama_layout
-    origins = layout(config.trunk)
-    leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config)["trunk"])
-    shapes = {tuple(e.key for e in path): leaf.shape for path, leaf in leaves}
-    assert set(origins) == set(shapes)
-    for path, origin in origins.items():
-        converted = origin.convert(np.broadcast_to(np.float32(1), origin.shape))
-        assert converted.shape == shapes[path]
-        assert set(converted.strides) == {0}
-    assert sum(math.prod(shape) for shape in shapes.values()) == parameters
-
-
-def test_lengths_of_published_models():
-    lengths = {name: read(fields).max_length for name, (fields, _) in PUBLISHED.items()}
-    assert lengths == {
-        "Llama-2-13B": 4096,
-        "Vicuna-13B-v1.5-16k": 16384,
-        "Llama-3.1-8B": 131072,
-        "Mistral-7B-v0.1": 32768,
-        "Qwen2-7B": 131072,
-        "Qwen3-8B": 4096,
-        "GPT-2-XL": 1024,
-    }
 
 
 @pytest.mark.parametrize(
@@ -166,7 +68,7 @@ def test_missing_fields_have_the_defaults_of_transformers():
     assert not config.qkv_bias
     assert read({**BASE, "model_type": "qwen3"}).head_width == 128
     assert read({**BASE, "num_key_value_heads": None}) == config
-    gpt2 = read(PUBLISHED["GPT-2-XL"][0])
+    gpt2 = read(GPT2_XL)
     assert gpt2.d_ff == 6400
     assert gpt2.tied_softmax
     assert gpt2.activation == "gelu"
@@ -259,14 +161,6 @@ def test_sliding_windows(kind, fields, window, layers):
             32,
         ),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
-        (
-            {
-                "type": "yarn",
-                "factor": 1e308,
-                "original_max_position_embeddings": 16,
-            },
-            2**31 - 1,
-        ),
         ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
     ],
 )
@@ -301,42 +195,21 @@ def test_frequencies_equal_those_of_transformers(name):
             "of type 'mamba', which is not supported: choose one",
         ),
         ({"model_type": None}, r"config\.json has no field model_type"),
-        ({"model_type": ["llama"]}, r"model_type in config\.json must be a string"),
         ({"hidden_size": None}, "has no field hidden_size"),
         ({"hidden_size": 16.5}, "hidden_size in config.json must be an integer"),
         ({"hidden_size": True}, "hidden_size in config.json must be a number"),
-        ({"hidden_size": 10**400}, "must be a finite number"),
         ({"hidden_size": -16}, "d_model must be an integer"),
-        ({"head_dim": -2}, r"config\.json: .*head_dim must be"),
         ({"num_attention_heads": 0}, "num_attention_heads in config.json must be"),
         ({"num_key_value_heads": 3}, "not a multiple"),
-        (
-            {"num_key_value_heads": 0},
-            r"config\.json: .*num_kv_heads must be",
-        ),
-        ({"rms_norm_eps": -1.0}, r"config\.json: .*norm_epsilon must be"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings .* must be true or false"),
         ({"hidden_act": "tanh"}, "the activation 'tanh', which is not supported"),
-        ({"rope_scaling": 4}, "rope_scaling in config.json must be an object"),
         ({"rope_scaling": {"type": "longrope"}}, "divisors has 0 numbers"),
         ({"rope_scaling": {"type": "other"}}, "of type 'other'"),
         (
             {"rope_scaling": {"type": "linear"}},
             "rope_scaling of .* has no field factor",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a finite"),
         ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
-        ({"rope_theta": -1}, "base must be a finite number"),
-        (
-            {
-                "rope_scaling": {
-                    "type": "yarn",
-                    "factor": 2.0,
-                    "original_max_position_embeddings": -1,
-                }
-            },
-            "original_length must be",
-        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which models of"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
@@ -351,6 +224,6 @@ def test_unsupported_files_are_refused(change, message):
 
 
 def test_variants_of_gpt2_are_refused():
-    fields = {**PUBLISHED["GPT-2-XL"][0], "scale_attn_by_inverse_layer_idx": True}
+    fields = {**GPT2_XL, "scale_attn_by_inverse_layer_idx": True}
     with pytest.raises(UserError, match="sets scale_attn_by_inverse_layer_idx"):
         read(fields)

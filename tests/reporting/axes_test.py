@@ -15,11 +15,6 @@ def test_ticks_are_round_and_cover_the_data(low, high):
     assert 2 <= len(ticks) <= 8
 
 
-def test_ticks_end_where_round_data_end():
-    assert axes.ticks(0.1, 0.3) == [0.1, 0.15, 0.2, 0.25, 0.3]
-    assert axes.ticks(0, 50) == [0, 10, 20, 30, 40, 50]
-
-
 def test_few_integers_are_ticks():
     assert axes.ticks_inside([9, 3, 6, 3]) == [3, 6, 9]
     assert axes.ticks_inside([0.5, 2.25]) == [0.5, 1, 1.5, 2]

@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from bpd_jax.reporting.evaluation_report import write_html
 from bpd_jax.reporting.page import write_page
 
 BROWSER = next(
@@ -297,45 +296,6 @@ def test_explorer_steps_through_calls_methods_and_texts(browser, page, paper_rep
     assert browser.run("document.querySelectorAll('img').length") == 0
 
 
-def test_arrow_keys_step_while_a_list_has_the_focus(browser, page, paper_report):
-    """Selects a text and a method, and steps through calls after each."""
-    browser.open(page)
-    first, second = paper_report.texts[:2]
-    focus = "document.activeElement.{}"
-    browser.run("document.getElementById('text').focus({preventScroll: true})")
-    browser.press("ArrowRight")
-    assert_call(browser, first, 0, 1)
-    browser.press("ArrowDown")
-    assert_call(browser, second, 0, 0)
-    browser.press("ArrowRight")
-    browser.press("ArrowRight")
-    browser.press("ArrowLeft")
-    assert_call(browser, second, 0, 1)
-    assert browser.run(focus.format("id")) == "text"
-    browser.click("#contenders label:nth-child(2)")
-    at = browser.run("Number(document.getElementById('step').value)") - 1
-    browser.press("ArrowRight")
-    assert_call(browser, second, 1, at + 1)
-    browser.press("ArrowLeft")
-    assert_call(browser, second, 1, at)
-    browser.press("ArrowDown")
-    assert browser.run("document.querySelector('#contenders :checked').value") == "2"
-    assert browser.run(focus.format("name")) == "contender"
-
-
-def test_focus_stays_at_the_end_of_a_text(browser, page, paper_report):
-    browser.open(page)
-    [first, *_] = paper_report.texts
-    last = len(first.traces[0]["calls"]) - 1
-    browser.click("#last")
-    browser.click("#next")
-    assert_call(browser, first, 0, last)
-    assert browser.run("document.activeElement.id") == "next"
-    browser.press("ArrowLeft")
-    assert_call(browser, first, 0, last - 1)
-    assert browser.run("document.getElementById('next').ariaDisabled") == "false"
-
-
 def test_url_fragment_opens_a_call(browser, page, paper_report):
     browser.open(f"{page}#explore=xsum/2/oracle/3")
     assert_call(browser, paper_report.texts[2], 2, 2)
@@ -346,15 +306,6 @@ def test_url_fragment_opens_a_call(browser, page, paper_report):
     for unknown in ("#explore=nowhere/1/bpd/2", "#explore=%E0%A4%A", "#table4"):
         browser.open(page + unknown)
         assert_call(browser, paper_report.texts[0], 0, 0)
-
-
-def test_playback_stops_at_the_last_call(browser, page, paper_report):
-    calls = paper_report.texts[2].traces[2]["calls"]
-    browser.open(f"{page}#explore=xsum/2/oracle/{len(calls) - 3}")
-    browser.click("#play")
-    browser.wait("document.getElementById('play').textContent === 'Pause'")
-    browser.wait("document.getElementById('play').textContent === 'Play'")
-    assert_call(browser, paper_report.texts[2], 2, len(calls) - 1)
 
 
 @pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
@@ -394,42 +345,3 @@ def test_table_of_contents_is_a_sidebar_or_a_menu(browser, page):
     assert not browser.run("document.querySelector('.menu').open")
     top = "document.getElementById('figure4').getBoundingClientRect().top"
     browser.wait(f"Math.abs({top}) < innerHeight / 2")
-
-
-def test_page_without_scripts_hides_only_the_explorer(browser, page):
-    browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        browser.call("Page.navigate", url="about:blank")
-        browser.call("Page.navigate", url=page)
-        browser.wait("document.querySelector('footer.page')")
-        visible = "document.querySelector('{}')?.checkVisibility() ?? false"
-        assert browser.run(visible.format("noscript p"))
-        assert not browser.run(visible.format("#explorer"))
-        assert browser.run(visible.format("table.data"))
-        assert browser.run(visible.format("svg.plot"))
-    finally:
-        browser.call("Emulation.setScriptExecutionDisabled", value=False)
-
-
-def test_explorer_of_an_evaluation_has_no_lattices(browser, report, tmp_path):
-    write_html(report, tmp_path / "report.html")
-    address = (tmp_path / "report.html").as_uri()
-    browser.open(f"{address}#explore=prompt/3/ngram_p/2")
-    [record] = [
-        record
-        for record in report.records
-        if (record.prompt_index, record.method) == (2, "ngram_p")
-    ]
-    step = record.steps[1]
-    assert position_text(browser).startswith(f"Call 2 of {len(record.steps)} ")
-    num_accepted = len(tokens(browser, "#call .drafted .draft:nth-of-type(1) ins"))
-    assert num_accepted == step.accepted
-    assert len(tokens(browser, "#call .draft del")) == len(step.draft) - step.accepted
-    assert browser.run("document.querySelectorAll('#call .node').length") == 0
-    assert browser.run("document.querySelectorAll('#call .text script').length") == 0
-    browser.events[:] = [
-        event
-        for event in browser.events
-        if event["method"] != "Network.requestWillBeSent"
-        or event["params"]["request"]["url"].partition("#")[0] != address
-    ]

@@ -1,13 +1,11 @@
 """Charts: positions and styles of marks, and the bounds of the drawing."""
 
-import dataclasses
-import math
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.reporting import axes, charts, marks
+from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import BARS, LINES, POINTS, Chart, Series
 
 TASKS = ["SQuAD", "Retrieval-augmented generation & <more>"]
@@ -55,17 +53,6 @@ def test_points_are_at_the_position_of_their_values():
     )
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in svg.iter("circle")]
     assert circles == corner_points
-
-
-def test_the_outline_of_a_band():
-    series = Series("BPD", [1, 2], [2, 3], [1, 2], [3, 4])
-    svg = drawn(chart(LINES, series))
-    frame = charts.frame_of(chart(LINES, series), top=12)
-    [band] = elements_of_class(svg, "band")
-    expected = [(1, 3), (2, 4), (2, 2), (1, 1)]
-    assert corners(band) == [
-        (frame.x.position(x), frame.y.position(y)) for x, y in expected
-    ]
 
 
 def test_a_logarithmic_axis_has_equal_steps():
@@ -117,30 +104,6 @@ def test_names_and_a_fitted_line():
     ]
 
 
-def test_a_dashed_series_has_the_colour_of_its_solid_series():
-    series = [
-        Series("BPD", [1], [1]),
-        Series("BPD, refined", [1], [1]),
-        Series("BPD, refined, paper", [1], [1], dashed=True),
-    ]
-    styles = marks.styles_of(series)
-    assert styles[2].colour == styles[1].colour != styles[0].colour
-    styles_of_fit = marks.styles_of([series[0], Series("fit", [1], [1], dashed=True)])
-    assert styles_of_fit[1].colour == "var(--soft)"
-
-
-def test_undrawable_points_are_omitted():
-    series = Series("p", [0, 1, 2, 4], [1, 2, math.nan, 3], names=["a", "b", "c", "d"])
-    [drawn_series] = charts.drawable(chart(LINES, series, logarithmic=True)).series
-    assert (drawn_series.x, drawn_series.y, drawn_series.names) == (
-        [1, 4],
-        [2, 3],
-        ["b", "d"],
-    )
-    undrawable = dataclasses.replace(series, y=[math.nan] * 4)
-    assert elements_of_class(drawn(chart(LINES, undrawable)), "mark") == []
-
-
 @pytest.mark.parametrize("kind", [LINES, POINTS, BARS])
 def test_all_marks_are_inside_the_drawing(kind):
     names = [f"A rather long name, number {index}" for index in range(12)]
@@ -167,41 +130,3 @@ def test_a_separate_file_is_self_contained():
     assert re.search(r"stroke:#[0-9a-f]{6}", text)
     assert "A title" in "".join(svg.itertext())
     assert not re.search(r"@media|url\(|@import", text)
-
-
-def test_a_long_title_fits_into_a_separate_file():
-    beginning = (
-        "Latency of p-best search by the number of drafts, of steps and candidates"
-    )
-    title = f"{beginning}, {'unbroken' * 12}"
-    titled = dataclasses.replace(chart(LINES, Series("a", [1, 2], [1, 2])), title=title)
-    svg = ElementTree.fromstring(charts.standalone(titled))
-    left, top, width, height = map(float, svg.get("viewBox").split())
-    lines = elements_of_class(svg, "title")
-    assert len(lines) > 2
-    assert "".join("".join(line.text.split()) for line in lines) == (
-        "".join(title.split())
-    )
-    rows = [float(line.get("y")) for line in lines]
-    assert rows == sorted(rows)
-    # The font is 14 pixels high; nothing of the chart begins above 0.
-    assert top + 14 < rows[0]
-    assert rows[-1] < 0
-    for line in lines:
-        start = float(line.get("x"))
-        assert left < start
-        assert start + axes.text_width(line.text, 14) < left + width
-    frame = elements_of_class(ElementTree.fromstring(charts.draw(titled)), "plot")
-    assert height == float(frame[0].get("viewBox").split()[3]) - top
-
-
-def test_charts_with_many_bars_are_wide():
-    names = [f"task {number}" for number in range(13)]
-    positions = [float(number) for number in range(13)]
-    series = [Series(label, positions, positions) for label in "abcd"]
-    many_bars = Chart("c", "C", "bars", "task", "%", series, categories=names)
-    few_series = [Series("a", positions[:3], positions[:3])]
-    few_bars = Chart("c", "C", "bars", "task", "%", few_series, categories=names[:3])
-    assert charts.is_wide(many_bars)
-    assert not charts.is_wide(Chart("c", "C", "lines", "p", "%", series))
-    assert not charts.is_wide(few_bars)

@@ -120,7 +120,6 @@ def summarise(records: list[DecodeRecord]) -> list[MethodSummary]:
                 seconds=sum(record.seconds for record in decoded),
                 speedup=0.8 + 0.1 * len(summaries),
                 upper_bound=name == "oracle",
-                note="upper bound: looks at the answer" if name == "oracle" else "",
                 **(drafts if accuracy else {"nodes": 1.0, "accepted": [1.0]}),
             )
         )

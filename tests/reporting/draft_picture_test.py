@@ -2,9 +2,6 @@
 
 import xml.etree.ElementTree as ElementTree
 
-import pytest
-
-from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.draft_picture import largest_gain, svg
 from bpd_jax.reporting.explorer import ExplorerText
 
@@ -37,11 +34,6 @@ def test_the_block_of_the_largest_gain_is_chosen():
     assert (picture.plain.accepted, picture.refined.accepted) == (1, 3)
     # Positions count at which both methods drafted, whatever they accepted before.
     assert largest_gain([text("z", 1, 2, at=2)]).at == 2
-
-
-def test_without_a_block_of_both_methods_the_picture_is_refused():
-    with pytest.raises(UserError, match="no block was drafted by both bpd and oracle"):
-        largest_gain([text("x", 1, 2)], refined="oracle")
 
 
 def test_the_contents_of_the_picture():

@@ -53,16 +53,6 @@ def test_every_candidate_is_a_node_with_its_probability():
     ]
 
 
-def test_node_weights_follow_probabilities():
-    weights = [
-        float(rect.get("style").partition(":")[2])
-        for node in nodes(drawn(picture()))
-        for rect in node.iter("rect")
-        if rect.get("style")
-    ]
-    assert weights[1] > weights[3] > weights[2] > weights[4] > weights[5]
-
-
 @pytest.mark.parametrize("accepted, solid", [(1, 0), (2, 1), (3, 2)])
 def test_accepted_parts_of_paths_are_solid(accepted, solid):
     svg = drawn(picture(paths=[Path("BPD", [0, 0, 1], accepted)]))
@@ -77,20 +67,6 @@ def test_badges_mark_the_end_of_accepted_tokens():
     assert [badge.find("text").text for badge in badges] == ["A", "B"]
     first, second = (float(badge.find("circle").get("cx")) for badge in badges)
     assert first < second
-
-
-def test_badges_at_one_node_do_not_overlap():
-    paths = [Path("a", [0, 0, 0], 2), Path("b", [0, 0, 1], 2)]
-    centres = [float(c.get("cx")) for c in drawn(picture(paths=paths)).iter("circle")]
-    assert abs(centres[0] - centres[1]) >= 16
-
-
-def test_long_pieces_are_truncated_with_a_tooltip():
-    long = [[Candidate("collections_counter", 0.0)]]
-    svg = drawn(picture(positions=long, paths=[], greedy=[]))
-    node = nodes(svg)[0]
-    assert node.find("text").text == "collecti…"
-    assert "collections_counter" in node.find("title").text
 
 
 def test_figure_has_legend_and_prompt(report):

@@ -37,7 +37,3 @@ def test_studies_with_equal_settings_share_a_row():
         ("smollm2", "Table 3", [7, 15, 12, 1, 64, None, None, 16]),
         ("tiny", "1", [3, 2, 0, 1, 64, None, None, 16]),
     ]
-
-
-def test_exhibits_without_texts_have_no_table():
-    assert run_table([Exhibit("table12", "Latency", "", "", facts={})]) is None

@@ -144,25 +144,3 @@ def test_steps_show_acceptance_without_colour(report):
         "1  2/4  ⏎···· return ✗ ·x y (draft 4)",
         "2  3/3  [red] [/] \\x1b[0m",
     ]
-
-
-def test_steps_show_acceptance_in_colour(report):
-    record = record_of(report, Step(["a", "b", "c"], 2))
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=80, force_terminal=True, color_system="standard"
-    )
-    terminal.print_steps(record, console)
-    line = buffer.getvalue().splitlines()[1]
-    assert "\x1b[1;32ma" in line
-    assert "\x1b[32mb" in line
-    assert "\x1b[9;31mc" in line
-
-
-def test_steps_are_one_line_each_and_limited(report):
-    long = Step(["word" * 10] * 8, 3)
-    record = record_of(report, *[long] * 9)
-    lines = printed(terminal.print_steps, record, width=80, limit=4).splitlines()
-    assert len(lines) == 1 + 4 + 1
-    assert "5 more serial calls" in lines[-1]
-    assert max(map(len, lines)) <= 80

@@ -1,14 +1,11 @@
 """Tables as LaTeX and CSV."""
 
 import csv
-import dataclasses
 import io
 import re
 
-from bpd_jax.reporting import formatting
-from bpd_jax.reporting.csv_tables import table_csv
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
-from bpd_jax.reporting.latex import escape, table_latex
+from bpd_jax.reporting.table_files import escape, table_csv, table_latex
 
 TABLE = Table(
     "table4",
@@ -120,32 +117,6 @@ def test_latex_of_model_output_is_latin_1():
         r"\textbackslash{}u202e\textbackslash{}x1b"
         "\t" + r"\codepoint{03C0}"
     )
-
-
-def test_columns_of_words_are_left_aligned():
-    table = Table(
-        "table2",
-        "Drafts",
-        "Call",
-        [Column("Tokens", digits=0), Column("Draft"), Column("Printed")],
-        [
-            Row("1", [Cell(3), Cell(text="a b c"), Cell(paper=2)]),
-            Row("2", [Cell(text="done"), Cell(), Cell()]),
-        ],
-    )
-    assert formatting.columns_of_words(table) == [False, True, False]
-    assert formatting.columns_of_words(table, 5) == [False] * 3
-    assert r"\begin{tabular}{lrlr}" in table_latex(table, "table2")
-
-
-def test_table_is_scaled_and_explains_its_intervals():
-    text = table_latex(TABLE, "table4")
-    assert re.search(
-        r"\\resizebox\{[^}]*\\linewidth.*\{!\}\{%\n  \\begin\{tabular", text
-    )
-    assert "In brackets: 95 \\% bootstrap interval over examples." in text
-    runs = dataclasses.replace(TABLE, intervals="range of runs")
-    assert "In brackets: range of runs." in table_latex(runs, "table12")
 
 
 def test_labels_are_not_arguments_of_the_previous_row():
