@@ -120,12 +120,16 @@ def verify(
         )
         path = jnp.maximum(accepted.path, 0)
         index = path[None, :, :, None, None]
+        # Without the mode, XLA would ask of every number whether it is within bounds.
+        select = functools.partial(
+            jnp.take_along_axis, indices=index, axis=2, mode="clip"
+        )
         return Verified(
             tree=tree,
             accepted=accepted,
             choices=jnp.pad(choices, ((0, 0), (0, tree.size - size))),
             hidden=take(hidden, path),
-            new=jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=2), new),
+            new=jax.tree.map(select, new),
             features=take(features, path),
         )
 

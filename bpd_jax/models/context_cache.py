@@ -38,8 +38,16 @@ def slot_positions(lengths: Int[Array, " B"], slots: int) -> Int[Array, "B S"]:
     return jnp.where(slot <= last, slot + (last - slot) // slots * slots, 0)
 
 
-def cache_of_slots(new: KeyValues, lengths: Int[Array, " B"]) -> KVCache:
-    """The cache whose slots hold the keys and values of `new`, in this order."""
+def cache_of_slots(
+    new: KeyValues, lengths: Int[Array, " B"], slots: int = 0
+) -> KVCache:
+    """The cache whose slots hold the keys and values of `new`, in this order.
+
+    If there are fewer of them than `slots`, empty slots follow.
+    """
+    missing = max(slots - new.keys.shape[2], 0)
+    ends = [(0, 0), (0, 0), (0, missing), (0, 0), (0, 0)]
+    new = jax.tree.map(lambda array: jnp.pad(array, ends), new)
     keys, values = new.keys.transpose(0, 1, 3, 4, 2), new.values.swapaxes(2, 3)
     return KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
 

@@ -121,12 +121,17 @@ class DrafterFunctions:
           lengths: lengths of the prompts.
           length: length of the longest possible text.
         """
-        positions = slot_positions(lengths, self.slots(length))
-        # Empty slots have the features of arbitrary tokens.
-        last = jnp.take_along_axis(features, positions[..., None], axis=1, mode="clip")
-        context = cache_of_slots(
-            self.context_keys_values(params, last, positions), lengths
-        )
+        slots, read = self.slots(length), features
+        if features.shape[1] > slots:
+            positions = slot_positions(lengths, slots)
+            # Empty slots have the features of arbitrary tokens.
+            index = positions[..., None]
+            read = jnp.take_along_axis(features, index, axis=1, mode="clip")
+        else:
+            columns = jnp.arange(features.shape[1])
+            positions = jnp.broadcast_to(columns, features.shape[:2])
+        new = self.context_keys_values(params, read, positions)
+        context = cache_of_slots(new, lengths, slots)
         return DrafterCache(context, self._last(features, lengths))
 
     def append(

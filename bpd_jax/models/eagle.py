@@ -228,12 +228,10 @@ class EagleFunctions:
         positions = jnp.broadcast_to(columns, following.shape)
         embedded = self.embed(params, following)
         new = self._apply("keys_values", params, embedded, hidden, positions)
-        pads = [(0, 0)] * 5
-        pads[2] = (0, max(tokens.shape[1], reach) - features.shape[1])
-        new = jax.tree.map(lambda array: jnp.pad(array, pads), new)
+        slots = max(tokens.shape[1], reach)
         last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)
         pending = jnp.pad(last, [(0, 0), (0, reach - 1), (0, 0)])
-        return EagleCache(cache_of_slots(new, lengths - 1), pending)
+        return EagleCache(cache_of_slots(new, lengths - 1, slots), pending)
 
     def learn(
         self, params: Params, cache: EagleCache, features: Float[Array, "B L F"]

@@ -163,7 +163,7 @@ def top_candidates(
     # takes the first columns only, would not recognise the top-k on a CPU, and would
     # sort the whole vocabulary. (A single barrier on both results crashes XLA on a
     # mesh.)
-    scores, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(log_probs, width))
+    scores, tokens = map(jax.lax.optimization_barrier, cpu.largest(log_probs, width))
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 
 

@@ -232,7 +232,8 @@ def quantize(matrix: AnyArray, block: int = _BLOCK) -> QuantizedMatrix:
     blocks = np.asarray(matrix, np.float32).reshape(len(matrix), -1, block)
     scales = np.abs(blocks).max(-1) / np.float32(127)
     divisors = np.where(scales == 0, np.float32(1), scales)[..., None]
-    integers = np.rint(blocks / divisors).astype(np.int8).reshape(matrix.shape)
+    integers = np.rint(blocks / divisors).astype(np.int8, order="C")
+    integers = integers.reshape(matrix.shape)
     return QuantizedMatrix(integers, scales)
 
 

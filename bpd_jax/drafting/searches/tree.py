@@ -10,12 +10,14 @@ import numpy as np
 from bpd_jax.base.settings import number, setting
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
-from bpd_jax.drafting.interface import Search
+from bpd_jax.drafting.gate import GatedDrafter
+from bpd_jax.drafting.interface import Drafter, Search, Source
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
     BuildContext,
     GrowingPart,
+    RefinerPart,
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
@@ -115,11 +117,27 @@ class Tree(GrowingPart):
     min_prob: float = setting(
         0.0, "lowest probability of a drafted prefix", number(0, 1)
     )
+    price: float | None = setting(
+        None,
+        "time of a call with drafts in passes over one token; draft only while calls "
+        "yield more tokens",
+        number(1).or_none(),
+    )
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Builds the search, which always normalises scores."""
         del context, paths, normalise
         return BestFirst(self.nodes, self.min_prob)
+
+    def drafter(
+        self,
+        context: BuildContext,
+        source: Source,
+        refiners: tuple[RefinerPart, ...],
+    ) -> Drafter:
+        """Builds the drafter, gated if it has a price."""
+        drafter = super().drafter(context, source, refiners)
+        return drafter if self.price is None else GatedDrafter(drafter, self.price)
 
     def label(self, order: int | None = None) -> str:
         """The display name."""

@@ -1,12 +1,13 @@
-"""The index of the largest of many numbers."""
+"""The indices of the largest of many numbers."""
 
+import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cpu.device import on_cpu
 
-# Numbers of a block that is searched.
-_BLOCK = 512
+# Numbers of a block that is searched, for the largest one and for several.
+_BLOCK, _SMALL_BLOCK = 512, 64
 
 
 def index_of_largest(logits: Float[Array, "... V"]) -> Int[Array, "..."]:
@@ -17,10 +18,34 @@ def index_of_largest(logits: Float[Array, "... V"]) -> Int[Array, "..."]:
     """
     if not on_cpu():
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    missing = -logits.shape[-1] % _BLOCK
-    fill = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
-    padded = jnp.pad(logits, fill, constant_values=-jnp.inf)
-    blocks = padded.reshape(*logits.shape[:-1], -1, _BLOCK)
+    blocks = _blocks(logits, _BLOCK)
     number = jnp.argmax(blocks.max(-1), axis=-1)
     block = jnp.take_along_axis(blocks, number[..., None, None], axis=-2)[..., 0, :]
     return (_BLOCK * number + jnp.argmax(block, axis=-1)).astype(jnp.int32)
+
+
+def largest(
+    logits: Float[Array, "... V"], count: int
+) -> tuple[Float[Array, "... W"], Int[Array, "... W"]]:
+    """`jax.lax.top_k` of numbers without NaN, of which more than W are finite.
+
+    On a CPU, XLA finds the largest number of each block in a fraction of the time of a
+    top-k. The W largest numbers are in the W blocks with the largest ones; of equal
+    numbers and blocks, the first come first.
+    """
+    if not on_cpu() or count * _SMALL_BLOCK >= logits.shape[-1]:
+        return tuple(jax.lax.top_k(logits, count))
+    blocks = _blocks(logits, _SMALL_BLOCK)
+    chosen = jnp.sort(jax.lax.top_k(blocks.max(-1), count)[1])
+    some = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
+    values, places = jax.lax.top_k(some.reshape(*logits.shape[:-1], -1), count)
+    block, place = jnp.divmod(places, _SMALL_BLOCK)
+    number = jnp.take_along_axis(chosen, block, axis=-1)
+    return values, (_SMALL_BLOCK * number + place).astype(jnp.int32)
+
+
+def _blocks(logits: Float[Array, "... V"], size: int) -> Float[Array, "... n size"]:
+    """Blocks of numbers; the last one is filled with -inf."""
+    fill = [(0, 0)] * (logits.ndim - 1) + [(0, -logits.shape[-1] % size)]
+    padded = jnp.pad(logits, fill, constant_values=-jnp.inf)
+    return padded.reshape(*logits.shape[:-1], -1, size)

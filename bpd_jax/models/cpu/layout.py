@@ -23,6 +23,7 @@ from bpd_jax.models.quantized import (
     QuantizedMatrix,
     TiledMatrix,
     kernel_rows,
+    quantize,
 )
 
 # The name of the matrix of the softmax `[V, D]` for `logits`. The embedding, which may
@@ -49,26 +50,38 @@ def decoding_layout(
       params: the parameters.
       mesh: devices that share the parameters, which are then returned as they are.
       exact: whether the results of products must stay the same, as those of a model.
-        Otherwise all matrices are rounded to bfloat16, so that drafts may differ
-        slightly.
+        Otherwise, where there are `integer_rows`, the largest matrices are rounded to
+        8 bits, so that products round activations too, and all others to bfloat16: the
+        drafts differ slightly, and the time of a draft is that of reading its matrices.
     """
     if mesh is not None or not on_cpu():
         return params
 
-    def packed(tree: Any, name: str) -> Any:
+    rounds = not exact and lanes() is not None
+
+    def stored(matrix: Any, layer: str) -> Any:
+        # Layers that round activations attend and normalise as `integer_layout` has it,
+        # which a draft does not need.
+        is_in_layer = layer.startswith(("attention", "mlp"))
+        if rounds and not is_in_layer and matrix.shape[-1] % BLOCKS[-1] == 0:
+            is_small = isinstance(matrix, QuantizedMatrix)
+            return tiled(matrix if is_small else quantize(matrix, BLOCKS[-1]))
+        return _in_bfloat16(matrix, exact)
+
+    def packed(tree: Any, name: str, layer: str = "") -> Any:
         if not isinstance(tree, dict):
             return tree
         kernel = tree.get("kernel")
         # Heads have a kernel at the top, which is not that of a projection.
         if kernel is None or isinstance(kernel, Packed) or not name:
-            return {key: packed(sub, key) for key, sub in tree.items()}
-        rows = _in_bfloat16(kernel_rows(name, kernel), exact)
+            return {key: packed(sub, key, layer or key) for key, sub in tree.items()}
+        rows = stored(kernel_rows(name, kernel), layer)
         return {**tree, "kernel": Packed(rows, kernel.shape)}
 
     layout = packed(params, "")
     if SOFTMAX not in params:
         softmax = params.get("softmax", params.get("embedding"))
-        layout[SOFTMAX] = _in_bfloat16(softmax, exact)
+        layout[SOFTMAX] = stored(softmax, SOFTMAX)
     return layout
 
 

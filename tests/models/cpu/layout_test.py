@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.cpu.layout import SOFTMAX, decoding_layout
 from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.quantized import TiledMatrix
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or tile_of_processor() is None,
@@ -56,8 +58,26 @@ def test_layout_for_decoding_names_the_softmax():
     assert layout[SOFTMAX].dtype == "float32"
     rounded = decoding_layout({**params, "embedding": precise}, exact=False)
     assert rounded[SOFTMAX].dtype == "bfloat16"
-    # The kernel does not read rows of 5 numbers.
+    # The kernel does not read rows of 5 numbers, nor blocks of 32 in 16.
     short = decoding_layout({"embedding": jnp.ones((7, 5))}, exact=False)
     assert short[SOFTMAX].dtype == "float32"
     repeated = decoding_layout(layout)
     assert jax.tree.structure(repeated) == jax.tree.structure(layout)
+
+
+@pytest.mark.skipif(lanes() is None, reason="no integer products")
+def test_matrices_of_drafters_are_rounded_except_in_layers():
+    kernel = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+    params = {
+        "fusion": {"kernel": kernel},
+        "mlp_0": {"input": {"kernel": kernel}},
+        "softmax": kernel.T,
+    }
+    layout = decoding_layout(params, exact=False)
+    for matrix in (layout["fusion"]["kernel"].rows, layout[SOFTMAX]):
+        assert isinstance(matrix, TiledMatrix)
+        values = matrix[np.arange(32)]
+        np.testing.assert_allclose(values, kernel.T, atol=0.5 * abs(kernel).max() / 127)
+    assert layout["mlp_0"]["input"]["kernel"].rows.dtype == "bfloat16"
+    exact = decoding_layout(params)
+    assert exact["fusion"]["kernel"].rows.dtype == "float32"
