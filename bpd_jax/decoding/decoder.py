@@ -38,6 +38,7 @@ from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models import cpu
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import is_quantized
+from bpd_jax.models.transformer_config import INT8
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -46,24 +47,29 @@ class _DefaultSizes(NamedTuple):
 
     Attributes:
       candidates: highest number of candidates per position that n-grams rescore; None
-        is all of the lattice. Without effect if the drafter has a Markov head, which
-        rescores all of them.
+        is all of the lattice, and 0 that they do not. Without effect if the drafter has
+        a Markov head, which rescores all of them.
       nodes: N of `tree:N`.
       copied: N of `lookup:N`; 0 for none.
+      price: `Tree.price`; None where a call with drafts costs little more than one
+        without.
     """
 
     candidates: int | None
     nodes: int
     copied: int
+    price: float | None
 
 
 # On a CPU, 8 candidates take less time than 16 and yield almost as many tokens a call.
-_CPU_SIZES = _DefaultSizes(candidates=8, nodes=8, copied=4)
+_CPU_SIZES = _DefaultSizes(candidates=8, nodes=8, copied=4, price=1.4)
 # Quantized weights are read several times as fast, so that arithmetic limits passes
-# over several tokens: 4 take 1.4 times as long as one, and 12 more than twice as long.
-_STORED_SIZES = _DefaultSizes(candidates=8, nodes=4, copied=0)
+# over several tokens: 4 take 1.3 times as long as one, and 8 twice as long.
+_STORED_SIZES = _DefaultSizes(candidates=8, nodes=4, copied=0, price=1.6)
+# Of integers, 8 take 1.3 times as long as one. N-grams cost more than they gain.
+_INTEGER_SIZES = _DefaultSizes(candidates=0, nodes=8, copied=4, price=1.6)
 # On an accelerator, a pass over more tokens costs little more.
-_ACCELERATOR_SIZES = _DefaultSizes(candidates=None, nodes=32, copied=8)
+_ACCELERATOR_SIZES = _DefaultSizes(candidates=None, nodes=32, copied=8, price=None)
 
 
 class Decoder:
@@ -116,9 +122,10 @@ class Decoder:
         In trees of the shipped drafter, n-grams with a weight of 1 lose more than they
         gain.
         """
-        drafter = self.assets.drafter
-        candidates = self._default_sizes.candidates or self.width
-        ngram = () if self.ngram is None else (NGram(alpha=0.25),)
+        drafter, candidates = self.assets.drafter, self._default_sizes.candidates
+        candidates = self.width if candidates is None else candidates
+        refined = self.ngram is not None and candidates > 0
+        ngram = (NGram(alpha=0.25),) if refined else ()
         if drafter is not None and drafter.markov is not None:
             return Block(), (Markov(), *ngram)
         return Block(k=candidates if ngram and self.width > candidates else None), ngram
@@ -132,15 +139,18 @@ class Decoder:
         if self.assets.drafter is None and self.assets.eagle is None:
             return bpd() if self.model.block_size > 1 else prompt_lookup()
         sizes = self._default_sizes
+        tree = Tree(sizes.nodes, price=sizes.price)
         lookup = Lookup(sizes.copied) if sizes.copied else None
         if self.assets.drafter is None:
-            return Method(EaglePart(), (), Tree(sizes.nodes), lookup)
-        return Method(*self.refined_block, Tree(sizes.nodes), lookup)
+            return Method(EaglePart(), (), tree, lookup)
+        return Method(*self.refined_block, tree, lookup)
 
     @property
     def _default_sizes(self) -> _DefaultSizes:
         if not cpu.on_cpu():
             return _ACCELERATOR_SIZES
+        if self.model.precision == INT8:
+            return _INTEGER_SIZES
         leaves = jax.tree.leaves(self.model.params, is_leaf=is_quantized)
         return _STORED_SIZES if any(map(is_quantized, leaves)) else _CPU_SIZES
 

@@ -19,6 +19,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
+from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -59,7 +60,7 @@ DISTINCT = [
     "heads+ngram/cover:3",
     # Those of a block drafter have its forms in turn.
     "block/oracle",
-    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
+    "block:3+neural/tree:6:price=1.2:min_prob=0.05+lookup:4",
     "block+markov/tree:6",
     "block+ngram/best:3",
     "block+markov+ngram/best:3",
@@ -303,7 +304,7 @@ INTEGERS = {
     "trunk, name",
     [
         ("gpt2", "zero_gram:4"),
-        ("llama", "block:3+neural/tree:6+lookup:4"),
+        ("llama", "block:3+neural/tree:6:price=1.5+lookup:4"),
         ("gemma", "medusa:8"),
         ("gemma", "block:3+neural/tree:6+lookup:4"),
     ],
@@ -316,6 +317,7 @@ def test_integer_products(make_decoder, trunk, name):
     def make(seed):
         decoder = make_decoder(seed, **fields)
         assert decoder.model.precision == "int8"
+        assert decoder.default_method.search == Tree(8, price=1.6)
         return decoder
 
     check_all(make, name, 2, batch_size=5, **options)
@@ -376,7 +378,7 @@ def test_chains_on_eight_devices(make_decoder, name):
 REMEMBERING = [
     "bpd",
     "block/greedy",
-    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
+    "block:3+neural/tree:6:price=1.2:min_prob=0.05+lookup:4",
     "eagle:3+neural/tree:8+lookup:5",
     "draft_model:2:drafts=2",
     "ngram_device:3:adaptive=1",

@@ -23,6 +23,7 @@ from bpd_jax.decoding.speedup import (
     tuned_choice,
 )
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import rounded
 from tests.decoding.random_models import (
@@ -341,8 +342,8 @@ def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
 @pytest.mark.parametrize(
     "backend, width, expected",
     [
-        ("cpu", 8, "block+ngram:alpha=0.25/tree:8+lookup:4"),
-        ("cpu", 9, "block:k=8+ngram:alpha=0.25/tree:8+lookup:4"),
+        ("cpu", 8, "block+ngram:alpha=0.25/tree:8:price=1.4+lookup:4"),
+        ("cpu", 9, "block:k=8+ngram:alpha=0.25/tree:8:price=1.4+lookup:4"),
         ("gpu", 9, "block+ngram:alpha=0.25/tree:32+lookup:8"),
     ],
 )
@@ -356,14 +357,15 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
     assert decoder.default_method in candidate_methods(decoder)
 
 
-def test_the_default_tree_of_quantized_weights_is_smaller():
+def test_the_default_tree_depends_on_the_costs_of_products():
     model = make_model(0, num_layers=2)
-    assets = Assets(drafter=make_drafter(model, feature_layers=(0, 1)))
+    drafter = make_drafter(model, feature_layers=(0, 1))
+    assets = Assets(drafter=drafter, ngram=make_ngram())
     stored = dataclasses.replace(model, params=rounded(model.params)[0])
-    methods = [
-        Decoder(m, width=4, assets=assets).default_method for m in (model, stored)
-    ]
-    assert [m.name for m in methods] == ["block/tree:8+lookup:4", "block/tree:4"]
+    assert [
+        Decoder(m, width=4, assets=assets).default_method.search
+        for m in (model, stored)
+    ] == [Tree(8, price=1.4), Tree(4, price=1.6)]
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])

@@ -34,7 +34,8 @@ def largest(
     numbers and blocks, the first come first.
     """
     if not on_cpu() or count * _SMALL_BLOCK >= logits.shape[-1]:
-        return tuple(jax.lax.top_k(logits, count))
+        values, indices = jax.lax.top_k(logits, count)
+        return values, indices
     blocks = _blocks(logits, _SMALL_BLOCK)
     chosen = jnp.sort(jax.lax.top_k(blocks.max(-1), count)[1])
     some = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
