@@ -1,11 +1,176 @@
-"""Packs pieces of documents into rows of equal length."""
+"""Cuts documents, examples and generated texts to pieces, and packs these into rows.
 
-from collections.abc import Iterable, Iterator
+The piece of an example consists of its inputs, which are context, and its targets,
+which contribute to the loss. Inputs `E a b c s` (E is the end-of-text token, s the
+separator) and targets `x y E` become
+
+    tokens   E a b c s x y E
+    in loss  0 0 0 0 0 1 1 1
+
+A generated text is used unchanged: it begins with its prompt, which is context, and
+ends with the end-of-text token unless generation was stopped by the maximum length.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from bpd_jax.base.errors import UserError
+from bpd_jax.data.corpora import EmptySplitError, split_of
+from bpd_jax.data.generations import Generations
+from bpd_jax.data.text_task import ALL
+
 # Maximum number of incomplete rows. More of them reduce padding and take more time.
 _MAX_OPEN_ROWS = 64
+
+
+@dataclasses.dataclass
+class Truncation:
+    """Counts of truncated examples.
+
+    Attributes:
+      inputs: number of examples whose inputs were truncated.
+      targets: number of examples whose targets were truncated as well.
+      tokens: number of omitted tokens.
+    """
+
+    inputs: int = 0
+    targets: int = 0
+    tokens: int = 0
+
+
+def join_examples(
+    examples: Iterable[Mapping[str, np.ndarray]],
+    length: int,
+    separator: int,
+    truncation: Truncation,
+) -> Iterator[np.ndarray]:
+    """Yields every example as one piece of at most `length` tokens.
+
+    If an example is too long, its inputs lose their last tokens before the separator.
+    If only E and the separator are left of the inputs, the targets lose their last
+    tokens, including the final E. The example above in shorter rows:
+
+        length 7   E a b s x y E
+        length 5   E s x y E
+        length 4   E s x y
+
+    Args:
+      examples: `inputs` `[m]`, which begin with E and end with the separator, and
+        `targets` `[n]`, which end with E.
+      length: tokens of a row.
+      separator: number of tokens of the separator.
+      truncation: counts, updated in place.
+
+    Yields:
+      `[p, 2]` int32: each token, and 1 if it is in the loss.
+    """
+    shortest = 1 + separator
+    if length <= shortest:
+        raise UserError(
+            f"length is {length}: E and the separator of the inputs alone take "
+            f"{shortest} tokens of a row."
+        )
+    for example in examples:
+        inputs, targets = example["inputs"], example["targets"]
+        excess = len(inputs) + len(targets) - length
+        if excess > 0:
+            new_targets = targets[: length - shortest]
+            num_inputs = length - len(new_targets) - separator
+            truncation.targets += len(new_targets) < len(targets)
+            truncation.inputs += num_inputs + separator < len(inputs)
+            truncation.tokens += excess
+            separator_tokens = inputs[len(inputs) - separator :]
+            inputs = np.concatenate([inputs[:num_inputs], separator_tokens])
+            targets = new_targets
+        piece = np.zeros((len(inputs) + len(targets), 2), np.int32)
+        piece[: len(inputs), 0] = inputs
+        piece[len(inputs) :, 0] = targets
+        piece[len(inputs) :, 1] = 1
+        yield piece
+
+
+def cut_documents(documents: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
+    """Splits documents into consecutive pieces; the last one may be shorter.
+
+    Args:
+      documents: arrays of `[n]` ids, or `[n, C]` with C values for each token.
+      length: tokens of a piece.
+    """
+    for tokens in documents:
+        for start in range(0, len(tokens), length):
+            yield tokens[start : start + length]
+
+
+def split_texts(
+    texts: Generations, split: str, validation_fraction: float
+) -> list[int]:
+    """Returns the indices of the texts of a split, in ascending order.
+
+    The split of a text depends only on its tokens, so that equal texts are in the same
+    split, and adding texts does not change the split of others.
+
+    Args:
+      texts: all texts.
+      split: `train`, `validation`, or `all` for both.
+      validation_fraction: share of the texts held out for validation.
+    """
+    rows = [
+        row
+        for row in range(len(texts))
+        if split
+        in (
+            ALL,
+            split_of(texts[row].astype("<i4").tobytes().hex(), validation_fraction),
+        )
+    ]
+    if not rows:
+        raise EmptySplitError(
+            f"none of the {len(texts)} texts of {texts.folder} falls into the {split} "
+            f"split at validation_fraction={validation_fraction}",
+            "generate more texts.",
+        )
+    return rows
+
+
+def cut_texts(
+    texts: Generations, rows: Iterable[int], length: int
+) -> Iterator[np.ndarray]:
+    """Splits texts into pieces of `length` tokens; the last piece may be shorter.
+
+    Worked example: the prompt `a b`, the generated tokens `c d E`, and length 3.
+
+        tokens     a b c   d E
+        generated  0 0 1   1 1
+
+    Pieces without a token in the loss are omitted. (The first token of a piece is never
+    in the loss, because it has no context.)
+
+    Args:
+      texts: generated texts.
+      rows: indices of the texts to split.
+      length: tokens of a piece.
+
+    Yields:
+      `[n, 2]` int32: each token, and 1 if the model generated it.
+    """
+    for row in rows:
+        tokens = texts[row]
+        generated = np.arange(len(tokens)) >= texts.prompt_lengths[row]
+        text = np.stack([tokens, generated], axis=-1)
+        for piece in cut_documents([text], length):
+            if piece[1:, 1].any():
+                yield piece
+
+
+def end_token(texts: Generations) -> int | None:
+    """The end-of-text token that was used in decoding, or None."""
+    options = texts.facts.get("options")
+    end = options.get("end_of_text") if isinstance(options, dict) else None
+    if isinstance(end, list) and end:
+        end = end[0]
+    return end if isinstance(end, int) and 0 <= end < texts.vocab_size else None
 
 
 def pack(

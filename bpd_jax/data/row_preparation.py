@@ -12,11 +12,14 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_sources, tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
-from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.row_shards import shard_folders, shard_name
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
-from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.task_tokenizer import (
+    source_fingerprint,
+    task_tokenizer,
+    vocabulary_fingerprint,
+)
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path
 

@@ -14,11 +14,18 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents, text_batches
-from bpd_jax.data.example_pieces import Truncation, cut_documents, join_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
-from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations
-from bpd_jax.data.packing import pack, pad
+from bpd_jax.data.packing import (
+    Truncation,
+    cut_documents,
+    cut_texts,
+    end_token,
+    join_examples,
+    pack,
+    pad,
+    split_texts,
+)
 from bpd_jax.data.text_task import GENERATIONS, TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 

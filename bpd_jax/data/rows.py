@@ -119,7 +119,7 @@ class PackedRows:
         with it.
       fingerprint: settings, text and vocabulary that determine the rows; see
         `row_preparation`.
-      truncation: counts of truncated examples; see `example_pieces.Truncation`. Empty
+      truncation: counts of truncated examples; see `packing.Truncation`. Empty
         for documents.
     """
 

@@ -15,8 +15,8 @@ from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import example_readers, seqio_tasks
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.quiet_tensorflow import seqio, tf
+from bpd_jax.data.task_tokenizer import source_fingerprint, vocabulary_fingerprint
 
 # The file that describes the source of the cache.
 DESCRIPTION = "task.json"

@@ -9,7 +9,7 @@ are split into consecutive pieces of at most this length:
     sequence length 3         E 5 6 | 7 E
 
 The examples of a data set with a prompt also have `inputs`, which begin with E and end
-with the separator s, and their `targets` end with E; `example_pieces` concatenates
+with the separator s, and their `targets` end with E; `packing` concatenates
 them.
 
     inputs   E question: … context: … s

@@ -17,16 +17,20 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import corpora, generated_pieces, generations, text_task, tokenizer
+from bpd_jax.data import corpora, generations, packing, text_task, tokenizer
 from bpd_jax.data.corpora import SourceFile
-from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
-from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.task_tokenizer import (
+    source_fingerprint,
+    task_tokenizer,
+    vocabulary_fingerprint,
+)
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
 
-# Characters of a batch for the tokenizer, and number of threads that call it: while one
+# Threads that call the tokenizer: while one batch is tokenized, another is converted to
+# arrays and a third is read.
 _TOKENIZING = 2
 # Documents of a batch of a registered task.
 _BATCH_DOCUMENTS = 256
@@ -135,20 +139,10 @@ class TokenFiles(TokenSource):
         paths: Sequence[pathlib.Path],
         vocab_size: int,
         end_of_text: int | None,
-        label: str | None = "read",
     ) -> None:
-        """Creates a source of files.
-
-        Args:
-          name: name in error messages.
-          paths: the files, in order.
-          vocab_size: V.
-          end_of_text: see `TokenSource`.
-          label: label of the progress bar; None for no bar.
-        """
+        """Creates a source of files, which are read in the given order."""
         super().__init__(name, vocab_size, end_of_text)
         self._paths = paths
-        self._label = label
 
     @classmethod
     def open(
@@ -189,7 +183,7 @@ class TokenFiles(TokenSource):
     def shares(self) -> list[TokenSource]:
         """Returns a source per file."""
         return [
-            TokenFiles(str(path), [path], self.vocab_size, self.end_of_text, None)
+            TokenFiles(str(path), [path], self.vocab_size, self.end_of_text)
             for path in self._paths
         ]
 
@@ -211,13 +205,13 @@ class GeneratedTexts(TokenSource):
         )
         self._task.check_split(split)
         self._split, self._answers_only = split, answers_only
-        self._rows = generated_pieces.split_texts(
+        self._rows = packing.split_texts(
             self._texts, split, self._task.validation_fraction
         )
         if answers_only:
             answered = self._texts.lengths > self._texts.prompt_lengths
             self._rows = [row for row in self._rows if answered[row]]
-        end = generated_pieces.end_token(self._texts)
+        end = packing.end_token(self._texts)
         super().__init__(folder, self._texts.vocab_size, end)
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:

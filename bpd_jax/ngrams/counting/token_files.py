@@ -25,7 +25,7 @@ _ARRAY_BLOCK = 1 << 21  # tokens
 
 
 def read_batches(
-    path: str | os.PathLike[str], end_of_text: int | None, label: str | None = "read"
+    path: str | os.PathLike[str], end_of_text: int | None
 ) -> Iterator[TokenBatch]:
     """Yields batches of some thousands of complete sequences of a file.
 
@@ -33,22 +33,20 @@ def read_batches(
       path: the file.
       end_of_text: the token that separates the documents of a `.npy` file; empty
         documents are skipped. If None, the array is one document.
-      label: label of the progress bar; None for no bar.
     """
     path = as_path(path)
     if _is_array(path):
-        return _array_documents(path, end_of_text, label)
-    return _text_lines(path, label)
+        return _array_documents(path, end_of_text)
+    return _text_lines(path, "read")
 
 
 def highest_id(path: str | os.PathLike[str]) -> int:
     """Returns the highest id of a file; -1 if there is none."""
     path = as_path(path)
-    label = "highest id"
     if _is_array(path):
-        blocks = _array_blocks(path, label)
+        blocks = _array_blocks(path, "highest id")
     else:
-        blocks = (batch.tokens for batch in _text_lines(path, label))
+        blocks = (batch.tokens for batch in _text_lines(path, "highest id"))
     return max((int(block.max(initial=-1)) for block in blocks), default=-1)
 
 
@@ -61,10 +59,10 @@ def _is_array(path: pathlib.Path) -> bool:
 
 
 def _array_documents(
-    path: pathlib.Path, end_of_text: int | None, label: str | None
+    path: pathlib.Path, end_of_text: int | None
 ) -> Iterator[TokenBatch]:
     unfinished: list[np.ndarray] = []  # parts of a document that ends in a later block
-    for block in _array_blocks(path, label):
+    for block in _array_blocks(path, "read"):
         ends = np.flatnonzero(block == end_of_text)  # empty if it is None
         if ends.size:
             complete = np.concatenate([*unfinished, block[: ends[-1]]])
@@ -85,7 +83,7 @@ def _documents(tokens: np.ndarray, end_of_text: int | None) -> Iterator[TokenBat
         yield TokenBatch(tokens[inside], lengths[lengths > 0])
 
 
-def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]:
+def _array_blocks(path: pathlib.Path, label: str) -> Iterator[np.ndarray]:
     """Yields a one-dimensional array of ids as int32, part by part."""
     try:
         array = array_files.open_npy(path)
@@ -101,11 +99,10 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
             "be a one-dimensional array of integers, with documents concatenated."
         )
     with progress.bar(
-        label=label or "",
+        label=label,
         total=array.size,
         unit=" tokens",
         unit_scale=True,
-        disable=label is None,
     ) as bar:
         for begin in range(0, array.size, _ARRAY_BLOCK):
             block = np.asarray(array[begin : begin + _ARRAY_BLOCK])
@@ -119,7 +116,7 @@ def _array_blocks(path: pathlib.Path, label: str | None) -> Iterator[np.ndarray]
             bar.update(block.size)
 
 
-def _text_lines(path: pathlib.Path, label: str | None) -> Iterator[TokenBatch]:
+def _text_lines(path: pathlib.Path, label: str) -> Iterator[TokenBatch]:
     from bpd_jax.ngrams.counting import count_kernels
 
     before = 0  # lines

@@ -6,8 +6,8 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import EmptySplitError, split_documents
-from bpd_jax.data.generated_pieces import cut_texts, end_token, split_texts
 from bpd_jax.data.generations import open_generations, write_header, write_shard
+from bpd_jax.data.packing import cut_texts, end_token, split_texts
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe

@@ -1,7 +1,7 @@
 import dataclasses
 
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.fingerprints import source_fingerprint, vocabulary_fingerprint
+from bpd_jax.data.task_tokenizer import source_fingerprint, vocabulary_fingerprint
 from bpd_jax.data.text_task import TextTask
 
 
