@@ -152,11 +152,10 @@ def _start(config: TrainConfig, start: str) -> Params:
 
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
     loaded = load_model(parsed.value.model)
-    model, params = loaded.config, loaded.params
-    config = parsed.value.for_model(model.trunk)
+    config, model, params = parsed.value, loaded.config, loaded.params
     if _DRY_RUN.value:
         print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
-        print(heads.describe(config, model, heads.make_plan(config, model, params)))
+        print(heads.preview(config, model, params))
         return
     workdir = cli.required("workdir")
     heads.train_heads(config, model, params, workdir, parsed.text, parsed.operative)

@@ -4,18 +4,14 @@ import dataclasses
 import hashlib
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError, warn
 from bpd_jax.base.typing import Params
 from bpd_jax.data.generations import Generations, open_generations
 from bpd_jax.models.attachments import by_path, fingerprint
-from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import (
     Positions,
@@ -107,28 +103,34 @@ def make_plan(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) 
     )
 
 
-def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> str:
-    """Model, parameters, data and length of a run, in a few lines."""
+def describe(
+    config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan, trained: Params
+) -> str:
+    """Model, data and length of a run, and the trained parameters or their shapes."""
     trunk = model.trunk
-    title, shapes = _shapes(config, model, plan)
+    parameters = by_path(trained)
+    count = sum(x.size for x in parameters.values())
     stored = len(plan.positions)
     if config.mode == "ring":
         stored = min(stored, config.ring_positions)
     width = trunk.d_model * (1 + len(config.heads.feature_layers))
     if isinstance(config.heads, BlockDrafterConfig):
+        layers = ", ".join(map(str, config.heads.feature_layers))
+        title = (
+            f"block drafter (layers: {config.heads.num_layers}) that reads layers "
+            f"{layers}, {config.levels} predicted tokens"
+        )
         # The states of prompts too, but not those of the last token of each text.
         stored = len(plan.texts.tokens) - len(plan.texts)
+    else:
+        title = f"heads: {config.levels} of kind {config.heads.kind} to train"
     size = cache_bytes(stored, width) / 1e6
     where = "in memory" if config.mode == "ring" else "on disk"
     lines = [
         f"base: {config.model} ({plan.base}), width {trunk.d_model}, "
         f"{trunk.vocab_size:,} tokens",
-        title,
-        *(
-            f"  {name}: {x.dtype}{list(x.shape)}"
-            + ("" if trained else " (not trained)")
-            for name, (x, trained) in shapes.items()
-        ),
+        f"{title}, {count:,} parameters",
+        *(f"  {name}: {x.dtype}{list(x.shape)}" for name, x in parameters.items()),
         f"data: {len(plan.texts):,} texts, {len(plan.train):,} training positions, "
         f"{len(plan.held_out):,} held-out positions",
         f"states: {stored:,} of width {width} in {config.states_dtype}, "
@@ -146,33 +148,6 @@ def describe(config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan) -> st
             "generated text"
         )
     return "\n".join(lines)
-
-
-def _shapes(
-    config: HeadsTrainConfig, model: BlockwiseConfig, plan: Plan
-) -> tuple[str, dict[str, tuple[jax.ShapeDtypeStruct, bool]]]:
-    """A title; the shape of each parameter by name, and whether it is trained."""
-    heads = config.heads
-    if isinstance(heads, BlockDrafterConfig):
-        functions = DrafterFunctions(heads, model.trunk)
-        tree = jax.eval_shape(functions.init, jax.random.key(0))
-        shapes = {name: (x, True) for name, x in by_path(tree).items()}
-        layers = ", ".join(map(str, heads.feature_layers))
-        title = (
-            f"block drafter (layers: {heads.num_layers}) that reads layers {layers}, "
-            f"{config.levels} predicted tokens"
-        )
-    else:
-        # The only matrices of the trunk that the initialization uses.
-        matrix = jnp.zeros((model.trunk.vocab_size, model.trunk.d_model))
-        params = {"trunk": {"embedding": matrix, "softmax": matrix}}
-        tree = jax.eval_shape(
-            lambda: init_heads(model, params, heads, jax.random.key(0), plan.vocabulary)
-        )
-        shapes = {name: (x, is_trained(heads, name)) for name, x in tree.items()}
-        title = f"heads: {config.levels} of kind {heads.kind} to train"
-    count = sum(x.size for x, trained in shapes.values() if trained)
-    return f"{title}, {count:,} parameters", shapes
 
 
 def identity(config: HeadsTrainConfig, plan: Plan) -> str:

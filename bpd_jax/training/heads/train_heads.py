@@ -89,9 +89,9 @@ def train_heads(
     if mesh is not None:
         config.check_mesh(mesh)
     plan = make_plan(config, model, params)
-    progress.say(describe(config, model, plan))
     rng = jax.random.key(config.seed)
     trained, frozen_arrays = objective.init(params, plan.vocabulary, rng)
+    progress.say(describe(config, model, plan, trained))
     start = _start(config)
     if start is not None:
         trained = _with_parameters(trained, start, plan)
@@ -157,6 +157,16 @@ def train_heads(
     progress.say(f"accuracy on held-out texts:\n{result.held_out.table()}")
     progress.say(f"finished: the result is in {output}")
     return result.held_out
+
+
+def preview(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) -> str:
+    """The description that `train_heads` prints before it trains."""
+    config = config.for_model(model.trunk)
+    plan, objective = make_plan(config, model, params), make_objective(config, model)
+    trained, _ = jax.eval_shape(
+        lambda: objective.init(params, plan.vocabulary, jax.random.key(0))
+    )
+    return describe(config, model, plan, trained)
 
 
 def _ring_batches(

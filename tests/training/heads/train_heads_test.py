@@ -138,15 +138,14 @@ def test_invalid_settings_are_reported(config, tmp_path, model, params):
 
 def test_description_of_a_run(config, model, params):
     plan = module.make_plan(config, model, params)
-    text = module.describe(config, model, plan)
+    text = module.preview(config, model, params)
     assert "kernel_in: float32[3, 24, 32]\n" in text
-    assert "softmax: float32[20, 24] (not trained)" in text
     assert f"states: {len(plan.positions):,} of width 24 in float16" in text
     assert "on disk" in text
     assert f"run: {plan.steps:,} steps" in text
     heads = dataclasses.replace(config.heads, feature_layers=(0,), condition=5)
     conditioned = dataclasses.replace(config, heads=heads)
-    text = module.describe(conditioned, model, plan)
+    text = module.preview(conditioned, model, params)
     assert f"states: {len(plan.positions):,} of width 48 in float16" in text
 
 
