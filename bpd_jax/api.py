@@ -23,9 +23,8 @@ from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
-from bpd_jax.training.slices import decoding_mesh
 
 # How `load` keeps matrices.
 WEIGHTS = STORED, EXPANDED, _ = "stored", "expanded", INT8

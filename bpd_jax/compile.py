@@ -26,13 +26,12 @@ from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs
 from bpd_jax.compilation.frozen_programs import frozen_programs
 from bpd_jax.compilation.topology import Slice, find_slice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.files import check_writable, write_json
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.slices import make_mesh
 
 _PROGRAMS = ("train", "decode", "frozen")
 _PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")

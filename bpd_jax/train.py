@@ -41,11 +41,11 @@ from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models import cpu
+from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import hosts, process_flags, run_description, trainer
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.slices import make_mesh
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(

@@ -5,6 +5,7 @@ mesh axes. A mesh has three axes: `data` shards the batch, `fsdp` shards the bat
 the parameters, `model` shards heads, feed-forward width and vocabulary.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -92,27 +93,55 @@ class MeshConfig(Validated):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Builds a mesh over devices, in an order that suits their network.
+    """Builds a mesh over devices, slice by slice along its first axis, `data`.
+
+    Fast links connect the chips of a TPU slice; slices communicate over the slower
+    data-centre network. Therefore only `data` spans slices: a training step then sends
+    one sum of gradients across that network.
+
+    Worked example: with `data = 4` and `fsdp = 2` over two slices of four chips, rows 0
+    and 1 of the mesh are on the first slice, rows 2 and 3 on the second.
 
     Args:
-      config: sizes of the axes.
+      config: sizes of the axes over all slices together.
       devices: devices, possibly of a topology description; None for all devices.
-
-    Raises:
-      UserError: the product of the axes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = config.shape(len(devices))
+    slices = collections.defaultdict(list)
+    for device in devices:
+        slices[slice_of(device)].append(device)
+    data, fsdp, model = config.shape(len(devices), len(slices))
+    shape = data // len(slices), fsdp, model
+    laid_out = [_laid_out(slices[index], shape) for index in sorted(slices)]
+    # Auto axes, because with explicit axes Linen's constraints are assertions.
+    axis_types = (AxisType.Auto,) * 3
+    return Mesh(
+        np.concatenate(laid_out), ("data", "fsdp", "model"), axis_types=axis_types
+    )
+
+
+def _laid_out(devices: Sequence[jax.Device], shape: tuple[int, int, int]) -> np.ndarray:
+    """The devices of a slice in an order that suits their network."""
     if any(getattr(device, "core_on_chip", 0) for device in devices):
         # The devices of a chip are adjacent already; jax can arrange only chips.
-        laid_out = np.asarray(devices).reshape(shape)
-    else:
-        # An axis may cover a part of a physical axis, unlike in `jax.make_mesh`.
-        laid_out = mesh_utils.create_device_mesh(
-            shape, devices, allow_split_physical_axes=True
-        )
-    # Auto axes, because with explicit axes Linen's constraints are assertions.
-    return Mesh(laid_out, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+        return np.asarray(devices).reshape(shape)
+    # An axis may cover a part of a physical axis, unlike in `jax.make_mesh`.
+    return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def slice_of(device: jax.Device) -> int:
+    """The slice index of a TPU; 0 for all other devices.
+
+    GPUs have a slice index too, that of their host, but share one fast network.
+    """
+    return int(getattr(device, "slice_index", 0)) if device.platform == "tpu" else 0
+
+
+def decoding_mesh(mesh: Mesh | MeshConfig | None) -> Mesh | None:
+    """The mesh for decoding; None for a single device, which needs none."""
+    if isinstance(mesh, MeshConfig):
+        mesh = make_mesh(mesh)
+    return None if mesh is None or mesh.size == 1 else mesh
 
 
 def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:

@@ -26,6 +26,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
+from bpd_jax.models.partitioning import decoding_mesh
 from bpd_jax.storage.paths import as_path
 from bpd_jax.studies import tasks
 from bpd_jax.studies.conversations import later_turns
@@ -39,7 +40,6 @@ from bpd_jax.studies.study_records import REPORT, TUNE
 from bpd_jax.studies.tasks import StudyExample, plain_text
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 from bpd_jax.training import hosts
-from bpd_jax.training.slices import decoding_mesh
 
 # Maximum number of texts in a file.
 _TEXTS_PER_FILE = 128

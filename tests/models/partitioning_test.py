@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models import partitioning
 from bpd_jax.models.blockwise import init_boxed, init_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, parameter_shardings
@@ -56,3 +57,32 @@ def test_a_mesh_takes_the_devices_it_is_given():
     assert list(mesh.devices.flat) == half
     with pytest.raises(UserError, match="there are 4 devices"):
         make_mesh(MeshConfig(data=8), half)
+
+
+@pytest.fixture
+def two_slices(monkeypatch):
+    """Devices with odd numbers are of another TPU slice than those with even ones."""
+    monkeypatch.setattr(partitioning, "slice_of", lambda device: device.id % 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MeshConfig(),
+        MeshConfig(data=-1, fsdp=4),
+        MeshConfig(data=2, fsdp=2, model=2),
+        MeshConfig(data=4, model=2),
+    ],
+)
+def test_only_the_data_axis_crosses_slices(two_slices, config):
+    mesh = make_mesh(config)
+    numbers = np.vectorize(lambda device: device.id % 2)(mesh.devices)
+    half = mesh.shape["data"] // 2
+    assert (numbers[:half] == 0).all()
+    assert (numbers[half:] == 1).all()
+    assert {device.id for device in mesh.devices.flat} == set(range(8))
+
+
+def test_parameters_are_not_sharded_across_slices(two_slices):
+    with pytest.raises(UserError, match=r"data = 1 is not a multiple of the 2 TPU sli"):
+        make_mesh(MeshConfig(data=-1, fsdp=8))

@@ -22,6 +22,7 @@ from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
 from bpd_jax.models.heads_files import LoadedHeads, load_heads
+from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place
 from bpd_jax.training import frozen, hosts, run_folder
@@ -41,7 +42,6 @@ from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.objective import HeldOut
-from bpd_jax.training.slices import make_mesh
 
 HEADS, DRAFTER = "heads", "drafter"
 
