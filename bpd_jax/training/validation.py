@@ -216,7 +216,7 @@ class Decisions:
     def after(
         self, step: int, validation: dict[str, float] | None
     ) -> tuple[int | None, bool]:
-        """Takes a step into account; see `loop.run`."""
+        """Takes a step into account; returns the best step and whether to stop."""
         entropies = None
         if validation is not None:
             self.validation = validation
