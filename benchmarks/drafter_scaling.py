@@ -3,7 +3,7 @@
     python -m benchmarks.drafter_scaling --runs=runs/scaling
 
 Reads `heads/heads.json` and `drafter/drafter.json` of every folder in `--runs`, which
-contain the evaluation at the end of training (`training.heads.held_out`): accuracy by
+contain the evaluation at the end of training (`training.objective`): accuracy by
 position on held-out texts and on training texts, and the expected tokens per call with
 one draft. The expectation is over all positions; a decoder drafts where the last draft
 failed, which is harder. Tokens and milliseconds per call of a decoder are read from

@@ -141,21 +141,13 @@ def test_positions_differ_by_step_and_spread_over_the_row(batch):
         draw_positions(batch, 12, 0)
 
 
-@pytest.mark.parametrize(
-    "compute, mesh",
-    [
-        (
-            ComputeConfig(remat="full", scan_layers=True, loss_chunk=2, accumulate=2),
-            MeshConfig(2, 2, 2),
-        ),
-    ],
-)
-def test_meshes_and_layouts_equal_one_device(batch, one_device, compute, mesh):
+def test_a_mesh_and_another_layout_equal_one_device(batch, one_device):
     model, optimizer = model_of(reads_last_token=True), optax.sgd(0.1)
+    layout = ComputeConfig(remat="full", scan_layers=True, loss_chunk=2, accumulate=2)
     results = []
     for options, devices in (
         (ComputeConfig(), one_device),
-        (compute, make_mesh(mesh)),
+        (layout, make_mesh(MeshConfig(2, 2, 2))),
     ):
         abstract = abstract_state(model, optimizer, devices, options)
         step = make_train_step(model, optimizer, abstract, devices, options, SETTINGS)

@@ -42,15 +42,14 @@ def compiled(function, *arguments, **settings):
     return jax.jit(functools.partial(function, **settings))(*arguments)
 
 
-@pytest.fixture(params=[None, 4], ids=lambda size: f"chunk_{size}")
-def chunk(request, monkeypatch):
-    """Positions of a chunk; None for all."""
-    if request.param:
-        monkeypatch.setattr(module, "chunk_size", lambda count, width: request.param)
+@pytest.fixture
+def chunks(monkeypatch):
+    """Three chunks of four positions; `drafter_test` has a single chunk."""
+    monkeypatch.setattr(module, "chunk_size", lambda count, width: 4)
 
 
 @pytest.mark.parametrize("columns, share", [(0, 0.3), (4, 0.3), (WIDTH, 0.0)])
-def test_gradients_equal_those_of_the_plain_loss(columns, share, chunk):
+def test_gradients_equal_those_of_the_plain_loss(columns, share, chunks):
     """The last columns of the matrix are trained: those that a Markov head adds."""
     inputs, matrix, *rest, teacher = arrays()
 
@@ -68,7 +67,7 @@ def test_gradients_equal_those_of_the_plain_loss(columns, share, chunk):
     np.testing.assert_allclose(gradients[1], by_matrix, atol=1e-5)
 
 
-def test_weights_may_depend_on_the_probabilities(chunk):
+def test_weights_may_depend_on_the_probabilities(chunks):
     inputs, matrix, targets, weights, _ = arrays()
     log_probs = jax.nn.log_softmax(inputs @ matrix.T)
     losses = -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
@@ -95,7 +94,7 @@ def test_a_position_without_weight_changes_nothing():
     assert values[0] == values[1]
 
 
-def test_levels_with_matrices_of_their_own_are_separate(chunk):
+def test_levels_with_matrices_of_their_own_are_separate(chunks):
     inputs, _, targets, weights, _ = arrays()
     rng = np.random.default_rng(1)
     matrices = jnp.asarray(rng.normal(0, 0.5, (LEVELS, VOCAB, WIDTH)), jnp.float32)
