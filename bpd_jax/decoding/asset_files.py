@@ -55,9 +55,6 @@ def load_assets(
       paths: folders (or the file of an n-gram model) by the names of `ASSET_FOLDERS`.
         Other assets are loaded from the model's folders if they exist, and refiners
         only if they were trained for this model.
-
-    Raises:
-      UserError: an asset is missing, damaged or made for another model.
     """
     assets: dict[str, Any] = {}
     for name, folder in ASSET_FOLDERS.items():
@@ -99,11 +96,7 @@ def _for_decoding(loaded: LoadedModel, drafter: Params) -> Params:
 
 
 def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
-    """The path of `drafting.json` if it was written for the loaded heads.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """The path of `drafting.json` if it was written for the loaded heads."""
     for folder in loaded.asset_folders:
         path = folder / TUNING
         try:
@@ -183,11 +176,7 @@ def _load_asset(
 
 
 def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
-    """Reads a block drafter of a model: one trained here, or a published one.
-
-    Raises:
-      UserError: the folder is missing or damaged, or does not hold such a drafter.
-    """
+    """Reads a block drafter of a model: one trained here, or a published one."""
     folder = as_path(folder)
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
         from bpd_jax.pretrained.drafter_import import import_drafter

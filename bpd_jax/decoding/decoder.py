@@ -94,9 +94,6 @@ class Decoder:
           alpha: default weight of the refiners.
           assets: assets of the methods.
           token_bytes: returns the bytes of every token, for stop texts.
-
-        Raises:
-          UserError: an argument is invalid or does not fit the model.
         """
         vocab_size = model.config.trunk.vocab_size
         check_value("lattice_width", width, integer(1, vocab_size))
@@ -159,11 +156,7 @@ class Decoder:
         return method.label(None if self.ngram is None else self.ngram.order)
 
     def drafter(self, method: Method, options: DecodeOptions | None = None) -> Drafter:
-        """The drafter of `method`, which is built once.
-
-        Raises:
-          UserError: the method needs an asset that is missing.
-        """
+        """The drafter of `method`, which is built once."""
         # Drafts are drawn only for speculative sampling.
         drawn = options is not None and options.acceptance == SPECULATIVE
         key = (method, options.temperature if drawn and options else None)
@@ -179,11 +172,7 @@ class Decoder:
         options: DecodeOptions,
         reference: Sequence[Text] | None = None,
     ) -> Task:
-        """The task for `generate` and `stream`.
-
-        Raises:
-          UserError: the method needs a missing asset, or stop texts need a tokenizer.
-        """
+        """The task for `generate` and `stream`."""
         return Task(
             self.model,
             self.drafter(method, options),
@@ -204,14 +193,7 @@ class Decoder:
     def check(
         self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
     ) -> None:
-        """Checks the arguments of `decode` without compiling or decoding.
-
-        Raises:
-          UserError: a prompt has tokens outside the vocabulary, or is too long for the
-            model or for a small model that also reads it; an asset of the method or the
-            tokenizer for stop texts is missing; or the oracle is combined with a lossy
-            or sampling acceptance.
-        """
+        """Checks the arguments of `decode` without compiling or decoding."""
         check_prompts(self.model, prompts, options)
         if method.is_oracle and options.acceptance != EXACT:
             raise UserError(
@@ -261,9 +243,6 @@ class Decoder:
           reference: for the oracle: the same prompts decoded greedily with the same
             options; None to decode them here.
           on_progress: called after each batch with the number of new tokens.
-
-        Raises:
-          UserError: see `check`.
         """
         task = self.prepare(method, prompts, options, reference=reference)
         return generate(task, prompts, on_progress=on_progress)

@@ -171,9 +171,6 @@ def generate_prompts(
 
     Returns:
       Tokens of the messages, without the opening and the end token.
-
-    Raises:
-      UserError: the model keeps generating the same prompts.
     """
     prompts: dict[bytes, np.ndarray] = {}
     empty_batches, seed = 0, task.options.seed
@@ -214,11 +211,7 @@ def conversation_opening(render: Callable[[str], str]) -> str:
 
 
 def read_generated_prompts(path: pathlib.Path, count: int) -> list[str]:
-    """Reads the prompts that an earlier run generated.
-
-    Raises:
-      UserError: the file is damaged, or does not contain `count` prompts.
-    """
+    """Reads the prompts that an earlier run generated."""
     remedy = "remove it and the shards to generate the prompts again"
     try:
         texts = files.read_json(path)

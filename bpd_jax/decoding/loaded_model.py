@@ -63,9 +63,6 @@ class Chat:
         Args:
           messages: messages with `role` and `content`.
           answer: whether to append the beginning of the model's answer.
-
-        Raises:
-          UserError: the template rejects the conversation, or is invalid.
         """
         return render_chat(
             self.template,
@@ -182,11 +179,7 @@ class LoadedModel:
         return known + [b""] * (self.vocab_size - len(known))
 
     def in_precision(self, precision: str) -> "LoadedModel":
-        """Returns the model in one of `PRECISIONS`.
-
-        Raises:
-          UserError: this device or this model has no integer products.
-        """
+        """Returns the model in one of `PRECISIONS`."""
         if precision != INT8:
             return self._in_dtype(precision)
         if self.config.trunk.experts is not None:
@@ -217,11 +210,7 @@ class LoadedModel:
         return dataclasses.replace(self, model=model)
 
     def rounded(self) -> "LoadedModel":
-        """Returns the model with matrices in 8 bits; says how large the error is.
-
-        Raises:
-          UserError: it has experts.
-        """
+        """Returns the model with matrices in 8 bits; says how large the error is."""
         if self.config.trunk.experts is not None:
             raise UserError(
                 "weights_dtype=int8 does not round experts, which are most of this "
@@ -256,9 +245,6 @@ class LoadedModel:
         """Held-out prompts: the first `length` tokens of `count` documents.
 
         For a model that was trained on examples, inputs of at most `length` tokens.
-
-        Raises:
-          UserError: the model is pretrained, and its training text is unknown.
         """
         if self.task is None:
             raise UserError(
@@ -275,9 +261,6 @@ class LoadedModel:
           prompt: a text, which is a user's message for a chat model and the beginning
             of a document otherwise; or a conversation of messages with `role` and
             `content`.
-
-        Raises:
-          UserError: the prompt is a conversation, and the model has no chat template.
         """
         if self.chat is not None:
             messages = (
@@ -296,11 +279,7 @@ class LoadedModel:
         return np.asarray(ids, np.int32)
 
     def with_template(self, variables: Mapping[str, Any]) -> "LoadedModel":
-        """Returns the model with further variables of its chat template.
-
-        Raises:
-          UserError: it has no chat template.
-        """
+        """Returns the model with further variables of its chat template."""
         if not variables:
             return self
         if self.chat is None:

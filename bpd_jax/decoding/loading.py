@@ -51,9 +51,6 @@ def load_model(
         `pretrained.file_parts`), for hosts without the package that contains it.
       mesh: devices that share the parameters; None for the first device.
       stored: whether quantized matrices stay so, for decoding; see `load_trunk`.
-
-    Raises:
-      UserError: the model is missing or damaged, or the heads belong to another model.
     """
     if weights is not None:
         from bpd_jax.pretrained.file_parts import joined_file

@@ -34,9 +34,6 @@ def parse_method(text: str | Method) -> Method:
 
     >>> parse_method("ngram:16:k=8").composed
     'heads:k=8+ngram/best:16'
-
-    Raises:
-      UserError: a part, number or setting is unknown, or the parts are incompatible.
     """
     if isinstance(text, Method):
         return text

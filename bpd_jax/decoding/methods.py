@@ -190,11 +190,7 @@ class Method:
         return self._with(dict.fromkeys(self.all_parts), name)
 
     def with_setting(self, name: str, value: Any) -> "Method":
-        """Returns the method with a setting of the last part that has it.
-
-        Raises:
-          UserError: there is no such setting, or the value is invalid.
-        """
+        """Returns the method with a setting of the last part that has it."""
         owners = [part for part in self.all_parts if name in fields_of(part)]
         if not owners:
             raise UserError(f"{self.name} has no setting {name!r}.")
@@ -319,9 +315,6 @@ class Method:
 
         Args:
           context: the model and its assets.
-
-        Raises:
-          UserError: an asset is missing or does not fit the model.
         """
         context = dataclasses.replace(context, method=self.name)
         if self.lookup is None:

@@ -49,11 +49,7 @@ class RecordedText:
     drafter: tuple[np.ndarray, ...] | None = None
 
     def predicted_by(self, source: str) -> "RecordedText":
-        """Returns the text with the predictions of `heads` or `block` as candidates.
-
-        Raises:
-          UserError: the text was recorded without a block drafter.
-        """
+        """Returns the text with the predictions of `heads` or `block` as candidates."""
         if source == "heads":
             return self
         if self.drafter is None:

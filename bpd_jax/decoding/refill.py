@@ -83,9 +83,6 @@ def decode_refilled(
         depend on the index of its prompt: texts equal those of `Decoder.decode` for all
         prompts, up to rounding differences between batch shapes.
       round_size: number of prompts of a round.
-
-    Raises:
-      UserError: a prompt is empty or leaves no room for `max_new_tokens`.
     """
     check_prompts(task.model, [prompts[index] for index in indices], task.options)
     for round_indices in rounds_of(prompts, indices, round_size):

@@ -59,11 +59,7 @@ class Replay:
         width: int = DecodeConfig.lattice_width,
         alpha: float = DecodeConfig.alpha,
     ) -> Decoder:
-        """A decoder that uses the recording; see `Decoder` for the arguments.
-
-        Raises:
-          UserError: fewer candidates were recorded than `width`.
-        """
+        """A decoder that uses the recording; see `Decoder` for the arguments."""
         if width > self.model.width:
             raise UserError(
                 f"lattice_width is {width}, but only {self.model.width} candidates per "
@@ -97,9 +93,6 @@ class Replay:
           every_position: whether to draft at every token of the texts rather than where
             decoding calls the model. Entry t of a result is then that of a serial call
             at token t.
-
-        Raises:
-          UserError: the method cannot be replayed, or needs more than was recorded.
         """
         check_replayable(method)
         k = method.setting("k") or 0
@@ -127,9 +120,6 @@ class Replay:
         Args:
           ranks: number of candidates of each head.
           least: lowest number of predicted tokens of every head.
-
-        Raises:
-          UserError: the texts are too few or too short.
         """
         accuracies = []
         for head in range(self.model.block_size - 1):
@@ -178,9 +168,6 @@ def record(
         those of the decoder.
       keep_hidden: whether to record hidden states, for hydra and recurrent.
       on_progress: called with 1 after each text.
-
-    Raises:
-      UserError: the texts were not decoded greedily, or there are none.
     """
     if options.temperature != 0 or not texts:
         raise UserError("replay needs at least one text that was decoded greedily.")

@@ -318,9 +318,6 @@ def choose_method(
       options: options of decoding; predictions are for greedy decoding.
       methods: methods to choose from; by default `candidate_methods`.
       on_progress: called before each method.
-
-    Raises:
-      UserError: there are no prompts, or a method cannot decode or replay them.
     """
     if not prompts:
         raise UserError("--method=auto needs prompts to compare methods on.")
@@ -370,9 +367,6 @@ def tuned_choice(
       path: `drafting.json` in a run folder.
       device: description of the device; see `provenance.device`.
       batch_size: number of prompts decoded together.
-
-    Raises:
-      UserError: the file is damaged.
     """
     try:
         facts = files.read_json(path)

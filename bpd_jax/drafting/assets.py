@@ -136,11 +136,7 @@ class Assets:
             )
 
     def need(self, name: str, method: str) -> Any:
-        """Returns an asset that a method requires.
-
-        Raises:
-          UserError: there is none; the message explains how to create one.
-        """
+        """Returns an asset that a method requires."""
         asset = getattr(self, name)
         if asset is None:
             raise UserError(f"method {method} needs {HOW_TO_MAKE[name]}")

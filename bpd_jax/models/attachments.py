@@ -146,10 +146,6 @@ class AttachmentFiles(Generic[Config]):
             there is one.
           dtype: stored precision, one of `STORED_DTYPES`; see `lowered`.
           **about: see `About`.
-
-        Raises:
-          UserError: the precision is unknown, the folder cannot be written, or `shapes`
-            refuses the configuration.
         """
         stored = self.shapes(config, about["d_model"], about["vocab_size"])
         if dtype not in STORED_DTYPES:
@@ -169,11 +165,7 @@ class AttachmentFiles(Generic[Config]):
         self.kind.write(folder, header, self.tensors, tensors, packed=packed)
 
     def load(self, folder: str | os.PathLike[str]) -> Attachment[Config]:
-        """Reads what `save` wrote.
-
-        Raises:
-          UserError: the folder is missing, damaged, or of another kind.
-        """
+        """Reads what `save` wrote."""
         folder = as_path(folder)
         sizes = {"d_model": int, "vocab_size": int}
         rest = {"base": str, "base_name": str, "config": dict, "facts": dict}

@@ -183,9 +183,6 @@ def condition(
       kernel: `kernel_condition`.
       embedded: embeddings of y_0; required with `reads_anchor`.
       features: outputs of `feature_layers`, concatenated; required if there are any.
-
-    Raises:
-      UserError: a required input is None.
     """
     parts = []
     if config.reads_anchor:

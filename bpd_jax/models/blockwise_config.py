@@ -183,11 +183,7 @@ def save_config(config: BlockwiseConfig, path: str | os.PathLike[str]) -> None:
 
 
 def load_config(path: str | os.PathLike[str]) -> BlockwiseConfig:
-    """Reads what `save_config` wrote.
-
-    Raises:
-      UserError: the file is missing or does not describe a model.
-    """
+    """Reads what `save_config` wrote."""
     try:
         fields: dict[str, Any] = files.read_json(path)
         trunk = from_fields(TransformerConfig, fields["trunk"])

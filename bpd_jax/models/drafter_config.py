@@ -135,11 +135,7 @@ class BlockDrafterConfig(Validated):
         return self.block_size - self.guess_at_anchor
 
     def resolve(self, target: TransformerConfig) -> "BlockDrafterConfig":
-        """Returns the configuration with what it leaves to the target.
-
-        Raises:
-          UserError: the drafter does not fit the target.
-        """
+        """Returns the configuration with what it leaves to the target."""
         layers = self.feature_layers or usual_layers(target.num_layers)
         check_feature_layers(layers, target.num_layers)
         if (self.draft_vocabulary or 0) > target.vocab_size:

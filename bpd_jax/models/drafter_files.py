@@ -63,9 +63,6 @@ def attach_drafter(
 
     Returns:
       Functions of the drafter, and its parameters with the softmax.
-
-    Raises:
-      UserError: the drafter belongs to another model.
     """
     trunk = model.trunk
     remedy = f"train one for {name}, or give a folder other than {drafter.folder}."

@@ -51,9 +51,6 @@ def attach_heads(
       check: whether heads of another model of the same sizes are rejected. They draft
         worse, but do not change the decoded texts.
       mesh: devices that share the model's parameters, hence those of the heads.
-
-    Raises:
-      UserError: the heads belong to another model.
     """
     remedy = (
         f"train heads for {name}, give other heads with --heads, or remove "

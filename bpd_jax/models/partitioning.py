@@ -70,10 +70,6 @@ class MeshConfig(Validated):
         Args:
           devices: number of all devices.
           slices: number of TPU slices that hold them, in equal parts.
-
-        Raises:
-          UserError: the product of the axes is not the number of devices, or `data` is
-            not a multiple of the number of slices.
         """
         inner = self.fsdp * self.model
         data = devices // inner if self.data == -1 else self.data

@@ -77,11 +77,7 @@ def save_refiner(
 
 
 def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
-    """Reads what `save_refiner` wrote.
-
-    Raises:
-      UserError: the folder is missing, damaged, or contains no refiner.
-    """
+    """Reads what `save_refiner` wrote."""
     folder = as_path(folder)
     header = KIND.read_header(folder, {"kind": str, "config": dict, "facts": dict})
     with KIND.reading(folder / HEADER):

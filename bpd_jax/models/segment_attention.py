@@ -84,9 +84,6 @@ def chosen(
       shape: of the queries, [B, T, N, H].
       mesh: the devices; None for those of jax.
       softcap: see `segment_attention`.
-
-    Raises:
-      UserError: cudnn was asked for and cannot compute this.
     """
     if implementation == "cudnn":
         obstacle = _cudnn_obstacle(dtype, shape, mesh, softcap)

@@ -40,9 +40,6 @@ class FstEngine(HostEngine):
           model: a back-off n-gram model over the same token ids; tokens without a
             probability get log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability, above 0.
-
-        Raises:
-          UserError: pynini is not installed, or alpha is not above 0.
         """
         super().__init__(model.order, alpha)
         _check_above_zero(alpha)
@@ -59,11 +56,7 @@ class FstEngine(HostEngine):
         self._ngram = pynini.Fst.read_from_string(encode(automaton))
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
-        """Returns an engine with another weight that shares the automaton.
-
-        Raises:
-          UserError: alpha is not above 0, or depends on entropies.
-        """
+        """Returns an engine with another weight that shares the automaton."""
         _check_above_zero(alpha)
         if alpha_slope:
             raise UserError(

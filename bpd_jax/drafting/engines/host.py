@@ -34,22 +34,14 @@ class HostEngine(abc.ABC):
     """
 
     def __init__(self, order: int, alpha: float, alpha_slope: float = 0.0) -> None:
-        """Sets the order N and the weight α.
-
-        Raises:
-          UserError: alpha is negative.
-        """
+        """Sets the order N and the weight α."""
         check_alpha(alpha)
         self.alpha = alpha
         self.alpha_slope = alpha_slope
         self.context_length = max(order - 2, 0)
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
-        """Returns an engine with another weight that shares the tables.
-
-        Raises:
-          UserError: alpha is negative.
-        """
+        """Returns an engine with another weight that shares the tables."""
         check_alpha(alpha)
         other = copy.copy(self)
         other.alpha, other.alpha_slope = alpha, alpha_slope

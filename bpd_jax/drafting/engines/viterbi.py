@@ -24,9 +24,6 @@ class ViterbiEngine(HostEngine):
             probability get log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability.
           alpha_slope: slope of the weight; see `Weight`.
-
-        Raises:
-          UserError: numba is not installed, or alpha is negative.
         """
         super().__init__(model.order, alpha, alpha_slope)
         self._search = PathSearch(model)

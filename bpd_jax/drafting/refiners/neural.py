@@ -160,11 +160,7 @@ class Neural(RefinerPart):
     def build(
         self, context: BuildContext, source: Source
     ) -> NeuralRefiner | ParallelNeuralRefiner:
-        """Builds the refiner.
-
-        Raises:
-          UserError: there is no rescorer.
-        """
+        """Builds the refiner."""
         small: Any = context.need("rescorer")
         alpha = context.alpha if self.alpha is None else self.alpha
         arrays = WeightedParams(Weight.of(alpha, self.slope), small.params)

@@ -87,9 +87,6 @@ class NGramRefiner:
           alpha: weight of the n-gram's log-probability.
           slope: slope of the weight; see `Weight`.
           adaptive: see the attribute.
-
-        Raises:
-          UserError: the model is too large, or alpha is negative.
         """
         check_alpha(alpha)
         arrays = NGramRefinerArrays(device_table(model), Weight.of(alpha, slope))

@@ -120,11 +120,7 @@ class Best(GrowingPart):
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:
-        """Builds the drafter of source, refiners and search, or of a host engine.
-
-        Raises:
-          UserError: the engine does not support the refiners or settings.
-        """
+        """Builds the drafter of source, refiners and search, or of a host engine."""
         host = self._host_engine(context, refiners)
         if host is None:
             return super().drafter(context, source, refiners)

@@ -102,11 +102,7 @@ class Oracle(SearchPart):
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:
-        """Builds the drafter.
-
-        Raises:
-          UserError: there are refiners, which do not affect the oracle.
-        """
+        """Builds the drafter."""
         if refiners:
             raise UserError(
                 f"{context.method}: the oracle uses the right tokens, so refiners "

@@ -89,11 +89,7 @@ class Block(SourcePart):
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> BlockSource:
-        """Builds the source.
-
-        Raises:
-          UserError: there is no block drafter, or its sizes do not suffice.
-        """
+        """Builds the source."""
         drafter: AttachedDrafter = context.need("drafter")
         config = drafter.functions.config
         if self.length is not None and not 2 <= self.length <= config.block_size:

@@ -93,9 +93,6 @@ class SequentialPart(SourcePart):
           context: the context of the method.
           search: the search.
           choices: number of tokens to choose from.
-
-        Raises:
-          UserError: drafts would be too many.
         """
         width = lattice_width(context, self.k or min(_WIDTH, choices), choices)
         if search.drafts > width:
@@ -125,11 +122,7 @@ class DraftModel(SequentialPart):
     needs: ClassVar[tuple[str, ...]] = ("draft_model",)
 
     def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
-        """Builds the source.
-
-        Raises:
-          UserError: there is no draft model, or drafts would be too many.
-        """
+        """Builds the source."""
         width, reach = self.sizes(context, search, context.vocab_size)
         small = context.need("draft_model")
         reader = SmallLM(small.sizes, reach, context.vocab_size)

@@ -105,11 +105,7 @@ class EaglePart(SequentialPart):
     needs_model: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> EagleSource:
-        """Builds the source.
-
-        Raises:
-          UserError: there is no EAGLE-3 drafter, or drafts would be too many.
-        """
+        """Builds the source."""
         drafter: AttachedEagle = context.need("eagle")
         config = drafter.functions.config
         choices = config.draft_vocabulary or context.vocab_size

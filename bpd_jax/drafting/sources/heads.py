@@ -154,11 +154,7 @@ class Heads(HeadsPart):
     offers_lattice: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
-        """Builds the source.
-
-        Raises:
-          UserError: the model has too few heads, or the vocabulary too few tokens.
-        """
+        """Builds the source."""
         available = context.model.block_size
         if available == 1:
             raise UserError(
@@ -184,9 +180,6 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
       context: the context of the method.
       k: the setting of the source.
       choices: number of tokens to choose from.
-
-    Raises:
-      UserError: there are fewer tokens than W.
     """
     width = k or context.width
     if width > choices:

@@ -92,11 +92,7 @@ class Hydra(HeadsPart):
     needs_hidden: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HydraSource:
-        """Builds the source, which has as many heads as the model.
-
-        Raises:
-          UserError: there are no Hydra heads, or the sizes are invalid.
-        """
+        """Builds the source, which has as many heads as the model."""
         sizes = Heads(self.heads, self.k).build(context, search)
         refiner: LoadedRefiner = context.need(self.name)
         assert isinstance(refiner.config, HydraConfig)

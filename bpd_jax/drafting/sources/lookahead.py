@@ -226,11 +226,7 @@ class Lookahead(StandalonePart):
     )
 
     def build(self, context: BuildContext) -> LookaheadDrafter:
-        """Builds the drafter.
-
-        Raises:
-          UserError: its trees would be too large.
-        """
+        """Builds the drafter."""
         drafter = LookaheadDrafter(self.window, self.order, self.guesses or self.window)
         if drafter.max_nodes > MOST_DRAFTS:
             raise UserError(

@@ -91,9 +91,6 @@ def integer_layout(params: Params, head_width: int) -> Params:
     Args:
       params: parameters, whose matrices are quantized.
       head_width: H, number of features of a head.
-
-    Raises:
-      UserError: there are no such products on this device, or for these matrices.
     """
     tile = tile_of_processor()
     if not on_cpu() or lanes() is None or tile is None:
