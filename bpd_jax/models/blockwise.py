@@ -199,8 +199,9 @@ def parameter_shapes(
 def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:
     """The shapes of `init_boxed`."""
     trunk = config.trunk
-    alike = not compute.scan_layers and config.heads is None and config.drafter is None
-    if alike:  # All layers have the same shapes: one is traced.
+    # All layers have the same shapes: one is traced, unless more are read by number.
+    alike = not (compute.scan_layers or config.feature_layers or config.drafter)
+    if alike:
         one = dataclasses.replace(
             trunk, num_layers=1, windowed_layers=None, unrotated_layers=()
         )

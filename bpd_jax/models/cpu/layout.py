@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Params
+from bpd_jax.base.typing import AnyArray, Array, Params
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.integer_kernel import BLOCKS, lanes, tiled
 from bpd_jax.models.cpu.tile import tile_of_processor
@@ -75,7 +75,8 @@ def decoding_layout(
         # Heads have a kernel at the top, which is not that of a projection.
         if kernel is None or isinstance(kernel, Packed) or not name:
             return {key: packed(sub, key, layer or key) for key, sub in tree.items()}
-        rows = stored(kernel_rows(name, kernel), layer)
+        # On the host XLA compiles no program for each shape.
+        rows = stored(kernel_rows(name, kernel if exact else np.asarray(kernel)), layer)
         return {**tree, "kernel": Packed(rows, kernel.shape)}
 
     layout = packed(params, "")
@@ -134,7 +135,7 @@ def rounds_activations(kernel: Any) -> bool:
 
 
 def _in_bfloat16(
-    matrix: Array | QuantizedMatrix, exact: bool
+    matrix: AnyArray | QuantizedMatrix, exact: bool
 ) -> Array | QuantizedMatrix:
     """The matrix in bfloat16, unless that would change numbers of an exact one.
 
@@ -143,14 +144,13 @@ def _in_bfloat16(
     """
     if isinstance(matrix, QuantizedMatrix):
         return matrix
-    matrix = jnp.asarray(matrix)
     tile = tile_of_processor()
     if matrix.dtype != jnp.float32 or tile is None or matrix.shape[-1] % tile.width:
-        return matrix
+        return jnp.asarray(matrix)
     if exact:
         bits = np.asarray(matrix).view(np.uint32).ravel()
         low = np.uint32(0xFFFF)
         # Most matrices are decided by their first numbers.
         if (bits[:1024] & low).any() or (bits & low).any():
-            return matrix
-    return matrix.astype(jnp.bfloat16)
+            return jnp.asarray(matrix)
+    return jnp.asarray(matrix.astype(jnp.bfloat16))
