@@ -59,11 +59,7 @@ def main() -> None:
 
 
 def read_runs(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """One row for each finished run, by arm and number of positions.
-
-    Raises:
-      UserError: there is no finished run, or a header cannot be read.
-    """
+    """One row for each finished run, by arm and number of positions."""
     paths = [path for name in _HEADERS for path in folder.glob(f"*/{name}")]
     if not paths:
         raise UserError(

@@ -224,13 +224,6 @@ def main() -> None:
 
 
 def _report(rows: dict[str, Any], output: pathlib.Path) -> None:
-    for name, row in rows.items():
-        loop, again = row["loop"], row["replay"]
-        print(
-            f"{name:<44} {row['tokens_per_call']:>5.2f} tokens/call; loop: "
-            f"{loop['tokens_that_differ']} of {loop['tokens']:,} differ; replay: "
-            + (f"{again['tokens_that_differ']} differ" if again else "not possible")
-        )
     for way, sums in totals(rows).items():
         print(f"{way}: {sums}")
     print(f"written to {output}")

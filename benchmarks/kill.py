@@ -8,7 +8,7 @@ One run trains without interruption. Another of the same configuration is killed
 and restarted each time. With several processes one of them is killed, and the others
 must exit by themselves; during start-up, when they may not be connected yet, all are
 killed. At the end, parameters, optimizer state and metrics of both must be equal
-bitwise. Prints a table and writes one JSON file.
+bitwise. Writes one JSON file.
 """
 
 import contextlib
@@ -77,12 +77,7 @@ def _measure(scratch: pathlib.Path) -> dict[str, Any]:
         "parameters and optimizer": _same_state(gin_file, whole, killed),
         "metrics": _rows(whole) == _rows(killed),
     }
-    print(
-        f"{len(kills)} kills, {torn} of them during a save; "
-        + ", ".join(
-            f"{name} {'equal' if x else 'DIFFER'}" for name, x in equalities.items()
-        )
-    )
+    print(f"{len(kills)} kills, {torn} of them during a save; equal: {equalities}")
     return {
         **records.about("kill"),
         "steps": STEPS.value,
@@ -173,7 +168,7 @@ def _kill(processes: list[subprocess.Popen], moment: str, victim: int) -> float 
 def _kill_again_and_again(
     gin_file: pathlib.Path, workdir: pathlib.Path
 ) -> list[dict[str, Any]]:
-    """Kills a run `KILLS` times; prints a row for each.
+    """Kills a run `KILLS` times; prints each kill.
 
     The run is divided into as many parts, and kill i happens in part i, after a step
     that is drawn beforehand. (A kill during start-up draws none.)
@@ -188,10 +183,6 @@ def _kill_again_and_again(
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS.value)]
     chance.shuffle(moments)
     part = (STEPS.value - REST) / KILLS.value
-    print(
-        f"{'kill':>4} {'at':<6} {'process':>7} {'seconds':>7} {'step':>5} "
-        f"{'saved':>6}  incomplete    others ended after"
-    )
     kills: list[dict[str, Any]] = []
     for index, moment in enumerate(moments):
         aim = int((index + chance.random()) * part)
@@ -209,7 +200,6 @@ def _kill_again_and_again(
         after = time.monotonic() - began
         ended = _kill(processes, moment, victim)
         step, checkpoint = _state_of(workdir)
-        torn = bool(_half_written(workdir) - left)
         kills.append(
             {
                 "moment": moment,
@@ -217,16 +207,11 @@ def _kill_again_and_again(
                 "seconds": round(after, 2),
                 "step": step,
                 "checkpoint": checkpoint,
-                "torn": torn,
+                "torn": bool(_half_written(workdir) - left),
                 "others_ended": ended,
             }
         )
-        print(
-            f"{len(kills):>4} {moment:<6} {victim:>7} {after:>7.2f} {step:>5} "
-            f"{'-' if checkpoint is None else checkpoint:>6}  "
-            f"{'yes' if torn else '':<12}  {'' if ended is None else f'{ended:.2f} s'}",
-            flush=True,
-        )
+        print(len(kills), kills[-1], flush=True)
     return kills
 
 

@@ -183,11 +183,7 @@ def measure(
 
 
 def main() -> None:
-    """Measures, prints and writes the results.
-
-    Raises:
-      UserError: the model is no GGUF file, or a contender fails.
-    """
+    """Measures, prints and writes the results."""
     name = MODEL.value
     path = find_packaged(name) if name in PACKAGED else pathlib.Path(name)
     if not path.is_file():

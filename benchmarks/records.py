@@ -10,11 +10,7 @@ from bpd_jax.storage import files
 
 
 def about(name: str) -> dict[str, Any]:
-    """The first fields of every file: command, date, device and versions.
-
-    Args:
-      name: name of the benchmark's module.
-    """
+    """The first fields of every file: command, date, device and versions."""
     return {
         "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
         "date": provenance.today(),

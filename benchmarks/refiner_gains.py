@@ -17,11 +17,7 @@ from bpd_jax.models.attachments import VOCABULARY
 
 
 def names_of_files(paths: Sequence[str]) -> list[str]:
-    """The names of files of prompts, under which their results are reported.
-
-    Raises:
-      UserError: two files have the same name.
-    """
+    """The names of files of prompts, under which their results are reported."""
     names = [pathlib.Path(path).stem for path in paths]
     for number, name in enumerate(names):
         if name in names[:number]:

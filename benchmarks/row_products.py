@@ -92,11 +92,7 @@ def medians(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 
 def main() -> None:
-    """Times both; prints and writes the results.
-
-    Raises:
-      UserError: there is no kernel for this processor.
-    """
+    """Times both; prints and writes the results."""
     if not on_cpu() or tile_of_processor() is None:
         raise UserError("this device has no kernel for products of few rows.")
     plain = load_model(MODEL.value)

@@ -181,11 +181,7 @@ def main() -> None:
 def _states_writer(
     loaded: LoadedModel, output: pathlib.Path
 ) -> tuple[StatesWriter | None, tuple[int, ...]]:
-    """The writer of states, in process 0 if there are --states, and their layers.
-
-    Raises:
-      UserError: the flags are unsuitable, or the folder contains other states.
-    """
+    """The writer of states, in process 0 if there are --states, and their layers."""
     trunk = loaded.config.trunk
     if FEATURE_LAYERS.value == ["default"]:
         layers = usual_layers(trunk.num_layers)

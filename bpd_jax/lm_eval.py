@@ -35,9 +35,6 @@ def register(mesh: MeshConfig | None = None) -> type[HarnessModel]:
 
     Returns:
       The class of the model type.
-
-    Raises:
-      UserError: the harness is not installed, or the installation is incomplete.
     """
     try:
         from lm_eval.api.model import LM

@@ -115,9 +115,6 @@ def _tables() -> tuple[Any, Any]:
     """The modules of experiments/ with the code of the tables, and of the key figures.
 
     They are beside the package in a checkout, and not part of a wheel.
-
-    Raises:
-      UserError: there is no checkout.
     """
     root = pathlib.Path(__file__).parents[1]
     if not (root / "experiments" / "catalog.py").is_file():

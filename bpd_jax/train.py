@@ -115,11 +115,7 @@ def _missing(config: TrainConfig) -> list[str]:
 
 
 def _start(config: TrainConfig, start: str) -> Params:
-    """The initial parameters of a run: a trunk, and heads or a drafter if they match.
-
-    Raises:
-      UserError: the sizes or the vocabulary differ from those of the run.
-    """
+    """The initial parameters of a run: a trunk, and heads or drafter if they match."""
     loaded = load_model(start)
     if config.task.trained_size is not None and loaded.task != config.task:
         raise UserError(

@@ -46,11 +46,7 @@ STUDIES: dict[str, Study] = {
 
 
 def find_study(name: str) -> Study:
-    """Returns a study by its name.
-
-    Raises:
-      UserError: the name is unknown.
-    """
+    """Returns a study by its name."""
     if name not in STUDIES:
         close = difflib.get_close_matches(name, STUDIES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"use {', '.join(STUDIES)}."

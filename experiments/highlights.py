@@ -18,9 +18,6 @@ def highlights(runs: Sequence[StudyRun]) -> list[KeyFigure]:
     """Block efficiency of BPD, the best method and the oracle, and the headroom taken.
 
     They are those of Table 4's run with the most texts, or else of another study's.
-
-    Args:
-      runs: the runs in the order of the page.
     """
     measured = [run for run in runs if run.drafts(BPD)]
     if not measured:

@@ -91,10 +91,6 @@ def unrefined(contender: str, others: Sequence[str]) -> str | None:
     >>> unrefined("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=8"])
     'medusa:8:lookup=8'
 
-    Args:
-      contender: name of a contender.
-      others: names of the contenders to choose from.
-
     Returns:
       None if the contender does not refine, or has no counterpart.
     """

@@ -124,14 +124,9 @@ def test_invalid_options_are_refused_immediately(lm, options, message, batched):
         ([], "prompt 1 is empty"),
         ("", "prompt 1 is empty: give at least one character"),
         ([1, 270], r"token ids outside 0 … 269: encode it"),
-        ([-1, 1], r"token ids outside 0 … 269"),
-        ([1, 2**32 + 1], r"token ids outside 0 … 269"),
         ([1, 2**70], "not a list of token ids"),
         ([[1], [2, 3]], "not a list of token ids"),
-        (7, "not a list of token ids"),
         ([1.5], "not a list of token ids"),
-        (np.array(["a"]), "not a list of token ids"),
-        ([[1, 2]], "not a list of token ids"),
     ],
 )
 def test_invalid_prompts_are_refused(lm, prompt, message):

@@ -54,24 +54,13 @@ def test_invalid_flags_are_refused(folder: pathlib.Path) -> None:
     cases = [
         (["--tokens=a.txt"], "error: --output is missing"),
         (["--output=x"], "--tokens and --generations: found none"),
-        (["--output=x", "--generations=a"], "error: a does not hold generated texts"),
         (["--output=x", "--generations=a", "--max_bytes=2"], "--max_bytes applies"),
         (["--output=x", "--tokens=a.txt", "--task=b"], "found --task and --tokens"),
-        (["--output=x", "--tokens=c.txt"], "error: cannot read c.txt"),
         (["--output=x", "--tokens=a.txt", "--min_counts=1,b"], "--min_counts must be"),
         (["--output=x", "--tokens=a.txt", "--memory=4XB"], "--memory must be"),
-        (["--output=x", "--tokens=a.txt", "--memory=much"], "--memory must be"),
-        (["--output=x", "--tokens=a.txt", "--split=all"], "--split applies"),
-        (["--output=x", "--tokens=a.txt", "--answers_only"], "--answers_only applies"),
         (["--output=x", "--text=a", "--vocab_size=2"], "--vocab_size applies"),
         (["--output=x", "--tokens=a.txt", "--vocab_size=2"], "holds the token 2"),
         (["--output=x", "--tokens=a.txt", "--beam_options=--a"], "--beam_runner"),
-        (["--output=a.txt", "--tokens=a.txt"], "is a file"),
-        (["--output=x", "--tokens=a.txt", "--vocab_size=0"], "vocab_size must be"),
-        (
-            ["--output=x", "--tokens=a.txt", "--vocab_size=300000000"],
-            "is more than the",
-        ),
         (["--output=x", "--tokens=a.txt", "--min_counts=1,1,1,1,2"], "has 5 numbers"),
     ]
     assert_all_refused("bpd_jax.count_ngrams", cases, folder)

@@ -170,7 +170,7 @@ def test_invalid_results_are_reported(results, tmp_path):
     write_header(tmp_path / "facts", "table4", {"tasks": ["squad"]})
     cases = [
         (["shapes"], "shapes are damaged or do not belong together"),
-        (["facts"], "facts are damaged or do not belong together"),
+        (["facts"], "tasks is not of the type dict"),
         ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "empty contains no results of a study"),

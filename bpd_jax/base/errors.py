@@ -49,9 +49,6 @@ def library_errors(sentence: str) -> Iterator[None]:
 
     Such libraries (tokenizers) raise a bare Exception for all invalid input, and a
     BaseException, `pyo3_runtime.PanicException`, for internal errors.
-
-    Args:
-      sentence: beginning of the message; the library's message follows.
     """
     try:
         yield

@@ -162,9 +162,6 @@ def fail_on_errors(results: Sequence[MethodResult], records: pathlib.Path) -> No
     Args:
       results: one per method.
       records: file that the error message asks to attach to a bug report.
-
-    Raises:
-      UserError: an output differs by more than rounding explains.
     """
     for result in results:
         for error in result.errors:

@@ -22,9 +22,6 @@ def split_last_word(passage: str) -> tuple[str, str]:
 
     >>> split_last_word("i do n't care about signs")
     ("i do n't care about", 'signs')
-
-    Raises:
-      UserError: it has fewer than two words.
     """
     match = re.search(r"(?s)(.*\S)\s+(\S+)\s*$", passage)
     if match is None:
@@ -61,9 +58,6 @@ def passage_scores(
       For each passage `log_prob` (in nats) of its `tokens` tokens after the first;
       `last_word`, 1 if greedy decoding generates the last word, else 0; and
       `last_word_log_prob` of its `last_word_tokens` tokens.
-
-    Raises:
-      UserError: a passage has fewer than two words.
     """
     begin = [] if begin_of_text is None else [begin_of_text]
     texts: list[tuple[np.ndarray, int]] = []

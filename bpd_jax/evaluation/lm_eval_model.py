@@ -80,9 +80,6 @@ class HarnessModel:
           enable_thinking: variable of the chat template; None leaves it undefined.
           chat_template_args: further variables of the chat template.
           **assets: folders of the method's assets; see `api.load`.
-
-        Raises:
-          UserError: an argument is unknown or invalid, or a file is missing.
         """
         super().__init__()
         for name in assets:
@@ -131,13 +128,7 @@ class HarnessModel:
             decoder.check(chosen, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
-        """Hook for each answer as soon as it is computed; does nothing by default.
-
-        Args:
-          kind: name of the method that answers the request.
-          arguments: arguments of the request.
-          answer: result of the method.
-        """
+        """Hook for each answer as soon as it is computed; does nothing by default."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, which may be a rendered chat.
@@ -180,10 +171,6 @@ class HarnessModel:
 
         Contexts that are too long are truncated on the left.
 
-        Args:
-          requests: requests with a context and its continuation.
-          disable_tqdm: whether to disable the progress bar.
-
         Returns:
           The log-probability of each continuation in nats, and whether it is that of
           greedy decoding.
@@ -202,10 +189,6 @@ class HarnessModel:
 
         Every token is predicted once, with the context that its window contains; see
         `scoring.windows`.
-
-        Args:
-          requests: requests with a text.
-          disable_tqdm: whether to disable the progress bar.
 
         Returns:
           Log-probabilities in nats.
@@ -247,9 +230,6 @@ class HarnessModel:
 
         Returns:
           The continuations, each up to its first stop text.
-
-        Raises:
-          UserError: a task requests something that decoding does not support.
         """
         # The prompts of a group are padded to one length, for which code is compiled.
         groups: dict[tuple[DecodeOptions, int], dict[int, list[int]]]
@@ -316,11 +296,7 @@ class HarnessModel:
         return self.lm.loaded.name
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The model's Jinja template, which the harness records.
-
-        Raises:
-          UserError: the model has no template, or a named one is requested.
-        """
+        """The model's Jinja template, which the harness records."""
         chat, name = self.lm.loaded.chat, self.lm.loaded.name
         if chat is None:
             raise UserError(
@@ -373,9 +349,6 @@ def decode_options(
         synonyms; `do_sample`, `temperature`, `top_p`, `top_k`, `min_p`, `seed`,
         `repetition_penalty`, `no_repeat_ngram_size`.
       defaults: values of options that the task does not set.
-
-    Raises:
-      UserError: a setting is unknown, or its value is not allowed.
     """
     remaining = dict(settings)
     until = remaining.pop("until", None) or []

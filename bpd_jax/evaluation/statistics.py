@@ -73,9 +73,6 @@ class Fit:
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
     """Fits a line by linear regression.
 
-    Args:
-      x, y: coordinates of the points.
-
     Returns:
       None if the correlation is undefined: fewer than 3 points, or all x or all y are
       equal.

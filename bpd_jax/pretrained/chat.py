@@ -40,9 +40,6 @@ def render_chat(
       bos_token: name of the begin-of-text token.
       eos_token: name of the end-of-text token.
       variables: further variables of the template, such as `enable_thinking`.
-
-    Raises:
-      UserError: the template is invalid, or refuses the messages.
     """
     try:
         return _compiled(template).render(
@@ -97,13 +94,6 @@ def render_continued(
 
     The content ends as the template writes it: with its blanks, unless the template
     trims them. Where it ends is found with other contents of the last message.
-
-    Args:
-      render: renders messages, without the beginning of an answer.
-      messages: the conversation.
-
-    Raises:
-      UserError: there is no message, or the template does not write the last one.
     """
     if not messages:
         raise UserError("there is no message to continue: the conversation is empty.")

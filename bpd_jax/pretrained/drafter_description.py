@@ -15,6 +15,19 @@ DFLASH2 = ("DFlash2DraftModel",)
 DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 # Types of layers that published drafters name.
 _LAYERS = ("llama", "mistral", "qwen2", "qwen3")
+# Settings of which only the usual value is supported.
+_USUAL = {
+    "quantization_config": None,
+    "attention_sink_bias": False,
+    "add_swa_attention_sink_bias": False,
+    "mlp_bias": False,
+    "is_neox_style": True,
+    "use_aux_hidden_state": True,
+    "input_embedding_scale": 1,
+    "output_multiplier": 1,
+    "logit_scale": 1,
+    "final_logit_softcapping": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +55,7 @@ class Description:
 
 
 def describe(fields: Fields, names: set[str]) -> Description:
-    """Reads a config.json in any of the layouts.
-
-    Args:
-      fields: fields of config.json.
-      names: names of the tensors in the same folder.
-
-    Raises:
-      UserError: it does not describe a block drafter, or one that is not supported.
-    """
+    """Reads a config.json in any of the layouts."""
     with naming(fields.source):
         return (_speculators if TYPE in fields else _qwen3)(fields, names)
 
@@ -65,7 +70,6 @@ def _speculators(fields: Fields, names: set[str]) -> Description:
             "of type eagle3 as --eagle."
         )
     dspark = kind == "dspark"
-    _refuse(fields, "quantization_config", "a quantised drafter")
     layers = fields.fields("transformer_layer_config")
     anchor = fields.flag("sample_from_anchor", dspark)
     draft = fields.integer("draft_vocab_size", 32000)
@@ -98,9 +102,6 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     for name in ("use_swa", "causal", "is_causal"):
         if both.flag(name, False):
             unsupported(fields, f"another kind of attention ({name})")
-    for name in ("input_embedding_scale", "output_multiplier"):
-        if both.number(name, 1.0) != 1:
-            unsupported(fields, f"scaled embeddings or logits ({name})")
     anchor = both.flag(
         "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
     )
@@ -149,20 +150,10 @@ def layer_sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
     kind = layers.text("model_type", "qwen3")
     if kind not in _LAYERS:
         unsupported(fields, f"layers of type {kind!r}")
-    for part in (fields, layers):
-        _refuse(part, "quantization_config", "a quantised drafter")
-        if part.number("final_logit_softcapping", 0.0) > 0:
-            unsupported(fields, "bounded logits (final_logit_softcapping)")
-        for name in ("attention_sink_bias", "add_swa_attention_sink_bias"):
-            if part.flag(name, False):
-                unsupported(fields, f"attention sinks ({name})")
-        if part.number("logit_scale", 1.0) != 1:
-            unsupported(fields, "scaled logits (logit_scale)")
-        for name in ("is_neox_style", "use_aux_hidden_state"):
-            if not part.flag(name, True):
-                unsupported(fields, f"{name} = false")
-    if layers.flag("mlp_bias", False):
-        unsupported(fields, "biases in its feed-forward layers (mlp_bias)")
+    for name, usual in _USUAL.items():
+        for part in (fields, layers):
+            if part.values.get(name) not in (None, usual):
+                unsupported(fields, f"{name} = {part.values[name]!r}")
     rotary, _ = rotary_config(layers)
     scaling = {
         **layers.fields("rope_parameters").values,
@@ -253,11 +244,6 @@ def _heads(
         "confidence": confidence,
         "confidence_reads_markov": confidence and reads,
     }
-
-
-def _refuse(fields: Fields, name: str, feature: str) -> None:
-    if name in fields:
-        unsupported(fields, f"{feature} ({name})")
 
 
 def unsupported(fields: Fields, feature: str) -> NoReturn:

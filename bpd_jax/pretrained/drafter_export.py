@@ -57,9 +57,6 @@ def export_drafter(
       mask_token: token whose embedding is replaced by the mask embedding; a token that
         is never followed by another one.
       dtype: dtype of the stored tensors: bfloat16, float16 or float32.
-
-    Raises:
-      UserError: the layout cannot represent the drafter, or a number exceeds float16.
     """
     config = drafter.config.resolve(model.trunk)
     check_exportable(config)
@@ -96,11 +93,7 @@ def export_drafter(
 
 
 def check_exportable(config: BlockDrafterConfig) -> None:
-    """Checks that the layout and the servers that read it support a block drafter.
-
-    Raises:
-      UserError: they do not.
-    """
+    """Checks that the layout and the servers that read it support a block drafter."""
     wrong = None
     if config.reads_last_token:
         wrong = "reads_last_token = True adds a projection to its queries"

@@ -17,10 +17,10 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.pretrained.drafter_description import describe
-from bpd_jax.pretrained.drafter_layout import drafter_layout
-from bpd_jax.pretrained.drafter_tables import (
+from bpd_jax.pretrained.drafter_layout import (
     check_names,
     draft_vocabulary,
+    drafter_layout,
     own_softmax,
     target_embedding,
 )
@@ -55,10 +55,6 @@ def import_drafter(
     Returns:
       The drafter, with tensors in their stored precision. It has its own softmax if
       that differs from the target's.
-
-    Raises:
-      UserError: the drafter is missing, damaged, not supported, or belongs to another
-        model.
     """
     folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)

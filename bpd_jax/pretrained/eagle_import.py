@@ -27,8 +27,8 @@ from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.transformer_config import TransformerConfig, check_feature_layers
 from bpd_jax.pretrained.drafter_description import layer_sizes, unsupported
-from bpd_jax.pretrained.drafter_layout import TYPE
-from bpd_jax.pretrained.drafter_tables import (
+from bpd_jax.pretrained.drafter_layout import (
+    TYPE,
     check_names,
     draft_vocabulary,
     own_softmax,
@@ -60,10 +60,6 @@ def import_eagle(
       params: parameters of the target, whose embedding the drafter shares unless it
         has another one.
       name: name of the target for messages.
-
-    Raises:
-      UserError: the drafter is missing, damaged, not supported, or belongs to another
-        model.
     """
     folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)

@@ -24,11 +24,7 @@ TENSOR_DTYPES = tuple(_DTYPES)
 
 
 def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
-    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host.
-
-    Raises:
-      UserError: a number of the tensor `name` exceeds float16.
-    """
+    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host."""
     # A number too large for float16 is reported below.
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])

@@ -42,9 +42,6 @@ def split_file(
       path: the file.
       folder: that receives the parts and the manifest; replaced as a whole.
       most_bytes: maximum size of a part, at least 1.
-
-    Raises:
-      UserError: the file cannot be read, or the folder cannot be written.
     """
     path = as_path(path)
     if most_bytes < 1:
@@ -94,11 +91,7 @@ def gather_parts(folders: Sequence[pathlib.Path], target: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def joined_file(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields the path of the joined file in a temporary folder.
-
-    Raises:
-      UserError: a part is missing, or a digest differs.
-    """
+    """Yields the path of the joined file in a temporary folder."""
     folder = as_path(folder)
     file, parts = _manifest(folder)
     digest = hashlib.sha256()

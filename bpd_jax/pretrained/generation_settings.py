@@ -47,15 +47,7 @@ _LISTS = ("suppress_tokens", "begin_suppress_tokens")
 
 
 def generation_settings(fields: Fields, vocab_size: int) -> dict[str, Any]:
-    """The options of decoding that generation_config.json sets.
-
-    Args:
-      fields: the file.
-      vocab_size: number of tokens of the model.
-
-    Raises:
-      UserError: a value is not valid.
-    """
+    """The options of decoding that generation_config.json sets."""
     settings: dict[str, Any] = {}
     if (penalty := fields.number("repetition_penalty", 1)) != 1:
         if penalty <= 0:

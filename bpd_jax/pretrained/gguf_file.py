@@ -94,12 +94,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens the file and checks its whole header; reads no tensor.
-
-        Raises:
-          UserError: it is missing, not a GGUF file, damaged, one part of a model, or
-            has an unsupported quantisation.
-        """
+        """Opens the file and checks its whole header; reads no tensor."""
         self.path = as_path(path)
         _check_start(self.path)
         try:
@@ -148,9 +143,6 @@ class GGUFFile:
         Args:
           key: its name.
           kind: int, float, bool, str, np.ndarray (of numbers) or list (of str).
-
-        Raises:
-          UserError: the value is of another kind.
         """
         value = self._values.get(key)
         if value is None:
@@ -170,30 +162,18 @@ class GGUFFile:
         }
 
     def get(self, key: str, kind: type[_T]) -> _T:
-        """Returns a required value.
-
-        Raises:
-          UserError: it is missing or of another kind.
-        """
+        """Returns a required value."""
         value = self.find(key, kind)
         if value is None:
             raise UserError(f"{self.path} lacks {key}: convert the model again.")
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the row-major shape of a tensor: the last axis is contiguous.
-
-        Raises:
-          UserError: the file does not have this tensor.
-        """
+        """Returns the row-major shape of a tensor: the last axis is contiguous."""
         return tuple(reversed(self._tensor(name).shape.tolist()))
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32, dequantised.
-
-        Raises:
-          UserError: the file does not have this tensor.
-        """
+        """Returns a tensor as float32, dequantised."""
         tensor, shape = self._tensor(name), self.shape(name)
         raw = tensor.data.reshape(math.prod(shape[:-1]), -1)
         result = np.empty((len(raw), shape[-1]), np.float32)
@@ -205,11 +185,7 @@ class GGUFFile:
         return result.reshape(shape)
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
-        """Returns a tensor in its blocks, one row after another; None if it has none.
-
-        Raises:
-          UserError: the file does not have this tensor.
-        """
+        """A tensor in its blocks, one row after another; None if it has none."""
         tensor, shape = self._tensor(name), self.shape(name)
         raw = tensor.data.reshape(math.prod(shape[:-1]), -1)
         matrix = quantized_matrix(raw, tensor.tensor_type)

@@ -13,9 +13,13 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.generation_settings import name_sampling
-from bpd_jax.pretrained.gguf_families import FAMILIES, read_variant
 from bpd_jax.pretrained.gguf_file import GGUFFile
-from bpd_jax.pretrained.gguf_rotary import ROTARY_TENSORS, read_rotary
+from bpd_jax.pretrained.gguf_options import (
+    FAMILIES,
+    ROTARY_TENSORS,
+    read_rotary,
+    read_variant,
+)
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.json_files import naming
@@ -30,11 +34,7 @@ _INTERLEAVED = ("llama", "smollm3", "granite")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a GGUF file and checks that its model is complete.
-
-    Raises:
-      UserError: the file is missing, damaged, or not supported.
-    """
+    """Opens a GGUF file and checks that its model is complete."""
     file = GGUFFile(path)
     architecture = file.get("general.architecture", str)
     if architecture not in ARCHITECTURES:
@@ -74,20 +74,13 @@ class GGUFTensors:
         )
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32.
-
-        Raises:
-          UserError: the file has none of this name.
-        """
+        """Returns a tensor as float32."""
         return self._restore(name)(self._file.read(self._stored_name(name)))
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
         """Returns a matrix `[output, input]` in its blocks; None if it has none.
 
         Those of GPT-2, which are transposes of Hugging Face's tensors, are expanded.
-
-        Raises:
-          UserError: the file has no tensor of this name.
         """
         restore = self._restore(name)
         if restore is np.transpose:
@@ -95,12 +88,7 @@ class GGUFTensors:
         return jax.tree.map(restore, self._file.quantized(self._stored_name(name)))
 
     def check(self, layout: Mapping[Path, Origin]) -> None:
-        """Checks names and shapes of all tensors, without reading any.
-
-        Raises:
-          UserError: one is missing or of another shape, or the file has one that the
-            layout does not use.
-        """
+        """Checks names and shapes of all tensors, without reading any."""
         unused = set(self._file.tensors) - ROTARY_TENSORS
         for origin in layout.values():
             stored = self._stored_name(origin.name)

@@ -95,9 +95,6 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     Args:
       file: the checkpoint.
       vocab_size: rows of the embedding, possibly more than there are tokens.
-
-    Raises:
-      UserError: the tokenizer is missing, damaged, or of an unsupported kind.
     """
     kind = file.get("tokenizer.ggml.model", str)
     tokens = file.get("tokenizer.ggml.tokens", list)

@@ -246,9 +246,6 @@ def transformer_config(fields: Fields) -> TransformerConfig:
     The maximum length is the longest for which both models are equal: with rotary
     frequencies that change with the length of the text (`dynamic`) the length from
     which they change.
-
-    Raises:
-      UserError: the kind of model or one of its settings is not supported.
     """
     kind = fields.text("model_type")
     if "quantization_config" in fields:

@@ -28,17 +28,11 @@ SOFTMAX = "lm_head.weight"
 
 _WITH_IMAGES = ("model.language_model.", "language_model.model.")
 
-# The longest tokenizer.json of a published model has a few tens of megabytes.
-_MOST_BYTES = 100_000_000
-
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     """Opens a folder with config.json, safetensors files and tokenizer.json.
 
     No code in it is executed, and only names and shapes of its tensors are read.
-
-    Raises:
-      UserError: something is missing, damaged or not supported.
     """
     folder = as_path(path)
     fields = text_model(Fields.read(folder / "config.json"))
@@ -118,14 +112,6 @@ def _equal(tensors: SafetensorsFiles, first: str, second: str) -> bool:
     return np.array_equal(tensors.read(first), tensors.read(second))
 
 
-def _read_text(path: pathlib.Path) -> str:
-    if path.stat().st_size > _MOST_BYTES:
-        raise UserError(
-            f"{path} is larger than {_MOST_BYTES:,} bytes: is it the right file?"
-        )
-    return read_text(path)
-
-
 def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -133,7 +119,7 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
             f"{folder} has no tokenizer.json, and older files (tokenizer.model, "
             "vocab.json) are not read: load and save its tokenizer with transformers."
         )
-    text = _read_text(path)
+    text = read_text(path)
     with library_errors(f"{path} is not a tokenizer.json"):
         tokenizer = tokenizers.Tokenizer.from_str(text)
         # Padding to a fixed length could take any amount of memory.
@@ -226,7 +212,7 @@ def _end_tokens(
 def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return _read_text(path)
+        return read_text(path)
     templates = settings.items("chat_template")
     named = {
         str(template.get("name")): template.get("template")

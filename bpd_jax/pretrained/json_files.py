@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -37,15 +36,9 @@ class Fields:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Fields":
-        """Reads a JSON file.
-
-        Raises:
-          UserError: it is missing, damaged or not an object.
-        """
+        """Reads a JSON file."""
         try:
             values = files.read_json(path)
-            # Fails for a lone surrogate such as \ud800.
-            json.dumps(values, ensure_ascii=False).encode()
         except OSError as error:
             raise UserError(
                 f"cannot read {path}: {error.strerror or error}."

@@ -1,4 +1,4 @@
-"""Imports Medusa heads as block heads; `medusa_layout` describes the layouts."""
+"""Imports Medusa heads as block heads; `medusa_export` describes the layouts."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.medusa_layout import (
+from bpd_jax.pretrained.medusa_export import (
     LAYOUTS,
     MEDUSA,
     TOKEN_MAP,
@@ -45,10 +45,6 @@ def import_heads(
 
     Returns:
       The configuration and the parameters for `save_heads`, float32.
-
-    Raises:
-      UserError: there are no such heads, they are incomplete or damaged, or they belong
-        to a model of another width or vocabulary.
     """
     source = _HeadsFolder(as_path(folder))
     layout, heads, layers = source.layout, source.heads, source.layers
@@ -119,11 +115,7 @@ class _HeadsFolder:
             raise UserError(f"{path} scales the logits, which is not supported.")
 
     def read(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        """A tensor that has one of these shapes.
-
-        Raises:
-          UserError: it is missing, has another shape, or is quantised.
-        """
+        """A tensor that has one of these shapes."""
         if name not in self.names:
             raise UserError(
                 f"{self._folder} is incomplete: {self.heads} heads of {self.layers} "

@@ -34,11 +34,7 @@ PACKAGED = {
 
 
 def find_packaged(name: str) -> pathlib.Path:
-    """The file of a packaged checkpoint; the package itself is not imported.
-
-    Raises:
-      UserError: the package is not installed.
-    """
+    """The file of a packaged checkpoint; the package itself is not imported."""
     packaged = PACKAGED[name]
     package = importlib.util.find_spec(packaged.package)
     for folder in (package.submodule_search_locations or []) if package else []:

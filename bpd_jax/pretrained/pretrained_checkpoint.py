@@ -29,18 +29,10 @@ class Tensors(Protocol):
     """The tensors of a checkpoint on disk, in Hugging Face's names and shapes."""
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32 or in its own narrower float type.
-
-        Raises:
-          UserError: it is missing or damaged.
-        """
+        """Returns a tensor as float32 or in its own narrower float type."""
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
-        """Returns a matrix `[output, input]` in its blocks; None if it has none.
-
-        Raises:
-          UserError: it is missing or damaged.
-        """
+        """Returns a matrix `[output, input]` in its blocks; None if it has none."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,9 +83,6 @@ def load_trunk(
       mesh: devices that share the parameters; None for the first device.
       stored: whether quantized matrices stay so, for decoding on one device; others
         are expanded.
-
-    Raises:
-      UserError: a tensor is missing, damaged or of another shape.
     """
     shapes = abstract_parameters(BlockwiseConfig(config), mesh)
     total = len(jax.tree.leaves(shapes))
@@ -132,11 +121,7 @@ def _rows(origin: Origin, module: str, count: int) -> slice:
 
 
 def read_tensor(tensors: Tensors, origin: Origin) -> np.ndarray:
-    """Returns a tensor as it is stored.
-
-    Raises:
-      UserError: it is missing, damaged or of another shape.
-    """
+    """Returns a tensor as it is stored."""
     if origin.experts is not None:
         return np.stack([read_tensor(tensors, part) for part in origin.parts])
     tensor = tensors.read(origin.name)

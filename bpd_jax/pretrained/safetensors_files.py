@@ -16,9 +16,6 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# The longest file name in bytes on common systems.
-_LONGEST_NAME = 255
-
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 
@@ -29,15 +26,7 @@ class SafetensorsFiles:
     def __init__(
         self, folder: str | os.PathLike[str], paths: Iterable[pathlib.Path]
     ) -> None:
-        """Opens the files and checks their headers; reads no tensor.
-
-        Args:
-          folder: the folder, for messages.
-          paths: the files.
-
-        Raises:
-          UserError: a file is missing or damaged.
-        """
+        """Opens the files and checks their headers; reads no tensor."""
         self._folder = folder
         self._files = {}
         for path in paths:
@@ -51,41 +40,25 @@ class SafetensorsFiles:
         return set(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor without reading it.
-
-        Raises:
-          UserError: it is missing.
-        """
+        """Returns the shape of a tensor without reading it."""
         return tuple(self._file(name).get_slice(name).get_shape())
 
     def check(self, layout: Mapping[Path, Origin]) -> None:
-        """Checks that all tensors of a layout exist; reads none.
-
-        Raises:
-          UserError: one is missing, has another shape or is not stored as floats.
-        """
+        """Checks that all tensors of a layout exist; reads none."""
         for stacked in layout.values():
             for origin in stacked.parts or [stacked]:
                 origin.check_shape(self.shape(origin.name))
                 self._check_kind(origin.name, _FLOATS)
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor in its own float type.
-
-        Raises:
-          UserError: it is missing, or not stored as floats.
-        """
+        """Returns a tensor in its own float type."""
         return self._read(name, _FLOATS)
 
     def read_quantized(self, name: str) -> None:
         """Files of floats have no quantized matrices."""
 
     def read_integers(self, name: str) -> np.ndarray:
-        """Returns a tensor in its own integer type, or of booleans.
-
-        Raises:
-          UserError: it is missing, or not stored as integers.
-        """
+        """Returns a tensor in its own integer type, or of booleans."""
         return self._read(name, _INTEGERS)
 
     def _read(self, name: str, kinds: frozenset[str]) -> np.ndarray:
@@ -113,11 +86,7 @@ class SafetensorsFiles:
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
-    """Opens the tensors of one checkpoint, which are in one file or in several.
-
-    Raises:
-      UserError: there are none, or a file is missing or damaged.
-    """
+    """Opens the tensors of one checkpoint, which are in one file or in several."""
     return SafetensorsFiles(folder, _find_files(as_path(folder)))
 
 
@@ -135,11 +104,7 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
     names = set()
     for name in Fields.read(index).fields("weight_map").values.values():
         # The index must not refer to files outside the folder.
-        if (
-            not isinstance(name, str)
-            or pathlib.PurePath(name).name != (name or None)
-            or len(os.fsencode(name)) > _LONGEST_NAME
-        ):
+        if not isinstance(name, str) or pathlib.PurePath(name).name != name:
             raise UserError(
                 f"{index} lists {name!r}, which is not a file name in its folder."
             )

@@ -64,16 +64,7 @@ class DraftPicture:
 def largest_gain(
     texts: Sequence[ExplorerText], plain: str = "bpd", refined: str = "ngram:16"
 ) -> DraftPicture:
-    """The block in which a refined draft gains most accepted tokens over a plain one.
-
-    Args:
-      texts: texts with the traces of both methods.
-      plain: name of the plain method.
-      refined: name of the refined method.
-
-    Raises:
-      UserError: no block was drafted by both methods.
-    """
+    """The block in which a refined draft gains most tokens over a plain one."""
     drafted = [
         (
             text,

@@ -90,9 +90,6 @@ def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
     Args:
       report: the report.
       path: the file; it is replaced only when the new one is complete.
-
-    Raises:
-      UserError: the file cannot be written.
     """
     write_page(page_of(report), path)
 

@@ -100,11 +100,7 @@ class Page:
 
 
 def write_page(page: Page, path: str | os.PathLike[str]) -> None:
-    """Writes the page; the file is replaced only when the new one is complete.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Writes the page; the file is replaced only when the new one is complete."""
     # Other line ends than "\n" would change the script, and with it its digest.
     files.write_text(path, render(page))
 

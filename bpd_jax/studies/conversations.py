@@ -26,9 +26,6 @@ def later_turns(
       turns: number of turns, including the first.
       longest: maximum number of tokens of a prompt; a conversation ends before a longer
         one.
-
-    Raises:
-      UserError: there are later turns, and the model has no chat template.
     """
     later_examples: list[StudyExample] = []
     active = [

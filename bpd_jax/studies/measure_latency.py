@@ -52,11 +52,7 @@ class Lattices:
     """Generates lattices over the tokens of an n-gram model."""
 
     def __init__(self, model: NGramModel, seed: int = 0) -> None:
-        """Takes the model; equal seeds give equal lattices.
-
-        Raises:
-          UserError: the model has too few tokens.
-        """
+        """Takes the model; equal seeds give equal lattices."""
         if model.sizes[0] < _FEWEST_UNIGRAMS:
             raise UserError(
                 f"the n-gram model has {model.sizes[0]} unigrams, fewer than "
@@ -123,11 +119,7 @@ def check_engine(engine: str) -> None:
 
 
 def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
-    """The n-gram search of an engine, for any number of paths.
-
-    Raises:
-      UserError: the engine is unknown, or needs a package that is not installed.
-    """
+    """The n-gram search of an engine, for any number of paths."""
     check_engine(engine)
     if engine == DEVICE:
         return NGramRefiner.from_model(model)
@@ -203,10 +195,6 @@ def latency_records(
         median over its lattices, which excludes interruptions by other processes. The
         lattices are the same for all engines.
       done: keys that a resumed run has already measured.
-
-    Raises:
-      UserError: an engine is not available, or the model has too few tokens for
-        lattices.
     """
     missing = [
         (engine, *shape)

@@ -56,9 +56,6 @@ def timing_records(
 
     Yields:
       The records of one contender in one round, one per prompt.
-
-    Raises:
-      UserError: a contender cannot decode a prompt; nothing has been timed then.
     """
     config = context.config
     contenders = list(dict.fromkeys([GREEDY.name, *config.contenders]))

@@ -7,9 +7,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.evaluation.metrics import metric_of
 from bpd_jax.studies.measure_drafts import draft_records, oracle_records
-from bpd_jax.studies.measure_explorer import explorer_records
 from bpd_jax.studies.measure_latency import latency_records
-from bpd_jax.studies.measure_quality import quality_records
+from bpd_jax.studies.measure_texts import explorer_records, quality_records
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run, read_header
@@ -38,14 +37,7 @@ Store = Callable[[Iterable[Record]], None]
 
 
 def measure(study: Study, context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Measures all records that a study needs and a run lacks.
-
-    Args:
-      study: the study.
-      context: model, examples and texts.
-      run: the records so far.
-      store: stores new records.
-    """
+    """Measures all records that a study needs and a run lacks."""
     for kind in study.measures:
         if kind == DRAFTS:
             measure_drafts(context, run, store, study.example_parts)
@@ -162,11 +154,7 @@ def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> lis
 
 
 def measure_timing(context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Times decoding.
-
-    Raises:
-      UserError: earlier records were measured on another device.
-    """
+    """Times decoding."""
     _same_device(run, run.of(TimingRecord))
     done = {record.key for record in run.of(TimingRecord)}
     for records in timing_records(context, done):

@@ -62,9 +62,6 @@ def append_records(
       folder: folder of the results.
       records: records to append.
       name: name of the file; the file of a shard has a suffix before `.jsonl`.
-
-    Raises:
-      UserError: the file cannot be written.
     """
     if not records:
         return
@@ -105,9 +102,6 @@ def read_records(folder: pathlib.Path) -> list[Record]:
 
     A run with further contenders records a text of the explorer again; the last record
     of each is returned.
-
-    Raises:
-      UserError: a line is not a record, or a file is too large.
     """
     paths = [path for names in _RECORD_FILES for path in sorted(folder.glob(names))]
     records = [record for path in paths for record in _read_file(path)]
@@ -181,11 +175,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def read_header(folder: pathlib.Path) -> Facts:
-    """Reads `study.json`.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
+    """Reads `study.json`."""
     path = folder / HEADER
     try:
         facts = files.read_json(path)
@@ -204,11 +194,7 @@ def read_header(folder: pathlib.Path) -> Facts:
 
 
 def open_run(folder: str | os.PathLike[str]) -> StudyRun:
-    """Reads the results in a folder.
-
-    Raises:
-      UserError: the folder contains no results, or is damaged.
-    """
+    """Reads the results in a folder."""
     folder = as_path(folder)
     facts = read_header(folder)
     study = facts.pop("study")

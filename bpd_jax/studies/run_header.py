@@ -83,11 +83,7 @@ _REMEDY = "choose another --workdir, or remove this folder"
 
 
 def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """Returns the facts in the folder; {} if it is new.
-
-    Raises:
-      UserError: the folder contains results of other settings.
-    """
+    """Returns the facts in the folder; {} if it is new."""
     if not (folder / HEADER).is_file():
         return {}
     before = read_header(folder)
@@ -101,11 +97,7 @@ def check_settings(folder: pathlib.Path, context: StudyContext) -> Facts:
 
 
 def check_header(folder: pathlib.Path, context: StudyContext) -> Facts:
-    """Like `check_settings`, but also compares the digests of texts and models.
-
-    Raises:
-      UserError: the folder contains results of other settings, texts or models.
-    """
+    """Like `check_settings`, but also compares the digests of texts and models."""
     before = check_settings(folder, context)
     for task, digest in before.get("texts", {}).items():
         if task not in context.config.tasks:

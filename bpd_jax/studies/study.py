@@ -60,11 +60,7 @@ class Study:
     notes: Sequence[str | Part] = ()
 
     def exhibit(self, run: StudyRun) -> Exhibit:
-        """Creates the exhibit of a run.
-
-        Raises:
-          UserError: its records or facts do not fit together.
-        """
+        """Creates the exhibit of a run."""
         try:
             return self._exhibit(run)
         except _DAMAGE as error:

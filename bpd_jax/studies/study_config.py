@@ -87,9 +87,6 @@ def parse_contender(name: str) -> Contender:
 
     >>> parse_contender("ngram:16@general_4").assets
     'general_4'
-
-    Raises:
-      UserError: the method is unknown.
     """
     method, at, assets = name.partition("@")
     return Contender(name, parse_method(method), assets if at else None)

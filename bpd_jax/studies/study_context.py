@@ -117,11 +117,7 @@ class StudyContext:
         return self.whole_draw(task)[self.shard.index :: self.shard.count]
 
     def whole_draw(self, task: str) -> list[StudyExample]:
-        """The examples of all shards.
-
-        Raises:
-          UserError: none is left to report on.
-        """
+        """The examples of all shards."""
         if task not in self._examples:
             examples = self._draw(task)
             if not any(example.part == REPORT for example in examples):

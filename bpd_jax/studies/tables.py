@@ -47,11 +47,6 @@ def decimal(value: float, digits: int = 2, *, sign: bool = False) -> str:
 
     >>> decimal(-0.821), decimal(1128.44, 1, sign=True)
     ('−0.82', '+1,128.4')
-
-    Args:
-      value: the number.
-      digits: decimal places.
-      sign: whether a positive value has a sign.
     """
     return number(value, Column("", digits=digits), sign=sign)
 

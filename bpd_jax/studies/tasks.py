@@ -141,9 +141,6 @@ def read_sources(
       task: name of the task.
       splits: splits in order of preference; the first existing one is read.
       kept: whether the caller keeps all records, which must then fit into memory.
-
-    Raises:
-      UserError: the task is unknown, has no file, or its file is damaged or too large.
     """
     if task in SPEC_BENCH or task in MT_BENCH:
         yield from _spec_bench(data, task)

@@ -57,9 +57,6 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
 
     Returns:
       None if the file is missing or has another digest.
-
-    Raises:
-      UserError: the file is damaged.
     """
     try:
         arrays = array_files.read_npz(path)

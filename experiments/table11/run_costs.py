@@ -33,9 +33,6 @@ def costs_of(run: StudyRun) -> RunCosts:
     The result is empty without `model_sizes`, and if a block drafter drafts, because
     the paper's formula is for block heads. Contenders with fewer tasks than BPD, in an
     interrupted run, are left out: their mean over tasks is not comparable.
-
-    Raises:
-      UserError: `model_sizes` is invalid, or `settings` has no lattice width.
     """
     sizes = run.facts.get("model_sizes")
     settings = run.facts.get("settings", {})

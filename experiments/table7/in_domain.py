@@ -34,9 +34,6 @@ def build_in_domain(context: StudyContext, task: str) -> dict[str, Any]:
     Returns:
       `texts`, the number of texts, and `digest` of everything that the model depends
       on.
-
-    Raises:
-      UserError: no text is left.
     """
     output = context.workdir / "in_domain" / task
     loaded = context.loaded(task)

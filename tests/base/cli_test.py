@@ -7,16 +7,9 @@ import pytest
 from absl import flags
 
 from bpd_jax.base import cli
-from bpd_jax.base.cli import rewrite_gin_arguments
 from bpd_jax.base.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-
-
-@pytest.mark.parametrize("argument", ["--gin.A", "--gin.A=", "--gin.=3"])
-def test_gin_arguments_without_a_value_are_refused(argument):
-    with pytest.raises(UserError, match="has no value"):
-        rewrite_gin_arguments(["p", argument])
 
 
 def status_of(main, *arguments, **options):
@@ -55,9 +48,8 @@ def test_invalid_flags_are_reported_in_one_sentence(argument, message, capsys):
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("flag", ["--help", "--helpfull", "--helpshort"])
-def test_help_exits_with_status_0(flag, capsys):
-    assert status_of(lambda: pytest.fail("main ran"), flag) == 0
+def test_help_exits_with_status_0(capsys):
+    assert status_of(lambda: pytest.fail("main ran"), "--help") == 0
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""

@@ -59,15 +59,6 @@ def test_a_full_pipe_does_not_block(tmp_path, pipe):
     assert (tmp_path / "file").read_text() == "done"
 
 
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
-def test_a_closed_terminal_does_not_end_the_work(tmp_path):
-    controller, terminal = os.openpty()
-    os.close(controller)
-    assert work(tmp_path / "file", terminal, terminal) == 0
-    os.close(terminal)
-    assert (tmp_path / "file").read_text() == "done"
-
-
 def test_lines_and_bar_are_written_to_files(tmp_path):
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         assert work(tmp_path / "file", out, err) == 0

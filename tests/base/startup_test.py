@@ -158,7 +158,7 @@ def test_other_broken_pipes_are_not_hidden():
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_text_beyond_the_encoding_is_escaped(encoding, tmp_path, monkeypatch):
     path = tmp_path / "out"
     stream = path.open("w", encoding=encoding)
@@ -166,15 +166,3 @@ def test_text_beyond_the_encoding_is_escaped(encoding, tmp_path, monkeypatch):
     text = path.read_bytes().decode(encoding).rstrip()
     assert text.encode().decode("unicode_escape").endswith(".")
     assert text.isascii() == (encoding == "ascii")
-
-
-def test_help_into_a_closed_pipe(monkeypatch, capsys):
-    reader, writer = os.pipe()
-    os.close(reader)
-    monkeypatch.setattr(sys, "argv", ["program", "--help"])
-    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stream)
-        with pytest.raises(SystemExit) as exit_info:
-            cli.run(lambda: pytest.fail("main ran"))
-    assert exit_info.value.code == 141
-    assert capsys.readouterr().err == ""

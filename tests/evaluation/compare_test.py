@@ -113,7 +113,6 @@ def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch
     "refined, label",
     [
         ("ngram:3", "3-best 3-gram"),
-        ("zero_gram:3", "3-best 0-gram"),
         (None, None),
     ],
 )

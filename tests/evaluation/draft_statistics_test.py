@@ -23,8 +23,6 @@ NAN, X = np.nan, 99
         ([[7, 7, 7, 8], [1, 2, 3, 4]], 1 / 3, 2.0),
         # A run ends at another token; the longest run is counted.
         ([[5, 5, 6, 6, 6, 5]], 3 / 5, 3.0),
-        # Padding repeats nothing.
-        ([[5, -1, -1], [5, 6, -1]], 0.0, 1.0),
         # Drafts of one token are ignored.
         ([[5, -1, -1], [5, 5, -1]], 1.0, 2.0),
         ([[5, -1], [6, -1]], None, None),

@@ -18,7 +18,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
 from bpd_jax.studies.measure_drafts import draft_records
-from bpd_jax.studies.measure_explorer import explorer_records
+from bpd_jax.studies.measure_texts import explorer_records
 from bpd_jax.studies.run_header import check_header, facts_of
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (

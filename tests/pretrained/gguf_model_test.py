@@ -189,18 +189,9 @@ def test_sliding_window(tiny, tmp_path):
         ({"llama.block_count": None}, {}, "lacks llama.block_count"),
         ({"llama.block_count": 3}, {}, "no tensor blk.2"),
         ({"llama.block_count": 1}, {}, "tensor blk.1.attn_k.weight belongs to"),
-        ({"llama.block_count": 10**9}, {}, "num_layers must be"),
-        (
-            {"llama.attention.head_count": [3, 3]},
-            {},
-            "head_count must be an integer",
-        ),
         ({"llama.attention.head_count": 5}, {}, "num_heads = 5|dimension_count|shape"),
         ({"llama.attention.head_count_kv": 3}, {}, r"has shape \[8, 24\]"),
-        ({"llama.embedding_length": 48}, {}, "has shape"),
-        ({"llama.feed_forward_length": 0}, {}, "d_ff must be"),
         ({"llama.rope.dimension_count": 4}, {}, "not the heads' width, 8"),
-        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, {}, "norm_epsilon must be"),
         ({}, {"token_embd.weight": None}, "no tensor token_embd.weight"),
         ({}, {"blk.0.ffn_gate_inp.weight": np.ones((4, 24), "f4")}, "ffn_gate_inp"),
         ({"split.count": 3}, {}, "one of 3 parts"),
@@ -219,16 +210,6 @@ def test_unknown_architectures_are_named(tiny, tmp_path):
     path.write_bytes(data.replace(b"llama", b"mamba"))
     with pytest.raises(UserError, match="architecture 'mamba'; llama, qwen2"):
         open_gguf(path)
-
-
-def test_missing_tensors_are_named(tiny, tmp_path):
-    tensors = open_gguf(tiny.make("llama").write(tmp_path / "m.gguf")).tensors
-    for name, stored in (
-        ("lm_head.weight", "output.weight"),
-        ("model.layers.1.mlp.up_proj.scale", "model.layers.1.mlp.up_proj.scale"),
-    ):
-        with pytest.raises(UserError, match=f"has no tensor {stored}"):
-            tensors.read(name)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "phi3", "gpt2"])

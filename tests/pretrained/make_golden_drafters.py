@@ -47,53 +47,14 @@ LAYERS = {
     "layer_types": ["full_attention"] * 2,
     "tie_word_embeddings": False,
 }
-SLIDING = {
-    "layer_types": ["sliding_attention"] * 3,
-    "num_hidden_layers": 3,
-    "use_sliding_window": True,
-    "sliding_window": 5,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-# Changes of the layers, and fields of the drafter.
-SPECULATORS = {
-    "speculators_dflash": ({}, {"block_size": 4, "draft_vocab_size": VOCABULARY}),
-    "speculators_dflash_draft": (
-        {"num_hidden_layers": 1, "layer_types": None, "attention_bias": True},
-        {"block_size": 3, "draft_vocab_size": 9},
-    ),
-    "speculators_dspark": (
-        {"rope_parameters": YARN},
-        {"block_size": 3, "draft_vocab_size": 9, "markov_rank": 3},
-    ),
-    "speculators_dspark_window": (
-        SLIDING,
-        {
-            "block_size": 4,
-            "draft_vocab_size": VOCABULARY,
-            "markov_rank": 2,
-            "sample_from_anchor": False,
-            "confidence_head_with_markov": False,
-            "sliding_window_non_causal": True,
-        },
-    ),
-    "speculators_dspark_bare": (
-        {"num_key_value_heads": 4},
-        {
-            "block_size": 2,
-            "draft_vocab_size": VOCABULARY,
-            "markov_rank": 0,
-            "enable_confidence_head": False,
-        },
-    ),
-}
-
-
+# Those in the layout of speculators, in the order of their seeds.
+SPECULATORS = (
+    "speculators_dflash",
+    "speculators_dflash_draft",
+    "speculators_dspark",
+    "speculators_dspark_window",
+    "speculators_dspark_bare",
+)
 # Written with their own embedding and softmax, as by versions before 0.9; later
 # versions omit what equals the target's. The mask token's embedding differs.
 SELF_CONTAINED = ("speculators_dspark", "speculators_dspark_window")
@@ -138,32 +99,18 @@ def write_expected(folder: pathlib.Path, **arrays: torch.Tensor) -> None:
 
 
 def speculators_drafter(name: str) -> None:
-    """One folder in the layout of speculators, run by the library itself."""
-    from speculators import SpeculatorsConfig, VerifierConfig
-    from speculators.models import dflash, dspark
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
+    """One folder in the layout of speculators, run by the library itself.
 
-    changes, fields = SPECULATORS[name]
-    kind = name.split("_")[1]
-    layers = {k: v for k, v in {**LAYERS, **changes}.items() if v is not None}
-    inner = transformers.Qwen3Config(**layers)
-    inner._attn_implementation = "eager"
+    Its config.json, which is there before, describes it.
+    """
+    from speculators.models import dflash, dspark
+
     config_class, model_class = {
         "dflash": (dflash.DFlashSpeculatorConfig, dflash.DFlashDraftModel),
         "dspark": (dspark.DSparkSpeculatorConfig, dspark.DSparkDraftModel),
-    }[kind]
-    config = config_class(
-        transformer_layer_config=inner,
-        aux_hidden_state_layer_ids=[1, 3],
-        mask_token_id=MASK,
-        speculators_config=SpeculatorsConfig(
-            algorithm=kind,
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=2)],
-            default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=[]),
-        ),
-        **fields,
-    )
+    }[name.split("_")[1]]
+    config = config_class.from_pretrained(GOLDEN / name)
+    config.transformer_layer_config._attn_implementation = "eager"
     model = model_class(config).eval()
     randomize(model)
     embedding, softmax = torch.randn(2, VOCABULARY, WIDTH)
@@ -347,7 +294,7 @@ def main() -> None:
     parser.add_argument("--dflash", type=pathlib.Path, required=True)
     parser.add_argument("--deepspec", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
-    for name in (*SPECULATORS, "dflash", "deepspec"):
+    for name in ("dflash", "deepspec"):
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
     for number, name in enumerate(SPECULATORS):
         torch.manual_seed(number)

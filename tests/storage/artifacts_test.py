@@ -37,10 +37,8 @@ def test_artifacts_round_trip(tmp_path, name):
         ("{", "Expecting"),
         ("[]", "thing.json"),
         ('{"format": 2, "size": 1}', "not of format 1"),
-        ('{"format": true, "size": 1}', "not of format 1"),
         ('{"artifact": "another thing", "version": 1, "size": 1}', "header of a thing"),
         ('{"format": 1}', "size"),
-        ('{"format": 1, "size": "1"}', "size"),
         ('{"format": 1, "size": NaN}', "NaN"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
-from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.storage import files, temporaries
 
 
@@ -82,17 +81,6 @@ def test_pipes_are_written_in_place(tmp_path):
     assert pipe.is_fifo()
 
 
-def test_redirected_stdout_is_written(tmp_path):
-    program = (
-        "from bpd_jax.storage import files\n"
-        "with files.replacing_file('/dev/stdout') as path: path.write_text('text')"
-    )
-    with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
-        assert os.path.samestat(os.fstat(out.fileno()), os.stat(tmp_path / "out"))
-    assert (tmp_path / "out").read_text() == "text"
-
-
 def test_planted_symlinks_are_not_followed(tmp_path, monkeypatch):
     """Names of temporary files are random, and existing files are not opened."""
     names = []
@@ -158,24 +146,3 @@ def test_size_limit_of_reading(tmp_path):
     for read in (files.read_bytes, text_readers.read_text, model_from_fst):
         with pytest.raises((ValueError, UserError), match=r"more than|not a file of"):
             read(path)
-
-
-def test_endless_devices_are_refused(monkeypatch):
-    monkeypatch.setattr(files, "_MOST_BYTES", 1 << 20)
-    for read in (text_readers.read_text, model_from_fst):
-        with pytest.raises(UserError, match="more than 1,048,576 bytes"):
-            read("/dev/zero")
-    with pytest.raises(UserError, match="line 1, has more than"):
-        list(text_readers.read_lines("/dev/zero"))
-
-
-def test_device_instead_of_a_part_is_refused(tmp_path):
-    (tmp_path / "empty").touch()
-    split_file(tmp_path / "empty", tmp_path / "parts", 9)
-    (tmp_path / "parts" / "part_001").unlink()
-    (tmp_path / "parts" / "part_001").symlink_to("/dev/zero")
-    with (
-        pytest.raises(UserError, match="part_001 is damaged"),
-        joined_file(tmp_path / "parts"),
-    ):
-        pass

@@ -2,8 +2,8 @@
 
 import types
 
-from bpd_jax.studies import measure_quality
-from bpd_jax.studies.measure_quality import quality_records
+from bpd_jax.studies import measure_texts
+from bpd_jax.studies.measure_texts import quality_records
 from bpd_jax.studies.study_records import QualityRecord
 
 LOADED = types.SimpleNamespace(
@@ -47,7 +47,7 @@ def test_texts_are_scored_by_the_metric_of_their_task():
 
 def test_last_words_are_the_references_of_passages(monkeypatch):
     scores = [{"log_prob": -1.0}, {"log_prob": -2.0}]
-    monkeypatch.setattr(measure_quality, "passage_scores", lambda *a, **k: scores)
+    monkeypatch.setattr(measure_texts, "passage_scores", lambda *a, **k: scores)
     records = records_of("lambada", [("report", "a b", ()), ("tune", "c d e", ())])
     assert [(x.example, x.part, x.references, x.scores) for x in records] == [
         (3, "report", ["b"], scores[0]),
