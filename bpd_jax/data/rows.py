@@ -260,22 +260,13 @@ class RowIterator:
 
         Args:
           rows: the rows.
-          batch_size: B, rows of a batch over all processes.
-          seed: seed of the order, at least 0.
+          batch_size: B, rows of a batch over all processes, a multiple of their number.
+          seed: seed of the order.
           process_index: index of the part of each batch to return, from 0.
           process_count: number of parts.
         """
         if len(rows) == 0:
             raise UserError(f"{rows.folder} holds no rows.")
-        if seed < 0:
-            raise UserError(f"seed is {seed}: it must be 0 or more.")
-        if batch_size < 1 or batch_size % process_count:
-            raise UserError(
-                f"batch_size is {batch_size}: it must be a positive multiple of the "
-                f"number of processes ({process_count})."
-            )
-        if not 0 <= process_index < process_count:
-            raise ValueError(f"process {process_index} of {process_count}")
         self._rows = rows
         self._batch_size = batch_size
         self._seed = seed

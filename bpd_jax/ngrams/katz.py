@@ -49,8 +49,6 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
       `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
       of every higher count; entry 0 is not used.
     """
-    if not 1 <= bins <= MOST_BINS:
-        raise UserError(f"bins is {bins}: it must be from 1 to {MOST_BINS:,}.")
     from bpd_jax.ngrams import trie_kernels
 
     n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1

@@ -235,11 +235,6 @@ class NGramModel(NGramArrays):
             `HIGHEST_UNSEEN`, so that the model still sums to one. The paper's in-domain
             models use -1000.
         """
-        if not -math.inf < log_prob <= HIGHEST_UNSEEN:
-            raise UserError(
-                f"log_prob is {log_prob}: it must be {HIGHEST_UNSEEN:g} or less, so "
-                "that the model still sums to one."
-            )
         tokens = np.arange(self.vocab_size)
         if self.end_of_text is not None:
             tokens = np.delete(tokens, self.end_of_text)

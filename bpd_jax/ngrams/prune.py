@@ -110,10 +110,6 @@ def prune(
             f"max_ngrams is {max_ngrams}, but the model has {unigrams} unigrams, which "
             "are never pruned: set max_ngrams to at least that number."
         )
-    if theta is not None and not theta >= 0:
-        raise UserError(f"theta is {theta}: it must be 0 or more.")
-    if any(limit is not None and limit < 0 for limit in max_per_order or ()):
-        raise UserError("max_per_order holds a negative number.")
     limits = [*(max_per_order or ())][: model.order - 1]
     limits += [None] * (model.order - 1 - len(limits))
     within_limits = all(

@@ -137,13 +137,7 @@ def test_state_of_other_rows_is_refused(rows, tmp_path):
         iterator.restore({})
 
 
-def test_invalid_iterators_are_refused(rows):
-    with pytest.raises(UserError, match=r"number of processes \(2\)"):
-        RowIterator(rows, 3, 0, process_index=0, process_count=2)
-    with pytest.raises(UserError, match="batch_size is 0"):
-        RowIterator(rows, 0, 0)
-    with pytest.raises(UserError, match="seed is -1"):
-        RowIterator(rows, 2, -1)
+def test_folders_without_rows_are_refused(rows):
     empty = dataclasses.replace(rows, tokens=rows.tokens[:0])
     with pytest.raises(UserError, match="holds no rows"):
         RowIterator(empty, 2, 0)

@@ -90,12 +90,6 @@ def test_perplexity_overflows_to_infinity():
     assert math.isnan(Evaluation(2, 2, 0.0).perplexity)
 
 
-@pytest.mark.parametrize("log_prob", [math.nan, -math.inf, -3.0])
-def test_probability_of_unseen_tokens_must_be_small(trigrams, log_prob):
-    with pytest.raises(UserError, match=r"log_prob is .*: it must be -50 or less"):
-        trigrams.with_unseen_tokens(log_prob)
-
-
 def test_unknown_tokens_are_counted_and_excluded(trigrams):
     evaluation = trigrams.evaluate([[0, 9]])
     assert (evaluation.events, evaluation.unknown) == (3, 1)

@@ -106,8 +106,6 @@ def open_source(
       vocab_size: V of tokens; None for the highest id plus 1.
       end_of_text: for tokens: the token that separates sequences.
     """
-    if sum(1 for value in (task, text, tokens, generations) if value) != 1:
-        raise UserError("give exactly one of task, text, tokens and generations.")
     if tokens:
         return TokenFiles.open(tokens, vocab_size, end_of_text)
     if generations:
@@ -150,8 +148,6 @@ class TokenFiles(TokenSource):
     ) -> "TokenFiles":
         """Finds the files, and the highest id if V is not given."""
         pattern = os.path.expanduser(pattern)
-        if vocab_size is not None and vocab_size < 1:
-            raise UserError(f"vocab_size is {vocab_size}: it must be 1 or more.")
         matches = sorted(set(glob.glob(pattern, recursive=True)))
         paths = [pathlib.Path(path) for path in matches if not os.path.isdir(path)]
         if not paths:

@@ -81,10 +81,6 @@ class Packing:
     order: int
     vocab_size: int
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.order <= MAX_ORDER:
-            raise UserError(f"order is {self.order}: it must be from 1 to {MAX_ORDER}.")
-
     @property
     def base(self) -> int:
         """The number of digits: one for every symbol, and 0 past the end."""

@@ -206,7 +206,6 @@ def test_folders_with_other_contents_are_unchanged(tmp_path, text):
 @pytest.mark.parametrize(
     "text, arguments, message",
     [
-        ([], {"order": 0}, "order is 0"),
         ([], {"memory": 10}, "memory is 10 bytes"),
         ([], {"min_counts": [1]}, "min_counts has 1 numbers for 4 orders"),
         ([], {"min_counts": [2, 2, 2, 2]}, "the first 1"),

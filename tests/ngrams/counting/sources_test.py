@@ -163,14 +163,9 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "exactly one of"),
-        ({"generations": "x", "tokens": "y"}, "exactly one of"),
         ({"generations": "missing"}, r"distill\.json is missing"),
-        ({"task": "stdlib", "tokens": "x"}, "exactly one of"),
         ({"tokens": "missing.txt"}, "cannot read missing.txt"),
         ({"tokens": "missing-*"}, "matches no file"),
-        ({"tokens": "x", "vocab_size": 0}, "vocab_size is 0: it must be 1 or more"),
-        ({"tokens": "x", "vocab_size": -5}, "vocab_size is -5: it must be 1 or more"),
         ({"tokens": "x", "vocab_size": 2**24 + 1}, "more than the 16,777,216 that"),
         ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
         ({"task": "mine", "max_bytes": 5}, "max_bytes applies to the tasks"),
