@@ -153,6 +153,8 @@ def _run(part: str, folder: pathlib.Path, end: float) -> bool:
 
 def _part(part: str, folder: pathlib.Path, limit: float, sender: Connection) -> None:
     """Runs the jobs of a part and writes a line for each."""
+    # Tiny programs are compiled longer than they run.
+    jax.config.update("jax_disable_most_optimizations", TINY.value)
     platform = jax.default_backend()
     if PLATFORM.value not in (None, platform):
         sender.send(

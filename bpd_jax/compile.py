@@ -92,31 +92,25 @@ def main() -> None:
             f"--program={','.join(_PROGRAM.value)} must be a comma-separated list of "
             f"{', '.join(_PROGRAMS)}."
         )
-    if _OUTPUT.value:
-        check_writable(_OUTPUT.value)
-    if _HLO.value:
-        for name in _PROGRAM.value:
-            check_writable(as_path(_HLO.value) / f"{name}.txt")
+    texts = [as_path(_HLO.value) / f"{x}.txt" for x in _PROGRAM.value if _HLO.value]
+    for file in (_OUTPUT.value, *texts):
+        if file:
+            check_writable(file)
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     accelerators = find_slice(cli.required("topology"), _SLICES.value)
     configs = _configurations()
     # All programs are validated before the first one is compiled.
     chosen: list[programs.Program] = []
     for name in _PROGRAM.value:
+        training: Any = configs.heads if name == "frozen" else configs.train
+        mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
         if name == "frozen":
-            training, model = configs.heads, configs.model
-            assert training is not None
-            assert model is not None
-            mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
-            chosen += frozen_programs(training, model, mesh)
+            assert configs.model is not None
+            chosen += frozen_programs(training, configs.model, mesh)
+        elif name == "train":
+            chosen.append(programs.train_program(training, mesh))
         else:
-            config = configs.train
-            assert config is not None
-            mesh = make_mesh(config.mesh, accelerators.devices)
-            if name == "train":
-                chosen.append(programs.train_program(config, mesh))
-            else:
-                chosen += decode_programs(config.model, shapes, mesh, _rescorer())
+            chosen += decode_programs(training.model, shapes, mesh, _rescorer())
     compiled: dict[str, dict[str, Any]] = {}
     for program in chosen:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)
@@ -136,30 +130,22 @@ def _print(accelerators: Slice, compiled: dict[str, dict[str, Any]]) -> None:
     """Prints a table of all figures, with one column per program."""
     unit, count = "GPU" if accelerators.chip.gpu else "core", len(accelerators.devices)
     total = f"HBM: total, of {_gib(accelerators.chip.usable)}"
-
-    def row(heading: str, cell: Callable[[dict[str, Any]], str]) -> list[str]:
-        return [heading, *map(cell, compiled.values())]
-
-    rows = [
-        row("program", lambda x: x["about"]),
-        row("data × fsdp × model", lambda x: " × ".join(map(str, x["mesh"].values()))),
-        None,
-        row("HBM: arguments", lambda x: _gib(x["memory_per_core"]["arguments"])),
-        row("HBM: temporaries", lambda x: _gib(x["memory_per_core"]["temporaries"])),
-        row(total, lambda x: _gib(x["memory_per_core"]["needed"])),
-        None,
-        row("collectives", lambda x: f"{sum(x['collectives'].values())}"),
-        row(
-            "the model's FLOPs", lambda x: f"{x['model_flops_per_core'] / 1e12:,.4g} T"
-        ),
-        row("parameters and cache", lambda x: _gib(x["read_bytes_per_core"])),
-        row("minimum time", lambda x: _ms(max(x["minimum_seconds"].values()))),
-        row("… of arithmetic", lambda x: _ms(x["minimum_seconds"]["compute"])),
-        row("… of reading", lambda x: _ms(x["minimum_seconds"]["reading"])),
-    ]
+    cells: dict[str, Callable[[dict[str, Any]], str]] = {
+        "program": lambda x: x["about"],
+        "data × fsdp × model": lambda x: " × ".join(map(str, x["mesh"].values())),
+        "HBM: arguments": lambda x: _gib(x["memory_per_core"]["arguments"]),
+        "HBM: temporaries": lambda x: _gib(x["memory_per_core"]["temporaries"]),
+        total: lambda x: _gib(x["memory_per_core"]["needed"]),
+        "collectives": lambda x: f"{sum(x['collectives'].values())}",
+        "the model's FLOPs": lambda x: f"{x['model_flops_per_core'] / 1e12:,.4g} T",
+        "parameters and cache": lambda x: _gib(x["read_bytes_per_core"]),
+        "minimum time": lambda x: _ms(max(x["minimum_seconds"].values())),
+        "… of arithmetic": lambda x: _ms(x["minimum_seconds"]["compute"]),
+        "… of reading": lambda x: _ms(x["minimum_seconds"]["reading"]),
+    }
     print_rows(
         ["", *compiled],
-        rows,
+        [[name, *map(cell, compiled.values())] for name, cell in cells.items()],
         title=f"{accelerators.name}: {count} {unit}{'s' * (count > 1)}",
         caption=f"Per {unit}. The minimum time is a bound, not a measurement.",
         strong=[total, "minimum time"],

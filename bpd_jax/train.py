@@ -31,10 +31,10 @@ import jax
 from absl import flags
 
 from bpd_jax.base import cli, configuration
+from bpd_jax.base.chips import device_count
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.compilation.chips import device_count
 from bpd_jax.data.corpora import matched_files
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask

@@ -140,13 +140,14 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
     """Attention of at most 32 draft tokens over a cache of various lengths."""
     arrays, _ = _inputs(shape)
     nodes = min(32, shape.length // 4)
-    lengths = jnp.arange(1, shape.rows + 1) * (shape.length // (shape.rows + 1))
-    rounded = [jnp.asarray(x, settings.dtype) for x in arrays]
+    lengths = np.arange(1, shape.rows + 1) * (shape.length // (shape.rows + 1))
+    rounded = [x.astype(settings.dtype) for x in arrays]
     new = [x[:, :nodes] for x in rounded]
-    mask = causal_mask(jnp.ones((shape.rows, nodes), jnp.int32))
+    mask = np.tril(np.ones((shape.rows, nodes, nodes), bool))
     # The layout of the cache: see `KVCache`.
     prefix = rounded[1].transpose(0, 2, 3, 1), rounded[2].transpose(0, 2, 1, 3)
-    positions = lengths[:, None] + jnp.arange(nodes)
+    new, prefix = jax.device_put((new, prefix))
+    positions = lengths[:, None] + np.arange(nodes)
 
     @jax.jit
     def run(visible: Array) -> Array:
@@ -161,12 +162,13 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
 
     output = run(lengths)
     # The same with the cache before the new keys, and one softmax over all.
-    old = jnp.arange(shape.length) < lengths[:, None, None]
-    old = jnp.broadcast_to(old, (*mask.shape[:2], shape.length))
-    seen = jnp.concatenate([old, mask], axis=-1)
-    whole = [new[0], *(jnp.concatenate([rounded[i], new[i]], axis=1) for i in (1, 2))]
+    old = np.arange(shape.length) < lengths[:, None, None]
+    old = np.broadcast_to(old, (*mask.shape[:2], shape.length))
+    seen = np.concatenate([old, mask], axis=-1)
+    again = (np.concatenate([x, x[:, :nodes]], axis=1) for x in rounded[1:])
+    whole = (x.astype(np.float32) for x in (rounded[0][:, :nodes], *again))
     with jax.default_matmul_precision("highest"):
-        wanted = attention(*(x.astype(jnp.float32) for x in whole), seen)
+        wanted = jax.jit(attention)(*whole, seen)
     error = _error(jax.device_get(output), jax.device_get(wanted))
     return {
         "shape": dataclasses.asdict(shape),

@@ -60,22 +60,23 @@ def _train(settings: JobSettings) -> Row:
         )
     rows = open_rows(CORPUS / "train")
     batch = jax.device_count() * (1 if settings.tiny else ROWS)
-    config = _config(settings, rows, batch, steps=100)
-    mesh = make_mesh(config.mesh)
-    batches = RowIterator(rows, batch, seed=0)
-    # Their learning rate does not matter: the run begins afterwards, anew.
-    step = TimedStep(config, mesh)
-    step.place()
-    timed = 1 if settings.tiny else 10
-    step.block(timed, batches)
-    seconds = step.block(timed, batches)
-    step.remove()
-    left = max(settings.seconds - (time.monotonic() - begin), 0.0)
-    steps = 2 if settings.tiny else max(int(_SHARE * left / seconds), 100)
+    steps = 2 if settings.tiny else 100
     config = _config(settings, rows, batch, steps)
-    batches = RowIterator(rows, batch, seed=0)
+    mesh = make_mesh(config.mesh)
     step = TimedStep(config, mesh)
+    if not settings.tiny:
+        # Their learning rate does not matter: the run begins afterwards, anew.
+        step.place()
+        step.block(10)
+        seconds = step.block(10)
+        step.remove()
+        left = settings.seconds - (time.monotonic() - begin)
+        steps = max(int(_SHARE * left / seconds), steps)
+        # The program of a step has the learning rates of all.
+        config = _config(settings, rows, batch, steps)
+        step = TimedStep(config, mesh)
     step.place()
+    batches = RowIterator(rows, batch, seed=0)
     size = 1 if settings.tiny else max(steps // 20, 1)
     log, blocks = [], []
     for done in range(size, steps + 1, size):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from benchmarks.accelerator_parts.jobs import JobSettings, drafter_config
-from bpd_jax.compilation.chips import CHIPS, Chip
+from bpd_jax.base.chips import CHIPS, Chip, chip_of_device
 from bpd_jax.decoding.call_costs import PassCosts
 from bpd_jax.evaluation.token_cost import ModelSize, cost, model_size
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -36,8 +36,7 @@ MODELS = {
     "1.5B": "blockwise_1b5",
     "7B": "llama_7b",
 }
-# By the name of a chip in `CHIPS`: a part of jax's name of the device.
-DEVICES = {"h100": "H100", "v5e": "v5 lite", "v4-megacore": "v4"}
+DEVICES = ("h100", "v5e", "v4-megacore")
 CONTEXT = 512
 BATCHES = (1, 8)
 
@@ -152,14 +151,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         for each in RECORDED:
             cells = [f"{title}, {batch}, {each.label}"]
             cells.append(f"{record()[each.method]['block_efficiency']:.2f}")
-            for name, device in DEVICES.items():
+            for name in DEVICES:
                 cells.append(f"{predicted(CHIPS[name], model, each, batch):.2f}")
                 job = f"{file}, batch {batch}, {each.drafting}"
                 found = [
                     row["speedups"][each.label]
                     for row in rows
                     if row["job"] == job
-                    and device in row["device"]
+                    and chip_of_device(row["device"]) == CHIPS[name]
                     and "speedups" in row
                 ]
                 cells.append(f"{found[-1]:.2f}" if found else "")

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Count, Validated
@@ -26,10 +26,10 @@ from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.drafting.parts import BuildContext
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.cache import KVCache
+from bpd_jax.models.cache import row_specs
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import forward_flops, serial_call_flops
-from bpd_jax.models.partitioning import BATCH_SPEC, check_rows, heads_spec
+from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device_table import DeviceTable
 
@@ -82,7 +82,13 @@ def decode_programs(
       mesh: the devices.
       rescorer: sizes of the small LM of neural methods.
     """
-    _check(config, shapes, mesh)
+    check_rows("--batch_size", shapes.batch_size, mesh)
+    if shapes.length > config.trunk.max_length:
+        raise UserError(
+            f"--prompt_tokens={shapes.prompt_tokens} and --max_new_tokens="
+            f"{shapes.max_new_tokens} are more than TransformerConfig.max_length = "
+            f"{config.trunk.max_length}."
+        )
     model = Model(config, abstract_parameters(config, mesh), mesh=mesh)
     drafter = abstract_drafter(model, shapes, mesh, rescorer)
     weights = Weights(spread(drafter.arrays, mesh, PartitionSpec()))
@@ -100,17 +106,11 @@ def decode_programs(
         limits=rows,
         keys=row_keys(0, jnp.arange(shapes.batch_size)),
     )
-    in_heads = heads_spec(config.trunk.kv_heads, mesh)
-    placed = spread(state, mesh, BATCH_SPEC)
-    placed = dataclasses.replace(
-        placed,
-        history=spread(state.history, mesh, PartitionSpec(None, *BATCH_SPEC)),
-        cache=KVCache(
-            keys=spread(state.cache.keys, mesh, in_heads),
-            values=spread(state.cache.values, mesh, in_heads),
-            lengths=placed.cache.lengths,
-        ),
+    specs = dataclasses.replace(
+        row_specs(state, mesh),
+        history=jax.tree.map(lambda _: PartitionSpec(None, *BATCH_SPEC), state.history),
     )
+    placed = jax.tree.map(lambda x, spec: spread(x, mesh, spec), state, specs)
     prompts, rows = (spread(x, mesh, BATCH_SPEC) for x in (prompts, rows))
     return [
         Program(
@@ -160,7 +160,7 @@ def abstract_drafter(
         Assets(ngram=ngram, rescorer=small),
         width=shapes.lattice_width,
         alpha=DecodeConfig.alpha,
-        shared={},
+        method=shapes.method,
     )
     method = parse_method(shapes.method)
     if "ngram" in method.needs:
@@ -186,29 +186,12 @@ class _NGramSizes:
         )
 
 
-def _check(config: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh) -> None:
-    check_rows("--batch_size", shapes.batch_size, mesh)
-    limit = config.trunk.max_length
-    if shapes.length > limit:
-        raise UserError(
-            f"--prompt_tokens={shapes.prompt_tokens} and --max_new_tokens="
-            f"{shapes.max_new_tokens} are more than TransformerConfig.max_length = "
-            f"{limit}."
-        )
-    if shapes.lattice_width > config.trunk.vocab_size:
-        raise UserError(
-            f"--lattice_width={shapes.lattice_width} is more than "
-            f"TransformerConfig.vocab_size = {config.trunk.vocab_size}."
-        )
-
-
 def ngram_table(
     model: BlockwiseConfig, shapes: DecodeShapes, mesh: Mesh
 ) -> DeviceTable:
     """The shapes of an n-gram model of a given size, replicated on every device.
 
-    The n-grams are divided evenly among the orders from the second on. The search among
-    the continuations of a context is as long as for the whole vocabulary.
+    The n-grams are divided evenly among the orders from the second on.
     """
     vocab_size = model.trunk.vocab_size
     symbols = trie.symbol_width(vocab_size)
@@ -220,20 +203,4 @@ def ngram_table(
             "unigrams."
         )
     sizes = [symbols, *[remaining // orders] * orders]
-    kind = np.uint16 if symbols <= np.iinfo(np.uint16).max else np.int32
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    # Shapes instead of arrays: they are only traced.
-    def arrays(sizes: list[int], dtype: Any) -> Any:
-        shape = functools.partial(jax.ShapeDtypeStruct, sharding=everywhere)
-        return tuple(shape((size,), dtype) for size in sizes)
-
-    return DeviceTable(
-        log_probs=arrays(sizes, np.float32),
-        log_backoffs=arrays(sizes[:-1], np.float32),
-        first_child=arrays([size + 1 for size in sizes[:-1]], np.int32),
-        symbols=arrays(sizes[1:], kind),
-        steps=(vocab_size.bit_length(),) * orders,
-        vocab_size=vocab_size,
-        end_of_text=0,
-    )
+    return spread(DeviceTable.of_sizes(sizes, vocab_size), mesh, PartitionSpec())

@@ -5,7 +5,7 @@ import importlib.util
 import jax
 from jax.experimental import topologies
 
-from bpd_jax.compilation.chips import Chip
+from bpd_jax.base.chips import Chip
 
 # The packages of jax with the compiler, and their modules that jax loads.
 PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -19,15 +19,20 @@ COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 # What the compiler must know of a GPU, by its compute capability: number of streaming
 # multiprocessors, float32 units and bytes of shared memory of one, … Source: the tables
 # "Technical Specifications per Compute Capability" of NVIDIA's CUDA programming guide,
-# and the white papers "NVIDIA A100" and "NVIDIA H100" (SXM).
+# and the white papers "NVIDIA Ada", "NVIDIA A100" and "NVIDIA H100" (SXM).
 ARCHITECTURES = {
+    "8.9": "core_count: 58 fpus_per_core: 128 clock_rate_ghz: 2.04 l2_cache_size: "
+    "50331648 shared_memory_per_core: 102400 shared_memory_per_block_optin: 101376 "
+    "threads_per_core_limit: 1536",
     "8.0": "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: "
-    "41943040 shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912",
+    "41943040 shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 "
+    "threads_per_core_limit: 2048",
     "9.0": "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: "
-    "52428800 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448",
+    "52428800 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448 "
+    "threads_per_core_limit: 2048",
 }
 _OF_ALL = (
-    "threads_per_block_limit: 1024 threads_per_core_limit: 2048 threads_per_warp: 32 "
+    "threads_per_block_limit: 1024 threads_per_warp: 32 "
     "shared_memory_per_block: 49152 registers_per_core_limit: 65536 "
     "registers_per_block_limit: 65536 block_dim_limit_x: 2147483647 "
     "block_dim_limit_y: 65535 block_dim_limit_z: 65535"

@@ -7,9 +7,9 @@ import os
 import jax
 from jax.experimental import topologies
 
+from bpd_jax.base.chips import Chip, chip_of, sides_of
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus
-from bpd_jax.compilation.chips import Chip, chip_of, sides_of
 from bpd_jax.models import cpu
 
 # When it is loaded, the library looks for a TPU and for the host's name in the cloud;

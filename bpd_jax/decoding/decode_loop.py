@@ -29,7 +29,7 @@ from bpd_jax.drafting.interface import (
     without_arrays,
 )
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.cache import KeyValues, commit, write_rows
+from bpd_jax.models.cache import KeyValues, commit, spread, write_rows
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
 
@@ -158,8 +158,11 @@ def _first_state(
         done=lengths >= limits,
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
-        memory=drafter.start(
-            weights.drafter, Prompts(tokens, lengths, features, hidden, reference)
+        memory=spread(
+            drafter.start(
+                weights.drafter, Prompts(tokens, lengths, features, hidden, reference)
+            ),
+            model.mesh,
         ),
         history=empty_history(max_calls, batch, drafter.max_depth) if record else None,
     )

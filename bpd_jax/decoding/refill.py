@@ -26,7 +26,7 @@ from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.generate import Task, check_prompts
 from bpd_jax.models.cache import grow, spread
-from bpd_jax.models.partitioning import BATCH_SPEC, constrain, on_host
+from bpd_jax.models.partitioning import on_host
 
 # The shortest length that prompts are padded to.
 _SHORTEST = 64
@@ -184,20 +184,14 @@ def _merge(
     merged = jax.tree.map(
         lambda old, new: old.at[rows].set(new, mode="drop"), state, fresh
     )
-    return _spread(merged, mesh)
+    return spread(merged, mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "mesh"))
 def _empty(fresh: DecodeState, rows: int, mesh: Mesh | None) -> DecodeState:
     """A state of `rows` rows, all of them done, with the shapes of `fresh`."""
     copies = jax.tree.map(lambda leaf: leaf[jnp.zeros(rows, jnp.int32)], fresh)
-    return _spread(dataclasses.replace(copies, done=jnp.ones(rows, bool)), mesh)
-
-
-def _spread(state: DecodeState, mesh: Mesh | None) -> DecodeState:
-    """The state in jitted code, its rows spread over a mesh."""
-    rows = jax.tree.map(lambda leaf: constrain(leaf, mesh, BATCH_SPEC), state)
-    return dataclasses.replace(rows, cache=spread(state.cache, mesh))
+    return spread(dataclasses.replace(copies, done=jnp.ones(rows, bool)), mesh)
 
 
 @functools.partial(jax.jit, static_argnames="slots")

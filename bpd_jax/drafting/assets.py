@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Validated
 from bpd_jax.base.typing import Params
@@ -71,6 +73,16 @@ class AttachedEagle:
 
     functions: EagleFunctions
     params: Params
+
+
+def on_mesh(asset: Any, mesh: Mesh | None) -> Any:
+    """An asset whose cache, if it has one, is spread over a mesh like the model's."""
+    if mesh is None or not isinstance(asset, Model | AttachedDrafter | AttachedEagle):
+        return asset
+    if isinstance(asset, Model):
+        return dataclasses.replace(asset, mesh=mesh)
+    functions: Any = dataclasses.replace(asset.functions, mesh=mesh)
+    return dataclasses.replace(asset, functions=functions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import changed_settings, check_settings, integer
-from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.assets import Assets, on_mesh
 from bpd_jax.drafting.interface import Drafter, Refiner, Search, Source
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.refiners.transitions import FiniteRefiner
@@ -65,7 +65,7 @@ class BuildContext:
 
     def need(self, asset: str) -> Any:
         """Returns an asset; raises a `UserError` that explains how to create it."""
-        return self.assets.need(asset, self.method)
+        return on_mesh(self.assets.need(asset, self.method), self.model.mesh)
 
     def share(self, key: Any, create: Callable[[], Any]) -> Any:
         """The result of `create`, which is called once for all methods of a decoder."""

@@ -44,6 +44,7 @@ Parameters by name, and the corresponding tensors of published checkpoints:
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -65,10 +66,12 @@ class BlockDrafter(nn.Module):
     Attributes:
       config: configuration, which need not be resolved.
       target: the trunk whose states it reads.
+      mesh: devices that share the rows and heads of its cache; None for one device.
     """
 
     config: BlockDrafterConfig
     target: TransformerConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -111,7 +114,9 @@ class BlockDrafter(nn.Module):
             )
 
     def _block(self, layer: int) -> Block:
-        parts = block_parts(self.layers, lambda part: {"name": f"{part}_{layer}"})
+        parts = block_parts(
+            self.layers, lambda part: {"name": f"{part}_{layer}"}, mesh=self.mesh
+        )
         config = self.config
         if not config.convolution_taps:
             return Block(*parts, layer)

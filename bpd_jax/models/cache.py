@@ -12,12 +12,14 @@ Worked example (one row, 6 slots, length 3, two of four new slots accepted):
     after   a b c d e x        length 5; `x` is hidden, `y` is beyond the last slot
 """
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, heads_spec
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -79,14 +81,22 @@ def empty_cache(
     )
 
 
-def spread(cache: KVCache, mesh: Mesh | None) -> KVCache:
-    """The cache in jitted code, its rows and heads spread over a mesh."""
+def row_specs(tree: PyTree, mesh: Mesh | None) -> Any:
+    """The specs of arrays `[B, …]`: of rows, and of the heads of each `KVCache`."""
 
-    def put(array: Array) -> Array:
-        spec = BATCH_SPEC if array.ndim == 1 else heads_spec(array.shape[1], mesh)
-        return constrain(array, mesh, spec)
+    def of_node(node: Any) -> Any:
+        if not isinstance(node, KVCache):
+            return BATCH_SPEC
+        heads = heads_spec(node.values[0].shape[1], mesh) if node.values else BATCH_SPEC
+        return jax.tree.map(lambda x: BATCH_SPEC if x.ndim == 1 else heads, node)
 
-    return jax.tree.map(put, cache)
+    return jax.tree.map(of_node, tree, is_leaf=lambda x: isinstance(x, KVCache))
+
+
+def spread(tree: PyTree, mesh: Mesh | None) -> Any:
+    """Arrays in jitted code, spread over a mesh by `row_specs`."""
+    specs = row_specs(tree, mesh)
+    return jax.tree.map(lambda x, spec: constrain(x, mesh, spec), tree, specs)
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:

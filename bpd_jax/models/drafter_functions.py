@@ -15,6 +15,7 @@ import dataclasses
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
@@ -65,15 +66,17 @@ class DrafterFunctions:
     Attributes:
       config: configuration, which need not be resolved.
       target: the trunk whose states it reads. Its `dtype` is used for computation.
+      mesh: devices that share the rows and heads of its cache; None for one device.
     """
 
     config: BlockDrafterConfig
     target: TransformerConfig
+    mesh: Mesh | None = None
 
     @property
     def module(self) -> BlockDrafter:
         """The Linen module."""
-        return BlockDrafter(self.config, self.target)
+        return BlockDrafter(self.config, self.target, self.mesh)
 
     def init(self, rng: Array) -> Params:
         """Initial trained parameters, without those in `FROZEN`."""

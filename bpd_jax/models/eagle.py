@@ -35,6 +35,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
@@ -73,9 +74,10 @@ class EagleConfig:
 
 
 class Eagle(nn.Module):
-    """The modules of an EAGLE-3 drafter."""
+    """The modules of an EAGLE-3 drafter; for `mesh` see `EagleFunctions`."""
 
     config: EagleConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config, layer = self.config, self.config.layer
@@ -90,7 +92,9 @@ class Eagle(nn.Module):
         )
         self.hidden_norm = norm(layer)
         self.attention_norm = norm(layer, name="attention_norm_0")
-        self.attention = Attention(layer, inputs=2 * width, name="attention_0")
+        self.attention = Attention(
+            layer, mesh=self.mesh, inputs=2 * width, name="attention_0"
+        )
         self.mlp_norm = norm(layer, name="mlp_norm_0")
         self.mlp = FeedForward(layer, name="mlp_0")
         self.final_norm = norm(layer)
@@ -185,14 +189,20 @@ class EagleCache:
 
 @dataclasses.dataclass(frozen=True)
 class EagleFunctions:
-    """An EAGLE-3 drafter without its parameters; hashable, hence jit-static."""
+    """An EAGLE-3 drafter without its parameters; hashable, hence jit-static.
+
+    Attributes:
+      config: configuration.
+      mesh: devices that share the rows and heads of its cache; None for one device.
+    """
 
     config: EagleConfig
+    mesh: Mesh | None = None
 
     @property
     def module(self) -> Eagle:
         """The Linen module."""
-        return Eagle(self.config)
+        return Eagle(self.config, self.mesh)
 
     def init(self, rng: Array) -> Params:
         """Initial parameters, without softmax, vocabulary and embedding."""

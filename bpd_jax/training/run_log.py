@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bpd_jax.base import progress
+from bpd_jax.base.chips import chip_of_device
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model_flops import train_flops
@@ -21,20 +22,6 @@ from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.step import Metrics
 from bpd_jax.training.validation import per_head
-
-# Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets. Keys are prefixes
-# of `device_kind`; the longest matching prefix counts.
-PEAK_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6": 918e12,
-}
 
 # Key of the meter's state in the data item of a checkpoint.
 METER = "meter"
@@ -146,11 +133,10 @@ def peak_tokens_per_second(
       drawn: positions of a row that heads or a block drafter are trained at; None for
         all.
     """
-    kind = jax.devices()[0].device_kind
-    matching = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    if not matching:
+    chip = chip_of_device(jax.devices()[0].device_kind)
+    if chip is None:
         return None
-    peak = PEAK_FLOPS[max(matching, key=len)] * jax.device_count()
+    peak = chip.flops * jax.device_count()
     return peak * length / train_flops(model, 1, length, drawn)
 
 

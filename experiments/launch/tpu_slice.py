@@ -11,9 +11,9 @@ import math
 import re
 import shlex
 
+from bpd_jax.base.chips import sides_of
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Count, Validated
-from bpd_jax.compilation.chips import sides_of
 from experiments.launch.command import Command, Program
 
 # By chip: Cloud's names of the chip and of its image, the units per chip of the number

@@ -1,5 +1,6 @@
 """The check of an accelerator, at the smallest sizes and on a CPU."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -13,8 +14,8 @@ import pytest
 from benchmarks.accelerator_parts import costs, lossless, results, smollm2, speedups
 from benchmarks.accelerator_parts.jobs import JobSettings, random_decoder
 from benchmarks.synthetic_ngrams import synthetic_model
+from bpd_jax.base.chips import CHIPS
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation.chips import CHIPS
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.assets import Assets
@@ -260,7 +261,12 @@ def test_a_part_ends_at_its_time_limit(tmp_path):
 
 def write(folder, part, platform="gpu", **rows):
     for job, figures in rows.items():
-        about = {"part": part, "device": "Fast H100", "platform": platform, "job": job}
+        about = {
+            "part": part,
+            "device": "NVIDIA H100 PCIe",
+            "platform": platform,
+            "job": job,
+        }
         about |= {"date": "2026-01-02", "versions": {"jax": "1"}, "command": "c"}
         results.append(folder, about | figures)
 
@@ -286,7 +292,7 @@ def test_tables_are_generated_from_the_results(tmp_path):
     write(tmp_path, "smollm2", platform="cpu", x={})
     rows = results.read(tmp_path)
     text = results.tables(rows)
-    assert text.count("### Fast H100") == 1
+    assert text.count("### NVIDIA H100 PCIe") == 1
     for line in (
         "| a | 2 | 1 | 2.00 | 500 |",
         "| b | failed: no room |  |  |  |",
@@ -330,7 +336,7 @@ def test_predictions_follow_from_bandwidth_and_arithmetic():
         faster = speedups.predicted(chip, config, refined)
         assert faster > speedup
     # Where arithmetic is scarce, 69 draft tokens take longer than reading.
-    slow = CHIPS["h100"].__class__("slow", 1, 1e13, 3.35e12, 1, 1)
+    slow = dataclasses.replace(CHIPS["h100"], flops=1e13)
     assert speedups.predicted(slow, config, refined) < 0.5
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.compile_settings import SETTINGS
 from bpd_jax.base import configuration
-from bpd_jax.compilation.chips import device_count
+from bpd_jax.base.chips import device_count
 from bpd_jax.training.config import TrainConfig
-from tests.commands import assert_refused, python, start
+from tests.commands import ROOT, assert_refused, python, start
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 from tests.experiments.configurations import gin_arguments
 
@@ -34,6 +34,59 @@ def arguments_of(*flags, batch_size=8, length=128):
 def run(*flags, **sizes):
     arguments = arguments_of(*flags, **sizes)
     return python("-m", "bpd_jax.compile", *arguments, XLA_FLAGS="")
+
+
+def short(number):
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def gib(size):
+    return f"{size / 2**30:.1f}"
+
+
+def minimum_time(program):
+    kind, seconds = max(program["minimum_seconds"].items(), key=lambda item: item[1])
+    return f"{short(1000 * seconds)} ms ({kind.replace('compute', 'arithmetic')})"
+
+
+def collectives(program):
+    others = dict(program["collectives"])
+    sums = others.pop("all-reduce", 0)
+    return f"{sums} + {sum(others.values())}" if others else f"{sums}"
+
+
+def rows_of(name, result):
+    """The rows of docs/tpu.md with a result of benchmarks.compile_all."""
+    programs = result.get("programs", {})
+    titles = {"read texts": ", states of texts"} if len(programs) > 1 else {}
+    for title, program in programs.items():
+        memory = program["memory_per_core"]
+        usable = f"{round(memory['usable'] / 2**30, 2):g}"
+        where = [result["topology"], ", ".join(map(str, program["mesh"].values()))]
+        if "prefill" in programs:
+            two = programs["prefill"], programs["decode"]
+            needed = [gib(each["memory_per_core"]["needed"]) for each in two]
+            counts = [*map(collectives, two), *map(minimum_time, two)]
+            yield [f"`{name}`", *where, *needed, usable, *counts]
+            return
+        about = titles.get(title, f", {title}" if titles else "")
+        yield [
+            f"`{name}`{about}",
+            *where,
+            f"{gib(memory['needed'])} of {usable} GiB",
+            f"{short(program['model_flops_per_core'] / 1e12)} T",
+            f"{program['read_bytes_per_core'] / 2**30:.2f} GiB",
+            minimum_time(program),
+        ]
+
+
+def test_the_tables_of_the_docs_are_the_record():
+    record = json.loads((ROOT / "benchmarks/results/compile.json").read_text())
+    assert [*record] == [*SETTINGS]
+    lines = (ROOT / "docs" / "tpu.md").read_text().splitlines()
+    for name, result in record.items():
+        rows = [f"| {' | '.join(row)} |" for row in rows_of(name, result)]
+        assert [x for x in lines if x.startswith(f"| `{name}`")][: len(rows)] == rows
 
 
 @pytest.mark.parametrize(

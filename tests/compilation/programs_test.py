@@ -140,7 +140,7 @@ def test_methods_that_draft_on_the_host_are_refused():
             lambda mesh: decode_programs(
                 MODEL, replace(SHAPES, lattice_width=273), mesh
             ),
-            r"--lattice_width=273 is more than TransformerConfig.vocab_size = 272",
+            r"ngram_device:4 would keep lattice_width = 273 .* only 272 tokens",
         ),
         (
             {"model": 8},

@@ -1,8 +1,8 @@
 import pytest
 
+from bpd_jax.base.chips import CHIPS, device_count
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation import gpus, topology
-from bpd_jax.compilation.chips import CHIPS, device_count
 from bpd_jax.compilation.topology import find_slice
 from tests.compilation.compilers import NEEDS_LIBTPU
 
@@ -46,7 +46,7 @@ def test_missing_gpu_compiler_is_reported_with_the_remedy(monkeypatch):
 def test_every_gpu_has_a_target():
     """Its text contains what the chip's table says."""
     chips = [chip for chip in CHIPS.values() if chip.gpu]
-    assert {chip.name for chip in chips} == {"a100", "h100", "h200"}
+    assert {chip.name for chip in chips} == {"l4", "a100", "h100", "h200"}
     for chip in chips:
         text = gpus.target(chip)
         assert f"memory_bandwidth: {int(chip.hbm)} " in text

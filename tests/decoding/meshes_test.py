@@ -1,21 +1,26 @@
 """Decoding on meshes of eight devices: texts, and where arrays are."""
 
+import dataclasses
 import pathlib
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from bpd_jax import api
+from bpd_jax.decoding.decode_loop import decode_on_device
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, DecodeOptions
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.interface import without_arrays
 from bpd_jax.evaluation.scoring import score_texts
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import (
     make_drafter,
+    make_eagle,
     make_model,
     make_ngram,
     make_refiner,
@@ -40,6 +45,9 @@ METHODS = [
     "block+ngram/best:3",
     "draft_model:2:drafts=2",
     "lookahead:3:order=3",
+    "eagle:2",
+    "hydra/tree:6",
+    "heads+recurrent/best:3",
     "oracle",
 ]
 
@@ -53,7 +61,10 @@ def decoder_on():
         rescorer=small,
         draft_model=small,
         markov=make_refiner("markov", 14),
+        recurrent=make_refiner("recurrent", 14),
+        hydra=make_refiner("hydra", 14),
         drafter=make_drafter(model, seed=5),
+        eagle=make_eagle(model),
     )
 
     def make(mesh):
@@ -91,7 +102,7 @@ def test_texts_are_those_of_one_device(decoder_on, mesh, name, batch_size):
     check(decoder_on, mesh, name, batch_size)
 
 
-@pytest.mark.parametrize("name", ["ngram_fst:3", "block+markov/tree:6"])
+@pytest.mark.parametrize("name", ["ngram_fst:3", "block+markov/tree:6", "eagle:2"])
 def test_texts_of_half_of_the_heads_are_those_of_one_device(decoder_on, name):
     check(decoder_on, (2, 2, 2), name, 5)
 
@@ -104,17 +115,29 @@ def test_layouts_and_drawn_texts_are_those_of_one_device(decoder_on, options):
     check(decoder_on, (2, 2, 2), "heads+ngram/best:3", 5, **options)
 
 
-def test_rows_heads_and_parameters_are_spread(decoder_on):
+GATHERED = re.compile(r" = \w+\[([\d,]*)\]\S* all-gather\(")
+
+
+@pytest.mark.parametrize("name", ["block/tree:6", "draft_model:2", "eagle:2"])
+def test_rows_heads_and_parameters_are_spread(decoder_on, name):
+    """Also those of drafters' caches, none of which is gathered."""
     decoder = decoder_on((2, 2, 2))
-    options = DecodeOptions(max_new_tokens=4, batch_size=8)
-    task = decoder.task(parse_method("block+ngram/best:3"), options)
-    for _ in range(2):
-        state = task.prefill(prompts_of(8), range(8), 8, 4)
-        state = task.run(state, 1)
-        keys, values = state.cache.keys[0], state.cache.values[0]
-        for array in (keys, values):
-            assert array.sharding.shard_shape(array.shape)[:2] == (2, 2)
-        assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == 2
+    options = DecodeOptions(max_new_tokens=20, batch_size=8)
+    task = decoder.task(parse_method(name), options)
+    state = task.prefill(prompts_of(8), range(8), 8, 4)
+    static = without_arrays(task.drafter)
+    arguments = task.model, task.weights, static, state, options.step
+    program = decode_on_device.lower(*arguments).compile()
+    gathered = GATHERED.findall(program.as_text())
+    assert gathered  # Of parameters over `fsdp`, of candidates over `model`.
+    # Keys and values of a cache have four axes.
+    assert not [shape for shape in gathered if shape.count(",") == 3]
+    for held in (state, task.run(state, 1)):
+        for array in jax.tree.leaves(dataclasses.replace(held, history=None)):
+            rows, *others = array.sharding.shard_shape(array.shape)
+            assert rows == 2
+            if array.ndim == 4:  # Keys and values of a cache; EAGLE's has one head.
+                assert others[0] == max(array.shape[1] // 2, 1)
     embedding = decoder.model.params["trunk"]["embedding"]
     assert embedding.sharding.shard_shape(embedding.shape) == (7, 8)
     assert all(x.sharding.mesh.size == 8 for x in jax.tree.leaves(task.weights))

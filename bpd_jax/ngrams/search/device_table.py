@@ -12,6 +12,9 @@ are indexed by their symbol. An n-gram is looked up by binary search among the
 extensions of its prefix; the number of steps is that of the longest list.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,11 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
+
+
+def _symbol_type(width: int) -> Any:
+    """The type of `width` different symbols."""
+    return np.uint16 if width <= np.iinfo(np.uint16).max else np.int32
 
 
 @flax.struct.dataclass
@@ -53,9 +61,7 @@ class DeviceTable:
                 f"the n-gram model has {max(model.sizes):,} n-grams of one order, but "
                 "a table on a device has at most 2^31: prune the model."
             )
-        width = model.width
-        small = width <= np.iinfo(np.uint16).max
-        symbol_type = np.uint16 if small else np.int32
+        width, symbol_type = model.width, _symbol_type(model.width)
         unigrams = model.keys[0]
         log_probs = [np.full(width, -np.inf, np.float32)]
         log_probs[0][unigrams] = model.log_probs[0]
@@ -83,6 +89,27 @@ class DeviceTable:
             steps=tuple(steps),
             vocab_size=model.vocab_size,
             end_of_text=model.end_of_text,
+        )
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int], vocab_size: int) -> "DeviceTable":
+        """The shapes of a table with `sizes[n - 1]` n-grams of order n.
+
+        The search among the continuations of a context is as long as for the whole
+        vocabulary.
+        """
+
+        def arrays(sizes: Sequence[int], dtype: Any) -> Any:
+            return tuple(jax.ShapeDtypeStruct((size,), dtype) for size in sizes)
+
+        return cls(
+            log_probs=arrays(sizes, np.float32),
+            log_backoffs=arrays(sizes[:-1], np.float32),
+            first_child=arrays([size + 1 for size in sizes[:-1]], np.int32),
+            symbols=arrays(sizes[1:], _symbol_type(sizes[0])),
+            steps=(vocab_size.bit_length(),) * (len(sizes) - 1),
+            vocab_size=vocab_size,
+            end_of_text=0,
         )
 
     @property

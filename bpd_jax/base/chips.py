@@ -12,7 +12,7 @@ class Chip:
     """Peak figures of one chip.
 
     Sources: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" of Google Cloud's
-    documentation; NVIDIA's data sheets of the A100, H100 and H200 (SXM). `usable` is
+    documentation; NVIDIA's data sheets of L4, A100, H100 and H200 (SXM). `usable` is
     from the TPU compiler's message when it refuses a program; of a GPU it is what the
     driver reports, which jax uses if XLA_PYTHON_CLIENT_MEM_FRACTION allows it.
 
@@ -24,6 +24,7 @@ class Chip:
       hbm: bytes per second of a chip's memory.
       usable: bytes of memory that a program on one core may use.
       dimensions: dimensions of the torus of chips; 1 for GPUs.
+      kind: how jax's `device_kind` of its devices begins; "" if another chip has it.
       gpu: the capability of a GPU, a key of `gpus.ARCHITECTURES`; None for a TPU.
     """
 
@@ -33,6 +34,7 @@ class Chip:
     hbm: float
     usable: int
     dimensions: int
+    kind: str
     gpu: str | None = None
 
 
@@ -43,16 +45,29 @@ def _gib(size: float) -> int:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 3),
-        Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 3),
-        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 2),
-        Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 3),
-        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 2),
-        Chip("a100", 1, 312e12, 2.039e12, _gib(79), 1, gpu="8.0"),
-        Chip("h100", 1, 989e12, 3.35e12, _gib(79), 1, gpu="9.0"),
-        Chip("h200", 1, 989e12, 4.8e12, _gib(139), 1, gpu="9.0"),
+        Chip("v4", 2, 275e12, 1.228e12, _gib(15.25), 3, ""),
+        Chip("v4-megacore", 1, 275e12, 1.228e12, _gib(30.75), 3, "TPU v4"),
+        Chip("v5e", 1, 197e12, 8.19e11, _gib(15.75), 2, "TPU v5 lite"),
+        Chip("v5p", 1, 459e12, 2.765e12, _gib(95.74), 3, "TPU v5"),
+        Chip("v6e", 1, 918e12, 1.638e12, _gib(31.25), 2, "TPU v6"),
+        Chip("l4", 1, 121e12, 3e11, _gib(22), 1, "NVIDIA L4", gpu="8.9"),
+        Chip("a100", 1, 312e12, 2.039e12, _gib(79), 1, "NVIDIA A100", gpu="8.0"),
+        Chip("h100", 1, 989e12, 3.35e12, _gib(79), 1, "NVIDIA H100", gpu="9.0"),
+        Chip("h200", 1, 989e12, 4.8e12, _gib(139), 1, "NVIDIA H200", gpu="9.0"),
     )
 }
+
+
+def chip_of_device(kind: str) -> Chip | None:
+    """The chip of jax's `device_kind`; None if it is unknown.
+
+    >>> chip_of_device("TPU v5 lite").name, chip_of_device("TPU v5").name
+    ('v5e', 'v5p')
+    """
+    # Some versions of jax name the v5e so.
+    kind = kind.replace("TPU v5e", "TPU v5 lite")
+    matching = [x for x in CHIPS.values() if x.kind and kind.startswith(x.kind)]
+    return max(matching, key=lambda chip: len(chip.kind), default=None)
 
 
 def chip_of(topology: str) -> Chip:
