@@ -29,10 +29,13 @@ here and beside this folder are used. `--tables` writes the tables of
 docs/accelerators.md from the results.
 """
 
+import concurrent.futures
+import functools
 import importlib
 import multiprocessing
 import pathlib
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -71,6 +74,8 @@ SPLIT_WEIGHTS = flags.DEFINE_string(
 )
 PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 25, "of a part, at most.")
 
+# A process is not copied while another thread prints.
+_STARTING = threading.Lock()
 _PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
 
 
@@ -92,7 +97,15 @@ def main() -> None:
     end = time.monotonic() + 60 * MINUTES.value
     if not decode_flags.PROMPTS_FILE.value:
         flags.FLAGS["prompts_file"].value = [str(_PROMPTS)]
-    left = [part for part in PART.value if not _run(part, folder, end)]
+    run = functools.partial(_run, folder=folder, end=end)
+    if TINY.value:  # Nothing is measured: two parts at a time.
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            ended = [*pool.map(run, PART.value)]
+    else:
+        ended = [*map(run, PART.value)]
+    left = [
+        part for part, all_ran in zip(PART.value, ended, strict=True) if not all_ran
+    ]
     rows = [row for row in results.read(folder) if row["part"] in PART.value]
     print(f"{len(rows)} results in {folder / results.FILE}")
     if left:
@@ -126,12 +139,13 @@ def _run(part: str, folder: pathlib.Path, end: float) -> bool:
     limit = min(results.PARTS[part], end - time.monotonic())
     if limit <= 0:
         return False
-    print(f"{part}: at most {limit:.0f} seconds", flush=True)
     processes = multiprocessing.get_context("fork")
     receiver, sender = processes.Pipe(duplex=False)
     child = processes.Process(target=_part, args=(part, folder, limit, sender))
-    child.start()
-    sender.close()
+    with _STARTING:
+        print(f"{part}: at most {limit:.0f} seconds", flush=True)
+        child.start()
+        sender.close()
     child.join(limit)
     if child.is_alive():
         child.kill()

@@ -19,12 +19,15 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.assets import Assets, AttachedEagle
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.drafter_outputs import with_softmax
+from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -49,6 +52,7 @@ METHODS = (
     "heads+ngram/beam:2+lookup:3",
     "block/greedy",
     "block+ngram/tree:8+lookup:4",
+    "eagle:3/tree:8",
     "oracle",
 )
 _TINY = ("block+ngram/tree:8+lookup:4",)
@@ -95,6 +99,7 @@ def _decoder() -> Decoder:
         rescorer=small,
         draft_model=small,
         drafter=random_drafter(model, (0,)),
+        eagle=_eagle(model),
         **refiners,
     )
     return Decoder(model, width=4, assets=assets)
@@ -105,6 +110,17 @@ def _model(seed: int, heads: int) -> Model:
     blocks = BlockHeadsConfig(heads, hidden=8) if heads > 1 else None
     config = BlockwiseConfig(trunk, blocks)
     return Model(config, _random(parameter_shapes(config), seed))
+
+
+def _eagle(model: Model) -> AttachedEagle:
+    layer = TransformerConfig(
+        VOCABULARY, 1, WIDTH, 32, num_heads=2, use_bias=False, rotary=RotaryConfig()
+    )
+    functions = EagleFunctions(EagleConfig(layer, feature_layers=(0,)))
+    trained = _random(jax.eval_shape(functions.init, jax.random.key(0)), 3)
+    embedding = model.params["trunk"]["embedding"]
+    params = {**with_softmax(trained, embedding, None), "embedding": embedding}
+    return AttachedEagle(functions, params)
 
 
 def _refiner(kind: str) -> LoadedRefiner:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Count, Validated
 from bpd_jax.compilation.programs import Program, bytes_on_device, spread
+from bpd_jax.decoding import decode_state
 from bpd_jax.decoding.decode_loop import (
     Weights,
     decode_on_device,
@@ -26,7 +27,6 @@ from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.drafting.parts import BuildContext
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.cache import row_specs
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import forward_flops, serial_call_flops
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
@@ -106,11 +106,9 @@ def decode_programs(
         limits=rows,
         keys=row_keys(0, jnp.arange(shapes.batch_size)),
     )
-    specs = dataclasses.replace(
-        row_specs(state, mesh),
-        history=jax.tree.map(lambda _: PartitionSpec(None, *BATCH_SPEC), state.history),
+    placed = jax.tree.map(
+        lambda x, spec: spread(x, mesh, spec), state, decode_state.specs(state, mesh)
     )
-    placed = jax.tree.map(lambda x, spec: spread(x, mesh, spec), state, specs)
     prompts, rows = (spread(x, mesh, BATCH_SPEC) for x in (prompts, rows))
     return [
         Program(

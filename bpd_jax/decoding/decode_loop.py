@@ -14,7 +14,12 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
-from bpd_jax.decoding.decode_state import DecodeState, History, empty_history
+from bpd_jax.decoding.decode_state import (
+    DecodeState,
+    History,
+    empty_history,
+    spread,
+)
 from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.sampling import DRAFTS, stream_keys
@@ -29,7 +34,7 @@ from bpd_jax.drafting.interface import (
     without_arrays,
 )
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.cache import KeyValues, commit, spread, write_rows
+from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
 
@@ -140,7 +145,7 @@ def _first_state(
     def adjust(logits: Array) -> Array:
         return adjusted(logits, tokens[:, None], lengths[:, None], lengths, options)
 
-    return DecodeState(
+    state = DecodeState(
         tokens=tokens,
         starts=lengths,
         limits=limits,
@@ -158,14 +163,12 @@ def _first_state(
         done=lengths >= limits,
         calls=jnp.zeros((batch,), jnp.int32),
         stop_states=jnp.zeros((batch,), jnp.int32),
-        memory=spread(
-            drafter.start(
-                weights.drafter, Prompts(tokens, lengths, features, hidden, reference)
-            ),
-            model.mesh,
+        memory=drafter.start(
+            weights.drafter, Prompts(tokens, lengths, features, hidden, reference)
         ),
         history=empty_history(max_calls, batch, drafter.max_depth) if record else None,
     )
+    return spread(state, model.mesh)
 
 
 def look(

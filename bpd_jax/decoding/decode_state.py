@@ -1,10 +1,15 @@
 """The state of the decode loop, on the device, with one entry per row."""
 
+import dataclasses
+
 import flax.struct
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree
-from bpd_jax.models.cache import KVCache
+from bpd_jax.models.cache import KVCache, row_specs
+from bpd_jax.models.partitioning import BATCH_SPEC, constrain
 
 
 @flax.struct.dataclass
@@ -68,6 +73,18 @@ class DecodeState:
     def lengths(self) -> Int[Array, " B"]:
         """Length of the text of each row, including the prompt."""
         return self.cache.lengths
+
+
+def specs(state: DecodeState, mesh: Mesh | None) -> DecodeState:
+    """The specs of a state, by `row_specs`; a history's rows are its second axis."""
+    history = jax.tree.map(lambda _: PartitionSpec(None, *BATCH_SPEC), state.history)
+    return dataclasses.replace(row_specs(state, mesh), history=history)
+
+
+def spread(state: DecodeState, mesh: Mesh | None) -> DecodeState:
+    """A state in jitted code, spread over a mesh by `specs`."""
+    each = specs(state, mesh)
+    return jax.tree.map(lambda x, spec: constrain(x, mesh, spec), state, each)
 
 
 def empty_history(calls: int, batch: int, block: int) -> History:

@@ -23,9 +23,9 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.lengths import padded_length
 from bpd_jax.base.typing import Array, Int, PyTree
-from bpd_jax.decoding.decode_state import DecodeState
+from bpd_jax.decoding.decode_state import DecodeState, spread
 from bpd_jax.decoding.generate import Task, check_prompts
-from bpd_jax.models.cache import grow, spread
+from bpd_jax.models.cache import grow
 from bpd_jax.models.partitioning import on_host
 
 # The shortest length that prompts are padded to.

@@ -93,10 +93,10 @@ def row_specs(tree: PyTree, mesh: Mesh | None) -> Any:
     return jax.tree.map(of_node, tree, is_leaf=lambda x: isinstance(x, KVCache))
 
 
-def spread(tree: PyTree, mesh: Mesh | None) -> Any:
-    """Arrays in jitted code, spread over a mesh by `row_specs`."""
-    specs = row_specs(tree, mesh)
-    return jax.tree.map(lambda x, spec: constrain(x, mesh, spec), tree, specs)
+def spread(cache: KVCache, mesh: Mesh | None) -> KVCache:
+    """The cache in jitted code, its rows and heads spread over a mesh."""
+    specs = row_specs(cache, mesh)
+    return jax.tree.map(lambda x, spec: constrain(x, mesh, spec), cache, specs)
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:
