@@ -29,18 +29,16 @@ here and beside this folder are used. `--tables` writes the tables of
 docs/accelerators.md from the results.
 """
 
-import concurrent.futures
-import functools
 import importlib
 import multiprocessing
 import pathlib
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 # Wheels of pure Python can be imported as they are.
 sys.path += map(str, sorted(pathlib.Path("wheels").glob("*.whl")))
@@ -74,8 +72,6 @@ SPLIT_WEIGHTS = flags.DEFINE_string(
 )
 PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 25, "of a part, at most.")
 
-# A process is not copied while another thread prints.
-_STARTING = threading.Lock()
 _PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
 
 
@@ -97,15 +93,14 @@ def main() -> None:
     end = time.monotonic() + 60 * MINUTES.value
     if not decode_flags.PROMPTS_FILE.value:
         flags.FLAGS["prompts_file"].value = [str(_PROMPTS)]
-    run = functools.partial(_run, folder=folder, end=end)
-    if TINY.value:  # Nothing is measured: two parts at a time.
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            ended = [*pool.map(run, PART.value)]
-    else:
-        ended = [*map(run, PART.value)]
-    left = [
-        part for part, all_ran in zip(PART.value, ended, strict=True) if not all_ran
-    ]
+    left = []
+    # One after another; tiny ones, which measure nothing, at the same time.
+    at_once = 4 if TINY.value else 1
+    for first in range(0, len(PART.value), at_once):
+        parts = PART.value[first : first + at_once]
+        running = [_start(part, folder, end) for part in parts]
+        pairs = zip(parts, running, strict=True)
+        left += [part for part, each in pairs if not _finish(part, folder, each)]
     rows = [row for row in results.read(folder) if row["part"] in PART.value]
     print(f"{len(rows)} results in {folder / results.FILE}")
     if left:
@@ -130,23 +125,39 @@ def _check_flags() -> None:
         raise UserError("--tiny measures nothing: give another folder as --output.")
 
 
-def _run(part: str, folder: pathlib.Path, end: float) -> bool:
-    """Runs a part in its own process; returns whether it ended by itself.
+class _Running(NamedTuple):
+    """A process that runs a part, what it sends, and the time at which it is ended."""
+
+    child: BaseProcess
+    receiver: Connection
+    end: float
+
+
+def _start(part: str, folder: pathlib.Path, end: float) -> _Running | None:
+    """Runs a part in its own process; None if there is no time left.
 
     The process is a copy of this one, which has imported everything, but does not use
     jax's devices.
     """
-    limit = min(results.PARTS[part], end - time.monotonic())
+    now = time.monotonic()
+    limit = min(results.PARTS[part], end - now)
     if limit <= 0:
-        return False
+        return None
+    print(f"{part}: at most {limit:.0f} seconds", flush=True)
     processes = multiprocessing.get_context("fork")
     receiver, sender = processes.Pipe(duplex=False)
     child = processes.Process(target=_part, args=(part, folder, limit, sender))
-    with _STARTING:
-        print(f"{part}: at most {limit:.0f} seconds", flush=True)
-        child.start()
-        sender.close()
-    child.join(limit)
+    child.start()
+    sender.close()
+    return _Running(child, receiver, now + limit)
+
+
+def _finish(part: str, folder: pathlib.Path, running: _Running | None) -> bool:
+    """Waits for a part; returns whether it ended by itself."""
+    if running is None:
+        return False
+    child, receiver, end = running
+    child.join(max(end - time.monotonic(), 0))
     if child.is_alive():
         child.kill()
         child.join()
