@@ -244,9 +244,9 @@ def test_missing_files_are_results_that_say_so(tmp_path):
         f"--output={tmp_path}",
     )
     assert result.returncode == 0, result.stderr
-    [weights, rows] = results.read(tmp_path)
-    assert "parts.json" in weights["failed"]
-    assert "no folder corpus" in rows["failed"]
+    failed = {row["part"]: row["failed"] for row in results.read(tmp_path)}
+    assert "parts.json" in failed["smollm2"]
+    assert "no folder corpus" in failed["joint"]
 
 
 def test_a_part_ends_at_its_time_limit(tmp_path):
