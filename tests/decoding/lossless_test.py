@@ -285,7 +285,9 @@ def test_architectures(make_decoder, trunk, name):
 BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 
 
-@pytest.mark.parametrize("name, devices", [("medusa:8", 1), ("block+ngram/best:3", 8)])
+@pytest.mark.parametrize(
+    "name, devices", [("medusa:8", 1), ("block+ngram/tree:6:price=1.2", 8)]
+)
 def test_quantized_weights(make_decoder, name, devices):
     make = make_decoder if devices == 1 else sharded(make_decoder)
     check_all(lambda seed: make(seed, **BLOCKS), name, 2, batch_size=5)
