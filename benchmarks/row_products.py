@@ -4,8 +4,8 @@
 
 Times, alternately, a pass over 1 to 64 draft tokens and the products of such a pass
 alone: by XLA; by our kernels for products and attention, with parameters in the layout
-for decoding; and by the same kernels with matrices that stay quantized. Writes one JSON
-file with device, date and versions.
+for decoding; by the same kernels with matrices that stay quantized; and with products
+of integers (`--precision=int8`). Writes one JSON file with device, date and versions.
 """
 
 import functools
@@ -25,11 +25,13 @@ from bpd_jax.base.typing import Array
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.cpu import on_cpu
+from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.products import times_packed, times_rows
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import Packed, QuantizedMatrix
+from bpd_jax.models.transformer_config import INT8
 
 MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(
@@ -96,18 +98,21 @@ def main() -> None:
     if not on_cpu() or tile_of_processor() is None:
         raise UserError("this device has no kernel for products of few rows.")
     plain = load_model(MODEL.value)
+    stored = load_model(MODEL.value, stored=True)
     models = {
         "xla": plain.model,
         "kernel": plain.for_decoding().model,
-        "quantized": load_model(MODEL.value, stored=True).for_decoding().model,
+        "quantized": stored.for_decoding().model,
     }
+    if lanes() is not None:
+        models["integers"] = stored.in_precision(INT8).for_decoding().model
     cache = plain.model.empty_cache(1, 2 * CONTEXT.value)
     cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
     matrices = matrices_of(models["kernel"])
+    packed = products_of(times_packed)
     alone = {
         "xla": (products_of(times_rows), [x.astype(jnp.float32) for x in matrices]),
-        "kernel": (products_of(times_packed), matrices),
-        "quantized": (products_of(times_packed), matrices_of(models["quantized"])),
+        **{name: (packed, matrices_of(models[name])) for name in [*models][1:]},
     }
     table = {}
     widths = {matrix.shape[1] for matrix in matrices}
