@@ -8,12 +8,19 @@ import time
 from collections.abc import Iterator
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import corpora
-from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, BuildSettings
+from bpd_jax.data import corpora, text_task, tokenizer
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
 from bpd_jax.ngrams.formats import arpa, openfst
 from bpd_jax.ngrams.formats.load_model import load_model
+from bpd_jax.ngrams.formats.symbols import (
+    check_symbols,
+    printable_symbols,
+    read_symbols,
+    write_symbols,
+)
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
 from bpd_jax.ngrams.prune import prune
@@ -24,6 +31,7 @@ __all__ = ["BuildReport", "BuildSettings", "Measure", "build"]
 
 ARPA_FILE = "model.arpa.gz"
 FST_FILE = "model.fst"
+SYMBOLS_FILE = "symbols.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +85,17 @@ class BuildReport:
 def build(settings: BuildSettings) -> BuildReport:
     """Builds a model and writes the output folder atomically.
 
-    The folder contains `model.arpa.gz`, `model.fst` and the arrays for
-    `NGramModel.load`. If counting on disk is killed, its partial results remain in
-    `OUTPUT.work`, and the same command resumes.
+    The folder contains `model.arpa.gz`, `model.fst`, the arrays for `NGramModel.load`
+    and, if tokens are written as strings, `symbols.txt`. If counting on disk is killed,
+    its partial results remain in `OUTPUT.work`, and the same command resumes.
     """
     output = as_path(settings.output)
     folders.check_folder(output, NGramModel.kind)
     work = work_place(output.with_name(f"{output.name}.work"))
     report = BuildReport()
     # All inputs are validated before the long computation.
-    heldout = _heldout(settings)
-    check_fit = functools.partial(_check_fit, settings, heldout)
+    heldout, symbols = _heldout(settings), _symbols(settings)
+    check_fit = functools.partial(_check_fit, settings, symbols, heldout)
     source = None
     if settings.model:
         with report.stage("read"):
@@ -128,8 +136,10 @@ def build(settings: BuildSettings) -> BuildReport:
         folders.replacing_folder(output, NGramModel.kind) as temporary,
     ):
         model.save_into(temporary, compact=settings.compact)
-        openfst.write_fst(model, temporary / FST_FILE)
-        arpa.write_arpa(model, temporary / ARPA_FILE)
+        openfst.write_fst(model, temporary / FST_FILE, symbols)
+        arpa.write_arpa(model, temporary / ARPA_FILE, symbols)
+        if symbols is not None:
+            write_symbols(symbols, temporary / SYMBOLS_FILE)
     with contextlib.suppress(UserError):  # The model is complete.
         folders.remove_folder(work, sorted_runs.KIND)
     report.written = {path: path.stat().st_size for path in sorted(output.iterdir())}
@@ -151,6 +161,7 @@ def _heldout(settings: BuildSettings) -> sources.TokenSource | None:
 
 def _check_fit(
     settings: BuildSettings,
+    symbols: list[str] | None,
     heldout: sources.TokenSource | None,
     order: int,
     vocab_size: int,
@@ -161,6 +172,14 @@ def _check_fit(
         raise UserError(
             f"--max_per_order has {len(limits)} numbers, but the n-grams have up to "
             f"{order} symbols: give at most {order - 1}, from the bigrams up."
+        )
+    if symbols is not None and len(symbols) != vocab_size:
+        table = f"--symbols={settings.symbols}"
+        if settings.symbols == STRINGS:
+            table = f"--vocabulary={settings.vocabulary}"
+        raise UserError(
+            f"{table} has {len(symbols)} entries for {vocab_size} tokens: give the "
+            "table of the ids, and when counting ids their number as --vocab_size."
         )
     if heldout is None:
         return
@@ -216,15 +235,43 @@ def _counts(
 
 def _read_model(settings: BuildSettings) -> NGramModel:
     path = as_path(settings.model or "")
-    for name in ("vocab_size", "end_of_text"):
+    for name in ("vocab_size", "end_of_text", "model_symbols"):
         if path.is_dir() and getattr(settings, name) is not None:
             raise UserError(
                 f"--{name} applies to ARPA and .fst files only, not to the folder "
                 f"{path}: leave it out."
             )
+    table = settings.model_symbols
     return load_model(
-        path, vocab_size=settings.vocab_size, end_of_text=settings.end_of_text
+        path,
+        vocab_size=settings.vocab_size,
+        end_of_text=settings.end_of_text,
+        symbols=None if table is None else read_symbols(table),
     )
+
+
+def _symbols(settings: BuildSettings) -> list[str] | None:
+    """The symbol table of the written files; None for ids."""
+    if settings.symbols == IDS:
+        return None
+    if settings.symbols != STRINGS:
+        symbols = read_symbols(settings.symbols)
+        check_symbols(len(symbols), symbols)
+        return symbols
+    names = _tokenizer(settings)
+    return printable_symbols(map(names.piece, range(names.vocab_size)))
+
+
+def _tokenizer(settings: BuildSettings) -> tokenizer.Tokenizer:
+    if settings.text or settings.task in text_task.CORPORA:
+        task = text_task.TextTask(
+            settings.task or "text_files",
+            settings.text,
+            settings.vocabulary,
+            max_bytes=settings.max_bytes,
+        )
+        return task_tokenizer(task)
+    return tokenizer.named_tokenizer(settings.generations or settings.vocabulary)
 
 
 def _measure(

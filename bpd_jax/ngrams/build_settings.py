@@ -34,6 +34,9 @@ _LIMIT = Check(
     optional=True,
 )
 
+# Values of `symbols` other than the path of a table.
+IDS, STRINGS = "ids", "strings"
+
 # Settings that apply to some sources only.
 _ONLY_WITH = {
     "split": SPLIT_SOURCES,
@@ -46,6 +49,7 @@ _ONLY_WITH = {
     "min_counts": _COUNTED,
     "memory": _COUNTED,
     "bins": _COUNTED,
+    "model_symbols": ("model",),
 }
 
 
@@ -125,8 +129,10 @@ class BuildSettings(CountSettings):
 
     Attributes:
       counts: folder of counts that `count_ngrams` wrote.
-      model: a model to prune or convert: a folder, or an ARPA or .fst file of token ids
-        (which pynini reads).
+      model: a model to prune or convert: a folder, or an ARPA or .fst file (which
+        pynini reads).
+      model_symbols: symbol table of a model file with strings; by default it contains
+        token ids.
       max_ngrams: prune to at most this many n-grams of all orders.
       theta: prune n-grams whose removal raises the perplexity by this factor or less,
         such as 1e-8.
@@ -138,6 +144,8 @@ class BuildSettings(CountSettings):
       heldout_tokens: glob of files of token ids to measure perplexity on.
       unseen_log_prob: natural logarithm of the probability of unseen tokens, such as
         -1000; by default they have no unigram.
+      symbols: names of tokens in the written files: ids; strings, those of the
+        vocabulary; or the path of a symbol table.
       compact: store the model in a fifth of the size, or less, with logarithms in half
         precision.
     """
@@ -146,6 +154,7 @@ class BuildSettings(CountSettings):
 
     counts: str | None = None
     model: str | None = None
+    model_symbols: str | None = None
     max_ngrams: Count | None = None
     theta: NonNegative | None = None
     max_per_order: Annotated[tuple[int | None, ...], each(_LIMIT)] | None = None
@@ -154,6 +163,7 @@ class BuildSettings(CountSettings):
     heldout_text: str | None = None
     heldout_tokens: str | None = None
     unseen_log_prob: Annotated[float, number(most=HIGHEST_UNSEEN)] | None = None
+    symbols: str = IDS
     compact: bool = False
 
     def check_together(self) -> None:

@@ -11,12 +11,15 @@ from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.ngrams.build_model import (
     ARPA_FILE,
     FST_FILE,
+    SYMBOLS_FILE,
     BuildSettings,
     build,
 )
 from bpd_jax.ngrams.counting import bounded_memory, sources
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
+from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.openfst import automaton_of, encode
+from bpd_jax.ngrams.formats.symbols import read_symbols, write_symbols
 from bpd_jax.ngrams.model import NGramModel
 from tests.ngrams.helpers import assert_same, same_folders
 
@@ -112,6 +115,41 @@ def test_text_larger_than_memory_gives_the_same_model(tmp_path, tokens):
     assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
 
 
+def test_tokens_are_written_as_strings(tmp_path, tokens):
+    names = [*"abcdefgh", "é", "<|endoftext|>"]
+    table, output = tmp_path / "names.txt", tmp_path / "model"
+    write_symbols(names, table)
+    make(output, tokens=tokens, order=2, symbols=str(table), **IDS)
+    assert read_symbols(output / SYMBOLS_FILE) == names
+    model = NGramModel.load(output)
+    for path in (output / ARPA_FILE, output / FST_FILE):
+        assert_same(load_model(path, symbols=names, end_of_text=9), model, **ROUNDED)
+        # Reads strings with the symbol table and writes ids.
+        make(
+            tmp_path / "plain",
+            model=str(path),
+            model_symbols=str(output / SYMBOLS_FILE),
+            end_of_text=9,
+        )
+        assert_same(NGramModel.load(tmp_path / "plain"), model, **ROUNDED)
+    assert not (tmp_path / "plain" / SYMBOLS_FILE).exists()
+
+
+def test_symbols_may_be_the_strings_of_the_vocabulary(tmp_path):
+    for number in range(60):
+        text = f"{number}: the cat sat on the mat.\n" * 5
+        (tmp_path / f"{number}.txt").write_text(text)
+    output = tmp_path / "model"
+    text = {"text": str(tmp_path / "*.txt"), "vocabulary": "bpe:260"}
+    make(output, order=2, symbols="strings", **text)
+    names = read_symbols(output / SYMBOLS_FILE)
+    assert len(names) == 260
+    assert "\u2581" in names
+    model = NGramModel.load(output)
+    path, end = output / ARPA_FILE, model.end_of_text
+    assert_same(load_model(path, symbols=names, end_of_text=end), model, **ROUNDED)
+
+
 def test_models_are_converted_and_pruned(tmp_path, tokens):
     folder = tmp_path / "one"
     make(folder, tokens=tokens, order=3, **IDS)
@@ -139,6 +177,8 @@ def no_counting(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"symbols": "nofile"}, "cannot read nofile"),
+        ({"symbols": "{}/table"}, "table has 1 entries for 10 tokens"),
         ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
         ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
         ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
@@ -148,6 +188,7 @@ def no_counting(monkeypatch):
 def test_invalid_settings_are_refused_before_counting(
     tmp_path, tokens, no_counting, arguments, message
 ):
+    write_symbols(["a"], tmp_path / "table")
     (tmp_path / "b").write_text("0 395\n")
     (tmp_path / "empty").write_text("\n")
     arguments = {

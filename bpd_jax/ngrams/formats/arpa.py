@@ -6,21 +6,23 @@
     \\1-grams:
     -0.30103    a    -0.17609
 
-Logarithms are to base 10 and printed to seven digits. A symbol is `<s>`, `</s>`, or the
-decimal id of a token. `<s>` is never predicted: its log-probability is written as -99.
+Logarithms are to base 10 and printed to seven digits. A symbol is `<s>`, `</s>`, or a
+token: its decimal id, or its name (`formats.symbols`). `<s>` is never predicted: its
+log-probability is written as -99.
 """
 
 import functools
 import gzip
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, trie
+from bpd_jax.ngrams.formats.symbols import BOUNDARIES, check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
@@ -32,12 +34,25 @@ _SMALLEST = 1e-12  # Smaller absolute values are written as 0.
 _COMPRESSION_LEVEL = 6
 
 
-def write_arpa(model: NGramModel, path: str | os.PathLike[str]) -> None:
+def write_arpa(
+    model: NGramModel,
+    path: str | os.PathLike[str],
+    symbols: Sequence[str] | None = None,
+) -> None:
     """Writes a model; a path that ends in `.gz` is compressed.
 
     Equal models give equal bytes.
+
+    Args:
+      model: the model.
+      path: the file.
+      symbols: names of the V tokens; None writes ids.
     """
-    writer = _Writer(model, compressed=as_path(path).suffix == ".gz")
+    if symbols is None:
+        symbols = [str(token) for token in range(model.vocab_size)]
+    else:
+        check_symbols(model.vocab_size, symbols)
+    writer = _Writer(model, symbols, compressed=as_path(path).suffix == ".gz")
     with files.replacing_file(path) as temporary, open(temporary, "wb") as target:
         for block in writer.blocks():
             target.write(block)
@@ -53,10 +68,12 @@ class _Writer:
     decompress to one text.
     """
 
-    def __init__(self, model: NGramModel, *, compressed: bool) -> None:
+    def __init__(
+        self, model: NGramModel, symbols: Sequence[str], *, compressed: bool
+    ) -> None:
         self._model = model
         self._compressed = compressed
-        names = [b"%d" % token for token in range(model.vocab_size)] + [b"</s>", b"<s>"]
+        names = [name.encode() for name in (*symbols, *BOUNDARIES)]
         begins = np.cumsum([0, *map(len, names)])
         self._names = np.frombuffer(b"".join(names), np.uint8), begins
         self._longest = max(map(len, names))

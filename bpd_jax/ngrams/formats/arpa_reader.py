@@ -1,4 +1,4 @@
-"""Reads ARPA files of token ids into models; see `formats.arpa`."""
+"""Reads ARPA files into models; see `formats.arpa`."""
 
 import contextlib
 import math
@@ -23,13 +23,18 @@ _LOG10 = math.log(10)
 
 # Stand for other symbols until V is known; those of `arpa_kernels`.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
-_NAMES = {b"</s>": _EOS, b"<s>": _BOS, b"<unk>": _UNKNOWN, b"<UNK>": _UNKNOWN}
+_BOUNDARIES = {b"</s>": _EOS, b"<s>": _BOS}
+_UNKNOWNS = {b"<unk>": _UNKNOWN, b"<UNK>": _UNKNOWN}
 
 # Only these separate fields; a name may contain any other character.
 _BLANKS = b" \t\r\n"
 _SEPARATOR = re.compile(rb"[ \t\r\n]+")
 
 _ROWS = 1 << 16  # Number of n-grams parsed at once.
+
+
+# One n-gram: its symbols, log-probability, back-off weight and line number.
+_Line = tuple[list[int], float, float, int]
 
 
 class _Section(NamedTuple):
@@ -56,6 +61,7 @@ def read_arpa(
     *,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
+    symbols: Sequence[str] | None = None,
 ) -> NGramModel:
     """Reads a model; error messages contain the line number.
 
@@ -64,18 +70,19 @@ def read_arpa(
     - A missing back-off weight is 1. A weight of `-inf` becomes `backoff.NEVER`.
     - A log-probability of `-inf` is probability 0; -99 has no special meaning. The
       log-probability of `<s>` is ignored.
-    - N-grams with `<unk>` (or `<UNK>`) are dropped. All others keep their scores: the
-      probability of `<unk>` is lost, so that the model sums to less than one (see
-      `NGramModel.validate`).
+    - N-grams with `<unk>` (or `<UNK>`) are dropped, unless `symbols` has this name. All
+      others keep their scores: the probability of `<unk>` is lost, so that the model
+      sums to less than one (see `NGramModel.validate`).
     - If the suffix of an n-gram was pruned (SRILM), it is added with the probability
       that the model backs off to, which changes no score.
 
     Args:
-      path: an ARPA file of token ids; gzip is recognised by its content.
+      path: an ARPA file; gzip is recognised by its content.
       vocab_size: V; by default the highest id plus 1.
       end_of_text: see `NGramModel`.
+      symbols: names of the tokens 0 … V-1; by default tokens are decimal ids.
     """
-    reader = _Reader(as_path(path), vocab_size)
+    reader = _Reader(as_path(path), vocab_size, symbols)
     with contextlib.closing(reader.text):
         sections = reader.sections()
     keys, sections = reader.closed(sections)
@@ -101,13 +108,22 @@ def read_arpa(
 class _Reader:
     """Reads an ARPA file in one pass.
 
-    A compiled loop parses lines of the usual form, 30 times as fast as Python. All
-    other lines are parsed in Python, which also reports errors.
+    A compiled loop parses lines of ids in the usual form, 30 times as fast as Python.
+    All other lines are parsed in Python, which also reports errors.
     """
 
-    def __init__(self, path: pathlib.Path, vocab_size: int | None) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        vocab_size: int | None,
+        symbols: Sequence[str] | None,
+    ) -> None:
         self.text = TextBlocks(path)
-        self.vocab_size = vocab_size or 0  # 0 until the unigrams are read
+        # 0 until the unigrams are read.
+        self.vocab_size = len(symbols) if symbols is not None else vocab_size or 0
+        self._has_ids = symbols is None
+        named = {name.encode(): token for token, name in enumerate(symbols or ())}
+        self._names = _UNKNOWNS | named | _BOUNDARIES
         self._path = path
 
     @property
@@ -187,9 +203,14 @@ class _Reader:
         # Arrays are allocated for existing lines, because the header may be wrong.
         parts, count = [self._parse_block(order, 0, may_have_weight)], 0
         while count < size:
-            part = self._parse_block(order, size - count, may_have_weight)
+            part = parts[0]
+            if self._has_ids:
+                part = self._parse_block(order, size - count, may_have_weight)
             if not part.lines.size:
-                part = self._line(order, size, may_have_weight)
+                # A single line, unless all are parsed here.
+                most = 1 if self._has_ids else min(size - count, _ROWS)
+                lines = [self._line(order, size, may_have_weight) for _ in range(most)]
+                part = _as_section(lines)
             parts.append(part)
             count += part.lines.size
         return _concatenate(parts)
@@ -222,7 +243,7 @@ class _Reader:
         text.number += num_lines
         return section
 
-    def _line(self, order: int, size: int, may_have_weight: bool) -> _Section:
+    def _line(self, order: int, size: int, may_have_weight: bool) -> _Line:
         """Parses the next n-gram, in any valid form."""
         line = self._next_line()
         fields = _SEPARATOR.split(line)
@@ -242,14 +263,9 @@ class _Reader:
                 f"the back-off weight {_quoted(fields[-1])} of a {order}-gram, the "
                 "highest order, is not 0"
             )
-        return _Section(
-            np.array(
-                [[self._symbol(name) for name in fields[1 : order + 1]]], np.int32
-            ),
-            np.array([log_prob]),
-            np.array([NEVER if math.isinf(log_backoff) else log_backoff]),
-            np.array([self.text.number]),
-        )
+        symbols = [self._symbol(name) for name in fields[1 : order + 1]]
+        log_backoff = NEVER if math.isinf(log_backoff) else log_backoff
+        return symbols, log_prob, log_backoff, self.text.number
 
     def _logarithm(self, field: bytes) -> float:
         try:
@@ -261,10 +277,13 @@ class _Reader:
         return value * _LOG10
 
     def _symbol(self, field: bytes) -> int:
-        symbol = _NAMES.get(field) or parse_id(field)
-        if symbol < 0 and field not in _NAMES:
-            self._fail(f"{_quoted(field)} is not a token id")
-        return symbol
+        if field in self._names:
+            return self._names[field]
+        token = parse_id(field) if self._has_ids else -1
+        if token < 0:
+            kind = "a token id" if self._has_ids else "in the symbol table"
+            self._fail(f"{_quoted(field)} is not {kind}")
+        return token
 
     def _replace_names(self, section: _Section) -> None:
         """Puts the symbols of `<s>` and `</s>`; checks those of the tokens."""
@@ -328,6 +347,16 @@ class _Reader:
             order = len(result) + 1
             raise UserError(f"{self._path} has longer n-grams, but no {order}-grams.")
         return keys, result
+
+
+def _as_section(lines: Sequence[_Line]) -> _Section:
+    symbols, log_probs, log_backoffs, numbers = zip(*lines, strict=True)
+    return _Section(
+        np.array(symbols, np.int32),
+        np.array(log_probs, np.float64),
+        np.array(log_backoffs, np.float64),
+        np.array(numbers, np.int64),
+    )
 
 
 def _concatenate(parts: Sequence[_Section]) -> _Section:

@@ -1,6 +1,7 @@
 """Loads n-gram models of all supported formats."""
 
 import os
+from collections.abc import Sequence
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
@@ -14,6 +15,7 @@ def load_model(
     *,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
+    symbols: Sequence[str] | None = None,
 ) -> NGramModel:
     """Loads a folder that `NGramModel.save` wrote, an automaton or an ARPA file.
 
@@ -21,6 +23,7 @@ def load_model(
       path: a folder; a file whose name ends in `.fst`; or an ARPA file.
       vocab_size: for a file: V; None for the highest id plus 1.
       end_of_text: for a file; see `NGramModel`.
+      symbols: for a file: names of the tokens; None for token ids.
     """
     path = as_path(path)
     if path.is_dir():
@@ -31,4 +34,4 @@ def load_model(
             "an automaton (.fst)."
         )
     read = model_from_fst if path.suffix == ".fst" else read_arpa
-    return read(path, vocab_size=vocab_size, end_of_text=end_of_text)
+    return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)

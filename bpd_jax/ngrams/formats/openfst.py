@@ -23,6 +23,7 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
+from bpd_jax.ngrams.formats.symbols import EPSILON, check_symbols
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
 
@@ -30,7 +31,8 @@ from bpd_jax.storage import files
 MAGIC = struct.pack("<i", 2125659606)
 _TYPES = MAGIC + struct.pack("<i6si8s", 6, b"vector", 8, b"standard")
 _HEADER = struct.Struct("<iiQqqq")
-_VERSION, _FLAGS = 2, 0
+_VERSION = 2
+_INPUT_SYMBOLS, _OUTPUT_SYMBOLS = 1, 2
 # Property bits of OpenFst: expanded, mutable; acceptor, input and output deterministic
 # (epsilon counts as a symbol), sorted by input and output label.
 _PROPERTIES = 0x1 | 0x2 | 0x10000 | 0x40000 | 0x100000 | 0x10000000 | 0x40000000
@@ -38,11 +40,26 @@ _PROPERTIES = 0x1 | 0x2 | 0x10000 | 0x40000 | 0x100000 | 0x10000000 | 0x40000000
 _STATE_WORDS = 3  # final weight (float32), number of arcs (int64)
 _ARC_WORDS = 4  # input label, output label, weight (float32), next state
 
+_SYMBOLS_MAGIC = struct.pack("<i", 2125658996)
+_TABLE_NAME = b"tokens"
 
-def write_fst(model: NGramModel, path: str | os.PathLike[str]) -> None:
-    """Writes a model as an OpenFst file."""
+
+def write_fst(
+    model: NGramModel,
+    path: str | os.PathLike[str],
+    symbols: Sequence[str] | None = None,
+) -> None:
+    """Writes a model as an OpenFst file.
+
+    Args:
+      model: the model.
+      path: the file.
+      symbols: names of the V tokens, written as the symbol tables of the file.
+    """
+    if symbols is not None:
+        check_symbols(model.vocab_size, symbols)
     with files.replacing_file(path) as temporary:
-        temporary.write_bytes(encode(automaton_of(model)))
+        temporary.write_bytes(encode(automaton_of(model), symbols))
 
 
 class Automaton(NamedTuple):
@@ -55,6 +72,7 @@ class Automaton(NamedTuple):
       labels: `[A]` int32.
       weights: `[A]` float32.
       targets: `[A]` int32, states to which the arcs lead.
+      symbols: names of the labels, if a file has a symbol table.
     """
 
     start: int
@@ -63,6 +81,7 @@ class Automaton(NamedTuple):
     labels: np.ndarray
     weights: np.ndarray
     targets: np.ndarray
+    symbols: dict[int, str] | None = None
 
     @property
     def sources(self) -> np.ndarray:
@@ -133,8 +152,13 @@ def _costs(logarithms: np.ndarray) -> np.ndarray:
     return costs
 
 
-def encode(automaton: Automaton) -> bytes:
-    """Encodes an automaton in OpenFst's file format."""
+def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
+    """Encodes an automaton in OpenFst's file format.
+
+    Args:
+      automaton: the automaton; its `symbols` are not used.
+      symbols: names of the labels 1, 2, …, written as input and output symbols.
+    """
     states, arcs = automaton.arc_counts.size, automaton.labels.size
     words = np.zeros(_STATE_WORDS * states + _ARC_WORDS * arcs, "<i4")
     # The arcs of a state follow it directly.
@@ -146,8 +170,19 @@ def encode(automaton: Automaton) -> bytes:
     words[arc_at] = words[arc_at + 1] = automaton.labels
     words[arc_at + 2] = automaton.weights.view(np.int32)
     words[arc_at + 3] = automaton.targets
-    header = _HEADER.pack(_VERSION, _FLAGS, _PROPERTIES, automaton.start, states, arcs)
-    return b"".join([_TYPES, header, words.tobytes()])
+    table = b"" if symbols is None else _encode_symbols(symbols)
+    flags = _INPUT_SYMBOLS | _OUTPUT_SYMBOLS if table else 0
+    header = _HEADER.pack(_VERSION, flags, _PROPERTIES, automaton.start, states, arcs)
+    return b"".join([_TYPES, header, table, table, words.tobytes()])
+
+
+def _encode_symbols(symbols: Sequence[str]) -> bytes:
+    names = [name.encode() for name in (EPSILON, *symbols)]
+    pieces = [_SYMBOLS_MAGIC, struct.pack("<i", len(_TABLE_NAME)), _TABLE_NAME]
+    pieces.append(struct.pack("<qq", len(names), len(names)))
+    for label, name in enumerate(names):
+        pieces += [struct.pack("<i", len(name)), name, struct.pack("<q", label)]
+    return b"".join(pieces)
 
 
 def _arc_places(arc_counts: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Writes `start`, `finals`, `arcs` (source, label, target) and `weights`."""
+    """Writes `start`, `finals`, `arcs` (source, label, target), `weights`, names."""
     import pynini
 
     fst = pynini.Fst.read_from_string(sys.stdin.buffer.read())
@@ -27,6 +27,7 @@ def main() -> None:
         for arc in fst.arcs(state):
             arcs.append((state, arc.ilabel, arc.nextstate))
             weights.append(float(arc.weight))
+    symbols = fst.input_symbols() or ()
     output = io.BytesIO()
     np.savez(
         output,
@@ -34,6 +35,8 @@ def main() -> None:
         finals=np.array(finals, np.float32),
         arcs=np.array(arcs, np.int64).reshape(-1, 3),
         weights=np.array(weights, np.float32),
+        labels=np.array([label for label, _ in symbols], np.int64),
+        names=np.array([name for _, name in symbols], str),
     )
     sys.stdout.buffer.write(output.getvalue())
 

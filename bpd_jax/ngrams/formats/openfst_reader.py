@@ -24,6 +24,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,19 +47,23 @@ def model_from_fst(
     *,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
+    symbols: Sequence[str] | None = None,
 ) -> NGramModel:
     """Reads a model from an automaton in OpenGrm's layout for complete sentences.
 
     The model has exactly the automaton's weights, as float64.
 
     Args:
-      path: an OpenFst file of any type with standard arcs, whose labels are token ids
-        plus 1.
+      path: an OpenFst file of any type with standard arcs.
       vocab_size: V; by default the highest label.
       end_of_text: see `NGramModel`.
+      symbols: names of the tokens 0 … V-1, which are looked up in the automaton's
+        symbol table; by default the label of a token is its id plus 1.
     """
     automaton = read_automaton(as_path(path))
     try:
+        if symbols is not None:
+            automaton, vocab_size = _relabelled(automaton, symbols), len(symbols)
         return model_of(automaton, vocab_size, end_of_text)
     except ValueError as error:
         raise UserError(f"{path} is not an n-gram model: {error}.") from error
@@ -97,6 +102,7 @@ def read_automaton(path: pathlib.Path) -> Automaton:
         )
     arrays = np.load(io.BytesIO(done.stdout), allow_pickle=False)
     sources, labels, targets = arrays["arcs"].T
+    names = zip(arrays["labels"].tolist(), arrays["names"].tolist(), strict=True)
     return Automaton(
         int(arrays["start"]),
         arrays["finals"],
@@ -104,7 +110,23 @@ def read_automaton(path: pathlib.Path) -> Automaton:
         labels.astype(np.int32),
         arrays["weights"],
         targets.astype(np.int32),
+        dict(names) or None,
     )
+
+
+def _relabelled(automaton: Automaton, symbols: Sequence[str]) -> Automaton:
+    """The automaton whose labels are those of the names in another table."""
+    if automaton.symbols is None:
+        raise ValueError("it has no symbol table, in which to look up the symbols")
+    ids = {name: label for label, name in enumerate(symbols, start=1)}
+    different, indices = np.unique(automaton.labels, return_inverse=True)
+    labels = []
+    for label in different.tolist():
+        name = automaton.symbols.get(label)
+        if label and name not in ids:
+            raise ValueError(f"{name or label!r} is not a token of the symbol table")
+        labels.append(ids[str(name)] if label else 0)
+    return automaton._replace(labels=np.array(labels, np.int32)[indices])
 
 
 def model_of(

@@ -148,6 +148,40 @@ def test_ngrams_of_unknown_words_are_dropped(tmp_path):
     assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
 
 
+@pytest.mark.parametrize(
+    "symbols, message",
+    [
+        (["a"], "1 entries for 10 tokens"),
+        ([*"abcdefghi", "j k"], "blank"),
+        ([*"abcdefghi", "a"], "equal"),
+        ([*"abcdefghi", "<s>"], "<s>"),
+    ],
+)
+def test_invalid_symbol_tables_are_refused(trigrams, tmp_path, symbols, message):
+    with pytest.raises(UserError, match=message):
+        write_arpa(trigrams, tmp_path / "model.arpa", symbols)
+    assert not list(tmp_path.iterdir())
+
+
+def test_symbol_table_may_contain_unk(tmp_path):
+    text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
+    model = read_text(tmp_path, text, symbols=["<unk>", "1"])
+    assert_same(model, read_text(tmp_path, SMALL))
+    with pytest.raises(UserError, match="'1' is not in the symbol table"):
+        read_text(tmp_path, text, symbols=["<unk>", "2"])
+
+
+def test_only_ascii_blanks_separate_names(tmp_path):
+    path = tmp_path / "model.arpa"
+    names = ["a\x0b", "b\x0c\u00a0", "c\u2003"]
+    path.write_text(
+        "\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s>\n-1\t</s>\n"
+        + "".join(f"-0.5\t{name}\r\n" for name in names)
+        + "\n\\end\\\n"
+    )
+    assert read_arpa(path, symbols=names).sizes == (5,)
+
+
 def test_weights_of_ngrams_without_extensions_are_written(tmp_path):
     text = SMALL.replace("-0.6\t1", "-0.6\t1\t-0.3")
     model = read_text(tmp_path, text)
