@@ -63,16 +63,7 @@ def figures(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> dict[str, Any]:
-    """The results of one method, as they are reported.
-
-    Args:
-      decoder: model and methods.
-      result: texts and seconds of the method.
-      plain: texts and seconds of greedy decoding.
-      base: texts and seconds of the method that the gain is relative to.
-      prompts: token IDs.
-      options: lengths, batch size.
-    """
+    """The results of one method, as they are reported; the gain is that over `base`."""
     method, texts = result.method, result.generations
     took = statistics.median(result.seconds)
     batch = min(options.batch_size, len(prompts))

@@ -171,7 +171,6 @@ def test_invalid_results_are_reported(results, tmp_path):
     cases = [
         (["shapes"], "shapes are damaged or do not belong together"),
         (["facts"], "tasks is not of the type dict"),
-        ([], "no folder of results is given"),
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "empty contains no results of a study"),
         (["unknown"], "there is no study 'table44': did you mean table4?"),

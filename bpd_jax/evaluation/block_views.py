@@ -60,12 +60,7 @@ def view_block(
     greedy: np.ndarray,
     refined: Mapping[str, np.ndarray],
 ) -> BlockView:
-    """A block with the drafts of BPD, of refined methods and of the oracle.
-
-    Args:
-      text, tokens, log_probs, greedy: as in `BlockView`.
-      refined: drafts by label.
-    """
+    """A block with the drafts of BPD, of refined methods and of the oracle."""
     is_candidate = (tokens == greedy[:, None]).any(1)
     oracle = np.where(is_candidate, greedy, tokens[:, 0])
     drafts = {"BPD": tokens[:, 0], **refined, "Oracle": oracle}

@@ -67,13 +67,6 @@ def compile_methods(
     """Compiles the programs that `compare` needs, two methods at a time.
 
     The oracle is skipped, because it needs the texts of greedy decoding first.
-
-    Args:
-      decoder: model and methods.
-      methods: methods other than greedy decoding.
-      prompts: token ids.
-      options: lengths, batch size.
-      on_compiled: called with the label of every method that has been compiled.
     """
     tasks = {
         method: decoder.prepare(method, prompts, options)

@@ -52,14 +52,9 @@ def import_eagle(
     params: Params,
     name: str = "this model",
 ) -> tuple[EagleFunctions, Params]:
-    """Reads a published EAGLE-3 drafter of a model.
+    """Reads a published EAGLE-3 drafter of the model that `name` names in messages.
 
-    Args:
-      folder: folder with config.json and safetensors files.
-      model: the target model.
-      params: parameters of the target, whose embedding the drafter shares unless it
-        has another one.
-      name: name of the target for messages.
+    It shares the embedding of the model unless it has another one.
     """
     folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)

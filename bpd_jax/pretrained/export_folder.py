@@ -40,15 +40,7 @@ def write_folder(
     tensors: dict[str, np.ndarray],
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes tensors and config.json atomically.
-
-    Args:
-      folder: output folder; an older one of this kind is replaced.
-      kind: kind of the folder.
-      file: name of the safetensors file.
-      tensors: tensors by name.
-      settings: contents of config.json.
-    """
+    """Writes tensors and config.json atomically, in place of an older such folder."""
     with folders.replacing_folder(folder, kind) as temporary:
         # Readers of transformers' files expect this entry.
         save_file(tensors, temporary / file, metadata={"format": "pt"})

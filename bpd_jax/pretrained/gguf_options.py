@@ -140,13 +140,7 @@ def read_variant(file: GGUFFile, architecture: str) -> Variant:
 
 
 def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryConfig:
-    """Returns the configuration of rotary positions.
-
-    Args:
-      file: the checkpoint.
-      architecture: prefix of the keys.
-      head_width: H.
-    """
+    """Returns the configuration of rotary positions."""
     prefix = f"{architecture}.rope"
     base = file.find(f"{prefix}.freq_base", float) or 10000.0
     rotated = file.find(f"{prefix}.dimension_count", int) or head_width

@@ -85,12 +85,7 @@ def page_of(report: EvaluationReport) -> Page:
 
 
 def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
-    """Writes the report as one self-contained HTML file.
-
-    Args:
-      report: the report.
-      path: the file; it is replaced only when the new one is complete.
-    """
+    """Writes the report as one self-contained HTML file."""
     write_page(page_of(report), path)
 
 

@@ -45,13 +45,7 @@ class ExplorerText:
 
 
 def title_of(prompt: str, number: int, noun: str = "example") -> str:
-    """Returns a title: the number of an example, and the first words of its prompt.
-
-    Args:
-      prompt: text of the prompt.
-      number: number of the example, as in tables and URLs.
-      noun: noun before the number.
-    """
+    """Returns a title: the number of an example, and the first words of its prompt."""
     lines = [line.strip() for line in prompt.splitlines() if line.strip()]
     line = visible(lines[0]) if lines else "(empty)"
     words = line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"

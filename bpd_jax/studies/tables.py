@@ -34,10 +34,6 @@ def counted(count: int, noun: str) -> str:
 
     >>> counted(1, "task"), counted(2016, "win")
     ('1 task', '2,016 wins')
-
-    Args:
-      count: the number.
-      noun: noun in the singular; its plural has one more s.
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
