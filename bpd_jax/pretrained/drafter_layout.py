@@ -139,8 +139,15 @@ def draft_vocabulary(
         raise UserError(
             f"{DRAFT_TO_TARGET} of {folder}: {error}; get the folder again."
         ) from error
-    # A mask over all tokens, which some folders have.
-    if TARGET_IN_DRAFT in tensors.names:
+    # A mask over all tokens, which some folders have; without it, distances of ids from
+    # 0, 1, 2, … increase seldom, and ids in their order always.
+    if TARGET_IN_DRAFT not in tensors.names:
+        if len(ids) > 2 and (np.diff(distances.astype(np.int64)) > 0).all():
+            raise UserError(
+                f"{DRAFT_TO_TARGET} of {folder} seems to hold ids of tokens, not their "
+                "distances from the ids of the draft vocabulary: subtract 0, 1, 2, …."
+            )
+    else:
         mask = tensors.read_integers(TARGET_IN_DRAFT)
         if len(mask) != vocab_size or not np.array_equal(
             np.flatnonzero(mask), np.sort(ids)

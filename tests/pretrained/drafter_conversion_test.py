@@ -305,6 +305,7 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
         ({"norm.weight": None}, "norm.weight"),
         ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
         ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
+        ({"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
         ({"norm.weight": np.full(8, np.nan, "f")}, "is not finite"),
         ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
         ({"lm_head.weight": np.ones((24, 8), "f")}, "lm_head.weight"),
