@@ -31,6 +31,7 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run
+from bpd_jax.studies.study import readable
 from bpd_jax.studies.study_records import ExplorerRecord
 
 OUTPUT = flags.DEFINE_string("output", "report.html", "file of the page.")
@@ -69,20 +70,24 @@ def main(folders: Sequence[str]) -> None:
     catalog, key_figures = _tables()
     runs = _runs(folders, catalog)
     parts = _parts(runs, catalog)
-    report = Page(
-        title=TITLE.value,
-        created=provenance.today(),
-        parts=parts,
-        figures=key_figures.highlights(runs),
-        texts=_texts(runs),
-    )
+    # Of which study the damage is, its exhibit would have said.
+    with readable("texts of these studies", "run each alone to see which"):
+        report = Page(
+            title=TITLE.value,
+            created=provenance.today(),
+            parts=parts,
+            figures=key_figures.highlights(runs),
+            texts=_texts(runs),
+        )
+        drawn, picture = PICTURE.value, None
+        if drawn:
+            picture = draft_picture.largest_gain(report.texts, *DRAFTS.value)
     write_page(report, OUTPUT.value)
     print(f"report: {OUTPUT.value} ({len(parts)} studies)")
     _write_files(parts)
-    if PICTURE.value:
-        picture = draft_picture.largest_gain(report.texts, *DRAFTS.value)
-        files.write_text(PICTURE.value, draft_picture.svg(picture))
-        print(f"picture: {PICTURE.value} ({picture.text.key}, token {picture.at})")
+    if drawn and picture is not None:
+        files.write_text(drawn, draft_picture.svg(picture))
+        print(f"picture: {drawn} ({picture.text.key}, token {picture.at})")
 
 
 def _runs(folders: Sequence[str], catalog: Any) -> list[StudyRun]:

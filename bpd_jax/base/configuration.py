@@ -12,13 +12,13 @@ import os
 import pathlib
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import gin
 from absl import flags
 from gin import config_parser
-from gin.config import ParserDelegate, iterate_references
+from gin.config import ConfigurableReference, ParserDelegate
 
 from bpd_jax.base import gin_registry
 from bpd_jax.base.errors import UserError
@@ -204,9 +204,10 @@ class _Reader:
                 elif isinstance(statement, config_parser.BindingStatement):
                     self._bind(statement, source, location)
                 line = parser.current_token.start[0]
-        except _FAULTS as error:
+        except (*_FAULTS, tokenize.TokenError) as error:
             location = _location(text, source, getattr(error, "lineno", None) or line)
-            raise UserError(f"{location}: {_fault(error)}.") from error
+            flag = location if source == _COMMAND_LINE else ""
+            raise UserError(f"{location}: {_fault(error, flag)}.") from error
 
     def _bind(
         self, statement: config_parser.BindingStatement, source: str, location: str
@@ -218,19 +219,12 @@ class _Reader:
             name = f"{name}.{parameter}"
         else:
             gin.bind_parameter((name, "gin.macro", "value"), value)
-        macros = tuple(
-            "/".join(each.scopes)
-            for each in iterate_references(value)
-            if each.selector in ("gin.macro", "gin.constant")
-        )
+        macros = tuple(_macros(value))
         self.settings.append(Setting(name, repr(value), macros, source, location))
 
 
 # What gin raises for malformed statements, unknown names and failed imports.
-_FAULTS = (
-    *(SyntaxError, tokenize.TokenError, ValueError, KeyError),
-    *(ImportError, RecursionError),
-)
+_FAULTS = (SyntaxError, ValueError, KeyError, ImportError, RecursionError)
 
 
 def _location(text: str, source: str, line: int) -> str:
@@ -239,10 +233,26 @@ def _location(text: str, source: str, line: int) -> str:
     return "--gin." + "=".join(map(str.strip, text.split("=", 1)))
 
 
-def _fault(error: Exception) -> str:
-    """Description of an error in a statement on one line."""
-    has_place = isinstance(error, SyntaxError | tokenize.TokenError)
-    text = str(error.args[0] if has_place else error)
+def _macros(value: object) -> Iterator[str]:
+    if isinstance(value, ConfigurableReference):
+        if value.selector in ("gin.macro", "gin.constant"):
+            yield "/".join(value.scopes)
+    elif isinstance(value, dict):
+        yield from _macros([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _macros(item)
+
+
+def _fault(error: Exception, flag: str) -> str:
+    """Description of an error in a statement, or in a flag, on one line."""
+    if isinstance(error, RecursionError):
+        return "its value is nested too deeply"
+    if isinstance(error, tokenize.TokenError):
+        return "a bracket or a quote is not closed"
+    if isinstance(error, UnicodeError):  # from Python 3.12 on
+        return "its value is not a gin value, because it is not valid Unicode"
+    text = str(error.args[0] if isinstance(error, SyntaxError) else error)
     if unknown := re.match(r"No configurable matching (?:\w+ )?'@?([^'()]*)", text):
         known = list(gin_registry.registered)
         return f"unknown name {unknown[1]}{_suggest(unknown[1], known)}"
@@ -250,13 +260,17 @@ def _fault(error: Exception) -> str:
         target = gin_registry.registered.get(wrong[1].rpartition(".")[2])
         names = list(inspect.signature(target).parameters) if target else []
         return f"{wrong[1]} has no parameter {wrong[2]}{_suggest(wrong[2], names)}"
+    name, _, value = flag.partition("=")
+    quoted = f"{name}=\"'{value}'\"" if re.match(r"[^-'\"@%\[({]", value) else "'TEXT'"
     # gin quotes Python's parser, which prints an object's address.
-    if token := re.search(r"Failed to parse token '(.*)'", text, re.DOTALL):
-        return (
-            f"{' '.join(token[1].split())} is not a gin value: text needs quotes, as "
-            "in --gin.NAME=\"'TEXT'\", and constants are True, False and None"
-        )
-    return text.partition("\n")[0].rstrip(". ")
+    token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
+    if not token and (quoted == "'TEXT'" or not isinstance(error, SyntaxError)):
+        return text.partition("\n")[0].rstrip(". ")
+    word = " ".join(token[1].split()) if token else value
+    return (
+        f"{word} is not a gin value: text needs quotes, as in {quoted}, and constants "
+        "are True, False and None"
+    )
 
 
 def _check_macros(settings: Sequence[Setting]) -> None:

@@ -139,7 +139,7 @@ class Decoder:
         tree = Tree(sizes.nodes, price=sizes.price)
         lookup = Lookup(sizes.copied) if sizes.copied else None
         if self.assets.drafter is None:
-            return Method(EaglePart(), (), tree, lookup)
+            return Method(EaglePart(), (), Tree(sizes.nodes), lookup)
         return Method(*self.refined_block, tree, lookup)
 
     @property

@@ -72,6 +72,12 @@ class Method:
                 "refiners or search."
             )
         self._check_refiners()
+        late = [part.name for part in self.all_parts if part.reads_on]
+        if late and getattr(self.search, "price", None) is not None:
+            raise UserError(
+                f"{self.name}: with price, some calls have no drafts, but {late[0]} "
+                "must read the tokens of every call: leave out the price."
+            )
 
     def _check_refiners(self) -> None:
         """Raises a `UserError` if refiners do not fit one another or the source."""

@@ -54,7 +54,8 @@ class GatedDrafter:
     All rows of a batch share the time of a call, so that they draft together or not.
 
     Attributes:
-      inner: a drafter on the device, whose trees have a single root.
+      inner: a drafter on the device, whose trees have a single root, and whose memory
+        `look` does not change (`Part.reads_on`).
       price: time of a call with drafts, divided by that of a call without.
     """
 

@@ -90,6 +90,8 @@ class Part:
         replay only on request.
       needs_model: whether it runs the model on other texts, or reads states of its
         layers that replay does not have, so that it cannot be replayed.
+      reads_on: whether it reads the tokens of the last call before it drafts, so that
+        it must draft in every call.
     """
 
     name: ClassVar[str]
@@ -100,6 +102,7 @@ class Part:
     needs: ClassVar[tuple[str, ...]] = ()
     needs_hidden: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
+    reads_on: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self, f"{self.name}: ")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ class Fields:
         """Reads a JSON file."""
         try:
             values = files.read_json(path)
+            # Fails for a lone surrogate such as \ud800.
+            json.dumps(values, ensure_ascii=False).encode()
         except OSError as error:
             raise UserError(
                 f"cannot read {path}: {error.strerror or error}."

@@ -16,6 +16,9 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+# The longest file name in bytes on common systems.
+_LONGEST_NAME = 255
+
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 
@@ -104,7 +107,11 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
     names = set()
     for name in Fields.read(index).fields("weight_map").values.values():
         # The index must not refer to files outside the folder.
-        if not isinstance(name, str) or pathlib.PurePath(name).name != name:
+        if (
+            not isinstance(name, str)
+            or pathlib.PurePath(name).name != (name or None)
+            or len(os.fsencode(name)) > _LONGEST_NAME
+        ):
             raise UserError(
                 f"{index} lists {name!r}, which is not a file name in its folder."
             )

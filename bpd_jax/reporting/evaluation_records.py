@@ -82,10 +82,29 @@ def summaries(
                 near_ties=len(result.differences) - len(result.errors),
                 interval=bootstrap_interval(result.generations),
                 upper_bound=result.method.is_oracle,
+                note=_why_one(result),
                 automatic=result.method == automatic,
             )
         )
     return rows
+
+
+def _why_one(result: MethodResult) -> str:
+    """Why a method that drafts emits one token in every serial call; usually ""."""
+    generations = result.generations
+    if result.method.name == GREEDY_NAME or block_efficiency(generations) > 1:
+        return ""
+    longest = max(len(generation.output_ids) for generation in generations)
+    if longest < 2:
+        return (
+            "1.00, because no text is longer than one token, and the first token of a "
+            "call is never drafted (a finetuned model ends its text at once if "
+            "--prompt_tokens cuts the inputs of its task)"
+        )
+    return (
+        f"1.00, because none of its drafted tokens was accepted, in texts of up to "
+        f"{longest} tokens: its drafter does not fit these texts"
+    )
 
 
 def decode_records(

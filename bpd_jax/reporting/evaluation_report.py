@@ -161,8 +161,9 @@ def _methods_table(report: EvaluationReport) -> Table:
         Column("Output"),
     ]
     intervals = "95 % bootstrap interval over prompts"
+    notes = [f"{m.label}: {m.note}." for m in report.methods if m.note]
     title = "Block efficiency and time"
-    return Table("methods", title, "Method", columns, rows, intervals=intervals)
+    return Table("methods", title, "Method", columns, rows, " ".join(notes), intervals)
 
 
 def _percent_cell(

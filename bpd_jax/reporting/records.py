@@ -89,6 +89,7 @@ class MethodSummary:
       accepted: share of the serial calls that accept 1, 2, … L tokens.
       upper_bound: whether the method uses the text itself (the oracle), so that no
         method is better with the same lattice; it is never named as the best method.
+      note: a short note on the label.
       automatic: whether `auto` chose this method.
     """
 
@@ -110,6 +111,7 @@ class MethodSummary:
     entropies: list[float] = dataclasses.field(default_factory=list)
     accepted: list[float] = dataclasses.field(default_factory=list)
     upper_bound: bool = False
+    note: str = ""
     speedup: float | None = None
     automatic: bool = False
 

@@ -1,7 +1,8 @@
 """A study: its question, its measurements, and the parts of its exhibit."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bpd_jax.base.errors import UserError
@@ -23,6 +24,19 @@ DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
 
 # What exhibits raise for records whose numbers or shapes are wrong.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextlib.contextmanager
+def readable(results: str, remedy: str) -> Iterator[None]:
+    """Within it, what damaged records raise becomes one sentence."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise UserError(
+            f"{results} are damaged or do not belong together "
+            f"({type(error).__name__}: {error}): {remedy}."
+        ) from error
+
 
 Part = Callable[[Any], Any]
 """Returns a table, chart, finding or note, or a list of them, for the prepared data."""
@@ -61,13 +75,8 @@ class Study:
 
     def exhibit(self, run: StudyRun) -> Exhibit:
         """Creates the exhibit of a run."""
-        try:
+        with readable(f"the results in {run.folder}", f"run {self.name} again"):
             return self._exhibit(run)
-        except _DAMAGE as error:
-            raise UserError(
-                f"the results in {run.folder} are damaged or do not belong together "
-                f"({type(error).__name__}: {error}): run {self.name} again."
-            ) from error
 
     def _exhibit(self, run: StudyRun) -> Exhibit:
         data = self.prepare(run)

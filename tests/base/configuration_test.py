@@ -2,6 +2,7 @@ import dataclasses
 import pathlib
 import re
 
+import gin
 import pytest
 
 from bpd_jax.base.configuration import parse
@@ -65,6 +66,20 @@ def test_a_short_name_means_the_same_file(write):
     assert short.files[1] == "gin_configs/models/tiny.gin"
 
 
+def test_a_file_of_the_working_directory_comes_first(write, tmp_path):
+    (tmp_path / "runs").mkdir()
+    write("include 'gin_configs/runs/train.gin'\nSTEPS = 5\n", "runs/train.gin")
+    write(RUN.replace("gin_configs/runs/", "runs/").replace("STEPS = 7\n", ""))
+    assert parse(["run.gin"], [], TrainConfig).value.steps == 5
+
+
+def test_a_file_may_be_included_several_times(write):
+    names = [write("include 'gin_configs/runs/train.gin'", f"{x}.gin") for x in "abc"]
+    parsed = parse([*names, write(RUN)], [], TrainConfig)
+    assert parsed.files.count("gin_configs/runs/train.gin") == 4
+    assert parsed.value == parse(["run.gin"], [], TrainConfig).value
+
+
 def test_every_statement_records_its_location(write):
     parsed = parse([write(RUN)], ["STEPS = 9"], TrainConfig)
     parts = ("models/tiny.gin", "tasks/stdlib_small.gin", "runs/train.gin")
@@ -84,18 +99,31 @@ def test_saved_text_builds_the_same_objects(write):
     assert "OptimizerConfig.beta2 = 0.98" in first.operative
 
 
+def test_parse_clears_gin_bindings(write):
+    with pytest.raises(UserError):
+        parse([write(RUN + "X = 1\n")], [], TrainConfig)
+    assert gin.config_str() == ""
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("STEPS = 5\nTrainConfig.steps = (3\n", r"bad.gin:\d: .*EOF"),
+        ("TrainConfig.steps = = 3\n", r"bad.gin:1: "),
+        ("STEPS = 5\nTrainConfig.steps = (3\n", r"bad.gin:\d: a bracket"),
         ("\nTrainConfg.steps = 3\n", r"bad.gin:2: unknown name .* mean TrainConfig"),
         ("TrainConfig.step = 3\n", r"bad.gin:1: TrainConfig has no .* step; .*steps"),
+        (
+            "TrainConfig.model = @Blockwise()\n",
+            r"unknown name Blockwise; did you mean B",
+        ),
         ("TrainConfig.steps = %STEP\nSTEPS = 3\n", r"bad.gin:1: the macro %STEP is"),
         ("STEPS = 3\n", r"bad.gin:1: nothing uses STEPS"),
+        ("TrainConfig.steps = %gin.REQUIRED\n", r"TrainConfig.steps has no value"),
         ("N = %gin.REQUIRED\nTrainConfig.steps = %N\n", r"N has no value: add --gin.N"),
         ("TrainConfig.steps = 3\n", r"TrainConfig.\w+ has no value: no file sets it"),
         ("include 'nowhere.gin'\n", r"bad.gin:1 names .* nowhere.gin, which does not"),
         ("include 'bad.gin'\n", r"bad.gin:1 includes bad.gin, which includes itself"),
+        ("import no.such\n", r"bad.gin:1: No module named 'no'"),
         ("STEPS = gelu\n", r"bad.gin:1: gelu is not a gin value: text needs quotes"),
     ],
 )
@@ -110,9 +138,16 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
     [
         ("STEP = 3", r"--gin.STEP=3: nothing uses STEP; did you mean STEPS"),
         ("TrainConfig.stepz = 3", r"--gin.TrainConfig.stepz=3: TrainConfig has no"),
-        ("X = books/*.txt", r"books is not a gin value: text needs quotes, "),
+        ("STEPS = true", r"--gin.STEPS=true: .* constants are True"),
+        ("STEPS = [1, 2", r"--gin.STEPS=\[1, 2: a bracket"),
+        ("STEPS = 'a", r"--gin.STEPS='a: "),
+        ("X = books/*.txt", r"text needs quotes, as in --gin.X=\"'books/\*.txt'\", "),
         ("STEPS = " + "9" * 5000, r"--gin.STEPS=9+ … 9+: "),
+        ("STEPS = 0x" + "f" * 5000, r"--gin.STEPS=0xf+ … f+: Exceeds the limit"),
         ("x/TrainConfig.steps = 5", r"nothing uses x/TrainConfig: .* @x/TrainConfig"),
+        ("DecodeOptions.seed = 5", r"nothing uses DecodeOptions: .* @DecodeOptions"),
+        ("STEPS = '\udcff'", r"--gin.STEPS=.* is not a gin value"),
+        ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+: x+ … x+ is not a gin value"),
         ("RotaryConfig.base = 5.0", r"base=5.0: nothing uses RotaryConfig: .*@Rotary"),
         ("BlockwiseConfig.heads = 5", r"heads must be @BlockHeadsConfig\(\)"),
         ("STEPS = %STEPS", "cycle of macros"),
@@ -124,6 +159,13 @@ def test_invalid_bindings_are_reported_in_one_sentence(write, binding, message):
         parse([write(RUN)], [binding], TrainConfig)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
+
+
+def test_a_macro_without_effect_is_an_error_on_the_command_line_only(write):
+    name = write(RUN + "TrainConfig.steps = 8\n")
+    assert parse([name], [], TrainConfig).value.steps == 8
+    with pytest.raises(UserError, match="nothing uses STEPS"):
+        parse([name], ["STEPS = 9"], TrainConfig)
 
 
 def test_scopes_and_imports(write, tmp_path, monkeypatch):
@@ -261,6 +303,18 @@ def test_finetuning_has_the_papers_settings(monkeypatch):
     assert (config.start, config.task) == ("base", squad)
     assert config.patience is not None
     assert config.batch_size % config.mesh.fsdp == 0
+
+
+@pytest.mark.parametrize("size", ["32m", "61m", "94m"])
+def test_in_domain_rescorers_have_the_models_finetuning_settings(size, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = ("runs/finetune", f"models/rescorer_{size}", "tasks/samsum")
+    paths = [f"gin_configs/{name}.gin" for name in names]
+    config = parse(paths, ["START = 'base'"], TrainConfig).value
+    assert (config.model.heads, config.model.trunk.gated) == (None, False)
+    assert (config.batch_size, config.length, config.steps) == (2, 2048, 100_000)
+    assert config.optimizer.learning_rate == 1e-4
+    assert config.task == ExampleTask("samsum", packed=False)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ DISTINCT = [
     "heads+ngram/cover:3",
     # Those of a block drafter have its forms in turn.
     "block/oracle",
-    "block:3+neural/tree:6:price=1.2:min_prob=0.05+lookup:4",
-    "block+markov/tree:6",
+    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
+    "block+markov/tree:6:price=1.2",
     "block+ngram/best:3",
     "block+markov+ngram/best:3",
     "eagle:3+neural/tree:8+lookup:5",
@@ -306,7 +306,7 @@ INTEGERS = {
     "trunk, name",
     [
         ("gpt2", "zero_gram:4"),
-        ("llama", "block:3+neural/tree:6:price=1.5+lookup:4"),
+        ("llama", "block:3+neural/tree:6+lookup:4"),
         ("gemma", "medusa:8"),
         ("gemma", "block:3+neural/tree:6+lookup:4"),
     ],
@@ -357,7 +357,7 @@ FEW = [
     "ngram_viterbi:4",
     "oracle",
     "block+ngram/best:3",
-    "block+markov/tree:6",
+    "block+markov/tree:6:price=1.2",
 ]
 
 
@@ -380,7 +380,7 @@ def test_chains_on_eight_devices(make_decoder, name):
 REMEMBERING = [
     "bpd",
     "block/greedy",
-    "block:3+neural/tree:6:price=1.2:min_prob=0.05+lookup:4",
+    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "eagle:3+neural/tree:8+lookup:5",
     "draft_model:2:drafts=2",
     "ngram_device:3:adaptive=1",

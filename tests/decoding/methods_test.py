@@ -186,6 +186,8 @@ def test_numbers_and_searches_have_defaults():
         ("tree:4", "tree is a search, as in heads.ngram/tree"),
         ("heads+block/tree:4", "no refiner 'block'; block is a source"),
         ("prompt_lookup:4:match=33", "match must be an integer from 1 to 32"),
+        ("eagle/tree:8:price=1.5", "eagle must read the tokens of every call"),
+        ("heads+neural/tree:8:price=1.5", "neural must read the tokens"),
         ("lookahead:4:order=1", "order must be an integer from 2 to 32"),
         ("prompt_lookup:4:k=2", "do not have the setting k"),
         ("ngram:4:drafts=3", "'drafts=3' is not a setting of ngram"),

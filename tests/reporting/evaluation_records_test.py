@@ -6,6 +6,7 @@ import pytest
 
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import GREEDY
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.block_views import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
@@ -74,6 +75,27 @@ def test_summaries_sum_over_prompts_and_compare_with_bpd():
     assert [row.upper_bound for row in (plain, bpd, ngram, oracle)] == [False] * 3 + [
         True
     ]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "why"),
+    [
+        ([[1], [1]], "no text is longer than one token"),
+        ([[1, 1], [1]], "none of its drafted tokens was accepted, in texts of up to 2"),
+        ([[1, 2], [1]], None),
+    ],
+)
+def test_an_efficiency_of_one_is_explained(accepted, why):
+    [greedy, row] = evaluation_records.summaries(
+        [result(GREEDY, [[1], [1]]), result(parse_method("ngram:4"), accepted)]
+    )
+    assert greedy.note == ""
+    assert (why in row.note) if why else row.note == ""
+
+
+def test_there_is_no_gain_without_bpd():
+    [row] = evaluation_records.summaries([result(parse_method("ngram:4"), [[2, 2]])])
+    assert row.gain is None
 
 
 def test_records_contain_every_step_without_end_tokens():

@@ -145,6 +145,7 @@ class Neural(RefinerPart):
     help: ClassVar[str] = "a small LM, the paper's local rescoring"
     reference: ClassVar[str] = "Kim et al. 2024, section 7.1, Algorithm 2"
     needs: ClassVar[tuple[str, ...]] = ("rescorer",)
+    reads_on: ClassVar[bool] = True
 
     alpha: float | None = setting(None, *DEFAULT_ALPHA)
     slope: float = setting(0.0, *SLOPE)

@@ -120,6 +120,7 @@ class DraftModel(SequentialPart):
     help: ClassVar[str] = "a smaller model"
     reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
     needs: ClassVar[tuple[str, ...]] = ("draft_model",)
+    reads_on: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
         """Builds the source."""

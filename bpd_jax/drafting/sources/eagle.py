@@ -103,6 +103,7 @@ class EaglePart(SequentialPart):
     reference: ClassVar[str] = "Li et al. 2025"
     needs: ClassVar[tuple[str, ...]] = ("eagle",)
     needs_model: ClassVar[bool] = True
+    reads_on: ClassVar[bool] = True
 
     def build(self, context: BuildContext, search: SearchPart) -> EagleSource:
         """Builds the source."""

@@ -162,7 +162,7 @@ class _Reader:
                 known = (section.symbols != _UNKNOWN).all(axis=1)
                 section = section if known.all() else section.select(known)
                 if order == 1 and not self.vocab_size:
-                    self.vocab_size = max(section.symbols.max(initial=0), 0) + 1
+                    self.vocab_size = max(int(section.symbols.max(initial=0)), 0) + 1
                 trie.check_vocab_size(self.vocab_size, self._path)
                 self._replace_names(section)
                 sections.append(section)
