@@ -42,6 +42,8 @@ class TableModel:
     tables: jax.Array | None = None
     block_size: int = flax.struct.field(pytree_node=False, default=4)
 
+    mesh = None
+
     def with_params(self, tables):
         return self.replace(tables=tables)
 
