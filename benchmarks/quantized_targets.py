@@ -101,7 +101,8 @@ def main() -> None:
             "lossless": agreement(drafted, plain)["equal_texts"],
             **agreement(plain, first[reference][0]),
         }
-        print(name, {key: np.round(row, 3) for key, row in rows[name].items()})
+        numbers = {k: v for k, v in rows[name].items() if isinstance(v, float)}
+        print(name, {key: round(number, 3) for key, number in numbers.items()})
     about = records.about("quantized_targets")
     records.write(
         OUTPUT.value,
