@@ -64,9 +64,10 @@ class _DefaultSizes(NamedTuple):
 # On a CPU, 8 candidates take less time than 16 and yield almost as many tokens a call.
 _CPU_SIZES = _DefaultSizes(candidates=8, nodes=8, copied=4, price=1.4)
 # Quantized weights are read several times as fast, so that arithmetic limits passes
-# over several tokens: 4 take 1.3 times as long as one, and 8 twice as long.
+# over several tokens: 8 take about twice as long as one (`benchmarks.row_products`).
 _STORED_SIZES = _DefaultSizes(candidates=8, nodes=4, copied=0, price=1.6)
-# Of integers, 8 take 1.3 times as long as one. N-grams cost more than they gain.
+# Passes over 8 tokens take little longer where integers are multiplied; so few
+# milliseconds are left that n-grams cost more than they gain.
 _INTEGER_SIZES = _DefaultSizes(candidates=0, nodes=8, copied=4, price=1.6)
 # On an accelerator, a pass over more tokens costs little more.
 _ACCELERATOR_SIZES = _DefaultSizes(candidates=None, nodes=32, copied=8, price=None)

@@ -6,6 +6,7 @@ softmax, which a subclass of `Objective` computes (`levels`). Their losses and
 accuracies are sums over positions.
 """
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -190,7 +191,7 @@ class Levels(NamedTuple):
         return by_level(levels_ranks, self.matrices, arrays)
 
 
-class Objective:
+class Objective(abc.ABC):
     """A training objective; its subclasses are frozen dataclasses, static under jit.
 
     Attributes:
@@ -199,9 +200,9 @@ class Objective:
 
     mesh: Mesh | None = None
 
+    @abc.abstractmethod
     def levels(self, trained: Params, frozen: PyTree, batch: Any) -> Levels:
         """The softmaxes of a batch."""
-        raise NotImplementedError
 
     def held_out_sums(self, trained: Params, frozen: PyTree, batch: Any) -> Any:
         """Sums over a held-out batch: a named tuple with a method `metrics(prefix)`.
