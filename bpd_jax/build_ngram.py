@@ -19,7 +19,6 @@ from bpd_jax.ngrams.build_model import BuildReport, Measure, build
 from bpd_jax.ngrams.build_settings import BuildSettings
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting.terminal import print_rows
-from bpd_jax.storage.artifacts import SAFETENSORS
 
 cli.define_flags(BuildSettings)
 
@@ -49,7 +48,7 @@ def print_report(report: BuildReport) -> None:
     print(_perplexity(report.measure))
     stages = ", ".join(f"{name} {time:.1f}" for name, time in report.seconds.items())
     print(f"seconds: {stages}")
-    kinds = (".npy", SAFETENSORS)
+    kinds = (".npy", ".safetensors")
     arrays = [size for path, size in report.written.items() if path.suffix in kinds]
     for path, size in report.written.items():
         if path.name == NGramModel.kind.marker:

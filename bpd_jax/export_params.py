@@ -10,8 +10,8 @@ CPU in float32: `--dtype=float32 --precision=float32`.
 from absl import flags
 
 from bpd_jax.base import cli
+from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.models.transformer_config import DTYPES
-from bpd_jax.storage.tensors import STORED_DTYPES
 from bpd_jax.training.exported_params import write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")

@@ -15,10 +15,10 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.heads_files import KIND, save_heads
+from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.pretrained.medusa_import import import_heads
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path
-from bpd_jax.storage.tensors import STORED_DTYPES
 
 MODEL = flags.DEFINE_string(
     "model",

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base.arrays import ArraySpec, read_npz
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import array_files
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage import files
+from bpd_jax.storage.folders import Artifact
+from bpd_jax.storage.paths import as_path, local_copy
 
 HEADER = "distill.json"
 KIND = Artifact(
@@ -110,7 +111,7 @@ def write_shard(
         "prompt_lengths": np.asarray(prompt_lengths, np.int32),
         "indices": np.asarray(indices, np.int64),
     }
-    array_files.write_npz(path, arrays)
+    files.write_npz(path, arrays)
     return path
 
 
@@ -172,8 +173,8 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
     with KIND.reading(path):
-        shard = array_files.read_npz(
-            path, specs_of_texts(vocab_size), optional=("indices",)
+        shard = read_npz(
+            local_copy(path), specs_of_texts(vocab_size), optional=("indices",)
         )
         shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
         if not fit_together(**shard):
@@ -181,7 +182,7 @@ def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
     return shard
 
 
-def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
+def specs_of_texts(vocab_size: int | None) -> dict[str, ArraySpec]:
     """The required shapes, types and values of the arrays; see `Generations`.
 
     Args:
@@ -189,10 +190,10 @@ def specs_of_texts(vocab_size: int | None) -> dict[str, array_files.ArraySpec]:
     """
     highest = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
     return {
-        "tokens": array_files.ArraySpec(("<i4",), (None,), 0, highest),
-        "offsets": array_files.ArraySpec(("<i8",), (None,), 0),
-        "prompt_lengths": array_files.ArraySpec(("<i4",), (None,), 0),
-        "indices": array_files.ArraySpec(("<i8",), (None,), -1),
+        "tokens": ArraySpec(("<i4",), (None,), 0, highest),
+        "offsets": ArraySpec(("<i8",), (None,), 0),
+        "prompt_lengths": ArraySpec(("<i4",), (None,), 0),
+        "indices": ArraySpec(("<i8",), (None,), -1),
     }
 
 

@@ -9,8 +9,9 @@ import re
 
 import numpy as np
 
+from bpd_jax.base.arrays import open_npy
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import array_files
+from bpd_jax.storage.paths import local_copy
 
 # Maximum number of mapped files: each takes a file descriptor, of which a process
 # usually has 1,024.
@@ -103,7 +104,7 @@ class ShardedArray:
             begin = self._ends[shard - 1] if shard else 0
             shape = (int(self._ends[shard] - begin), self.shape[1])
             try:
-                array = array_files.open_npy(path)
+                array = open_npy(local_copy(path))
                 if array.shape != shape or array.dtype != self.dtype:
                     raise ValueError(f"it is {array.shape} {array.dtype}")
             except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.row_shards import ShardedArray, shard_folders
-from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, in_bucket
 
 HEADER, LOSS_MASK = "rows.json", "loss_mask.npy"

@@ -17,16 +17,22 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from bpd_jax.base.arrays import check_shapes
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
-from bpd_jax.storage import array_files
-from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.models.stored_tensors import (
+    STORED_DTYPES,
+    lowered,
+    raised,
+    read_tensors,
+    write_tensors,
+)
+from bpd_jax.storage.folders import Artifact, replacing_folder
 from bpd_jax.storage.paths import as_path
-from bpd_jax.storage.tensors import STORED_DTYPES, lowered, raised, read_tensors
 
 Config = TypeVar("Config")
 
@@ -161,8 +167,10 @@ class AttachmentFiles(Generic[Config]):
         header: dict[str, Any] = {**about}
         facts = dict(header.pop("facts"))
         header |= {"dtype": dtype, "config": dataclasses.asdict(fields), "facts": facts}
-        packed = dtype == "compact"
-        self.kind.write(folder, header, self.tensors, tensors, packed=packed)
+        with replacing_folder(folder, self.kind) as temporary:
+            packed = dtype == "compact"
+            write_tensors(temporary / self.tensors, tensors, packed=packed)
+            self.kind.write_header(temporary, header)
 
     def load(self, folder: str | os.PathLike[str]) -> Attachment[Config]:
         """Reads what `save` wrote."""
@@ -177,7 +185,7 @@ class AttachmentFiles(Generic[Config]):
         with self.kind.reading(path):
             stored, identity = read_tensors(path)
             tensors = raised(stored)
-            array_files.check_shapes(tensors, shapes)
+            check_shapes(tensors, shapes)
             if VOCABULARY in tensors:
                 check_vocabulary(tensors[VOCABULARY], header["vocab_size"])
         check_finite(tensors, path)

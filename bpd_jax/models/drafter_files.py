@@ -24,7 +24,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields
-from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.folders import Artifact
 
 LoadedDrafter: TypeAlias = Attachment[BlockDrafterConfig]
 

@@ -18,7 +18,7 @@ from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import placed
-from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.folders import Artifact
 
 LoadedHeads: TypeAlias = Attachment[BlockHeadsConfig]
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from bpd_jax.base.arrays import ArraySpec, read_npz
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
-from bpd_jax.storage import array_files
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage import files
+from bpd_jax.storage.folders import Artifact, replacing_folder
+from bpd_jax.storage.paths import as_path, local_copy
 
 HEADER, PARAMETERS = "refiner.json", "params.npz"
 KIND = Artifact(
@@ -73,7 +75,9 @@ def save_refiner(
         "config": dataclasses.asdict(config),
         "facts": dict(facts),
     }
-    KIND.write(folder, header, PARAMETERS, jax.device_get(by_path(params)))
+    with replacing_folder(folder, KIND) as temporary:
+        files.write_npz(temporary / PARAMETERS, jax.device_get(by_path(params)))
+        KIND.write_header(temporary, header)
 
 
 def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
@@ -87,10 +91,10 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
         key = jax.eval_shape(lambda: jax.random.key(0))
         abstract = jax.eval_shape(functools.partial(init_refiner, config), key)
         specs = {
-            name: array_files.spec_like(leaf)
+            name: ArraySpec((np.dtype(leaf.dtype).str,), tuple(leaf.shape))
             for name, leaf in by_path(abstract).items()
         }
-        arrays = array_files.read_npz(path, specs)
+        arrays = read_npz(local_copy(path), specs)
     check_finite(arrays, path)
     leaves = [jnp.asarray(arrays[name]) for name in specs]
     params = jax.tree.unflatten(jax.tree.structure(abstract), leaves)

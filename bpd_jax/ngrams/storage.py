@@ -20,15 +20,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from bpd_jax.base.arrays import ArraySpec, check_names, open_npy
+from bpd_jax.models.stored_tensors import read_tensors, write_tensors
 from bpd_jax.ngrams import trie
-from bpd_jax.storage import array_files, folders
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.paths import as_path
-from bpd_jax.storage.tensors import read_tensors, write_tensors
+from bpd_jax.storage import folders
+from bpd_jax.storage.folders import Artifact
+from bpd_jax.storage.paths import as_path, local_copy
 
 # Requirements on values, of arrays that have the length of the keys.
-INTEGERS = array_files.ArraySpec(("<i8",), (None,))
-FLOATS = array_files.ArraySpec(("<f8",), (None,))
+INTEGERS = ArraySpec(("<i8",), (None,))
+FLOATS = ArraySpec(("<f8",), (None,))
 
 # The arrays of a compact folder.
 PACKED = "arrays.safetensors"
@@ -64,7 +65,7 @@ class NGramArrays:
     keys: trie.Keys
     end_of_text: int | None
     kind: ClassVar[Artifact]
-    values: ClassVar[Mapping[str, array_files.ArraySpec]]
+    values: ClassVar[Mapping[str, ArraySpec]]
     settings: ClassVar[tuple[str, ...]] = ("vocab_size", "end_of_text")
 
     @property
@@ -153,13 +154,13 @@ class NGramArrays:
             _check_settings(settings, described)
             lengths = cls._lengths(settings["order"])
             names = [f"{name}_{i + 1}" for name, n in lengths.items() for i in range(n)]
-            array_files.check_names(described, names)
+            check_names(described, names)
         width = trie.symbol_width(settings["vocab_size"])
         packed = None
         if (folder / PACKED).is_file():
             with cls.kind.reading(folder / PACKED):
                 stored, _ = read_tensors(folder / PACKED)
-                array_files.check_names(stored, names)
+                check_names(stored, names)
                 packed = {
                     stem: array.astype(
                         np.float64 if array.dtype == "<f2" else array.dtype
@@ -182,7 +183,7 @@ class NGramArrays:
                 stem = f"{name}_{index + 1}"
                 path = folder / (PACKED if packed else f"{stem}.npy")
                 with cls.kind.reading(path):
-                    array = packed[stem] if packed else array_files.open_npy(path)
+                    array = packed[stem] if packed else open_npy(local_copy(path))
                     group.append(_checked(array, described[stem], spec, verify))
         return cls(
             **{name: tuple(group) for name, group in groups.items()},
@@ -209,7 +210,7 @@ def _save(path: pathlib.Path, array: np.ndarray) -> None:
 def _checked(
     array: np.ndarray,
     described: Mapping[str, Any],
-    spec: array_files.ArraySpec,
+    spec: ArraySpec,
     verify: bool,
 ) -> np.ndarray:
     """Raises an error if an array does not match its description."""

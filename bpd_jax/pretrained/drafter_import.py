@@ -16,6 +16,7 @@ from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.partitioning import on_host
+from bpd_jax.models.stored_tensors import file_digest
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
     check_names,
@@ -28,7 +29,6 @@ from bpd_jax.pretrained.json_files import Fields, naming
 from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import CONFIG, open_checkpoint
 from bpd_jax.storage.paths import as_path
-from bpd_jax.storage.tensors import file_digest
 
 
 def import_drafter(

@@ -2,21 +2,22 @@
 
 import contextlib
 import json
-import lzma
 import os
 import pathlib
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.limits import parse_json
-from bpd_jax.storage import paths, temporaries
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage import paths
+from bpd_jax.storage.paths import as_path, part, sync
 
 # Parsed JSON takes up to thirty times as much memory as its text.
-_MOST_BYTES = 1 << 27
+MOST_BYTES = 1 << 27
 
 
 def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> None:
@@ -32,7 +33,7 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
             actual, wanted = ("file", "folder") if folder else ("folder", "file")
             raise UserError(f"cannot write {path}: it is a {actual}; name a {wanted}.")
         if paths.in_bucket(target):
-            probe = target.with_name(f"{temporaries.PREFIX}{target.name}.part")
+            probe = target.with_name(f"{paths.PREFIX}{target.name}.part")
             probe.write_bytes(b"")
             probe.unlink()
             return
@@ -49,22 +50,21 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     its target is replaced. Of a device, pipe or socket `path` itself is yielded, to be
     written directly. A file under gs:// is written on the local disk and uploaded.
     """
-    if is_stream(path):
-        with os_errors_as_user_errors(path):
-            yield pathlib.Path(path)
-        return
-    target = resolved(path)
     with os_errors_as_user_errors(path):
+        if is_stream(path):
+            yield pathlib.Path(path)
+            return
+        target = resolved(path)
         local = paths.work_place(target)
         local.parent.mkdir(parents=True, exist_ok=True)
-        with temporaries.part(local) as temporary:
+        with part(local) as temporary:
             yield temporary
             if paths.in_bucket(target):
                 paths.upload(temporary, target)
             else:
-                temporaries.sync(temporary)
+                sync(temporary)
                 os.replace(temporary, target)
-                temporaries.sync(target.parent, contents=False)
+                sync(target.parent, contents=False)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -73,16 +73,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_json(
-    path: str | os.PathLike[str],
-    value: object,
-    *,
-    indent: int = 2,
-    ensure_ascii: bool = True,
-) -> None:
-    """Writes a JSON file atomically; see `replacing_file` and `json.dumps`."""
-    text = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
-    write_text(path, text + "\n")
+def write_json(path: str | os.PathLike[str], value: object, **layout: Any) -> None:
+    """Writes a JSON file atomically; see `json.dumps` for its layout."""
+    write_text(path, json.dumps(value, **{"indent": 2, **layout}) + "\n")
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
@@ -91,8 +84,6 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     `/dev/stdout` and `/proc/self/fd/1` are written directly even if they are regular
     files, because the shell that opened the file would not see its replacement.
     """
-    if paths.in_bucket(path):
-        return False
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -122,12 +113,11 @@ def os_errors_as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turns errors of the system about writing `path` into a `UserError`."""
     try:
         yield
-    except FileExistsError as error:  # A parent of `path` is a file.
-        raise UserError(
-            f"cannot write {path}: {error.filename} is not a folder."
-        ) from error
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        if isinstance(error, FileExistsError):  # A parent of `path` is a file.
+            reason = f"{error.filename} is not a folder"
+        raise UserError(f"cannot write {path}: {reason}.") from error
     except ValueError as error:
         if "null byte" not in str(error):
             raise
@@ -139,12 +129,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_bytes(path))
 
 
-def read_bytes(
-    path: str | os.PathLike[str],
-    most: int | None = _MOST_BYTES,
-    *,
-    packed: bool = False,
-) -> bytes:
+def read_bytes(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
     """Reads a whole file; by default a small one, such as a description.
 
     Args:
@@ -152,27 +137,23 @@ def read_bytes(
       most: maximum number of bytes; None for the size that a regular file has when it
         is opened. Of a device or pipe, which may have no end, no more than 128 MiB are
         read.
-      packed: whether the file is compressed by xz; `most` is then the limit before
-        and after decompression.
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it has more bytes, or is not compressed as stated.
+      ValueError: it has more bytes.
     """
     with as_path(path).open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         most = size if most is None else most
         if not size:  # A device, a pipe or a file of /proc.
-            most = min(most or _MOST_BYTES, _MOST_BYTES)
+            most = min(most or MOST_BYTES, MOST_BYTES)
         data = b"" if size > most else stream.read((size or most) + 1)
-    if packed:
-        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_BYTES)
-        try:
-            data = unpacker.decompress(data, most + 1)
-        except lzma.LZMAError as error:
-            raise ValueError(f"it is not compressed by xz: {error}") from error
-        if not unpacker.eof and len(data) <= most:
-            raise ValueError("it is truncated")
     if max(size, len(data)) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return data
+
+
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
+    """Writes arrays, numbers or strings as an uncompressed .npz file, atomically."""
+    with replacing_file(path) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays)

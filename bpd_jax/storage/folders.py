@@ -1,8 +1,15 @@
-"""Atomic writing of folders, which replaces only folders of the same kind.
+"""Folders that are written atomically, and replace only folders of the same kind.
 
 Every command that writes a folder describes it by a `FolderKind`. An existing folder is
 written only if it is empty or of that kind. This is checked before the command begins
 its work, and again before it replaces the folder.
+
+An `Artifact` is a kind of folder with a JSON header and arrays, whose reader trusts
+neither; docs/architecture.md lists the kinds. The header has the kind, the version of
+the format and a fingerprint of the arrays or of the model that they belong to. The
+arrays are in a safetensors file, in .npz files, or in .npy files that are mapped into
+memory. Nothing is unpickled, and all faults are reported as a `UserError` with the
+file, the reason and the remedy.
 """
 
 import contextlib
@@ -10,10 +17,13 @@ import dataclasses
 import fnmatch
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import files, paths, temporaries
+from bpd_jax.storage import files, paths
+from bpd_jax.storage.paths import as_path, part, sync
 
 # `FolderKind.text` is searched in this many bytes of the marker.
 _HEADER_BYTES = 1 << 20
@@ -42,17 +52,15 @@ class FolderKind:
     def foreign(self, folder: pathlib.Path) -> str | None:
         """Returns why a folder is not of this kind; None if it is, or is empty."""
         entries = sorted(path.name for path in folder.iterdir())
-        entries = [name for name in entries if not temporaries.is_temporary(name)]
-        if not entries:
-            return None
+        entries = [name for name in entries if not paths.is_temporary(name)]
         patterns = (self.marker, *self.names)
         for name in () if self.in_place else entries:
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 return f"it holds {name}, which is not part of {self.title}"
         marker = folder / self.marker
-        if not marker.is_file():
+        if entries and not marker.is_file():
             return f"it is not {self.title}: it has no file {self.marker}"
-        if self.text:
+        if entries and self.text:
             with marker.open("rb") as stream:
                 if self.text.encode() not in stream.read(_HEADER_BYTES):
                     return f"its {self.marker} is not that of {self.title}"
@@ -64,9 +72,7 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
     files.check_writable(path, folder=True)
     target = files.resolved(path)
     with files.os_errors_as_user_errors(path):
-        if not target.exists():
-            return
-        reason = kind.foreign(target)
+        reason = kind.foreign(target) if target.exists() else None
     if not kind.in_place and pathlib.Path.cwd().is_relative_to(target):
         reason = "it is the current folder or above it"
     if reason is not None:
@@ -91,18 +97,27 @@ def replacing_folder(
     """
     check_folder(path, kind)
     target = files.resolved(path)
-    with files.os_errors_as_user_errors(path):
-        local = paths.work_place(target)
-        with temporaries.part(local, folder=True) as temporary:
-            yield temporary
-            # Something else may have been written there meanwhile.
-            check_folder(path, kind)
-            if paths.in_bucket(target):
-                paths.upload_folder(temporary, target, kind.marker)
-                return
-            temporaries.sync(temporary)
-            _swap(temporary, target)
-            temporaries.sync(target.parent, contents=False)
+    with (
+        files.os_errors_as_user_errors(path),
+        part(paths.work_place(target), folder=True) as temporary,
+    ):
+        yield temporary
+        # Something else may have been written there meanwhile.
+        check_folder(path, kind)
+        if paths.in_bucket(target):
+            paths.upload_folder(temporary, target, kind.marker)
+            return
+        sync(temporary)
+        with part(target, folder=True) as older:
+            if target.exists():
+                os.rename(target, older / target.name)
+            try:
+                os.rename(temporary, target)
+            except OSError:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(older / target.name, target)
+                raise
+        sync(target.parent, contents=False)
 
 
 def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
@@ -119,19 +134,67 @@ def remove_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
             for name in (kind.marker, *paths.objects(target)):
                 (target / name).unlink(missing_ok=True)
             return
-        with temporaries.part(target, folder=True) as temporary:
+        with part(target, folder=True) as temporary:
             os.rename(target, temporary / target.name)
 
 
-def _swap(new: pathlib.Path, path: pathlib.Path) -> None:
-    """Renames `new` to `path`, and removes an older folder there."""
-    if not path.exists():
-        os.rename(new, path)
-        return
-    with temporaries.part(path, folder=True) as older:
-        os.rename(path, older / path.name)
+@dataclasses.dataclass(frozen=True)
+class Artifact(FolderKind):
+    """A kind of artifact; see `FolderKind`, whose `marker` is the header.
+
+    Attributes:
+      remedy: how to obtain such a folder, for error messages.
+      version: version of the format.
+    """
+
+    remedy: str = "get the folder again"
+    version: int = 1
+
+    def write_header(
+        self, folder: str | os.PathLike[str], header: Mapping[str, Any]
+    ) -> None:
+        """Writes the header, with the kind and the version added, atomically."""
+        content = {"artifact": self.title, "version": self.version, **header}
+        files.write_json(as_path(folder) / self.marker, content)
+
+    def read_header(
+        self,
+        folder: str | os.PathLike[str],
+        fields: Mapping[str, type | UnionType] | None = None,
+    ) -> dict[str, Any]:
+        """Reads the header; `fields` are required, with their types."""
+        path = as_path(folder) / self.marker
+        with self.reading(path):
+            header: dict[str, Any] = files.read_json(path)
+            if type(header) is not dict:
+                raise ValueError("it is not a JSON object")
+            # Older headers lack the kind and call the version "format".
+            version = header.get("version", header.get("format"))
+            if type(version) is not int or version != self.version:
+                raise ValueError(f"it is not of format {self.version}")
+            if header.get("artifact", self.title) != self.title:
+                raise ValueError(f"it is not the header of {self.title}")
+            for name, kind in (fields or {}).items():
+                value = header.get(name)
+                if not isinstance(value, kind) or isinstance(value, bool):
+                    raise ValueError(f"{name} is missing or of another type")
+        return header
+
+    @contextlib.contextmanager
+    def reading(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Context that reports all faults of a file as a `UserError`."""
         try:
-            os.rename(new, path)
-        except OSError:
-            os.rename(older / path.name, path)
-            raise
+            yield
+        except Exception as error:  # What libraries raise for forged files varies.
+            missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+            folder, name = os.path.split(path)
+            if missing and name == self.marker:
+                raise UserError(
+                    f"{folder} does not hold {self.title}: {path} is missing; "
+                    f"{self.remedy}."
+                ) from None
+            # numpy's messages have further lines, which are for programmers.
+            text = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise UserError(
+                f"cannot read {path} ({text.rstrip('.')}): {self.remedy}."
+            ) from error

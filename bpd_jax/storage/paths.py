@@ -7,6 +7,10 @@ hides files whose names end with `~`: `folders` must see every file.
 - Reading: an object is opened as a copy on the local disk (`local_copy`), so files of a
   bucket can be mapped into memory, and each is copied once.
 - Writing: `files` and `folders` write on the local disk and upload the result.
+
+Temporary files and folders are beside the result and are called
+`.bpd_jax-NAME.RANDOM.part`. A process that is killed leaves its own; `make clean`
+removes them.
 """
 
 import base64
@@ -16,6 +20,8 @@ import hashlib
 import os
 import pathlib
 import re
+import secrets
+import shutil
 import types
 from collections.abc import Iterator
 from typing import IO, Any, cast
@@ -23,11 +29,12 @@ from typing import IO, Any, cast
 from etils.epath import gpath
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import temporaries
 
 # `epath`, also that of Orbax, uses gcsfs; otherwise it would use the client of
 # TensorFlow where that is installed. It reads this when the first path is used.
 os.environ.setdefault("EPATH_USE_TF", "false")
+
+PREFIX, SUFFIX = ".bpd_jax-", ".part"
 
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -55,9 +62,6 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
     Copies are kept in `~/.cache/bpd_jax/buckets` by version: a process that has mapped
     one is not disturbed when the object is replaced. (The `filecache` of fsspec writes
     all versions into one file, which a process may have mapped.)
-
-    Raises:
-      OSError: there is no such object, or it was not copied as a whole.
     """
     if not in_bucket(path):
         return pathlib.Path(path)
@@ -65,23 +69,22 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
         facts = system.info(str(path))
         if facts["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-        size = int(facts["size"])
+        size, version = int(facts["size"]), repr(sorted(facts.items()))
         above = _cache("files", hashlib.sha256(str(path).encode()).hexdigest()[:32])
-        version = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:32]
-        copy = above / version / pathlib.PurePath(path).name
+        folder = above / hashlib.sha256(version.encode()).hexdigest()[:32]
+        copy = folder / pathlib.PurePath(path).name
         if copy.exists() and copy.stat().st_size == size:
             return copy
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with temporaries.part(copy) as temporary:
+        folder.mkdir(parents=True, exist_ok=True)
+        with part(copy) as temporary:
             check = "md5" if "md5Hash" in facts else "size"
             system.get_file(str(path), os.fspath(temporary), consistency=check)
             if (received := temporary.stat().st_size) != size:
                 words = f"received {received:,} of {size:,} bytes"
                 raise OSError(errno.EIO, f"{words}; run the command again", str(path))
             os.replace(temporary, copy)
-        for old in above.glob(f"*/{copy.name}"):
-            if old != copy:
-                old.unlink(missing_ok=True)
+        for old in {*above.glob(f"*/{copy.name}")} - {copy}:
+            old.unlink(missing_ok=True)
     return copy
 
 
@@ -143,19 +146,23 @@ class BucketPath(gpath.PosixGPath):
     """
 
     def exists(self) -> bool:
-        return self._facts() is not None
+        return bool(self._type())
 
     def is_dir(self) -> bool:
-        return (self._facts() or {}).get("type") == "directory"
+        return self._type() == "directory"
 
     def is_file(self) -> bool:
-        return (self._facts() or {}).get("type") == "file"
+        return self._type() == "file"
+
+    def _type(self) -> str:
+        with contextlib.suppress(FileNotFoundError), _requests(self) as system:
+            return str(system.info(str(self))["type"])
+        return ""
 
     def stat(self) -> Any:
         """Size and time of change, with the names of `os.stat_result`."""
-        facts = self._facts()
-        if facts is None:
-            raise FileNotFoundError(errno.ENOENT, "not found", str(self))
+        with _requests(self) as system:
+            facts = system.info(str(self))
         changed = facts.get("mtime")
         seconds = changed.timestamp() if changed else 0.0
         return types.SimpleNamespace(
@@ -190,24 +197,14 @@ class BucketPath(gpath.PosixGPath):
         return len(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        with _requests(self) as system:
-            try:
-                system.rm_file(str(self))
-            except FileNotFoundError:
-                if not missing_ok:
-                    raise
+        ignored = [FileNotFoundError] * missing_ok
+        with contextlib.suppress(*ignored), _requests(self) as system:
+            system.rm_file(str(self))
 
     def resolve(self, strict: bool = False) -> "BucketPath":
         return self
 
     absolute = expanduser = resolve
-
-    def _facts(self) -> dict[str, Any] | None:
-        with _requests(self) as system:
-            try:
-                return system.info(str(self))
-            except FileNotFoundError:
-                return None
 
 
 @contextlib.contextmanager
@@ -237,3 +234,47 @@ def _requests(path: str | os.PathLike[str]) -> Iterator[Any]:
 def _cache(*parts: str) -> pathlib.Path:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache.joinpath("bpd_jax", "buckets", *parts)
+
+
+@contextlib.contextmanager
+def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
+    """Yields a new empty file or folder beside `path`; removes it in the end.
+
+    Its name cannot be predicted and an existing file is never opened, so a planted link
+    is not followed. It has the permissions of `path`, if that exists.
+    """
+    name = f"{PREFIX}{path.name[:200]}.{secrets.token_hex(8)}{SUFFIX}"
+    temporary = path.with_name(name)
+    if folder:
+        temporary.mkdir()
+    else:
+        temporary.touch(exist_ok=False)
+    try:
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777 | (0o700 if folder else 0o600))
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        # The folder that held it may be gone, too.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
+
+
+def is_temporary(name: str) -> bool:
+    """Whether this is the name of one of our temporary files and folders."""
+    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+
+
+def sync(path: pathlib.Path, *, contents: bool = True) -> None:
+    """Waits until a file, or a folder with its contents, is on the disk."""
+    folder = path.is_dir()
+    for entry in path.iterdir() if folder and contents else ():
+        sync(entry)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not folder:  # Some file systems cannot sync folders.
+            raise
+    finally:
+        os.close(descriptor)

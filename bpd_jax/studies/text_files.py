@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bpd_jax.base.arrays import read_npz
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.recording import RecordedText
-from bpd_jax.storage import array_files
+from bpd_jax.storage import files
+from bpd_jax.storage.paths import local_copy
 
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
 # Predictions of a block drafter, if the texts were recorded with one.
@@ -49,7 +51,7 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
     for name, parts in columns.items():
         arrays[name] = np.concatenate(parts)
         arrays[f"{name}_lengths"] = np.array([len(part) for part in parts])
-    array_files.write_npz(path, {"digest": digest, **arrays})
+    files.write_npz(path, {"digest": digest, **arrays})
 
 
 def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] | None:
@@ -59,7 +61,7 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
       None if the file is missing or has another digest.
     """
     try:
-        arrays = array_files.read_npz(path)
+        arrays = read_npz(local_copy(path))
         if str(arrays["digest"]) != digest:
             return None
         columns = {

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.base.arrays import check_shapes
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data import tokenizer
@@ -24,10 +25,7 @@ from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_config
 from bpd_jax.models.partitioning import placed
-from bpd_jax.storage import array_files, folders
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.paths import as_path, local_copy
-from bpd_jax.storage.tensors import (
+from bpd_jax.models.stored_tensors import (
     SCALE,
     STORED_DTYPES,
     file_digest,
@@ -36,6 +34,9 @@ from bpd_jax.storage.tensors import (
     read_tensors,
     write_tensors,
 )
+from bpd_jax.storage import folders
+from bpd_jax.storage.folders import Artifact
+from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import checkpoints, run_folder
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
@@ -166,7 +167,7 @@ def _load_exported(
         if any(name.endswith(SCALE) for name in stored):
             stored = raised(stored)
         leaves = by_path(shapes)
-        array_files.check_shapes(stored, {k: x.shape for k, x in leaves.items()})
+        check_shapes(stored, {k: x.shape for k, x in leaves.items()})
     parameters = [
         placed(stored[name].astype(leaf.dtype), leaf.sharding)
         for name, leaf in leaves.items()

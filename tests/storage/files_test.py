@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
-from bpd_jax.storage import files, temporaries
+from bpd_jax.storage import files, paths
 
 
 def write(path, text):
@@ -127,9 +127,9 @@ def test_temporary_files_of_killed_processes_can_be_found(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program], check=False)
     (left,) = tmp_path.iterdir()
-    assert temporaries.is_temporary(left.name)
+    assert paths.is_temporary(left.name)
     assert left.match(".bpd_jax-a.*.part")  # The pattern of `make clean`.
-    assert not temporaries.is_temporary(".thesis.doc.part")
+    assert not paths.is_temporary(".thesis.doc.part")
 
 
 def test_size_limit_of_reading(tmp_path):

@@ -1,9 +1,11 @@
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import folders, temporaries
+from bpd_jax.storage import folders, paths
+from bpd_jax.storage.folders import Artifact
 
 KIND = folders.FolderKind("a test", "marker.json", ("data_*.bin",), '"magic"')
+LETTER = Artifact("a thing", "thing.json", ("x.*",), remedy="make it again")
 
 
 def fill(folder, data="data_1.bin"):
@@ -107,9 +109,43 @@ def test_invalid_folders_are_refused(tmp_path, path):
 
 def test_remainders_of_killed_processes_do_not_make_a_folder_foreign(tmp_path):
     write(tmp_path / "f")
-    with temporaries.part(tmp_path / "f" / "half") as half:
+    with paths.part(tmp_path / "f" / "half") as half:
         half.rename(half.with_name(half.name.replace("half", "left")))
         left = half.name.replace("half", "left")
     assert left in names(tmp_path / "f")
     write(tmp_path / "f")
     assert names(tmp_path / "f") == ["data_1.bin", "marker.json"]
+
+
+def test_headers_round_trip(tmp_path):
+    for size in (1, 2):
+        with folders.replacing_folder(tmp_path / "thing", LETTER) as temporary:
+            LETTER.write_header(temporary, {"size": size})
+    header = {"artifact": "a thing", "version": 1, "size": 2}
+    assert LETTER.read_header(tmp_path / "thing", {"size": int}) == header
+    assert names(tmp_path / "thing") == ["thing.json"]
+
+
+@pytest.mark.parametrize(
+    "header, message",
+    [
+        ("{", "Expecting"),
+        ("[]", "thing.json"),
+        ('{"format": 2, "size": 1}', "not of format 1"),
+        ('{"artifact": "another thing", "version": 1, "size": 1}', "header of a thing"),
+        ('{"format": 1}', "size"),
+        ('{"format": 1, "size": NaN}', "NaN"),
+    ],
+)
+def test_a_damaged_header_is_reported_with_the_remedy(tmp_path, header, message):
+    (tmp_path / "thing.json").write_text(header)
+    with pytest.raises(UserError, match=message) as caught:
+        LETTER.read_header(tmp_path, {"size": int})
+    assert str(caught.value).endswith("make it again.")
+
+
+def test_a_missing_header_is_reported_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "nowhere", tmp_path / "file", tmp_path):
+        with pytest.raises(UserError, match=r"not hold a thing: .*; make it again"):
+            LETTER.read_header(folder)

@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
+from bpd_jax.base.arrays import open_npy, read_npz
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage import artifacts, files, folders, paths
-from bpd_jax.storage.array_files import open_npy, read_npz
+from bpd_jax.storage import files, folders, paths
 from bpd_jax.storage.paths import as_path
 
 BUCKET = "gs://bpd-test"
-KIND = artifacts.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
+KIND = folders.Artifact("a letter", "letter.json", ("*.npz",), remedy="write it anew")
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_local_copies_are_reused_until_the_object_changes(storage, tmp_path):
     for value in (1, 2):
         np.save(tmp_path / "x.npy", np.full(3, value))
         put(storage, "x.npy", (tmp_path / "x.npy").read_bytes())
-        maps += [open_npy(path), open_npy(path)]
+        maps += [open_npy(paths.local_copy(path)) for _ in range(2)]
     # Open maps keep the old content.
     assert [array[0] for array in maps] == [1, 1, 2, 2]
     assert storage.downloads() == ["x.npy"] * 2
@@ -143,7 +143,10 @@ def test_a_folder_is_replaced_and_removed(storage):
     write_letter(f"{BUCKET}/mine", count=2, value=7)
     assert names(storage) == ["mine/0.npz", "mine/1.npz", "mine/letter.json"]
     assert KIND.read_header(f"{BUCKET}/mine")["count"] == 2
-    arrays = [read_npz(path) for path in as_path(f"{BUCKET}/mine").glob("*.npz")]
+    arrays = [
+        read_npz(paths.local_copy(path))
+        for path in as_path(f"{BUCKET}/mine").glob("*.npz")
+    ]
     assert [a["x"].tolist() for a in arrays] == [[7] * 4] * 2
     folders.remove_folder(f"{BUCKET}/mine", KIND)
     assert names(storage) == []

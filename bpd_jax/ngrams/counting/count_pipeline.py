@@ -26,7 +26,7 @@ from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
 from bpd_jax.ngrams.counting.counts import NGramCounts, assemble, check_min_counts
 from bpd_jax.ngrams.counting.sources import TokenSource
-from bpd_jax.storage import folders, temporaries
+from bpd_jax.storage import folders, paths
 from bpd_jax.storage.paths import as_path, work_place
 
 PARTS = 256
@@ -89,9 +89,7 @@ def count_with_beam(
                 | "group" >> beam.GroupByKey()
                 | "merge" >> beam.MapTuple(functools.partial(write_part, folder))
             )
-        result_folder = stack.enter_context(
-            temporaries.part(work_place(output), folder=True)
-        )
+        result_folder = stack.enter_context(paths.part(work_place(output), folder=True))
         sorted_windows = read_parts(folder, packing)
         counts = assemble(
             sorted_windows, packing, source.end_of_text, min_counts, result_folder

@@ -24,7 +24,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel
 from bpd_jax.ngrams.counting.windows import Counted, SortedWindows, merged
 from bpd_jax.storage import files, folders
-from bpd_jax.storage.artifacts import Artifact
+from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path
 
 KIND = Artifact(

@@ -13,11 +13,11 @@ from typing import NoReturn
 import numpy as np
 
 from bpd_jax.base import progress
+from bpd_jax.base.arrays import open_npy
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
-from bpd_jax.storage import array_files
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, local_copy
 
 HIGHEST_ID = int(np.iinfo(np.int32).max)
 _NPY_MAGIC = b"\x93NUMPY"
@@ -86,7 +86,7 @@ def _documents(tokens: np.ndarray, end_of_text: int | None) -> Iterator[TokenBat
 def _array_blocks(path: pathlib.Path, label: str) -> Iterator[np.ndarray]:
     """Yields a one-dimensional array of ids as int32, part by part."""
     try:
-        array = array_files.open_npy(path)
+        array = open_npy(local_copy(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations
-from bpd_jax.storage import array_files
+from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
 from bpd_jax.training.heads.positions import (
@@ -161,7 +161,7 @@ def cached_states(
     if was_complete:
         # A shard with more texts has replaced the earlier last shard.
         remove_others(folder, [shard.path.name for shard in shards])
-    array_files.write_npz(
+    files.write_npz(
         folder / TEXTS,
         {
             "tokens": texts.tokens,
@@ -240,8 +240,9 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
     counts = position_counts(texts.lengths, texts.prompt_lengths, stored)
     shards = shards_of(folder, texts, counts, width)
     for shard in shards:
-        if not shard.is_complete:
-            raise KIND.damaged(shard.path, "it is missing or has another shape")
+        with KIND.reading(shard.path):
+            if not shard.is_complete:
+                raise ValueError("it is missing or has another shape")
     arrays = [mapped_states(shard.path, dtype) for shard in shards]
     columns = None if width == d_model else np.arange(d_model)
     positions = positions_of(texts, include_prompts=False)

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bpd_jax.base.arrays import open_npy, read_npz
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
-from bpd_jax.storage import array_files, files, folders
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.paths import as_path, in_bucket
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.folders import Artifact
+from bpd_jax.storage.paths import as_path, in_bucket, local_copy
 from bpd_jax.training.heads.frozen_states import check_finite, states_dtype
 
 HEADER, TEXTS = "states.json", "texts.npz"
@@ -103,8 +104,8 @@ def stored_header(folder: pathlib.Path) -> dict[str, Any]:
 def read_texts(folder: pathlib.Path, base: str) -> Generations:
     """Reads the texts of a complete cache; raises a `UserError` if there are none."""
     with KIND.reading(folder / TEXTS):
-        arrays = array_files.read_npz(
-            folder / TEXTS, specs_of_texts(None), optional=("indices",)
+        arrays = read_npz(
+            local_copy(folder / TEXTS), specs_of_texts(None), optional=("indices",)
         )
         if not fit_together(**arrays):
             raise ValueError("its texts do not match their offsets")
@@ -149,7 +150,7 @@ class Shard(NamedTuple):
     @property
     def is_complete(self) -> bool:
         try:
-            array = array_files.open_npy(self.path)
+            array = open_npy(self.path)
         except (OSError, ValueError):
             return False
         return array.shape == self.shape and array.dtype == np.uint16
@@ -215,7 +216,7 @@ def save_states(path: pathlib.Path, states: np.ndarray) -> None:
 
 def mapped_states(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
     # .npy files have no bfloat16, so both dtypes are stored as uint16 bit patterns.
-    return array_files.open_npy(path).view(dtype)
+    return open_npy(path).view(dtype)
 
 
 class StatesWriter:

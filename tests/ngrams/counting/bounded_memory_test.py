@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
 from bpd_jax.ngrams.counting import counts as counts_module
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
-from bpd_jax.storage import files, temporaries
+from bpd_jax.storage import files, paths
 from tests.ngrams.helpers import Sequences, assert_same
 
 MANIFEST = sorted_runs.KIND.marker
@@ -94,7 +94,7 @@ def test_count_killed_in_its_first_run_starts_again(
         if path.name == last:
             for name in (path.name, "run_00000.windows", "run_00000.counts"):
                 path.parent.mkdir(exist_ok=True)
-                part = path.parent / f"{temporaries.PREFIX}{name}.x.part"
+                part = path.parent / f"{paths.PREFIX}{name}.x.part"
                 part.write_bytes(b"half")
             raise KeyboardInterrupt
         return original(path)

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.storage.tensors."""
+"""Tests of bpd_jax.models.stored_tensors."""
 
 import zlib
 
@@ -8,14 +8,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.storage.artifacts import Artifact
-from bpd_jax.storage.tensors import (
+from bpd_jax.models.stored_tensors import (
     STORED_DTYPES,
     lowered,
     raised,
     read_tensors,
     write_tensors,
 )
+from bpd_jax.storage.folders import Artifact
 
 KIND = Artifact("a thing", "thing.json", ("x.*",), remedy="make it again")
 RANDOM = np.random.default_rng(0)

@@ -3,7 +3,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from bpd_jax.storage.array_files import ArraySpec, open_npy, read_npz
+from bpd_jax.base.arrays import ArraySpec, open_npy, read_npz
 
 INTS = ArraySpec(("<i8",), (None,), 0, 9)
 FLOATS = ArraySpec(("<f8",), (2, None))

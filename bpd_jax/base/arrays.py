@@ -1,4 +1,4 @@
-"""Writes array files; reads and validates them, because they may be damaged or forged.
+"""Arrays in files on the local disk, which may be damaged or forged.
 
 An `ArraySpec` declares the requirements on an array. All faults raise an `OSError` or a
 `ValueError`; the caller adds the name of the file and the remedy.
@@ -9,12 +9,8 @@ import dataclasses
 import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import numpy as np
-
-from bpd_jax.storage import files
-from bpd_jax.storage.paths import local_copy
 
 _BLOCK = 1 << 20  # Number of elements that are checked together.
 
@@ -53,23 +49,21 @@ class ArraySpec:
         self.check_header(array.dtype, array.shape)
         flat = array.reshape(-1)
         for begin in range(0, flat.size, _BLOCK):
-            self._check_values(flat[begin : begin + _BLOCK])
+            values = flat[begin : begin + _BLOCK]
+            low, high = values.min(), values.max()  # NaN if there is one.
+            if np.isnan(low):
+                raise ValueError("it contains NaN")
+            if self.finite and np.isinf([low, high]).any():
+                raise ValueError("it contains an infinite number")
+            if self.low is not None and low < self.low:
+                raise ValueError(f"it contains {low}, which is below {self.low}")
+            if self.high is not None and high > self.high:
+                raise ValueError(f"it contains {high}, which is above {self.high}")
             if self.increasing:
                 # The last element of the previous block is compared as well.
                 part = flat[max(begin - 1, 0) : begin + _BLOCK]
                 if not (part[1:] > part[:-1]).all():
                     raise ValueError("its elements do not increase")
-
-    def _check_values(self, values: np.ndarray) -> None:
-        if values.dtype.kind == "f":
-            if np.isnan(values).any():
-                raise ValueError("it contains NaN")
-            if self.finite and np.isinf(values).any():
-                raise ValueError("it contains an infinite number")
-        if self.low is not None and values.min() < self.low:
-            raise ValueError(f"it contains {values.min()}, which is below {self.low}")
-        if self.high is not None and values.max() > self.high:
-            raise ValueError(f"it contains {values.max()}, which is above {self.high}")
 
 
 def check_names(names: Collection[str], expected: Collection[str]) -> None:
@@ -94,13 +88,7 @@ def check_shapes(
 def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
     """Maps a .npy file into memory, read-only."""
     with _damage_as_value_error():
-        return np.load(local_copy(path), mmap_mode="r", allow_pickle=False)
-
-
-def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
-    """Writes arrays, numbers or strings as an uncompressed .npz file, atomically."""
-    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, **arrays)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def read_npz(
@@ -108,7 +96,7 @@ def read_npz(
     specs: Mapping[str, ArraySpec] | None = None,
     optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Reads an uncompressed .npz file, as `write_npz` writes, with its checksums.
+    """Reads an uncompressed .npz file, as `files.write_npz` writes, with its checksums.
 
     Args:
       path: the file.
@@ -116,30 +104,26 @@ def read_npz(
       optional: names in `specs` of arrays that may be missing.
     """
     arrays: dict[str, np.ndarray] = {}
-    with _damage_as_value_error(), zipfile.ZipFile(local_copy(path)) as archive:
+    with _damage_as_value_error(), zipfile.ZipFile(path) as archive:
         members = {i.filename.removesuffix(".npy"): i for i in archive.filelist}
         if specs is not None:
             check_names({*members, *optional}, specs)
         for name, info in members.items():
-            # A compressed array of a few bytes could fill the memory.
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"the array {name[:80]!r} is compressed")
-            with archive.open(info) as stream:
-                try:
-                    array = np.lib.format.read_array(stream, allow_pickle=False)
-                    # At its end, zipfile verifies the checksum.
-                    if stream.read(1):
-                        raise ValueError("its shape does not match its size")
-                    if specs is not None:
-                        specs[name].check(array)
-                except ValueError as error:
-                    raise ValueError(f"{name[:80]}: {error}") from error
-            arrays[name] = array
+            with _damage_as_value_error(f"{name[:80]}: "), archive.open(info) as stream:
+                # A compressed array of a few bytes could fill the memory.
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("it is compressed")
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+                # At its end, zipfile verifies the checksum.
+                if stream.read(1):
+                    raise ValueError("its shape does not match its size")
+                if specs is not None:
+                    specs[name].check(arrays[name])
     return arrays
 
 
 @contextlib.contextmanager
-def _damage_as_value_error() -> Iterator[None]:
+def _damage_as_value_error(prefix: str = "") -> Iterator[None]:
     try:
         yield
     except OSError:
@@ -147,9 +131,4 @@ def _damage_as_value_error() -> Iterator[None]:
     except Exception as error:  # numpy and zipfile raise a dozen kinds for damage.
         # Further lines of numpy's messages advise programmers.
         line = str(error).strip().partition("\n")[0]
-        raise ValueError(line or type(error).__name__) from error
-
-
-def spec_like(leaf: Any) -> ArraySpec:
-    """The requirements on an array that replaces `leaf`; floats must be finite."""
-    return ArraySpec((np.dtype(leaf.dtype).str,), tuple(leaf.shape))
+        raise ValueError(prefix + (line or type(error).__name__)) from error
