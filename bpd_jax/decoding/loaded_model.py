@@ -207,7 +207,7 @@ class LoadedModel:
         model = Model(
             config, cast_matrices(params, dtype), cache_dtype, self.model.mesh
         )
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=model, trunk_identity=self.fingerprint)
 
     def rounded(self) -> "LoadedModel":
         """Returns the model with matrices in 8 bits; says how large the error is."""

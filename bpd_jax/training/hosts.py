@@ -161,7 +161,7 @@ def first(work: Callable[[], T]) -> T | None:
     if is_first():
         try:
             result = work()
-        except Exception as error:
+        except BaseException as error:  # Also Ctrl-C, which ends the others, too.
             failure = error
     message = agree(failure and (str(failure) or type(failure).__name__))
     if failure is not None:

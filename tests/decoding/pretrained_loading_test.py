@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,15 @@ def write_heads(loaded, output, base=None, dtype="float32"):
         facts={"accuracies": [[0.5, 0.25], [0.25, 0.125], [0.125, 0.0625]]},
         dtype=dtype,
     )
+
+
+def test_a_model_in_another_precision_has_the_same_fingerprint(folder):
+    loaded = load_model(str(folder))
+    # Rounded to float16 and then to bfloat16, it is 1; at once, 1 + 1/128.
+    value = 1 + 2**-8 + 2**-20
+    params = jax.tree.map(lambda x: jnp.full_like(x, value), loaded.params)
+    loaded = dataclasses.replace(loaded, model=loaded.model.with_params(params))
+    assert loaded.in_precision("float16").fingerprint == loaded.fingerprint
 
 
 def test_a_folder_decodes_without_and_with_heads(folder):

@@ -289,12 +289,16 @@ def test_missing_coordinator_is_reported():
         hosts.initialize(address, 2, 1, timeout=0)
 
 
-def test_an_exception_of_process_0_is_raised():
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_exception_of_process_0_is_raised_in_all(kind, monkeypatch):
     def work():
-        raise ZeroDivisionError("by zero")
+        raise kind
 
-    with pytest.raises(ZeroDivisionError):
+    told = []
+    monkeypatch.setattr(hosts, "agree", lambda value: told.append(value) or value)
+    with pytest.raises(kind):
         hosts.first(work)
+    assert told == [kind.__name__]
     assert hosts.first(lambda: 3) == 3
 
 
