@@ -6,13 +6,15 @@
 Every contender is a process that has loaded its model: llama.cpp with the file as it is
 and with its weights expanded to F32, bpd_jax in each precision. They answer the same
 prompts in turn, one at a time, once to warm up and then in rounds, up to a number of
-new tokens and up to one, so that the rate without the prompt can be told. Writes one
-JSON file with device, date and versions.
+new tokens and up to one, so that the rate without the prompt can be told, and texts are
+compared with those of llama.cpp in F32. Writes one JSON file with device, date and
+versions.
 """
 
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,6 +54,7 @@ PROMPTS = flags.DEFINE_integer("prompts", 8, "number of prompts.", 1)
 TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "most new tokens.", 2)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "timed rounds.", 1)
 THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "threads of llama.cpp.", 1)
+DRAFTER = flags.DEFINE_string("drafter", None, "folder of a block drafter of bpd_jax.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/llama_cpp.json", "file.")
 
 _WORKER = pathlib.Path(__file__).with_name("llama_cpp_contender.py")
@@ -138,7 +141,7 @@ def contenders(path: pathlib.Path, folder: pathlib.Path) -> list[Contender]:
                 Contender("llama.cpp, F32", python, "llama.cpp", str(large), threads)
             )
     for precision in PRECISIONS.value:
-        arguments = "bpd_jax", MODEL.value, precision
+        arguments = "bpd_jax", MODEL.value, precision, DRAFTER.value or ""
         started.append(Contender(f"bpd_jax, {precision}", sys.executable, *arguments))
     return started
 
@@ -199,7 +202,12 @@ def main() -> None:
             results = measure(started, prompts, bar)
         for contender in started:
             contender.close()
+    expanded = results.get("llama.cpp, F32, greedy")
     for result in results.values():
+        if expanded:
+            pairs = zip(result["texts"], expanded["texts"], strict=True)
+            result["texts_as_in_f32"] = sum(text == other for text, other in pairs)
+        result["first_token_seconds"] = statistics.median(result["prompt_seconds"])
         tokens, seconds = sum(result["tokens"]), sum(result["seconds"])
         later = tokens - len(result["tokens"])
         result["tokens_per_second"] = tokens / seconds
@@ -218,11 +226,15 @@ def main() -> None:
             "results": results,
         },
     )
-    print(f"{runs} answers; tokens per second with and without the prompt, MB at most:")
+    print(
+        f"{runs} answers; tokens per second with and without the prompt, seconds to "
+        "the first token, MB at most, texts as those of llama.cpp in F32:"
+    )
     for name, result in results.items():
         print(
             f"{name:28}{result['tokens_per_second']:8.1f}"
-            f"{result['without_prompt']:8.1f}{result['most_memory_mb']:8.0f}"
+            f"{result['without_prompt']:8.1f}{result['first_token_seconds']:8.2f}"
+            f"{result['most_memory_mb']:8.0f}{result.get('texts_as_in_f32', '-'):>8}"
         )
 
 

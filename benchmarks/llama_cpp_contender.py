@@ -1,7 +1,7 @@
 """A contender of `benchmarks.llama_cpp`, in a process and an environment of its own.
 
     python benchmarks/llama_cpp_contender.py llama.cpp MODEL.gguf THREADS
-    python benchmarks/llama_cpp_contender.py bpd_jax MODEL PRECISION
+    python benchmarks/llama_cpp_contender.py bpd_jax MODEL PRECISION DRAFTER
 
 Writes a JSON line when it is ready. Then it reads requests, one JSON line each with
 `prompt` (token ids), `tokens` (the most new ones) and `method`, and answers each with
@@ -43,7 +43,7 @@ def llama_cpp(path: str, threads: str) -> tuple[Answer, str]:
     return answer, f"xllamacpp {xllamacpp.__version__}"
 
 
-def bpd_jax(name: str, precision: str) -> tuple[Answer, str]:
+def bpd_jax(name: str, precision: str, drafter: str) -> tuple[Answer, str]:
     """bpd_jax; the method `default` is that of a command without `--method`."""
     import jax
 
@@ -51,7 +51,7 @@ def bpd_jax(name: str, precision: str) -> tuple[Answer, str]:
     from bpd_jax.base.compiled import keep_compiled
 
     keep_compiled()
-    lm = api.load(name, precision=precision)
+    lm = api.load(name, precision=precision, drafter=drafter or None)
     ends = lm.loaded.end_of_text
 
     def answer(request: dict[str, Any]) -> tuple[int, str]:

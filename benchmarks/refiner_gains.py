@@ -1,6 +1,7 @@
 """What the benchmark of refiners reports of a method: its gains, and its vocabulary."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,18 +46,22 @@ def draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
 
 def refinement(
     method: Method, replayed: Mapping[Method, Sequence[Generation]]
-) -> dict[str, dict[str, Any]]:
-    """The gain of a method over the same one without refiners, as it is reported.
+) -> dict[str, list[dict[str, Any]]]:
+    """The gains of a method over the same one with fewer refiners, as reported.
 
-    Empty if the method has no refiners, or the other one was not replayed.
+    They are those over the method without any refiner and, of several refiners, without
+    each. Empty if none of these was replayed.
     """
-    unrefined = dataclasses.replace(method, refiners=(), text="")
-    if unrefined == method or unrefined not in replayed:
-        return {}
-    gain = gain_over(replayed[method], replayed[unrefined])
-    # The name under which it was replayed, which can be an alias.
-    over = next(other.name for other in replayed if other == unrefined)
-    return {"refinement": {"over": over, **gain}}
+    count = max(len(method.refiners) - 1, 0)
+    fewer = [(), *itertools.combinations(method.refiners, count)]
+    others = [dataclasses.replace(method, refiners=rest, text="") for rest in fewer]
+    gains = [
+        # The name under which it was replayed, which can be an alias.
+        {"over": other.name, **gain_over(replayed[method], replayed[other])}
+        for other in replayed
+        if other in others and other != method
+    ]
+    return {"refinement": gains} if gains else {}
 
 
 def gain_over(

@@ -6,8 +6,9 @@ Decodes held-out prompts by plain greedy decoding and replays every method on th
 that all methods get the same lattices and only drafting is computed. The prompts of a
 file are decoded as one batch, whatever --batch_size is. Block efficiencies are reported
 for all prompts and for each file of prompts, with a paired bootstrap interval of the
-gain over one method for all prompts. For a method with refiners, the gain over the same
-source and search without them is reported too, if that method is listed before it.
+gain over one method for all prompts. For a method with refiners, the gains over the
+same source and search without any of them, and without each, are reported too, if those
+methods are listed before it.
 Writes one JSON file with date and versions.
 """
 
@@ -133,8 +134,8 @@ def main() -> None:
             f"{name:<44} {row['block_efficiency']:>11.2f} "
             f"{row['nodes_per_call']:>8.1f}  {_percent(row)}"
         )
-        if "refinement" in row:
-            print(f"    by refinement: {_percent(row['refinement'])}")
+        for gain in row.get("refinement", ()):
+            print(f"    over {gain['over']}: {_percent(gain)}")
     print(f"written to {OUTPUT.value}")
 
 

@@ -42,7 +42,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.models import cpu
-from bpd_jax.models.transformer_config import INT8, check_feature_layers, usual_layers
+from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, process_flags
@@ -196,10 +196,10 @@ def _states_writer(
         raise UserError("--states and --output must be different folders.")
     precision = decode_flags.PRECISION.value
     check_feature_layers(layers, trunk.num_layers)
-    if precision in ("float16", INT8):
+    if precision == "float16":
         raise UserError(
-            "states for training are of a model in float32 or bfloat16: give one of "
-            "them as --precision, or leave out --states."
+            "states for training are not of a model in float16: give another "
+            "--precision, or leave out --states."
         )
     header = describe_states(
         loaded.fingerprint,

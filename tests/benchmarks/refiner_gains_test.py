@@ -14,8 +14,12 @@ from benchmarks.refiner_gains import (
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.method_text import parse_method
 
-FIRST, REFINED, OTHER = map(
-    parse_method, ["zero_gram:16", "block+ngram/best:16", "block/best:16"]
+FIRST, REFINED, OTHER, BOTH = map(
+    parse_method,
+    [
+        *("zero_gram:16", "block+ngram/best:16", "block/best:16"),
+        "block+markov+ngram/best:16",
+    ],
 )
 
 
@@ -30,7 +34,7 @@ def test_gain_is_over_the_same_source_and_search():
         OTHER: [text(8), text(12)],
         REFINED: [text(4), text(6)],
     }
-    measured = refinement(REFINED, replayed)["refinement"]
+    [measured] = refinement(REFINED, replayed)["refinement"]
     assert measured["over"] == "block/best:16"
     assert measured["gain"] == pytest.approx(20 / 10 - 1)
     # The gain is the same on both texts. Not paired, it would be 8 / 6 … 12 / 4.
@@ -39,9 +43,17 @@ def test_gain_is_over_the_same_source_and_search():
 
 def test_alias_is_compared_with_its_composition():
     replayed = {FIRST: [text(12)], parse_method("ngram:16"): [text(6)]}
-    measured = refinement(parse_method("ngram:16"), replayed)["refinement"]
+    [measured] = refinement(parse_method("ngram:16"), replayed)["refinement"]
     assert measured["over"] == "zero_gram:16"
     assert measured["gain"] == pytest.approx(1)
+
+
+def test_each_of_several_refiners_is_left_out():
+    replayed = {OTHER: [text(12)], REFINED: [text(8)], BOTH: [text(6)]}
+    gains = refinement(BOTH, replayed)["refinement"]
+    assert {gain["over"]: gain["gain"] for gain in gains} == pytest.approx(
+        {"block/best:16": 1, "block+ngram/best:16": 1 / 3}
+    )
 
 
 @pytest.mark.parametrize("method", [REFINED, OTHER])

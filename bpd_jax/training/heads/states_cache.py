@@ -15,6 +15,7 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import Generations
+from bpd_jax.models.transformer_config import INT8
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
@@ -109,7 +110,7 @@ def cached_states(
     """Computes missing states of texts and opens the cache.
 
     A cache with more layers, with the positions of prompts, of another dtype, or with
-    products in float32 instead of bfloat16 can be used as well.
+    products in float32 or int8 instead of bfloat16 can be used as well.
 
     Args:
       folder: folder of the cache, which is created if it does not exist.
@@ -121,9 +122,12 @@ def cached_states(
     folder = as_path(folder)
     layers = base.layers
     stored = stored_header(folder)
+    products = base.products
     if stored:
         more = set(layers) <= set(stored["layers"])
         exact = stored.get("products") == "float32"
+        if exact or (products == "bfloat16" and stored.get("products") == INT8):
+            products = stored["products"]
         base = base.with_states(
             stored["dtype"],
             tuple(stored["layers"]) if more else layers,
@@ -135,7 +139,7 @@ def cached_states(
         base.d_model,
         base.layers,
         dtype=base.dtype.name,
-        products=base.products,
+        products=products,
         include_prompts=stores_prompts,
     )
     check_states(folder, header)

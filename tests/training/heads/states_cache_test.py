@@ -14,6 +14,7 @@ from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.batches import PositionBatcher
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states, open_states
+from bpd_jax.training.heads.states_files import HEADER
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +199,20 @@ def test_products_in_float32_serve_runs_in_bfloat16(tmp_path, make):
     make(tmp_path / "rounded", products="bfloat16")
     with pytest.raises(UserError, match=r"products = 'bfloat16'.*needs 'float32'"):
         make(tmp_path / "rounded")
+
+
+def test_products_of_integers_serve_runs_in_bfloat16(tmp_path, make):
+    """`distill --precision=int8` writes them; what is missing is computed."""
+    make(tmp_path)
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps(header | {"products": "int8"}))
+    first, *_ = sorted(tmp_path.glob("states-*.npy"))
+    first.unlink()
+    make(tmp_path, products="bfloat16")
+    assert first.exists()
+    assert json.loads((tmp_path / HEADER).read_text())["products"] == "int8"
+    with pytest.raises(UserError, match=r"products = 'int8'.*needs 'float32'"):
+        make(tmp_path)
 
 
 def test_full_disk_is_reported_before_anything_is_computed(tmp_path, monkeypatch, make):
