@@ -27,17 +27,21 @@ Row = dict[str, Any]
 Job = tuple[str, Callable[[], Row]]
 """A name, and the function that measures, which may raise exceptions of jax."""
 
-# Bindings that reduce the model of a gin file for tests on a CPU.
-_TINY = (
-    "TransformerConfig.vocab_size = 64",
+TINY = (
     "TransformerConfig.num_layers = 1",
     "TransformerConfig.d_model = 32",
     "TransformerConfig.d_ff = 64",
     "TransformerConfig.num_heads = 2",
+    "BlockHeadsConfig.hidden = 16",
+)
+"""Bindings that reduce the model of a gin file for tests on a CPU."""
+
+_TINY = (
+    *TINY,
+    "TransformerConfig.vocab_size = 64",
     "TransformerConfig.num_kv_heads = 1",
     "TransformerConfig.max_length = 160",
     "BlockHeadsConfig.num_heads = 3",
-    "BlockHeadsConfig.hidden = 16",
 )
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
+from benchmarks.accelerator_parts.jobs import TINY, Job, JobSettings, Row
 from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax.base import configuration
 from bpd_jax.base.errors import UserError
@@ -36,12 +36,8 @@ ROWS = 64
 _SHARE = 0.7
 
 _TINY = (
-    "TransformerConfig.num_layers = 1",
-    "TransformerConfig.d_model = 32",
-    "TransformerConfig.d_ff = 64",
-    "TransformerConfig.num_heads = 2",
+    *TINY,
     "TransformerConfig.max_length = 512",
-    "BlockHeadsConfig.hidden = 16",
     "BlockHeadsConfig.num_heads = 3",
 )
 

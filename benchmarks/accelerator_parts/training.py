@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
+from benchmarks.accelerator_parts.jobs import TINY, Job, JobSettings, Row
 from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax.base import configuration
 from bpd_jax.models.blockwise import count_parameters
@@ -18,15 +18,7 @@ from bpd_jax.training.config import TrainConfig
 # Rows of 512 tokens that every device processes in a step.
 ROWS = (8, 16, 32)
 
-_TINY = (
-    "TransformerConfig.num_layers = 1",
-    "TransformerConfig.d_model = 32",
-    "TransformerConfig.d_ff = 64",
-    "TransformerConfig.num_heads = 2",
-    "BlockHeadsConfig.hidden = 16",
-    "HEADS = 2",
-    "LENGTH = 16",
-)
+_TINY = (*TINY, "HEADS = 2", "LENGTH = 16")
 
 
 def jobs(settings: JobSettings) -> Iterator[Job]:

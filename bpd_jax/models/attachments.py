@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from flax import traverse_util
 
 from bpd_jax.base.arrays import check_shapes
 from bpd_jax.base.errors import UserError
@@ -280,6 +282,12 @@ def _not_default(config: Any) -> dict[str, Any]:
         for name, value, default in fields
         if value != default
     }
+
+
+def nested(leaves: Mapping[str, np.ndarray], dtype: str) -> Params:
+    """The parameters with these leaves by path, the inverse of `by_path`."""
+    tree = traverse_util.unflatten_dict(dict(leaves), sep="/")
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
 
 
 def by_path(tree: Params) -> dict[str, Any]:

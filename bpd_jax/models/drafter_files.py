@@ -5,7 +5,7 @@ see `block_drafter`. An imported drafter may have its own `softmax`.
 """
 
 import functools
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from bpd_jax.models.attachments import (
     AttachmentFiles,
     by_path,
     fingerprint,
+    nested,
 )
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -69,15 +70,8 @@ def attach_drafter(
     base = (base or fingerprint(model, params)) if check else None
     drafter.check_base(KIND.title, model, base, name, remedy)
     functions = DrafterFunctions(drafter.config.resolve(trunk), trunk)
-    trained: dict[str, Any] = {}
-    for path, value in drafter.tensors.items():
-        if path in FROZEN:
-            continue
-        *parents, last = path.split("/")
-        node = trained
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = jnp.asarray(value, trunk.param_dtype)
+    stored = {k: value for k, value in drafter.tensors.items() if k not in FROZEN}
+    trained = nested(stored, trunk.param_dtype)
     softmax = softmax_rows(model, params, None)
     vocabulary = drafter.tensors.get(VOCABULARY)
     attached = with_softmax(trained, softmax, vocabulary)

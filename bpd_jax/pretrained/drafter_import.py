@@ -19,14 +19,14 @@ from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.stored_tensors import file_digest
 from bpd_jax.pretrained.drafter_description import describe
 from bpd_jax.pretrained.drafter_layout import (
-    check_names,
+    check_sizes,
     draft_vocabulary,
     drafter_layout,
     own_softmax,
+    read_layout,
     target_embedding,
 )
 from bpd_jax.pretrained.json_files import Fields, naming
-from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import CONFIG, open_checkpoint
 from bpd_jax.storage.paths import as_path
 
@@ -61,13 +61,7 @@ def import_drafter(
     tensors = open_checkpoint(folder)
     about = describe(fields, tensors.names)
     trunk = model.trunk
-    sizes = (about.d_model, about.vocab_size)
-    if sizes != (trunk.d_model, trunk.vocab_size):
-        raise UserError(
-            f"the block drafter in {folder} is for a model of width {sizes[0]} with "
-            f"{sizes[1]} tokens, but {name} has width {trunk.d_model} and "
-            f"{trunk.vocab_size} tokens: give a drafter of {name}."
-        )
+    check_sizes(folder, (about.d_model, about.vocab_size), trunk, name)
     if about.after_norm(trunk.num_layers):
         raise UserError(
             f"{fields.source} reads the last of the {trunk.num_layers} layers of "
@@ -77,12 +71,7 @@ def import_drafter(
     with naming(fields.source):
         config = about.config.resolve(trunk)
     layout = drafter_layout(config, trunk)
-    check_names(folder, tensors.names, {origin.name for origin in layout.values()})
-    with naming(folder):
-        arrays: dict[str, np.ndarray] = {
-            path: origin.convert(read_tensor(tensors, origin))
-            for path, origin in layout.items()
-        }
+    arrays = read_layout(folder, tensors, layout)
     if config.draft_vocabulary is not None:
         arrays["vocabulary"] = draft_vocabulary(
             folder, tensors, config.draft_vocabulary, trunk.vocab_size
@@ -96,7 +85,7 @@ def import_drafter(
     )
     if softmax is not None:
         arrays["softmax"] = softmax
-    check_finite(arrays, folder)
+    check_finite(arrays, folder)  # Also the embedding and the softmax.
     return LoadedDrafter(
         config=config,
         tensors=arrays,

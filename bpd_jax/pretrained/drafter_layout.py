@@ -23,17 +23,21 @@ They count differently from bpd_jax:
 Matrices are [output, input]; here they are [input, …, output].
 """
 
+import os
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array
-from bpd_jax.models.attachments import check_vocabulary
+from bpd_jax.models.attachments import check_finite, check_vocabulary
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.llama_layout import Origin, llama_layer
+from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
 
 TYPE = "speculators_model_type"
@@ -99,10 +103,28 @@ def drafter_layout(
     return layout
 
 
-def check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> None:
-    """Raises a `UserError` for unknown tensors."""
+def check_sizes(
+    source: str | os.PathLike[str],
+    sizes: tuple[int, int],
+    target: TransformerConfig,
+    name: str,
+) -> None:
+    """Raises a `UserError` unless width and vocabulary are those of the target."""
+    if sizes != (target.d_model, target.vocab_size):
+        raise UserError(
+            f"{source} is of a drafter for a model of width {sizes[0]} with {sizes[1]} "
+            f"tokens, but {name} has width {target.d_model} and {target.vocab_size} "
+            f"tokens: give a drafter of {name}."
+        )
+
+
+def read_layout(
+    folder: pathlib.Path, tensors: SafetensorsFiles, layout: Mapping[str, Origin]
+) -> dict[str, np.ndarray]:
+    """The parameters of a drafter by path; a `UserError` for unknown tensors."""
     shared_names = {EMBEDDING, SOFTMAX, DRAFT_TO_TARGET, TARGET_IN_DRAFT, *UNUSED}
-    unknown = sorted(names - expected - shared_names)
+    expected = {origin.name for origin in layout.values()}
+    unknown = sorted(tensors.names - expected - shared_names)
     if unknown:
         raise UserError(
             f"{folder} has {len(unknown)} unknown tensors, such as "
@@ -114,6 +136,13 @@ def check_names(folder: pathlib.Path, names: set[str], expected: set[str]) -> No
             f"{folder} has its mask embedding as the pickled file {pickled.name}, "
             "which can run code and is not read: use another drafter."
         )
+    with naming(folder):
+        arrays: dict[str, np.ndarray] = {
+            path: origin.convert(read_tensor(tensors, origin))
+            for path, origin in layout.items()
+        }
+    check_finite(arrays, folder)
+    return arrays
 
 
 def draft_vocabulary(

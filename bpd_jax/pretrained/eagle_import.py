@@ -20,7 +20,7 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.models.attachments import check_finite
+from bpd_jax.models.attachments import check_finite, nested
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_outputs import with_softmax
@@ -29,15 +29,15 @@ from bpd_jax.models.transformer_config import TransformerConfig, check_feature_l
 from bpd_jax.pretrained.drafter_description import layer_sizes, unsupported
 from bpd_jax.pretrained.drafter_layout import (
     TYPE,
-    check_names,
+    check_sizes,
     draft_vocabulary,
     own_softmax,
+    read_layout,
     target_embedding,
     unless_equal,
 )
 from bpd_jax.pretrained.json_files import Fields, naming
 from bpd_jax.pretrained.llama_layout import Origin, llama_layer
-from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import CONFIG, open_checkpoint
 from bpd_jax.storage.paths import as_path
 
@@ -67,20 +67,8 @@ def import_eagle(
     if not any(tensor.startswith(first) for tensor in tensors.names):
         first = "layers.0."
     layout = _layout(config, first)
-    check_names(folder, tensors.names, {origin.name for origin in layout.values()})
-    with naming(folder):
-        arrays: dict[str, np.ndarray] = {
-            path: origin.convert(read_tensor(tensors, origin))
-            for path, origin in layout.items()
-        }
-    check_finite(arrays, folder)
-    trained: Params = {}
-    for path, value in arrays.items():
-        *parents, last = path.split("/")
-        node = trained
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = jnp.asarray(value, trunk.param_dtype)
+    arrays = read_layout(folder, tensors, layout)
+    trained = nested(arrays, trunk.param_dtype)
     vocabulary = None
     if config.draft_vocabulary is not None:
         vocabulary = draft_vocabulary(
@@ -117,12 +105,7 @@ def _describe(fields: Fields, target: TransformerConfig, name: str) -> EagleConf
         )
     both = Fields({**fields.values, **inner.values}, fields.source)
     sizes = layers.integer("hidden_size"), layers.integer("vocab_size")
-    if sizes != (target.d_model, target.vocab_size):
-        raise UserError(
-            f"{fields.source} is of a drafter for a model of width {sizes[0]} with "
-            f"{sizes[1]} tokens, but {name} has width {target.d_model} and "
-            f"{target.vocab_size} tokens: give a drafter of {name}."
-        )
+    check_sizes(fields.source, sizes, target, name)
     if both.integer("target_hidden_size", sizes[0]) != sizes[0]:
         unsupported(fields, "a width that is not that of the model")
     if layers.integer("num_hidden_layers", 1) != 1:
