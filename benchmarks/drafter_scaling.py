@@ -12,7 +12,7 @@ failed, which is harder. Tokens and milliseconds per call of a decoder are read 
     python -m benchmarks.decoding --model=smollm2 --drafter=RUN/drafter \\
         --methods=block/greedy,block/tree:8 --output=RUN/decoding.json
 
-Writes a JSON file, a table in Markdown and a chart to the same folder.
+Prints a table, and writes a JSON file and a chart beside it.
 """
 
 import json
@@ -50,11 +50,9 @@ def main() -> None:
     """Reads the runs; prints and writes the results."""
     rows = read_runs(pathlib.Path(cli.required("runs")))
     output = pathlib.Path(OUTPUT.value)
-    text = table(rows)
     records.write(output, {**records.about("drafter_scaling"), "runs": rows})
-    files.write_text(output.with_suffix(".md"), text)
     files.write_text(output.with_suffix(".svg"), charts.standalone(chart(rows)))
-    print(text)
+    print_table(rows)
     print(f"written to {output}")
 
 
@@ -140,48 +138,33 @@ def arm_of(config: dict[str, Any]) -> str:
     return "heads"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each run."""
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Prints a line for each run; in brackets, values on texts of the training."""
     searches = dict.fromkeys(
         search for row in rows for search in (row["decoding"] or {}).get("searches", ())
     )
-    titles = [
-        "arm",
-        "positions",
-        "tokens per call, held out (training)",
-        "top-1 of positions 1, 2, 3, 5, held out (training)",
-        "top-16",
-        "MB",
-        *(f"{name}: tokens per call, ms per call, speed-up" for name in searches),
-    ]
-    lines = [titles, ["---"] + ["--:"] * (len(titles) - 1)]
-    for row in rows:
-        held_out, train = row["held_out"], row["train"]
-        learnt = f" ({train['tokens_per_call']:.2f})" if train else ""
-        top = _positions(held_out["top_1"])
-        top += f" ({_positions(train['top_1'])})" if train else ""
-        lines.append(
-            [
-                row["arm"],
-                f"{row['positions']:,}",
-                f"{held_out['tokens_per_call']:.2f}{learnt}",
-                top,
-                _positions(held_out["top_16"]),
-                f"{row['megabytes']:.1f}",
-                *(_speed(row["decoding"], name) for name in searches),
-            ]
-        )
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+    def cells(row: dict[str, Any]) -> list[str]:
+        parts = [part for part in (row["held_out"], row["train"]) if part]
+        calls = [f"{part['tokens_per_call']:.2f}" for part in parts]
+        tops = [_positions(part["top_1"]) for part in parts]
+        measured = (row["decoding"] or {}).get("searches", {})
+        speeds = [
+            "{block_efficiency:.2f}, {ms_per_serial_call:.1f}, {speedup:.2f}".format(
+                **measured[name]
+            )
+            if name in measured
+            else "not measured"
+            for name in searches
+        ]
+        bracketed = (" (".join(each) + ")" * (len(each) - 1) for each in (calls, tops))
+        sizes = _positions(row["held_out"]["top_16"]), f"{row['megabytes']:.1f}"
+        return [row["arm"], f"{row['positions']:,}", *bracketed, *sizes, *speeds]
 
-def _speed(decoding: dict[str, Any] | None, search: str) -> str:
-    if decoding is None or search not in decoding["searches"]:
-        return "not measured"
-    row = decoding["searches"][search]
-    return (
-        f"{row['block_efficiency']:.2f}, {row['ms_per_serial_call']:.1f}, "
-        f"{row['speedup']:.2f}"
-    )
+    figures = ["positions", "tokens per call", "top-1 of 1, 2, 3, 5", "top-16", "MB"]
+    speeds = [f"{name}: tokens per call, ms per call, speed-up" for name in searches]
+    for line in (["arm", *figures, *speeds], *map(cells, rows)):
+        print(" | ".join(line))
 
 
 def _positions(values: list[float]) -> str:

@@ -124,13 +124,10 @@ def instance(*kinds: type) -> Check:
     return Check(names, _unreadable, lambda value: isinstance(value, kinds))
 
 
-def each(check: Check, *, distinct: bool = False, repeated: bool = True) -> Check:
-    """Tuples whose elements pass a check; lists, as in gin and JSON, become tuples.
+def each(check: Check, *, distinct: bool = False) -> Check:
+    """Tuples whose elements pass a check, and all differ if they must be `distinct`.
 
-    Args:
-      check: check of one element.
-      distinct: whether all elements must differ.
-      repeated: whether the flag of a list of texts is repeated for each element.
+    Lists, as in gin and JSON, become tuples.
     """
     return Check(
         f"a list{' without repetition' * distinct}, each element {check.description}",
@@ -141,7 +138,7 @@ def each(check: Check, *, distinct: bool = False, repeated: bool = True) -> Chec
             and not (distinct and len(set(value)) < len(value))
         ),
         convert=tuple,
-        flag=REPEATED if repeated and check in (TEXT, WORDS) else None,
+        flag=REPEATED if check in (TEXT, WORDS) else None,
     )
 
 
