@@ -79,12 +79,6 @@ def _configurations() -> Configurations:
     return configuration.parse_flags(Configurations, defaults=defaults).value
 
 
-def _rescorer() -> BlockwiseConfig | None:
-    if _RESCORER.value is None:
-        return None
-    return configuration.parse([_RESCORER.value], [], BlockwiseConfig).value
-
-
 def main() -> None:
     """Compiles the programs that the flags name and prints the table."""
     if not _PROGRAM.value or not set(_PROGRAM.value) <= set(_PROGRAMS):
@@ -110,7 +104,10 @@ def main() -> None:
         elif name == "train":
             chosen.append(programs.train_program(training, mesh))
         else:
-            chosen += decode_programs(training.model, shapes, mesh, _rescorer())
+            file, rescorer = _RESCORER.value, None
+            if file is not None:
+                rescorer = configuration.parse([file], [], BlockwiseConfig).value
+            chosen += decode_programs(training.model, shapes, mesh, rescorer)
     compiled: dict[str, dict[str, Any]] = {}
     for program in chosen:
         print(f"compiling {program.name} for {accelerators.name} ...", file=sys.stderr)

@@ -145,7 +145,9 @@ def _compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(
+        form
+    )
     return environment.from_string(template)
 
 
@@ -168,7 +170,3 @@ def _to_json(
 
 def _refuse(message: str) -> str:
     raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

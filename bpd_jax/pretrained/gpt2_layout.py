@@ -1,7 +1,5 @@
 """GPT-2 in Hugging Face's layout."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -25,7 +23,7 @@ def gpt2_layout(
 
     def add(parameter: str, name: str, shape: tuple[int, ...], *to: int) -> None:
         path = tuple(parameter.split("."))
-        layout[path] = Origin(prefix + name, shape, _reshaped(to or shape))
+        layout[path] = Origin(prefix + name, shape, lambda x: x.reshape(to or shape))
 
     def add_norm(module: str, name: str) -> None:
         add(f"{module}.scale", f"{name}.weight", (width,))
@@ -33,8 +31,11 @@ def gpt2_layout(
 
     def add_third(part: int, parameter: str, name: str, *to: int) -> None:
         shape = (*to[:-2], 3 * width)
-        origin = Origin(prefix + name, shape, _third(part, to))
-        layout[tuple(parameter.split("."))] = origin
+
+        def third(tensor: np.ndarray) -> np.ndarray:
+            return np.split(tensor, 3, axis=-1)[part].reshape(to)
+
+        layout[tuple(parameter.split("."))] = Origin(prefix + name, shape, third)
 
     add("embedding", "wte.weight", (config.vocab_size, width))
     add("position_embedding", "wpe.weight", (config.max_length, width))
@@ -61,11 +62,3 @@ def gpt2_layout(
             add(f"{mlp}.{module}.kernel", f"{block}.mlp.{name}.weight", shape)
             add(f"{mlp}.{module}.bias", f"{block}.mlp.{name}.bias", shape[1:])
     return layout
-
-
-def _reshaped(shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda tensor: tensor.reshape(shape)
-
-
-def _third(part: int, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda tensor: np.split(tensor, 3, axis=-1)[part].reshape(shape)

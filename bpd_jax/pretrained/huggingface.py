@@ -41,7 +41,8 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     tokenizer = _read_tokenizer(folder)
     settings = _tokenizer_settings(folder)
     begin = _begin_of_text(settings, tokenizer)
-    generation = _generation_config(folder)
+    file = folder / "generation_config.json"
+    generation = Fields.read(file) if file.is_file() else Fields({}, str(file))
     ends = _end_tokens(folder, [generation, fields], settings, tokenizer)
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:
@@ -179,11 +180,6 @@ def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | N
     if not settings.flag("add_bos_token", count > 0):
         return None
     return begin if added is None else added
-
-
-def _generation_config(folder: pathlib.Path) -> Fields:
-    path = folder / "generation_config.json"
-    return Fields.read(path) if path.is_file() else Fields({}, str(path))
 
 
 def _end_tokens(

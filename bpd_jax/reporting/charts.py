@@ -62,6 +62,7 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
     y_label = axes.shortened(chart.y_label, frame.height)
     half = axes.text_width(y_label) / 2
     is_bars = chart.kind == BARS
+    marks_css = "/* Marks" + resource("charts.css").partition("/* Marks")[2]
     group = frame.x.position(1) - frame.x.position(0) if is_bars else 0.0
     return Markup(
         _environment()
@@ -78,7 +79,7 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
                 for number, line in enumerate(lines)
             ],
             above=above,
-            css=Markup(_marks_css()) if standalone else "",
+            css=Markup(marks_css) if standalone else "",
             least=0.8 * frame.width * (frame.width > _WIDTH),
             description=description(chart),
             x_ticks=[] if is_bars else _x_ticks(frame),
@@ -106,10 +107,6 @@ def _environment() -> jinja2.Environment:
         "marked": marks.marked,
     }
     return derived
-
-
-def _marks_css() -> str:
-    return "/* Marks" + resource("charts.css").partition("/* Marks")[2]
 
 
 def standalone(chart: Chart) -> str:

@@ -161,18 +161,14 @@ def _environment() -> jinja2.Environment:
         "draw_chart": charts.draw,
         "draw_lattice": lattice_drawing.figure,
         "run_facts": run_facts,
-        "signed": _signed,
+        # Hyphens before numbers become minus signs.
+        "signed": functools.partial(re.sub, r"(?<![\w-])-(?=\d)", "−"),
     }
     derived.tests = derived.tests | {
         "wide": charts.is_wide,
         "has_points": charts.has_points,
     }
     return derived
-
-
-def _signed(text: str) -> str:
-    """Replaces hyphens before numbers by minus signs."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
 def statement_counts(page: Page) -> str:

@@ -123,20 +123,16 @@ class _SearchData(NamedTuple):
 
 def _prepare(run: StudyRun) -> _SearchData:
     contenders = _compared(run)
-    ordered = sorted(contenders, key=_order)
+    keys = {name: search_key(name) for name in contenders}
+    ordered = sorted(keys, key=lambda x: (SEARCHES.index(keys[x][0]), keys[x][1]))
     grid: dict[str, dict[SearchKey, str]] = {score_of(name): {} for name in contenders}
     for name in ordered:
-        grid[score_of(name)][search_key(name)] = name
+        grid[score_of(name)][keys[name]] = name
     return _SearchData(run, ordered, grid)
 
 
 def _compared(run: StudyRun) -> list[str]:
     return [c for c in run.contenders if c != BPD and not method_of(c).is_oracle]
-
-
-def _order(contender: str) -> tuple[int, int]:
-    search, count = search_key(contender)
-    return SEARCHES.index(search), count
 
 
 def _grid_table(data: _SearchData) -> Table:

@@ -150,10 +150,6 @@ def _prepare(run: StudyRun) -> list[_Comparisons]:
     ]
 
 
-def _tables(comparisons: list[_Comparisons]) -> list[Table]:
-    return [_table(contender) for contender in comparisons]
-
-
 def _table(contender: _Comparisons) -> Table:
     """A table with a row per task, and one for all tasks together."""
     measured = [task for task, counts in contender.counts.items() if len(counts)]
@@ -327,7 +323,7 @@ STUDY = Study(
     "At how many positions of the texts do refined drafts yield more or fewer tokens "
     "than BPD's, and how often does refinement repair repetition there?",
     prepare=_prepare,
-    tables=[_tables],
+    tables=[lambda comparisons: list(map(_table, comparisons))],
     charts=[_charts],
     findings=[_findings],
     notes=[

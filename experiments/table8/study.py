@@ -184,10 +184,6 @@ def _efficiencies(drafts: dict[float, ContenderDrafts]) -> dict[float, float]:
     return {alpha: each.efficiency or 0.0 for alpha, each in drafts.items()}
 
 
-def _tables(families: list[_Family]) -> list[Table]:
-    return [_table(family) for family in families]
-
-
 def _table(family: _Family) -> Table:
     measured = {task: choice for task, choice in family.choices.items() if choice}
     corrected = holm([choice.p_value for choice in measured.values()])
@@ -323,7 +319,7 @@ STUDY = Study(
     "and how much does tuning gain?",
     example_parts=PARTS,
     prepare=_prepare,
-    tables=[_tables],
+    tables=[lambda families: list(map(_table, families))],
     charts=[_charts],
     findings=[_findings],
     notes=[
