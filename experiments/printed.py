@@ -228,7 +228,7 @@ TABLE11 = _read(
 )
 """Table 11, per decoded token: block efficiency (mean of Table 4 over the seven tasks),
 gigabytes of parameters read, gigabytes of cache traffic after 128 … 2,048 tokens, and
-TFLOPs. Rows have the names of Table 4's columns; `bpd_jax.evaluation.token_cost` has
+TFLOPs. Rows have the names of Table 4's columns; `experiments.table11.paper_costs` has
 the formulas."""
 
 FIGURE2 = {"block_efficiency": 21.30, "flops": 4.04, "kv_cache": -2.54}

@@ -13,10 +13,11 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.lattice import most_prefixes
 from bpd_jax.drafting.parts import DRAFTS
 from bpd_jax.drafting.refiners.neural import PARALLEL
-from bpd_jax.evaluation.token_cost import CONTEXTS, Cost, ModelSize, cost
+from bpd_jax.evaluation.token_cost import Cost, ModelSize, cost
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import BPD, CLASSES, parse_contender
 from experiments.refinements import method_of, of_heads
+from experiments.table11.paper_costs import CONTEXTS
 
 RunCosts = dict[str, tuple[float, dict[int, Cost]]]
 """Mean block efficiency over tasks and costs by context length, by contender."""

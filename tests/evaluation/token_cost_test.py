@@ -2,27 +2,9 @@
 
 import dataclasses
 
-import pytest
-
-from bpd_jax.evaluation.token_cost import (
-    ModelSize,
-    model_size,
-    paper_sizes,
-)
+from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-
-# Keys and values of a token take 2 · 3 · 5 · 2 = 60 bytes.
-SMALL = ModelSize(
-    trunk_parameters=1000,
-    trunk_weights=900,
-    head_parameters=100,
-    head_weights=400,
-    layers=3,
-    attention_width=10,
-    kv_width=5,
-    block_size=3,
-)
 
 
 def test_size_of_a_small_model():
@@ -47,11 +29,3 @@ def test_size_of_a_small_model():
     # Another table of tokens is only looked up.
     untied = BlockwiseConfig(dataclasses.replace(trunk, tied_softmax=False))
     assert model_size(untied).trunk_parameters == size.trunk_parameters
-
-
-def test_sizes_of_the_paper():
-    model, rescorer = paper_sizes()
-    assert model.trunk_parameters + model.head_parameters == pytest.approx(
-        1.572e9, rel=0.01
-    )
-    assert rescorer.trunk_parameters == 62_654_592

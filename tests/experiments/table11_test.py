@@ -7,6 +7,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
 from experiments import printed
+from experiments.table11.paper_costs import paper_sizes
 from tests.experiments.builders import draft, exhibit_of, rows_of
 
 SIZE = ModelSize(
@@ -161,3 +162,11 @@ def test_trees_of_unknown_shape_are_left_out(contender):
 def test_invalid_sizes_are_refused():
     with pytest.raises(UserError, match=r"study\.json are invalid"):
         build_exhibit(model_sizes={"model": {"layers": 3}})
+
+
+def test_sizes_of_the_paper():
+    model, rescorer = paper_sizes()
+    assert model.trunk_parameters + model.head_parameters == pytest.approx(
+        1.572e9, rel=0.01
+    )
+    assert rescorer.trunk_parameters == 62_654_592
