@@ -100,7 +100,9 @@ class TimedStep:
 def speed_of(config: TrainConfig, seconds: list[float]) -> dict[str, Any]:
     """Tokens per second and MFU, from the seconds per step of each block."""
     speed = config.tokens_per_step / statistics.median(seconds)
-    peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
+    peak = peak_tokens_per_second(
+        config.model, config.length, config.drawn_per_row(config.model)
+    )
     return {
         "seconds_per_step": seconds,
         "tokens_per_second": speed,

@@ -18,6 +18,7 @@ from bpd_jax.models.model_flops import (
 )
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.training.frozen import make_step
+from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.heads.drafter_batches import BlockBatch
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
@@ -74,7 +75,7 @@ def _step_program(
     config: HeadsTrainConfig,
     model: BlockwiseConfig,
     mesh: Mesh,
-    objective: HeadsObjective | DrafterObjective,
+    objective: BaseObjective,
 ) -> Program:
     width = model.trunk.d_model * (1 + len(objective.layers))
     dtype, block = states_dtype(config.states_dtype), config.block_size
@@ -93,6 +94,7 @@ def _step_program(
         about = f"{rows} × {anchors} blocks of {block} tokens, {layers} layers"
         flops = drafter_train_flops(objective.functions, rows, length, anchors)
     else:
+        assert isinstance(objective, HeadsObjective)
         size, teacher = config.batch_size, config.soft_targets > 0
         later = np.zeros((size, config.levels, width), dtype) if teacher else None
         batch = PositionBatch(

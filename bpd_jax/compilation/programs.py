@@ -74,7 +74,10 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
         mesh=mesh,
         lower=lower,
         model_flops=train_flops(
-            config.model, config.batch_size, config.length, config.drawn_per_row
+            config.model,
+            config.batch_size,
+            config.length,
+            config.drawn_per_row(config.model),
         ),
         reads=bytes_on_device(abstract),
     )

@@ -7,8 +7,8 @@ import flax.struct
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, PyTree
-from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
+from bpd_jax.drafting.interface import Outcome, Prompts, View
+from bpd_jax.drafting.wrapped import WrappedDrafter
 from bpd_jax.models.cache import write_rows
 
 
@@ -29,20 +29,19 @@ class RecordedStates:
 
 
 @dataclasses.dataclass(frozen=True)
-class StatesRecorder:
+class StatesRecorder(WrappedDrafter):
     """A drafter that drafts as another one does, and keeps the model's states.
 
     The passes of decoding compute them anyway; training would run the model over the
     texts once more.
 
     Attributes:
-      drafter: proposes the drafts.
+      inner: proposes the drafts.
       layers: layers whose outputs are kept beside the final hidden states.
       slots: S, at least the slots of the longest text.
       dtype: of the kept states.
     """
 
-    drafter: Drafter
     layers: tuple[int, ...]
     slots: int
     dtype: Any
@@ -50,44 +49,14 @@ class StatesRecorder:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The layers that are kept, then those that the drafter reads."""
-        return (*self.layers, *self.drafter.feature_layers)
-
-    @property
-    def on_device(self) -> bool:
-        """See `Drafter`, as for all members without a docstring of their own."""
-        return self.drafter.on_device
-
-    @property
-    def max_depth(self) -> int:
-        """See `Drafter`."""
-        return self.drafter.max_depth
-
-    @property
-    def max_nodes(self) -> int:
-        """See `Drafter`."""
-        return self.drafter.max_nodes
-
-    @property
-    def pass_sizes(self) -> tuple[int, ...]:
-        """See `Drafter`."""
-        return self.drafter.pass_sizes
-
-    @property
-    def max_drafts(self) -> int:
-        """See `Drafter`."""
-        return self.drafter.max_drafts
-
-    @property
-    def arrays(self) -> PyTree:
-        """See `Drafter`."""
-        return self.drafter.arrays
+        return (*self.layers, *self.inner.feature_layers)
 
     def start(self, arrays: PyTree, prompts: Prompts) -> RecordedStates:
         """Keeps the states of the prompts."""
         kept, read = self._split(prompts.features, prompts.hidden)
         batch, length, width = kept.shape
         states = jnp.zeros((batch, self.slots, width), self.dtype)
-        memory = self.drafter.start(arrays, dataclasses.replace(prompts, features=read))
+        memory = self.inner.start(arrays, dataclasses.replace(prompts, features=read))
         return RecordedStates(
             memory, states.at[:, :length].set(kept), jnp.asarray(prompts.lengths)
         )
@@ -96,19 +65,15 @@ class StatesRecorder:
         self, view: View, arrays: PyTree, memory: RecordedStates
     ) -> tuple[PyTree, RecordedStates]:
         """See `Drafter`."""
-        seen, drafter = self.drafter.look(view, arrays, memory.drafter)
+        seen, drafter = self.inner.look(view, arrays, memory.drafter)
         return seen, dataclasses.replace(memory, drafter=drafter)
-
-    def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
-        """See `Drafter`."""
-        return self.drafter.propose(seen, arrays)
 
     def learn(
         self, arrays: PyTree, memory: RecordedStates, outcome: Outcome
     ) -> RecordedStates:
         """Keeps the states of the accepted tokens."""
         kept, read = self._split(outcome.features, outcome.hidden)
-        drafter = self.drafter.learn(
+        drafter = self.inner.learn(
             arrays, memory.drafter, dataclasses.replace(outcome, features=read)
         )
         return RecordedStates(
@@ -116,10 +81,6 @@ class StatesRecorder:
             write_rows(memory.states, kept, memory.lengths),
             memory.lengths + outcome.count,
         )
-
-    def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
-        """See `Drafter`."""
-        return self.drafter.entropies(seen)
 
     def _split(
         self, features: Float[Array, "B T F"], hidden: Float[Array, "B T D"]

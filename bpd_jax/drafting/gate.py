@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
+from bpd_jax.drafting.interface import Outcome, Prompts, View
+from bpd_jax.drafting.wrapped import WrappedDrafter
 
 # The share of the last call in the average of a row; the tokens by which the average
 # begins above the price; calls without drafts until one with drafts is tried.
@@ -48,7 +49,7 @@ class GateSeen:
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedDrafter:
+class GatedDrafter(WrappedDrafter):
     """Drafts while the calls of the rows yield more tokens than they cost.
 
     All rows of a batch share the time of a call, so that they draft together or not.
@@ -59,39 +60,12 @@ class GatedDrafter:
       price: time of a call with drafts, divided by that of a call without.
     """
 
-    inner: Drafter
     price: float
-    on_device: bool = dataclasses.field(default=True, init=False)
-
-    @property
-    def max_depth(self) -> int:
-        """That of the drafter, as all that follows."""
-        return self.inner.max_depth
-
-    @property
-    def max_nodes(self) -> int:
-        """See `Drafter`."""
-        return self.inner.max_nodes
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
         """Those of the drafter, and 1 for calls without drafts."""
         return tuple(sorted({1, *self.inner.pass_sizes}))
-
-    @property
-    def max_drafts(self) -> int:
-        """See `Drafter`."""
-        return self.inner.max_drafts
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """See `Drafter`."""
-        return self.inner.feature_layers
-
-    @property
-    def arrays(self) -> PyTree:
-        """The arrays of the drafter."""
-        return self.inner.arrays
 
     def start(self, arrays: PyTree, prompts: Prompts) -> GateMemory:
         """Begins with drafts."""

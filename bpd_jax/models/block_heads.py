@@ -242,8 +242,8 @@ def apply_head(
 
 def softmax_rows(
     model: BlockwiseConfig, params: Params, vocabulary: AnyArray | None
-) -> Float[Array, "draft D"]:
-    """The rows of the model's softmax for a draft vocabulary.
+) -> Any:
+    """The rows of the model's softmax for a draft vocabulary, stored as it is.
 
     Args:
       model: configuration of the model.

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax.base.typing import Array, Float, Int, PyTree
+from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, heads_spec
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -45,8 +45,8 @@ class KVCache:
     or transposes would copy them.
     """
 
-    keys: tuple[Float[Array, "B K H S"], ...]
-    values: tuple[Float[Array, "B K S H"], ...]
+    keys: tuple[Num[Array, "B K H S"], ...]
+    values: tuple[Num[Array, "B K S H"], ...]
     lengths: Int[Array, " B"]
 
     @property

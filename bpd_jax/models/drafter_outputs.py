@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
-from bpd_jax.models.quantized import rows_of
+from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, rows_of
 
 FROZEN = ("softmax", "vocabulary")
 
@@ -18,7 +18,9 @@ def draft_tokens(params: Params, indices: Int[Array, "..."]) -> Int[Array, "..."
 
 
 def with_softmax(
-    params: Params, softmax: Float[AnyArray, "V D"], vocabulary: AnyArray | None
+    params: Params,
+    softmax: Float[AnyArray, "V D"] | QuantizedMatrix | TiledMatrix,
+    vocabulary: AnyArray | None,
 ) -> Params:
     """Adds the frozen softmax of the target to the trained parameters.
 

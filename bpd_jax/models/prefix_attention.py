@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.base.typing import Array, Bool, Float, Int, Num
 from bpd_jax.models import cpu
 from bpd_jax.models.attention import Attended, capped, product
 from bpd_jax.models.cache import numbers
@@ -32,8 +32,8 @@ _BLOCK = 512
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
+    keys: Num[Array, "B K H S"],
+    values: Num[Array, "B K S H"],
     visible: Int[Array, " B"] | Bool[Array, "B T S"],
     positions: Int[Array, "B T"],
     window: int | None = None,
@@ -85,8 +85,8 @@ def prefix_attention(
 
 def in_blocks(
     queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
+    keys: Num[Array, "B K H S"],
+    values: Num[Array, "B K S H"],
     lengths: Int[Array, " B"],
     positions: Int[Array, "B M"],
     window: int | None = None,
@@ -144,8 +144,8 @@ def in_parts(*arguments: Any, **options: Any) -> Attended:
 
 def of_mask(
     queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
+    keys: Num[Array, "B K H S"],
+    values: Num[Array, "B K S H"],
     visible: Bool[Array, "B #M S"],
     softcap: float | None = None,
 ) -> Attended:

@@ -102,7 +102,7 @@ class Attention(nn.Module):
         return cpu.rounds_activations(self.query.get_variable("params", "kernel"))
 
     def keys_values(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], layer: int = 0
+        self, x: Float[Array, "B T I"], positions: Int[Array, "B T"], layer: int = 0
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Keys (with rotary positions) and values."""
         keys, values = self.key(x), self.value(x)
@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T I"],
         positions: Int[Array, "B T"],
         mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
         cache: KVCache | None = None,

@@ -23,7 +23,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, row_parts
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.loss import TARGETS, LossSettings
+from bpd_jax.training.loss import LossSettings
 
 
 def columns(num_heads: int) -> list[str]:
@@ -67,9 +67,35 @@ class OptimizerConfig(Validated):
     trunk_learning_rate: Positive | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrozenConfig(Validated):
+    """The settings of a run that trains something for a frozen model.
+
+    Attributes:
+      optimizer: optimizer of the trained parameters.
+      batch_size: positions, anchors of a block drafter, or rows per step.
+      steps: number of steps of the whole run.
+      seed: seed of the parameters, the order of the data and the held-out texts.
+      mesh: mesh of this process's devices, which split batches and the frozen model's
+        parameters; trained parameters are replicated. None for one device.
+      log_every: steps between two rows of metrics, which are averages over them.
+      evaluate_every: steps between two evaluations on held-out data.
+      checkpoint_every: steps between two checkpoints.
+    """
+
+    optimizer: OptimizerConfig
+    batch_size: Count = 2048
+    steps: Count | None = None
+    seed: Natural = 0
+    mesh: MeshConfig | None = None
+    log_every: Count = 20
+    evaluate_every: Count = 200
+    checkpoint_every: Count = 200
+
+
 @configurable
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(Validated):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(LossSettings):
     """The settings of a run.
 
     Attributes:
@@ -84,11 +110,6 @@ class TrainConfig(Validated):
       compute: trade-offs of memory and time; may change when a run resumes.
       head_weights: λ_h of each head in the loss; None for 1 each.
       head_schedule: schedule of λ_h; None for constant λ_h.
-      head_targets: targets of heads 2 to L: the `text`, or the most probable tokens of
-        the `model` itself; see `LossSettings`.
-      anchors_per_row: A, blocks that a block drafter is trained on in each row.
-      positions_per_row: number of positions of each row at which heads 2 to L are
-        trained; None for all. See `LossSettings`.
       start: name or folder of a trained model that initialises the trunk, which must
         have the same sizes, and the heads if they have the same kind and sizes; for a
         run its best checkpoint. None initialises at random.
@@ -116,9 +137,6 @@ class TrainConfig(Validated):
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     head_weights: tuple[NonNegative, ...] | None = None
     head_schedule: HeadSchedule | None = None
-    head_targets: Annotated[str, choice(*TARGETS)] = "text"
-    anchors_per_row: Count = LossSettings.anchors_per_row
-    positions_per_row: Count | None = LossSettings.positions_per_row
     start: Words | None = None
     log_every: Count = 50
     evaluate_every: Count = 500
@@ -185,15 +203,10 @@ class TrainConfig(Validated):
 
     @property
     def loss(self) -> LossSettings:
-        """The settings of the loss besides λ."""
+        """The settings of the loss besides λ alone, a static argument of the step."""
         return LossSettings(
             self.head_targets, self.anchors_per_row, self.positions_per_row
         )
-
-    @property
-    def drawn_per_row(self) -> int | None:
-        """Positions of a row that heads or blocks are trained at; None for all."""
-        return self.loss.drawn_per_row(self.model)
 
     @property
     def tokens_per_step(self) -> int:

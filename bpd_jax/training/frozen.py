@@ -4,7 +4,6 @@ The module is an `Objective`: trained parameters, frozen arrays that it reads, a
 with gradients, and sums over held-out batches.
 """
 
-import dataclasses
 import functools
 import pathlib
 import time
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params, PyTree
@@ -23,7 +21,7 @@ from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import hosts
 from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
-from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.config import FrozenConfig
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.objective import Objective
 from bpd_jax.training.run_log import METER, Meter, RunLog
@@ -38,11 +36,13 @@ class Batches(NamedTuple):
       train: endless training batches, beginning at the step at which the run resumes.
       held_out: held-out batches of equal size.
       sample: batches of training positions, evaluated likewise; may be empty.
+      unit: what a batch holds `batch_size` of: `positions` or `rows`.
     """
 
     train: Iterator[Any]
     held_out: Sequence[Any]
     sample: Sequence[Any] = ()
+    unit: str = "positions"
 
 
 class Result(NamedTuple):
@@ -61,44 +61,16 @@ class Result(NamedTuple):
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a run that do not concern its objective.
-
-    Attributes:
-      key: identifies the run; a checkpoint with another key is not resumed.
-      optimizer: optimizer of the trained parameters.
-      steps: steps of the whole run.
-      batch_size: units of a step, for the throughput.
-      unit: `positions` or `rows`.
-      log_every: steps between two rows of metrics.
-      evaluate_every: steps between two evaluations on held-out data.
-      checkpoint_every: steps between two checkpoints.
-      rate_name: name of the learning-rate setting, for error messages.
-      mesh: devices over which batches are split; the train state and the frozen arrays
-        are replicated. None for one device.
-    """
-
-    key: str
-    optimizer: OptimizerConfig
-    steps: int
-    batch_size: int
-    unit: str = "positions"
-    log_every: int = 20
-    evaluate_every: int = 200
-    checkpoint_every: int = 200
-    rate_name: str = "OptimizerConfig.learning_rate"
-    mesh: Mesh | None = None
-
-
 def train(
     objective: Objective,
     trained: Params,
     frozen: PyTree,
     batches: Callable[[int], Batches],
     folder: pathlib.Path,
-    settings: Settings,
+    config: FrozenConfig,
+    key: str,
     ready: Callable[[], None],
+    rate_name: str = "OptimizerConfig.learning_rate",
 ) -> Result:
     """Trains an objective, or resumes its run in `folder`.
 
@@ -110,15 +82,17 @@ def train(
       frozen: arrays that it reads.
       batches: function that makes the batches, given the number of completed steps.
       folder: run folder; `checkpoints/` and the log are written there.
-      settings: see `Settings`.
+      config: settings of the run, with the number of `steps`.
+      key: identifies the run; a checkpoint with another key is not resumed.
       ready: called before the first step, after the key of the checkpoint was checked.
+      rate_name: name of the learning-rate setting, for error messages.
     """
-    steps, mesh = settings.steps, settings.mesh
-    optimizer = make_optimizer(settings.optimizer, steps)
+    steps, mesh = config.steps, objective.mesh
+    assert steps is not None
+    optimizer = make_optimizer(config.optimizer, steps)
     state = TrainState(jnp.int32(0), trained, optimizer.init(trained))
     if mesh is not None:
         state, frozen = jax.device_put((state, frozen), replicated(mesh))
-    meter = Meter(settings.batch_size, settings.unit, first_head=2)
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         # ---- Where the run stands
 
@@ -126,16 +100,18 @@ def train(
         saved: dict[str, Any] = {}
         if start:
             saved = checkpoints.restore_data()
-            if saved.get("key") != settings.key:
+            if saved.get("key") != key:
                 raise UserError(
                     f"{folder / CHECKPOINTS} belongs to a run with other settings, "
                     "texts or model: remove it to train from the beginning (cached "
                     "states are kept), or choose another folder."
                 )
             state = checkpoints.restore(jax.tree.map(_abstract, state))
-            meter.restore(saved[METER])
         ready()
         run_batches = batches(start)
+        meter = Meter(config.batch_size, run_batches.unit, first_head=2)
+        if start:
+            meter.restore(saved[METER])
         begin = time.perf_counter() - saved.get("seconds", 0.0)
         update = make_step(objective, optimizer)
         sums_over = functools.partial(measure, objective, frozen=frozen)
@@ -143,10 +119,10 @@ def train(
             held_out = sums_over(state.params, batches=run_batches.held_out)
             return _result(run_batches, state.params, held_out, sums_over, begin)
 
-        rate = learning_rate_schedule(settings.optimizer, steps)
+        rate = learning_rate_schedule(config.optimizer, steps)
         with (
             hosts.deferred_signals() as stop,
-            RunLog(folder, checkpoints, start, steps, meter, settings.rate_name) as log,
+            RunLog(folder, checkpoints, start, steps, meter, rate_name) as log,
         ):
             for step in range(start, steps):
                 # ---- One step of the optimizer
@@ -156,9 +132,9 @@ def train(
                 state, metrics = update(state, frozen, placed)
 
                 signal, last = stop(done), done == steps
-                logs = last or done % settings.log_every == 0
-                evaluates = last or done % settings.evaluate_every == 0
-                saves = last or bool(signal) or done % settings.checkpoint_every == 0
+                logs = last or done % config.log_every == 0
+                evaluates = last or done % config.evaluate_every == 0
+                saves = last or bool(signal) or done % config.checkpoint_every == 0
                 log.add(done, metrics, read=logs or evaluates or saves)
 
                 # ---- The log, held-out texts, a checkpoint
@@ -170,7 +146,7 @@ def train(
                     log.evaluation(done, held_out.metrics())
                 if saves:
                     seconds = time.perf_counter() - begin
-                    data = {"key": settings.key, "seconds": seconds}
+                    data = {"key": key, "seconds": seconds}
                     checkpoints.save(done, state, data | {METER: meter.state()})
                     log.publish()
                 if signal:

@@ -32,7 +32,7 @@ from bpd_jax.training import (
     metrics,
     run_folder,
 )
-from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.config import FrozenConfig, OptimizerConfig
 from bpd_jax.training.frozen import Batches
 from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
@@ -184,20 +184,20 @@ def train_refiner(
         objective,
         jax.jit(functools.partial(init_refiner, config))(jax.random.key(settings.seed)),
         base,
-        lambda step: Batches(source.train(step), source.held_out),
+        lambda step: Batches(source.train(step), source.held_out, unit=source.unit),
         folder,
-        frozen.Settings(
-            key=hashlib.sha256(run_key.encode()).hexdigest(),
+        FrozenConfig(
             optimizer=OptimizerConfig(settings.learning_rate, warmup),
-            steps=settings.steps,
             batch_size=source.batch_size,
-            unit=source.unit,
+            steps=settings.steps,
+            seed=settings.seed,
             evaluate_every=settings.steps,
-            rate_name="--learning_rate",
         ),
+        hashlib.sha256(run_key.encode()).hexdigest(),
         ready=lambda: files.write_json(
             folder / _SETTINGS, dataclasses.asdict(settings)
         ),
+        rate_name="--learning_rate",
     )
     facts = {
         "command": command,

@@ -109,7 +109,9 @@ def train(
         )
         evaluate = Evaluator(config, validation_rows, abstract, mesh)
         rate = learning_rate_schedule(config.optimizer, config.steps)
-        peak = peak_tokens_per_second(config.model, config.length, config.drawn_per_row)
+        peak = peak_tokens_per_second(
+            config.model, config.length, config.drawn_per_row(config.model)
+        )
         meter = Meter(config.tokens_per_step, peak=peak)
         if METER in saved:
             meter.restore(saved[METER])

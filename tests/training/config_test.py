@@ -12,7 +12,12 @@ from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.refiner_sources import RefinerSettings
 
-HEADS = HeadsTrainConfig("model", "texts", BlockHeadsConfig(4, 32), OptimizerConfig(1))
+HEADS = HeadsTrainConfig(
+    model="model",
+    data="texts",
+    heads=BlockHeadsConfig(4, 32),
+    optimizer=OptimizerConfig(1),
+)
 DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4))
 
 

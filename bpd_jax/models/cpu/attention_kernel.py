@@ -9,7 +9,7 @@ Every number of the result is summed in the same order, however many queries the
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
@@ -19,8 +19,8 @@ _STORED = (jnp.float32, jnp.bfloat16, BITS)
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
+    keys: Num[Array, "B K H S"],
+    values: Num[Array, "B K S H"],
     lengths: Int[Array, " B"],
     tile: Tile | None = None,
 ) -> tuple[Array, Array, Array] | None:

@@ -8,40 +8,26 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import softmax_rows
-from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.trained_refiners import markov_factors, markov_queries
-from bpd_jax.training.cross_entropy import Weigh
+from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
-from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
-from bpd_jax.training.levels_loss import targets_of
-from bpd_jax.training.objective import Levels, Objective, level_weights
+from bpd_jax.training.objective import Levels
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterObjective(Objective):
-    """The objective of a block drafter.
-
-    Attributes:
-      config: settings of the run.
-      model: sizes of the frozen model.
-      mesh: devices that split a batch; None for one device.
-    """
-
-    config: HeadsTrainConfig
-    model: BlockwiseConfig
-    mesh: Mesh | None = None
+class DrafterObjective(BaseObjective):
+    """The objective of a block drafter; λ sums to 1, and D-PACE uses other weights."""
 
     @property
     def drafter(self) -> BlockDrafterConfig:
@@ -58,9 +44,14 @@ class DrafterObjective(Objective):
         return DrafterFunctions(self.drafter.resolve(self.model.trunk), trunk)
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers whose outputs the drafter reads."""
-        return self.drafter.feature_layers
+    def lambdas(self) -> Float[Array, " levels"]:
+        """λ_j, whose sum is 1."""
+        return super().lambdas / sum(self.config.lambdas)
+
+    @property
+    def trained_columns(self) -> int:
+        """The columns of a Markov head."""
+        return self.drafter.markov_rank
 
     def init(
         self, params: Params, vocabulary: np.ndarray | None, rng: Array
@@ -81,35 +72,21 @@ class DrafterObjective(Objective):
         return trained, {**frozen, "embedding": params["trunk"]["embedding"]}
 
     def levels(self, trained: Params, frozen: Params, batch: BlockBatch) -> Levels:
-        """The loss is Σ_j λ_j loss_j.
-
-        loss_j is the mean over the anchors that have a target at level j, and λ sums to
-        1; D-PACE uses other weights than λ_j.
-        """
-        config, targets = self.config, targets_of(batch, frozen, self.model)
-        states = self._states(trained, frozen, batch)
-        scored = targets.scored.astype(jnp.float32)
-        lambdas = jnp.asarray(config.lambdas, jnp.float32) / sum(config.lambdas)
-        weights = level_weights(scored, lambdas)
-        weigh: Weigh | None = None
+        """The softmaxes of a batch, and the loss of the confidence head."""
+        config, levels = self.config, super().levels(trained, frozen, batch)
+        scored = levels.targets.scored.astype(jnp.float32)
         if config.position_weights == "dpace":
-            weights = scored / jnp.maximum(scored.sum(), 1)
             weigh = functools.partial(
                 dpace_weights, config.levels, config.dpace_smoothing
             )
-        inputs, matrix = self._softmax_inputs(trained, frozen, batch, states)
+            weights = scored / jnp.maximum(scored.sum(), 1)
+            levels = levels._replace(weights=weights, weigh=weigh)
+        if not self.drafter.confidence:
+            return levels
+        # The columns after the states are those of a Markov head.
+        states = levels.inputs[..., : self.model.trunk.d_model]
         more = functools.partial(self._confidence_loss, trained, batch, states, scored)
-        return Levels(
-            inputs,
-            matrix[None],
-            targets,
-            weights,
-            self._teacher_states(batch) if config.soft_targets else None,
-            config.soft_targets,
-            self.drafter.markov_rank,
-            weigh,
-            more if self.drafter.confidence else None,
-        )
+        return levels._replace(more=more)
 
     def _confidence_loss(
         self,
@@ -152,54 +129,44 @@ class DrafterObjective(Objective):
         config, dtype = self.functions.config, self.config.heads_dtype
         save_drafter(folder, config, params, dtype=dtype, **about)
 
-    def _states(
+    def softmax_inputs(
         self, trained: Params, frozen: Params, batch: BlockBatch
-    ) -> Float[Array, "n levels D"]:
-        """States of all blocks of a batch."""
-        tokens = jnp.asarray(batch.tokens)
-        with cpu.float32_sums():
-            states = self.functions.teacher_forced_states(
-                trained,
-                jnp.asarray(batch.states)[..., self.model.trunk.d_model :],
-                jnp.asarray(batch.offsets)[:, None] + jnp.arange(batch.states.shape[1]),
-                frozen["embedding"][tokens[..., 0]],
-                jnp.asarray(batch.anchors),
-            )
-        return states.reshape(-1, *states.shape[2:])
-
-    def _softmax_inputs(
-        self,
-        trained: Params,
-        frozen: Params,
-        batch: BlockBatch,
-        states: Float[Array, "n levels D"],
-    ) -> tuple[Float[Array, "n levels R"], Float[Array, "draft R"]]:
+    ) -> tuple[Float[Array, "n levels R"], Float[Array, "1 draft R"]]:
         """Inputs and matrix of the softmax, whose products are the logits.
 
         A Markov head adds columns: [state, s_j ∘ E[y_{j-1}]] · [softmax, U]ᵀ.
         """
-        matrix = frozen["softmax"]
+        tokens = jnp.asarray(batch.tokens)
+        with cpu.float32_sums():
+            states = self.functions.teacher_forced_states(
+                trained,
+                self.features(batch.states),
+                jnp.asarray(batch.offsets)[:, None] + jnp.arange(batch.states.shape[1]),
+                frozen["embedding"][tokens[..., 0]],
+                jnp.asarray(batch.anchors),
+            )
+        states, matrix = states.reshape(-1, *states.shape[2:]), frozen["softmax"]
         if not self.drafter.markov_rank:
-            return states, matrix
+            return states, matrix[None]
         head = trained["markov"]
         factors = markov_factors(head, states)
         embedded = markov_queries(head, _previous(batch), 1, factors)
-        embedded = embedded.astype(states.dtype)
         output = head["output"].astype(matrix.dtype)
         return (
-            jnp.concatenate([states, embedded], axis=-1),
-            jnp.concatenate([matrix, output], axis=-1),
+            jnp.concatenate([states, embedded.astype(states.dtype)], axis=-1),
+            jnp.concatenate([matrix, output], axis=-1)[None],
         )
 
-    def _teacher_states(self, batch: BlockBatch) -> Float[Array, "n levels D"]:
-        """The model's final states after y_0 … y_{L-2}; arbitrary past a text's end."""
-        hidden = jnp.asarray(batch.states)[..., : self.model.trunk.d_model]
-        places = jnp.asarray(batch.anchors)[..., None] + jnp.arange(self.config.levels)
-        rows, count = hidden.shape[0], places.shape[1] * self.config.levels
+    def teacher_states(self, batch: BlockBatch) -> Float[Array, "n levels D"] | None:
+        """The states of the row after each token of a block but the last."""
+        if not self.config.soft_targets:
+            return None
+        hidden, levels = self.hidden(batch.states), self.config.levels
+        places = jnp.asarray(batch.anchors)[..., None] + jnp.arange(levels)
         states = jnp.take_along_axis(
-            hidden, places.reshape(rows, count)[..., None], axis=1, mode="clip"
+            hidden, places.reshape(len(hidden), -1)[..., None], axis=1, mode="clip"
         )
-        return states.reshape(-1, self.config.levels, hidden.shape[-1])
+        return states.reshape(-1, levels, hidden.shape[-1])
 
 
 def dpace_weights(

@@ -10,27 +10,27 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     Count,
-    Natural,
     NonNegative,
     Positive,
     Share,
-    Validated,
     Words,
     choice,
     number,
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.partitioning import MeshConfig, check_rows
+from bpd_jax.models.partitioning import check_rows
 from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.config import FrozenConfig
 
 
 @configurable
-@dataclasses.dataclass(frozen=True)
-class HeadsTrainConfig(Validated):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadsTrainConfig(FrozenConfig):
     """The settings of a training run of heads or of a block drafter.
+
+    `steps` of None is the number of steps of `epochs`.
 
     Attributes:
       model: name or folder of the pretrained model, which is frozen.
@@ -41,10 +41,7 @@ class HeadsTrainConfig(Validated):
         whose parameters are the initial ones; None for random initial parameters. It
         may have been trained on other texts or for another model of the same sizes,
         and without the Markov or confidence head of this run.
-      optimizer: optimizer of the trained parameters.
-      batch_size: positions, or anchors of a block drafter, per step.
       epochs: passes over all positions, if `steps` is None.
-      steps: number of steps of the whole run.
       head_weights: λ of heads 2 … L in the loss; None for those of `position_weights`.
       position_weights: λ of the prediction j tokens after the certain one (head j + 1):
         `equal`, 1; `decay`, exp(-(j - 1) / position_decay), as in DFlash; `dpace`, for
@@ -70,26 +67,17 @@ class HeadsTrainConfig(Validated):
       products: precision of matrix products: float32, or bfloat16 with sums in float32,
         which is faster.
       forward_tokens: tokens of a batch for computing states.
-      mesh: mesh of this process's devices, which split batches and the frozen model's
-        parameters; trained parameters are replicated. None for one device.
       held_out: share of held-out texts.
       held_out_positions: highest number of held-out positions.
-      log_every: steps between two rows of metrics, which are averages over them.
-      evaluate_every: steps between two evaluations on held-out texts.
-      checkpoint_every: steps between two checkpoints.
       heads_dtype: dtype of the stored heads: float32, bfloat16, int8, or compact,
         about 4 bits per parameter; see `storage.tensors`.
-      seed: seed of the parameters, the order of positions and the held-out texts.
     """
 
     model: str
     data: str
     heads: BlockHeadsConfig | BlockDrafterConfig
-    optimizer: OptimizerConfig
     start: Words | None = None
-    batch_size: Count = 2048
     epochs: Positive = 4.0
-    steps: Count | None = None
     head_weights: tuple[NonNegative, ...] | None = None
     position_weights: Annotated[str, choice("equal", "decay", "dpace")] | None = None
     position_decay: Positive = 4.0
@@ -106,14 +94,9 @@ class HeadsTrainConfig(Validated):
     include_prompts: bool = False
     products: Annotated[str, choice("float32", "bfloat16")] = "float32"
     forward_tokens: Count = 4096
-    mesh: MeshConfig | None = None
     held_out: Annotated[float, number(above=0, below=1)] = 0.02
     held_out_positions: Count = 16_384
-    log_every: Count = 20
-    evaluate_every: Count = 200
-    checkpoint_every: Count = 200
     heads_dtype: Annotated[str, choice(*STORED_DTYPES)] = "bfloat16"
-    seed: Natural = 0
 
     def for_model(self, trunk: TransformerConfig) -> "HeadsTrainConfig":
         """The settings with the layers that a block drafter reads by default."""

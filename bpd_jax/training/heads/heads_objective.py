@@ -8,9 +8,8 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from bpd_jax.base.typing import AnyArray, Array, Float, Params
+from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import (
     apply_head,
@@ -20,29 +19,17 @@ from bpd_jax.models.block_heads import (
     layer_shapes,
     softmax_rows,
 )
-from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.heads_files import save_heads
+from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
-from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
-from bpd_jax.training.levels_loss import targets_of
-from bpd_jax.training.objective import Levels, Objective, level_weights
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadsObjective(Objective):
-    """The objective of heads 2 … L.
-
-    Attributes:
-      config: settings of the run.
-      model: sizes of the frozen model.
-      mesh: devices that split a batch; None for one device.
-    """
-
-    config: HeadsTrainConfig
-    model: BlockwiseConfig
-    mesh: Mesh | None = None
+class HeadsObjective(BaseObjective):
+    """The objective of heads 2 … L."""
 
     @property
     def heads(self) -> BlockHeadsConfig:
@@ -51,9 +38,9 @@ class HeadsObjective(Objective):
         return self.config.heads
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers that conditioned heads read."""
-        return self.heads.feature_layers
+    def trained_columns(self) -> int:
+        """All columns of the heads' own softmaxes."""
+        return self.model.trunk.d_model if self.heads.own_softmax else 0
 
     def init(
         self, params: Params, vocabulary: np.ndarray | None, rng: Array
@@ -69,31 +56,12 @@ class HeadsObjective(Objective):
             frozen["embedding"] = params["trunk"]["embedding"]
         return trained, frozen
 
-    def levels(self, trained: Params, frozen: Params, batch: PositionBatch) -> Levels:
-        """The loss is Σ_h λ_h loss_h.
-
-        loss_h is the mean of −log p_h over the positions that have a target in the
-        draft vocabulary.
-        """
-        targets = targets_of(batch, frozen, self.model)
-        inputs, matrices = self._softmax_inputs(trained, frozen, batch)
-        lambdas = jnp.asarray(self.config.lambdas, jnp.float32)
-        return Levels(
-            inputs,
-            matrices,
-            targets,
-            level_weights(targets.scored, lambdas),
-            None if batch.later is None else self._hidden(batch.later),
-            self.config.soft_targets,
-            inputs.shape[-1] if self.heads.own_softmax else 0,
-        )
-
-    def _softmax_inputs(
+    def softmax_inputs(
         self, trained: Params, frozen: Params, batch: PositionBatch
-    ) -> tuple[Float[Array, "n levels D"], Float[Array, "#levels draft D"]]:
+    ) -> tuple[Float[Array, "n levels R"], Float[Array, "#levels draft R"]]:
         """Inputs of the heads' softmaxes, and their matrices or the shared one."""
         config, products = self.heads, self.config.products
-        states = self._hidden(batch.states).astype(products)
+        states = self.hidden(batch.states).astype(products)
         side = None
         if config.is_conditioned:
             side = self._side(trained["kernel_condition"], frozen, batch)
@@ -111,9 +79,9 @@ class HeadsObjective(Objective):
         matrices = trained["softmax"] if config.own_softmax else frozen["matrix"][None]
         return jnp.moveaxis(inputs, 0, 1), matrices.astype(products)
 
-    def _hidden(self, states: AnyArray) -> Float[Array, "... D"]:
-        """The final hidden states, the first part of cached states."""
-        return jnp.asarray(states)[..., : self.model.trunk.d_model]
+    def teacher_states(self, batch: PositionBatch) -> Float[Array, "n levels D"] | None:
+        """The states of the next positions, which batches have with soft targets."""
+        return None if batch.later is None else self.hidden(batch.later)
 
     def _side(
         self, kernel: Float[Array, "I C"], frozen: Params, batch: PositionBatch
@@ -122,9 +90,8 @@ class HeadsObjective(Objective):
         embedded = None
         if self.heads.reads_anchor:
             embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]
-        features = jnp.asarray(batch.states)[:, self.model.trunk.d_model :]
         kernel = kernel.astype(self.config.products)
-        return condition(self.heads, kernel, embedded, features)
+        return condition(self.heads, kernel, embedded, self.features(batch.states))
 
     def batcher(self, states: States, positions: Positions) -> PositionBatcher:
         """Batches of cached states."""

@@ -27,6 +27,7 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place
 from bpd_jax.training import frozen, hosts, run_folder
 from bpd_jax.training.frozen import Batches, Result
+from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.batches import (
     Ring,
     held_out_states,
@@ -130,16 +131,8 @@ def train_heads(
         frozen_arrays,
         batches,
         folder,
-        frozen.Settings(
-            key=identity(config, plan),
-            optimizer=config.optimizer,
-            steps=plan.steps,
-            batch_size=config.batch_size,
-            log_every=config.log_every,
-            evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
-            mesh=mesh,
-        ),
+        dataclasses.replace(config, steps=plan.steps),
+        identity(config, plan),
         # Written only after the checkpoint in the folder turned out to be this run's.
         ready=lambda: run_folder.write_configuration(folder, text, operative),
     )
@@ -195,11 +188,10 @@ def _ring_batches(
 
 def make_objective(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
-) -> HeadsObjective | DrafterObjective:
+) -> BaseObjective:
     """The objective of the heads or of the block drafter in `config.heads`."""
-    if config.trains_drafter:
-        return DrafterObjective(config, model, mesh)
-    return HeadsObjective(config, model, mesh)
+    kind = DrafterObjective if config.trains_drafter else HeadsObjective
+    return kind(config, model, mesh)
 
 
 def output_name(config: HeadsTrainConfig) -> str:

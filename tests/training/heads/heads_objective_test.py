@@ -33,7 +33,13 @@ CONDITIONED = BlockHeadsConfig(
 def objective(config, **settings):
     settings = {"head_weights": LAMBDAS} | settings
     return HeadsObjective(
-        HeadsTrainConfig("model", "texts", config, OptimizerConfig(1e-2), **settings),
+        HeadsTrainConfig(
+            model="model",
+            data="texts",
+            heads=config,
+            optimizer=OptimizerConfig(1e-2),
+            **settings,
+        ),
         MODEL,
     )
 
