@@ -40,7 +40,7 @@ from bpd_jax.models.partitioning import (
     constrain,
 )
 from bpd_jax.models.prefix_attention import prefix_attention
-from bpd_jax.models.quantized import parameter
+from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, parameter
 from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -483,7 +483,7 @@ class Transformer(nn.Module):
         return hidden, new, jnp.concatenate(features, axis=-1)
 
     @property
-    def softmax_matrix(self) -> Float[Array, "V D"]:
+    def softmax_matrix(self) -> Float[Array, "V D"] | QuantizedMatrix | TiledMatrix:
         """The matrix of the softmax; the embedding if they are tied."""
         return self.embedding if self.config.tied_softmax else self.softmax
 

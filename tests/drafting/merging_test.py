@@ -1,7 +1,6 @@
 """Merging against a dictionary of prefixes, unrolling against paths to the roots."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,8 +33,7 @@ def random_tree(seed, size=SIZE):
         valid[row, node] = above and rng.random() < 0.9
     arrays = (rng.integers(0, 2, (2, size)), parents, depths)
     ranks = np.argsort(rng.random((2, size)), axis=1)
-    arrays = (jnp.asarray(array, jnp.int32) for array in (*arrays, ranks))
-    return DraftTree(*arrays, jnp.asarray(valid))
+    return DraftTree(*(array.astype(np.int32) for array in (*arrays, ranks)), valid)
 
 
 def random_chains(seed, count=5, length=4):
@@ -44,7 +42,7 @@ def random_chains(seed, count=5, length=4):
     tokens = rng.integers(0, 2, (2, count, length)).astype(np.int32)
     tokens[:, :, 0] = 7
     scores = np.where(rng.random((2, count)) < 0.2, -np.inf, 0.0)
-    return from_drafts(Drafts(tokens, scores))
+    return jax.device_get(from_drafts(Drafts(tokens, scores)))
 
 
 def assert_is_merged(merged, tree, limit):
@@ -118,7 +116,7 @@ def test_unrolled_chains_are_the_paths_to_the_leaves(seed):
 @SEEDS
 def test_union_holds_both_trees_and_ranks_the_first_higher(seed):
     first, second = random_tree(seed), random_chains(seed)
-    both = jax.jit(union)(first, second)
+    both = jax.device_get(jax.jit(union)(first, second))
     merged = merge(both, both.size, DEPTH)
     assert_is_merged(merged, both, both.size)
     for row in range(2):

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import itertools
-import types
 from collections.abc import Callable
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Prompts, View
 from bpd_jax.drafting.lattice import Lattice, build_lattice
 from bpd_jax.drafting.searches.beam_search import BeamSearch
@@ -59,19 +58,29 @@ def random_lattice(
     )
 
 
+@flax.struct.dataclass
+class FixedHeads:
+    """In place of a model: the candidates of a lattice, whatever the text."""
+
+    candidates: tuple[np.ndarray, ...]
+
+    def block_candidates(self, *_):
+        return self.candidates
+
+
 def random_view(lattice: Lattice, seed: int = 0, slots: int = 20) -> View:
     """A view of a lattice after random texts of different lengths."""
     rng = np.random.default_rng(seed)
     batch = len(lattice.tokens)
     arrays = lattice.tokens, lattice.log_probs, lattice.entropies
-    candidates = tuple(array[:, 1:] for array in arrays)
+    heads = FixedHeads(tuple(array[:, 1:] for array in arrays))
     return View(
         tokens=jnp.asarray(rng.integers(0, VOCAB, (batch, slots)), jnp.int32),
         lengths=jnp.asarray([slots - 5, 1, 7, 3][:batch], jnp.int32),
         next_token=jnp.asarray(lattice.tokens[:, 0, 0]),
         hidden=jnp.zeros((batch, 1)),
         keys=jax.random.split(jax.random.key(seed), batch),
-        model=types.SimpleNamespace(block_candidates=lambda *_: candidates),
+        model=heads,
     )
 
 
@@ -120,7 +129,7 @@ def naive_steps(
 
 def prefixes(tree, row):
     """Every prefix of the valid nodes with its best rank, in order of appearance."""
-    ranks: dict[tuple[int, ...], int] = {}
+    tree, ranks = jax.device_get(tree), {}
     for node in np.flatnonzero(tree.valid[row]):
         rank, prefix = int(tree.ranks[row, node]), path_to(tree, row, node)
         ranks[prefix] = min(rank, ranks.get(prefix, rank))
@@ -210,8 +219,9 @@ def lattice_of(view: View) -> Lattice:
 
 def whole_text(view: View, row: int) -> list[int]:
     """The text and the certain token."""
-    text = view.tokens[row, : view.lengths[row]].tolist()
-    return [*text, int(view.next_token[row])]
+    # With numpy: jax would compile a slice for every length.
+    text = np.asarray(view.tokens)[row, : np.asarray(view.lengths)[row]].tolist()
+    return [*text, int(np.asarray(view.next_token)[row])]
 
 
 def _normalised(scores):
@@ -254,19 +264,21 @@ def _naive_tree(ranked):
 
 
 @functools.partial(jax.jit, static_argnames=("paths", "searches"))
-def _grow(paths, searches, arrays, fields):
+def _grow(paths, searches, arrays, fields, keys=None):
     view = View(**fields)
     memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None, None))
     state, _ = paths.start(view, arrays, memory)
-    return [search.grow(paths, arrays, state, view.next_token) for search in searches]
+    return [
+        search.grow(paths, arrays, state, view.next_token, keys) for search in searches
+    ]
 
 
-def grow_drafts(paths, view: View, *searches):
-    """The drafts of some searches, from a fresh memory."""
+def grow_drafts(paths, view: View, *searches, keys=None):
+    """The drafts of some searches, from a fresh memory, as numpy arrays."""
     fields = {
         field.name: getattr(view, field.name) for field in dataclasses.fields(view)
     }
-    return _grow(paths, searches, paths.arrays, fields)
+    return jax.device_get(_grow(paths, searches, paths.arrays, fields, keys))
 
 
 def check_every_search(paths, view: View, offer) -> None:
@@ -293,18 +305,6 @@ def check_every_search(paths, view: View, offer) -> None:
         want = sorted(normal, key=lambda path: -normal[path])[:NODES]
         assert set(prefixes.values()) == set(want)
         assert bool(best.valid[row].all())
-
-
-def grow_tree(paths, view: View, search, keys=None) -> DraftTree:
-    """The drafts of one search, as numpy arrays; candidates need not be a model's."""
-
-    @jax.jit
-    def run(arrays):
-        memory = paths.remember(arrays, Prompts(view.tokens, view.lengths, None, None))
-        state, _ = paths.start(view, arrays, memory)
-        return search.grow(paths, arrays, state, view.next_token, keys)
-
-    return jax.device_get(run(paths.arrays))
 
 
 def path_to(tree, row, node) -> tuple[int, ...]:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -56,26 +57,31 @@ def forward(config, params, *arguments, layers=()):
     return Model(config, params).forward(*arguments, layers=layers)
 
 
+def triangle(rows, length):
+    """The mask of texts without padding."""
+    return np.broadcast_to(np.tri(length, dtype=bool), (rows, length, length))
+
+
 def one_pass(config, tokens, layers=()):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    mask = causal_mask(jnp.ones_like(tokens))
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    mask = triangle(*tokens.shape)
     params = parameters(config)
     return forward(config, params, tokens, positions, mask, layers=layers)
 
 
 def test_chunks_with_a_cache_equal_one_pass():
     """The hidden states, and the outputs of layers."""
-    tokens = jax.random.randint(jax.random.key(3), (2, 8), 0, 24)
+    tokens = np.random.default_rng(3).integers(0, 24, (2, 8)).astype(np.int32)
     want, _, want_features = one_pass(LLAMA, tokens, layers=(0, 1))
     cache = Model(LLAMA).empty_cache(2, 16)
     parts, features, begin = [], [], 0
-    for size in (5, 2, 1):
+    for size in (4, 4):
         part = tokens[:, begin : begin + size]
-        positions = cache.lengths[:, None] + jnp.arange(size)
-        mask = causal_mask(jnp.ones_like(part))
+        positions = np.asarray(cache.lengths)[:, None] + np.arange(size)
+        mask = triangle(*part.shape)
         arguments = (parameters(LLAMA), part, positions, mask, cache)
         hidden, new, outputs = forward(LLAMA, *arguments, layers=(0, 1))
-        cache = commit(cache, new, jnp.full((2,), size))
+        cache = commit(cache, new, np.full(2, size, np.int32))
         parts.append(hidden)
         features.append(outputs)
         begin += size
@@ -87,28 +93,33 @@ def test_chunks_with_a_cache_equal_one_pass():
 
 def test_every_path_of_a_tree_equals_one_pass():
     """Positions of nodes are their depths; also if a tree is run level by level."""
-    texts = jax.random.randint(jax.random.key(4), (2, 5), 0, 24)
-    lengths = jnp.array([5, 3])
+    rng = np.random.default_rng(4)
+    texts = rng.integers(0, 24, (2, 5)).astype(np.int32)
+    lengths = np.array([5, 3], np.int32)
     _, new, _ = one_pass(LLAMA, texts)
     cache = commit(Model(LLAMA).empty_cache(2, 16), new, lengths)
-    nodes = jax.random.randint(jax.random.key(5), (2, 6), 0, 24)
-    parents, depths = [-1, 0, 0, 1, 2, 3], jnp.array([0, 1, 1, 2, 2, 3])
+    nodes = rng.integers(0, 24, (2, 6)).astype(np.int32)
+    parents, depths = [-1, 0, 0, 1, 2, 3], np.array([0, 1, 1, 2, 2, 3], np.int32)
     mask = np.eye(6, dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
             mask[node] |= mask[parent]
     positions = lengths[:, None] + depths
-    masks = jnp.broadcast_to(mask, (2, 6, 6))
+    masks = np.broadcast_to(mask, (2, 6, 6))
     params = parameters(LLAMA)
     hidden, new, _ = forward(LLAMA, params, nodes, positions, masks, cache)
-    for row in range(2):
-        for leaf in (4, 5):
-            path = np.flatnonzero(mask[leaf])
-            text = jnp.concatenate([texts[row, : lengths[row]], nodes[row, path]])
-            want, *_ = one_pass(LLAMA, text[None])
-            np.testing.assert_allclose(
-                hidden[row, path], want[0, int(lengths[row]) :], atol=5e-5
-            )
+    # The whole texts of all paths are the rows of one batch.
+    whole, places = np.zeros((4, 9), np.int32), []
+    for row, leaf in itertools.product(range(2), (4, 5)):
+        path, length = np.flatnonzero(mask[leaf]), int(lengths[row])
+        text = [*texts[row, :length], *nodes[row, path]]
+        whole[len(places), : len(text)] = text
+        places.append((row, path, slice(length, len(text))))
+    want = np.asarray(one_pass(LLAMA, whole)[0])
+    for index, (row, path, part) in enumerate(places):
+        np.testing.assert_allclose(
+            np.asarray(hidden)[row, path], want[index, part], atol=5e-5
+        )
     # The later levels see the keys of the earlier ones.
     earlier = KeyValues(jnp.zeros((2, 2, 0, 2, 6)), jnp.zeros((2, 2, 0, 2, 6)))
     levels = []
@@ -152,7 +163,7 @@ def test_bfloat16_compute_keeps_float32_parameters_and_logits():
 
 def test_features_are_the_outputs_of_layers():
     params = parameters(LLAMA)
-    tokens = jax.random.randint(jax.random.key(6), (2, 8), 0, 24)
+    tokens = np.random.default_rng(6).integers(0, 24, (2, 8)).astype(np.int32)
     plain = one_pass(LLAMA, tokens)
     assert plain[2].shape == (2, 8, 0)
     hidden, new, features = one_pass(LLAMA, tokens, layers=(1, 0))
@@ -168,8 +179,8 @@ def test_features_are_the_outputs_of_layers():
     first_layer = {
         name: x for name, x in params["trunk"].items() if not name.endswith("_1")
     }
-    positions = jnp.broadcast_to(jnp.arange(8), (2, 8))
-    mask = causal_mask(jnp.ones_like(tokens))
+    positions = np.broadcast_to(np.arange(8), (2, 8))
+    mask = triangle(*tokens.shape)
     arguments = ({"trunk": first_layer}, tokens, positions, mask)
     features = forward(config, *arguments, layers=(0,))[2]
     np.testing.assert_array_equal(features, first)
@@ -186,7 +197,7 @@ def test_a_block_is_traced_once_for_all_layers_of_a_kind():
     trunk = dataclasses.replace(TRUNK, num_layers=3, window=4, windowed_layers=(0,))
     params = parameters(BlockwiseConfig(trunk))
     tokens = jnp.ones((1, 8), jnp.int32)
-    mask = causal_mask(jnp.ones_like(tokens))
+    mask = triangle(*tokens.shape)
     model = Model(BlockwiseConfig(trunk), params)
     traced = jax.make_jaxpr(model.forward)(tokens, tokens, mask)
     blocks = [

@@ -70,7 +70,7 @@ def product(x: Array, kernel: Array | Packed, axes: int, dtype: str) -> Array:
 
 def logits(
     params: Mapping[str, Any],
-    softmax: Float[Array, "V D"] | QuantizedMatrix,
+    softmax: Float[Array, "V D"] | QuantizedMatrix | TiledMatrix,
     x: Float[Array, "... D"],
     dtype: str,
 ) -> Float[Array, "... V"]:
@@ -84,6 +84,7 @@ def logits(
     """
     if SOFTMAX in params:
         return times_packed(x, params[SOFTMAX], dtype).astype(jnp.float32)
+    assert not isinstance(softmax, TiledMatrix)
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 
 

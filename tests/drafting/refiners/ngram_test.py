@@ -19,7 +19,7 @@ from bpd_jax.drafting.sources.heads import HeadsSource
 from tests.drafting.naive import (
     all_paths,
     assert_best,
-    grow_tree,
+    grow_drafts,
     naive_steps,
     ngram_model,
     path_tokens,
@@ -31,9 +31,10 @@ from tests.drafting.naive import (
 LENGTH, WIDTH, DRAFTS = 4, 3, 6
 
 
-def grow(search, refiner, lattice, view):
-    tree = grow_tree(Paths(HeadsSource(LENGTH, WIDTH), (refiner,)), view, search)
-    return tree.tokens.reshape(len(lattice.tokens), -1, LENGTH)
+def grow(refiner, view, *searches):
+    paths = Paths(HeadsSource(LENGTH, WIDTH), (refiner,))
+    trees = grow_drafts(paths, view, *searches)
+    return [tree.tokens.reshape(len(tree.tokens), -1, LENGTH) for tree in trees]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,7 @@ def test_walks_and_exact_search_follow_the_definition(order, end_of_text, adapti
     assert (lattice.tokens[:, 1:-1] == 0).any()
     view = random_view(lattice, order)
     refiner = NGramRefiner.from_model(model, 0.6, adaptive=adaptive)
-    walks = grow(BeamSearch(1), refiner, lattice, view)
-    best = grow(ExactBest(DRAFTS), refiner, lattice, view)
+    walks, best = grow(refiner, view, BeamSearch(1), ExactBest(DRAFTS))
     for row in range(3):
         text = whole_text(view, row)
         steps = naive_steps(text, lattice, row, model, 0.6, adaptive=adaptive)
@@ -70,7 +70,7 @@ def test_the_weight_follows_each_heads_entropy(engine, alpha, slope):
     context = np.asarray(view.last_tokens(1))
     if engine == "device":
         refiner = NGramRefiner.from_model(model, alpha, slope=slope)
-        best = grow(ExactBest(DRAFTS), refiner, lattice, view)
+        [best] = grow(refiner, view, ExactBest(DRAFTS))
     else:
         pytest.importorskip("numba")
         engine = ViterbiEngine(model, alpha, alpha_slope=slope)

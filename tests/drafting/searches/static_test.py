@@ -5,7 +5,6 @@ import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -26,8 +25,8 @@ from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
 from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
+    FixedHeads,
     grow_drafts,
-    grow_tree,
     lattice_of,
     make_model,
     make_view,
@@ -62,7 +61,7 @@ def test_a_static_tree_follows_the_ranks(order, length, width):
     paths = Paths(HeadsSource(length, width), refiners)
     topology = Topology.of(NODES).within(length, width)
     search = StaticTree(Topology.of(NODES))
-    tree = grow_tree(paths, view, search)
+    [tree] = grow_drafts(paths, view, search)
     assert tree.size == search.max_nodes(length, width) == 1 + len(topology.choices)
     index = {node: i for i, node in enumerate([(), *topology.choices])}
     parents = [-1] + [index[node[:-1]] for node in topology.choices]
@@ -93,7 +92,7 @@ def test_descendants_of_impossible_nodes_are_invalid():
     lattice = Lattice(lattice.tokens, log_probs, lattice.entropies)
     view, paths = random_view(lattice), Paths(HeadsSource(3, 2))
     topology = Topology.of([(0,), (1,), (0, 0), (1, 0)])
-    tree = grow_tree(paths, view, StaticTree(topology))
+    [tree] = grow_drafts(paths, view, StaticTree(topology))
     assert tree.valid.tolist() == [[True, True, False, True, False]]
 
 
@@ -187,9 +186,9 @@ def test_children_are_drawn_without_replacement():
         [[0, -9, -9, -9], [-0.5, -1.2, -2.0, -np.inf], [-1, -1, -2, -3]]
     )
     lattice = Lattice(
-        jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), (rows, 3, 4)),
-        jnp.broadcast_to(jnp.asarray(log_probs, jnp.float32), (rows, 3, 4)),
-        jnp.zeros((rows, 3)),
+        np.broadcast_to(tokens.astype(np.int32), (rows, 3, 4)),
+        np.broadcast_to(log_probs.astype(np.float32), (rows, 3, 4)),
+        np.zeros((rows, 3), np.float32),
     )
     topology = Topology.of([(0,), (1,), (0, 0), (0, 1), (1, 0)])
     paths, search = Paths(HeadsSource(3, 4)), StaticTree(topology, temperature)
@@ -197,10 +196,9 @@ def test_children_are_drawn_without_replacement():
     first = lattice.tokens[:, 0, 0]
     view = random_view(jax.tree.map(lambda array: array[:1], lattice))
     arrays = lattice.tokens, lattice.log_probs, lattice.entropies
-    candidates = tuple(array[:, 1:] for array in arrays)
-    view.model.block_candidates = lambda *_: candidates
-    view = dataclasses.replace(view, next_token=first)
-    tree = grow_tree(paths, view, search, keys)
+    heads = FixedHeads(tuple(array[:, 1:] for array in arrays))
+    view = dataclasses.replace(view, next_token=first, model=heads)
+    [tree] = grow_drafts(paths, view, search, keys=keys)
     assert tree.valid.all()
     for nodes, level in (((1, 2), 1), ((3, 4), 2), ((5,), 2)):
         probs = np.exp(log_probs[level] / temperature)
