@@ -4,8 +4,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+import scipy.special
 
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
@@ -20,6 +20,8 @@ from bpd_jax.training.loss import (
 )
 
 LAMBDAS = (1.0, 0.5, 2.0)
+
+targets_of = jax.jit(head_targets, static_argnums=3)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -63,6 +65,7 @@ def naive_loss(model, params, batch, lambdas, drawn, settings):
     return total, (jnp.stack(losses), jnp.stack(correct))
 
 
+@functools.cache
 def differentiate(model, **options):
     """A jitted function of parameters, rows and λ: ((loss, sums), gradients)."""
 
@@ -128,24 +131,23 @@ def test_gradient_is_scaled_by_the_outer_function(model, params, batch):
     gradient = jax.jit(jax.grad(loss))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(3 * a, b, rtol=1e-4, atol=1e-6),
-        gradient(params, 1.0),
-        gradient(params, 3.0),
+        *jax.device_get([gradient(params, factor) for factor in (1.0, 3.0)]),
     )
 
 
 def test_targets_do_not_wrap_around_a_full_row():
-    tokens = jnp.array([[5, 6, 7]])
-    segment_ids = jnp.ones((1, 3), int)
-    _, valid = head_targets(tokens, segment_ids, segment_ids > 0, 4)
+    tokens = np.array([[5, 6, 7]])
+    segment_ids = np.ones((1, 3), int)
+    _, valid = targets_of(tokens, segment_ids, segment_ids > 0, 4)
     np.testing.assert_array_equal(
         valid[:, 0], [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
     )
 
 
 def test_loss_mask_hides_targets_not_contexts():
-    tokens = jnp.array([[5, 6, 7, 8]])
-    loss_mask = jnp.array([[False, False, True, True]])
-    _, valid = head_targets(tokens, jnp.ones((1, 4), int), loss_mask, 2)
+    tokens = np.array([[5, 6, 7, 8]])
+    loss_mask = np.array([[False, False, True, True]])
+    _, valid = targets_of(tokens, np.ones((1, 4), int), loss_mask, 2)
     np.testing.assert_array_equal(valid[:, 0], [[0, 1, 1, 0], [1, 1, 0, 0]])
 
 
@@ -159,7 +161,7 @@ def test_batch_without_targets_has_zero_loss(model, params):
     rows = make_batch(np.ones((1, 4)), np.array([[1, 2, 3, 0]]))
     (loss, _), gradients = differentiate(model)(params, rows, LAMBDAS)
     assert loss == 0
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
 def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
@@ -172,11 +174,11 @@ def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
         np.testing.assert_allclose(
             getattr(evaluation, name), getattr(sums, name), rtol=1e-5, err_msg=name
         )
-    probs = jax.nn.softmax(all_logits(model, params, batch))
-    entropies = -(probs * jnp.log(probs)).sum(-1)
-    tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
-    _, valid = head_targets(tokens, segment_ids, loss_mask, 3)
-    want = [(entropies[..., head] * valid[head]).sum() for head in range(3)]
+    probs = scipy.special.softmax(all_logits(model, params, batch), -1)
+    entropies = -(probs * np.log(probs)).sum(-1)
+    tokens, segment_ids, _, loss_mask = batch
+    _, valid = targets_of(tokens, segment_ids, loss_mask, 3)
+    want = (np.moveaxis(entropies, -1, 0) * valid).sum((1, 2))
     np.testing.assert_allclose(evaluation.entropy, want, rtol=1e-5)
 
 
@@ -184,10 +186,16 @@ def test_half_precision_model_has_float32_losses_and_gradients(model, params, ba
     trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
     half = dataclasses.replace(model, trunk=trunk)
     compute = ComputeConfig(loss_chunk=5)
-    (loss, _), gradients = differentiate(half, compute=compute)(params, batch, LAMBDAS)
-    (exact, _), expected = differentiate(model)(params, batch, LAMBDAS)
-    assert loss.dtype == jnp.float32
+    (loss, _), gradients = jax.device_get(
+        differentiate(half, compute=compute)(params, batch, LAMBDAS)
+    )
+    (exact, _), expected = jax.device_get(differentiate(model)(params, batch, LAMBDAS))
+    assert loss.dtype == np.float32
     np.testing.assert_allclose(loss, exact, rtol=0.03)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {np.dtype("float32")}
-    error = jax.tree.map(lambda x, y: x - y, gradients, expected)
-    assert optax.global_norm(error) < 0.03 * optax.global_norm(expected)
+    expected, gradients = (
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+        for tree in (expected, gradients)
+    )
+    error = np.linalg.norm(gradients - expected)
+    assert error < 0.03 * np.linalg.norm(expected)

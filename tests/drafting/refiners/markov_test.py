@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,14 +37,17 @@ def test_p_best_are_the_best_of_all_paths(seed, slope):
         alpha = 0.8 + slope * lattice.entropies[row, level]
         return lattice.log_probs[row, level] + alpha * bigrams
 
-    arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
+    arrays = jax.tree.map(np.float32, params)
     refiner = MarkovRefiner(WeightedParams(Weight.of(0.8, slope), arrays))
-    on_device = jax.tree.map(jnp.asarray, lattice)
-    transitions = refiner.transitions(refiner.arrays, on_device, None)
-    drafts = best_paths(on_device, transitions, 7)
+
+    @jax.jit
+    def search(arrays, lattice):
+        return best_paths(lattice, refiner.transitions(arrays, lattice, None), 7)
+
+    drafts = jax.device_get(search(refiner.arrays, lattice))
     for row in range(2):
         paths = all_paths(functools.partial(steps, row), lattice, row)
-        tokens = np.asarray(drafts.tokens[row])
+        tokens = drafts.tokens[row]
         assert_best(tokens, paths, 7)
         scores = [paths[tuple(draft)] for draft in tokens.tolist()]
         np.testing.assert_allclose(drafts.scores[row], scores, rtol=1e-4, atol=1e-4)

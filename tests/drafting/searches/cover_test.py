@@ -1,6 +1,5 @@
 """Covering drafts against brute force over all sets of paths."""
 
-import functools
 import itertools
 
 import jax
@@ -10,6 +9,11 @@ import pytest
 from bpd_jax.drafting.refiners.transitions import between_candidates
 from bpd_jax.drafting.searches.cover import covering_drafts
 from tests.drafting.naive import random_lattice
+
+
+def cover(lattice, transitions, count):
+    search = jax.jit(covering_drafts, static_argnums=2)
+    return jax.device_get(search(lattice, transitions, count))
 
 
 def prefix_probabilities(lattice, scores, row):
@@ -42,8 +46,7 @@ def test_no_other_drafts_have_more_expected_tokens(refined, count):
     if refined:
         scores = np.random.default_rng(count).normal(size=scores.shape)
     transitions = between_candidates(np.float32(scores)) if refined else None
-    search = jax.jit(functools.partial(covering_drafts, num_drafts=count))
-    drafts = jax.device_get(search(lattice, transitions))
+    drafts = cover(lattice, transitions, count)
     for row in range(3):
         probabilities = prefix_probabilities(lattice, scores, row)
         columns = [list(column) for column in lattice.tokens[row]]
@@ -67,12 +70,12 @@ def test_drafts_that_add_nothing_are_unused():
     lattice = random_lattice(seed=0, batch=1, length=3, width=2)
     log_probs = np.array(lattice.log_probs)
     log_probs[0, 1:] = [0.0, -np.inf]
-    drafts = covering_drafts(lattice.replace(log_probs=log_probs), None, 4)
+    drafts = cover(lattice.replace(log_probs=log_probs), None, 4)
     assert np.isfinite(drafts.scores[0]).tolist() == [True, False, False, False]
 
 
 def test_a_block_of_the_certain_token_has_one_draft():
     lattice = random_lattice(seed=0, batch=2, length=1)
-    drafts = covering_drafts(lattice, None, 3)
+    drafts = cover(lattice, None, 3)
     assert (drafts.tokens[:, :, 0] == lattice.tokens[:, 0, :1]).all()
     assert np.isfinite(drafts.scores).tolist() == [[True, False, False]] * 2
