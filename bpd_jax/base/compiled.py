@@ -1,14 +1,25 @@
-"""The cache of compiled programs on disk, and freeing them in memory."""
+"""What is compiled, kept on disk between processes, and freed in memory."""
 
+import contextlib
 import gc
 import hashlib
 import os
 import pathlib
 import platform
 import sys
+from collections.abc import Callable, Iterator, Sequence
 
 # Programs that compile faster than they load are not cached.
 _LEAST_SECONDS = 1.0
+
+# Bytes of a digest.
+_DIGEST = 32
+
+# Called by `forget_compiled`.
+on_forget: list[Callable[[], object]] = []
+
+# Whether jax's cache is the one of `keep_compiled`.
+_keeps = False
 
 
 def keep_compiled() -> None:
@@ -17,6 +28,7 @@ def keep_compiled() -> None:
     Does nothing if `JAX_COMPILATION_CACHE_DIR` is set, even if empty, or if jax has not
     been imported.
     """
+    global _keeps
     jax = sys.modules.get("jax")
     if jax is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -24,6 +36,70 @@ def keep_compiled() -> None:
     folder = cache / "bpd_jax" / "compiled" / processor()
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    _keeps = True
+
+
+def keeps_programs() -> bool:
+    """Whether `keep_compiled` has enabled a cache."""
+    return _keeps
+
+
+def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:
+    """What `write_kept` wrote under this key, if it is there and undamaged."""
+    path = _kept_file(kind, key)
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
+            return content[_DIGEST:]
+    return None
+
+
+def write_kept(kind: str, key: Sequence[bytes], content: bytes) -> None:
+    """Writes to a file of jax's cache folder, if there is one and it can be written.
+
+    Code of a damaged file would crash the process, so it begins with a digest.
+    """
+    path = _kept_file(kind, key)
+    if path is None:
+        return
+    temporary = path.with_name(f".bpd_jax.{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        temporary.replace(path)
+
+
+def _kept_file(kind: str, key: Sequence[bytes]) -> pathlib.Path | None:
+    folder = getattr(sys.modules.get("jax"), "config", None)
+    folder = getattr(folder, "jax_compilation_cache_dir", None)
+    if not folder or "://" in folder:
+        return None
+    return pathlib.Path(folder) / f"{kind}-{digest(key).hex()}"
+
+
+def digest(parts: Sequence[bytes]) -> bytes:
+    """A digest of some texts, which are not merely joined."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "big") + part)
+    return total.digest()
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Programs that are compiled in this block are not read from jax's cache."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax looks at the setting only once.
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 def forget_compiled() -> None:
@@ -34,6 +110,8 @@ def forget_compiled() -> None:
     """
     jax = sys.modules.get("jax")
     if jax is not None:
+        for forget in on_forget:
+            forget()
         jax.clear_caches()
         gc.collect()
 
@@ -49,5 +127,5 @@ def processor() -> str:
         flags = next(line for line in text.splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
         flags = platform.processor()
-    digest = hashlib.blake2b(flags.encode(), digest_size=6).hexdigest()
-    return f"{platform.machine()}-{digest}"
+    name = hashlib.blake2b(flags.encode(), digest_size=6).hexdigest()
+    return f"{platform.machine()}-{name}"

@@ -37,6 +37,7 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
+from bpd_jax.models.programs import Program
 
 
 @flax.struct.dataclass
@@ -93,7 +94,7 @@ def prefill(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("layers", "read"))
+@functools.partial(Program, static=("layers", "read"), constants=("model",))
 def run_prompts(
     model: Model,
     layers: tuple[int, ...],
@@ -120,8 +121,9 @@ def run_prompts(
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("drafter", "options", "max_calls", "record"),
+    Program,
+    static=("drafter", "options", "max_calls", "record"),
+    constants=("model", "weights"),
 )
 def _first_state(
     model: Model,
@@ -336,7 +338,10 @@ def _record(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("drafter", "options"), donate_argnames="state"
+    Program,
+    static=("drafter", "options"),
+    constants=("model", "weights"),
+    donate=("state",),
 )
 def decode_on_device(
     model: Model,

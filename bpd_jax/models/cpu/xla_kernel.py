@@ -9,8 +9,7 @@ The work of a call is split into chunks. The threads of XLA and the calling thre
 one chunk after another; the calling thread never waits for a thread that has not begun.
 """
 
-import contextlib
-import hashlib
+import functools
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import jax
 import llvmlite
 from llvmlite import binding, ir
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.compiled import read_kept, write_kept
 from bpd_jax.models.cpu.llvm_code import (
     FLOATS,
     INT,
@@ -29,11 +28,6 @@ from bpd_jax.models.cpu.llvm_code import (
     for_each,
     intrinsic,
 )
-from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path
-
-# Bytes of a digest.
-_DIGEST = 32
 
 _NULL = ir.Constant(POINTER, None)
 
@@ -128,28 +122,37 @@ def kernel_module(
     return module
 
 
-def register(name: str, build: Callable[[], ir.Module]) -> None:
+def registered() -> list[str]:
+    """Names of the registered kernels."""
+    return list(_ENGINES)
+
+
+def register(name: str, build: Callable[[], ir.Module] | None = None) -> bool:
     """Compiles a module's `handler` and registers it as a target of XLA, once.
 
-    Programs may be traced in several threads at the same time.
+    Programs may be traced in several threads at the same time. Machine code is kept on
+    disk beside the programs that XLA compiles.
 
     Args:
       name: name of the target.
-      build: returns the module.
+      build: returns the module; None for a kernel whose code is on disk.
+
+    Returns:
+      False if there is neither code nor `build`.
     """
     with _LOCK:
         if name not in _ENGINES:
             engine = _compile(name, build)
+            if engine is None:
+                return False
             code = jax.ffi.pycapsule(engine.get_function_address("handler"))
             jax.ffi.register_ffi_target(name, code, platform="cpu")
             _ENGINES[name] = engine
+    return True
 
 
-def _compile(name: str, build: Callable[[], ir.Module]) -> Any:
-    """Returns the engine that owns the machine code of a module.
-
-    The code is kept on disk beside the programs that XLA compiles.
-    """
+def _compile(name: str, build: Callable[[], ir.Module] | None) -> Any | None:
+    """Returns the engine that owns the machine code of a module, if it can be had."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     # No processor is named: for some, LLVM would split the widest registers in two.
@@ -157,16 +160,21 @@ def _compile(name: str, build: Callable[[], ir.Module]) -> Any:
     machine = binding.Target.from_default_triple().create_target_machine(
         features=features, opt=3
     )
-    code = _kept(
-        [llvmlite.__version__, features, name, *_source_files()],
-        lambda: _machine_code(str(build()), machine),
-    )
+    key = [llvmlite.__version__, features, name, *_source_files()]
+    parts = [part.encode() for part in key]
+    code = read_kept("kernel", parts)
+    if code is None:
+        if build is None:
+            return None
+        code = _machine_code(str(build()), machine)
+        write_kept("kernel", parts, code)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine
 
 
+@functools.cache
 def _source_files() -> list[str]:
     """The source that builds kernels: all files of this package."""
     folder = pathlib.Path(__file__).parent
@@ -181,24 +189,6 @@ def _machine_code(text: str, machine: binding.TargetMachine) -> bytes:
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(parsed, passes)
     code: bytes = machine.emit_object(parsed)
-    return code
-
-
-def _kept(sources: Sequence[str], make: Callable[[], bytes]) -> bytes:
-    """What `make` returns for these sources, from disk if it is known there."""
-    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if not folder:
-        return make()
-    name = hashlib.sha256("\0".join(sources).encode()).hexdigest()
-    path = as_path(folder) / f"kernel-{name}"
-    # A damaged file would crash the process, so it begins with a digest of the rest.
-    with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
-            return content[_DIGEST:]
-    code = make()
-    with contextlib.suppress(UserError), files.replacing_file(path) as temporary:
-        temporary.write_bytes(hashlib.sha256(code).digest() + code)
     return code
 
 
