@@ -82,8 +82,8 @@ def load_model(
 
 def _load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
     # Imported here, so that each kind of model imports only the modules that it needs.
-    from bpd_jax.training.checkpoints import FOLDER, whole_steps
     from bpd_jax.training.exported_params import load_run_parameters, selected_step
+    from bpd_jax.training.run_names import CHECKPOINTS, whole_steps
 
     step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
@@ -102,7 +102,7 @@ def _load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
         task=load_task(folder / "task.json"),
         begin_of_text=tokenizer.end_of_text,
         asset_folders=(folder,),
-        step=step or max(whole_steps(folder / FOLDER), default=None),
+        step=step or max(whole_steps(folder / CHECKPOINTS), default=None),
     )
 
 

@@ -14,6 +14,7 @@ import io
 import os
 import pathlib
 import pickle
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ from bpd_jax.models import cpu
 
 # Variables that change what compilers do.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+# Settings of jax without which programs are the same.
+_IRRELEVANT = re.compile("log|cache|dump|traceback")
 
 # Digests of constants, by identity: they have hundreds of arrays.
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes | None]] = {}
@@ -56,8 +60,10 @@ class Program:
         constants: Sequence[str],
         donate: Sequence[str] = (),
     ):
-        functools.update_wrapper(self, function)
-        self._jitted = jax.jit(function, static_argnames=static, donate_argnames=donate)
+        self._name = function.__qualname__
+        self._jitted: Any = jax.jit(
+            function, static_argnames=static, donate_argnames=donate
+        )
         self.lower = self._jitted.lower
         names = list(inspect.signature(function).parameters)
         self._static = [names.index(name) for name in static]
@@ -94,22 +100,23 @@ class Program:
         """The program for these arguments, from disk if it is there."""
         lower = functools.partial(self._jitted.lower, *arguments)
         try:
-            known = [self.__qualname__.encode(), _environment(), _pickled(key)]
+            known = [self._name.encode(), _environment(), _pickled(key)]
         except Exception:  # What cannot be pickled is not kept.
             return lower().compile()
         # Two steps, so that new source files that trace to the same program share it.
         traced = [*known, _sources()]
+        device = _device_of(arguments)
         name = compiled.read_kept("trace", traced)
-        program = _kept_program(name) if name else None
+        program = _kept_program(name, device) if name else None
         if program is None:
             lowered = lower()
             name = compiled.digest([*known, lowered.as_text().encode()])
-            program = _kept_program(name) or _compiled(name, lowered)
+            program = _kept_program(name, device) or _compiled(name, lowered)
             compiled.write_kept("trace", traced, name)
         return program
 
 
-def _kept_program(name: bytes) -> Callable[..., Any] | None:
+def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
     """The program that `_compiled` wrote under this name."""
     content = compiled.read_kept("program", [name])
     if content is not None:
@@ -117,7 +124,8 @@ def _kept_program(name: bytes) -> Callable[..., Any] | None:
         with contextlib.suppress(Exception):
             kernels, *executable = pickle.loads(content)
             if cpu.load_kernels(kernels):
-                return serialize_executable.deserialize_and_load(*executable)
+                load: Any = serialize_executable.deserialize_and_load
+                return load(*executable, execution_devices=[device])
     return None
 
 
@@ -134,15 +142,21 @@ def _compiled(name: bytes, lowered: Any) -> Callable[..., Any]:
     return program
 
 
+def _device_of(arguments: Sequence[Any]) -> Any:
+    """The device of the first array that is on one."""
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
+    return next((next(iter(s.device_set)) for s in shardings if s), jax.devices()[0])
+
+
 def _signature(tree: PyTree) -> tuple[Any, ...] | None:
     """What a trace depends on in arrays; None if some are on several devices."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Any] = [structure]
     for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
+        sharding: Any = getattr(leaf, "sharding", None)
         if not isinstance(sharding, SingleDeviceSharding | None):
             return None
-        device = sharding and next(iter(sharding.device_set)).id
+        device = "" if sharding is None else str(*sharding.device_set)
         weak = getattr(leaf, "weak_type", False)
         parts.append((leaf.shape, leaf.dtype, weak, device))
     return tuple(parts)
@@ -184,7 +198,11 @@ def _environment() -> bytes:
     device = jax.devices()[0]
     parts = (
         (jax.__version__, jax.lib.__version__, flax.__version__),
-        sorted((name, str(value)) for name, value in jax.config.values.items()),
+        [
+            (name, str(value))
+            for name, value in sorted(jax.config.values.items())
+            if not _IRRELEVANT.search(name)
+        ],
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
         (jax.device_count(), cpu.on_cpu(), compiled.processor()),

@@ -202,8 +202,13 @@ def is_quantized(leaf: Any) -> bool:
 
 def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> Any:
     """Some rows of a matrix, stored as the matrix is."""
+    return _rows_of(matrix, jnp.asarray(ids))
+
+
+@jax.jit
+def _rows_of(matrix: Any, ids: Array) -> Any:
     if isinstance(matrix, (QuantizedMatrix, TiledMatrix)):
-        return matrix.rows(jnp.asarray(ids))
+        return matrix.rows(ids)
     return jnp.asarray(matrix)[ids]
 
 

@@ -29,25 +29,14 @@ from bpd_jax.models.stacking import is_stacked
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import in_bucket, objects
 from bpd_jax.training.hosts import first
+from bpd_jax.training.run_names import whole_steps
 
 # Part of the name of a checkpoint folder while Orbax writes it.
 TORN = "orbax-checkpoint-tmp"
-# Orbax writes this file last under gs://, where folders cannot be renamed.
-_COMMITTED = "commit_success.txt"
 _DESCRIPTION = "_CHECKPOINT_METADATA"
 DIGESTS = "digests.json"
 _READERS = 4  # files hashed at once
 _LEAST_SLICE = 1 << 20  # bytes
-
-
-def whole_steps(folder: pathlib.Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, from their names."""
-    if in_bucket(folder):
-        names = (path.parent.name for path in folder.glob(f"*/{_COMMITTED}"))
-        return sorted(int(name) for name in names if name.isdigit())
-    if not folder.is_dir():
-        return []
-    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
 def reason(error: BaseException) -> str:

@@ -34,14 +34,13 @@ from bpd_jax.training.checkpoint_files import (
     open_folder,
     read_item,
     reason,
-    whole_steps,
     write_digests,
 )
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import agree
+from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.state import TrainState, abstract_state
 
-FOLDER = "checkpoints"
 BEST = "best_step"
 
 

@@ -37,11 +37,11 @@ from bpd_jax.models.stored_tensors import (
 from bpd_jax.storage import folders
 from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, local_copy
-from bpd_jax.training import checkpoints, run_folder
+from bpd_jax.training.run_names import CHECKPOINTS, MODEL, TASK, whole_steps
 
 HEADER, TENSORS = "slim.json", "parameters.safetensors"
 
-_COPIED = (run_folder.MODEL, run_folder.TASK)
+_COPIED = (MODEL, TASK)
 KIND = Artifact(
     "exported parameters",
     HEADER,
@@ -84,7 +84,7 @@ def write_exported(
             raise UserError(f"{run / name} does not exist: is this a run folder?")
     _, vocabulary = tokenizer.read_tokenizer_file(run)
     packed = packed or dtype == "compact"
-    model = load_config(run / run_folder.MODEL)
+    model = load_config(run / MODEL)
     trunk = dataclasses.replace(model.trunk, dtype=precision or model.trunk.dtype)
     step = selected_step(run)
     params = jax.device_get(load_run_parameters(run, model, step))
@@ -101,7 +101,7 @@ def write_exported(
         name = tokenizer.PACKED_NAME if packed else tokenizer.FILE_NAME
         (temporary / name).write_bytes(vocabulary)
         written = dataclasses.replace(model, trunk=trunk)
-        save_config(written, temporary / run_folder.MODEL)
+        save_config(written, temporary / MODEL)
         path = temporary / TENSORS
         write_tensors(path, tensors, packed=packed)
         KIND.write_header(temporary, {"dtype": dtype, "sha256": file_digest(path)})
@@ -118,9 +118,14 @@ def selected_step(folder: str | os.PathLike[str]) -> int | None:
     Returns:
       The step of the best checkpoint; None if it is the newest or there is none.
     """
-    saved = as_path(folder) / checkpoints.FOLDER
-    best = checkpoints.best_step(saved)
-    newest = max(checkpoints.whole_steps(saved), default=None)
+    saved = as_path(folder) / CHECKPOINTS
+    newest = max(whole_steps(saved), default=None)
+    if newest is None:
+        return None
+    # Imported here, so that exported parameters load without Orbax.
+    from bpd_jax.training.checkpoints import best_step
+
+    best = best_step(saved)
     if best is None or best == newest:
         return None
     print(
@@ -147,11 +152,13 @@ def load_run_parameters(
       mesh: devices that share the parameters; None for the first device.
     """
     folder = as_path(folder)
-    saved = folder / checkpoints.FOLDER
+    saved = folder / CHECKPOINTS
     # The folder of checkpoints exists before the first one is written.
-    trained = step is not None or checkpoints.whole_steps(saved)
+    trained = step is not None or whole_steps(saved)
     if trained or not (folder / HEADER).exists():
-        return checkpoints.load_parameters(saved, model, step, mesh)
+        from bpd_jax.training.checkpoints import load_parameters
+
+        return load_parameters(saved, model, step, mesh)
     return _load_exported(folder, model, mesh)
 
 

@@ -19,12 +19,12 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params, PyTree
 from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import hosts
-from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import FrozenConfig
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.objective import Objective
 from bpd_jax.training.run_log import METER, Meter, RunLog
+from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.state import TrainState, learning_rate_schedule, make_optimizer
 from bpd_jax.training.step import Metrics, put_batch, updated
 

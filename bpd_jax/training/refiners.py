@@ -27,7 +27,6 @@ from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import (
-    checkpoints,
     frozen,
     metrics,
     run_folder,
@@ -38,6 +37,7 @@ from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
 from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
 from bpd_jax.training.refiner_sources import RefinerSettings, open_source
+from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.validation import per_head
 
 _WARMUP = 0.05
@@ -47,7 +47,7 @@ _RUN = folders.FolderKind(
     "an unfinished training of a refiner",
     _SETTINGS,
     (
-        checkpoints.FOLDER,
+        CHECKPOINTS,
         metrics.FILE_NAME,
         metrics.TENSORBOARD,
     ),

@@ -19,11 +19,12 @@ from bpd_jax.data.text_task import SPLITS
 from bpd_jax.models.blockwise_config import load_config, save_config
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import local_copy
-from bpd_jax.training import checkpoints, metrics
+from bpd_jax.training import metrics
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import print_once
+from bpd_jax.training.run_names import CHECKPOINTS, MODEL, TASK, whole_steps
 
-MODEL, TASK, VERSIONS = "model.json", "task.json", "versions.json"
+VERSIONS = "versions.json"
 CONFIG, OPERATIVE = "config.gin", "operative.gin"
 # The folder of rows, and the file with the fingerprints of the run's rows.
 DATA, ROWS = "data", "data.json"
@@ -40,7 +41,7 @@ _KNOWN = {
     tokenizer.FILE_NAME,
     metrics.FILE_NAME,
     metrics.TENSORBOARD,
-    checkpoints.FOLDER,
+    CHECKPOINTS,
 }
 
 
@@ -55,7 +56,7 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
         return
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another --workdir.")
-    if checkpoints.whole_steps(folder / checkpoints.FOLDER):
+    if whole_steps(folder / CHECKPOINTS):
         for name in (MODEL, ROWS):
             if not (folder / name).exists():
                 raise UserError(

@@ -17,9 +17,9 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model_flops import train_flops
 from bpd_jax.training import hosts
-from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.metrics import MetricsWriter
+from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.step import Metrics
 from bpd_jax.training.validation import per_head
 

@@ -16,13 +16,13 @@ from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder
-from bpd_jax.training.checkpoints import FOLDER as CHECKPOINTS
 from bpd_jax.training.checkpoints import Checkpoints, restore_state
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import print_once
 from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_folder import make_run_rows, open_run_rows
 from bpd_jax.training.run_log import METER, Meter, RunLog, peak_tokens_per_second
+from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.state import (
     TrainState,
     abstract_state,

@@ -5,6 +5,10 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+
+from bpd_jax.base import compiled
+
 PROGRAM = """
 import jax, jax.numpy as jnp
 from bpd_jax.base import compiled
@@ -34,3 +38,23 @@ def test_second_process_reuses_compiled_programs(tmp_path):
 def test_cache_folder_set_by_the_user_is_kept(tmp_path):
     assert not run(tmp_path, JAX_COMPILATION_CACHE_DIR="")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_kept_is_read_again_unless_it_is_damaged(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "new"))
+        for key, content in (([b"a", b"b"], b"1"), ([b"ab"], b"2")):
+            assert compiled.read_kept("kind", key) is None
+            compiled.write_kept("kind", key, content)
+        assert compiled.read_kept("kind", [b"a", b"b"]) == b"1"
+        assert compiled.read_kept("kind", [b"ab"]) == b"2"
+        assert compiled.read_kept("other", [b"ab"]) is None
+        for file in (tmp_path / "new").iterdir():
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        assert compiled.read_kept("kind", [b"ab"]) is None
+        jax.config.update("jax_compilation_cache_dir", None)
+        compiled.write_kept("kind", [b"ab"], b"3")
+        assert compiled.read_kept("kind", [b"ab"]) is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

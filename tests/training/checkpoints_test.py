@@ -12,9 +12,10 @@ from bpd_jax.models.blockwise import init_parameters
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.stacking import is_stacked
-from bpd_jax.training.checkpoint_files import DIGESTS, whole_steps
+from bpd_jax.training.checkpoint_files import DIGESTS
 from bpd_jax.training.checkpoints import Checkpoints, best_step, load_parameters
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)

@@ -15,9 +15,9 @@ from bpd_jax.data.rows import RowIterator, open_rows
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import hosts
-from bpd_jax.training.checkpoint_files import whole_steps
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
+from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.trainer import train
 from tests.commands import Script, free_port
 from tests.training.runs import parameters

@@ -1,0 +1,97 @@
+"""Programs are kept on disk, and run in another process without tracing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROCESS = """
+import functools, json, sys
+import jax, jax.numpy as jnp, numpy as np
+from bpd_jax.base.compiled import forget_compiled, keep_compiled
+from bpd_jax.models.cpu import row_kernel
+from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.model import Model
+from bpd_jax.models.programs import Program
+
+traced = []
+
+def step(matrix, scale, state, count):
+    traced.append(state.shape)
+    product = lambda x, m: x @ m.T
+    if tile_of_processor() is not None:
+        product = row_kernel.rows_times_matrix
+    return product(state, matrix.params) * scale + count
+
+program = Program(
+    step, static=("scale",), constants=("matrix",), donate=("state",)
+)
+keep_compiled()
+matrix = Model(None, jnp.asarray(np.arange(256.0).reshape(16, 16), jnp.float32))
+results = []
+for rows, scale in ((2, 1.0), (2, 3.0), (2, 1.0), (5, 1.0)):
+    state = jnp.ones((rows, 16)) * rows
+    results.append(program(matrix, scale, state, np.int32(7)).tolist())
+    assert state.is_deleted()
+forget_compiled()
+again = program(matrix, 1.0, jnp.ones((2, 16)) * 2, np.int32(7)).tolist()
+assert again == results[0] == results[2]
+print(json.dumps([results, traced]))
+"""
+
+MATRIX = [[float(16 * row + column) for column in range(16)] for row in range(16)]
+
+
+def run(tmp_path, **variables):
+    """Results and the shapes that were traced, in a process of its own."""
+    inherited = {
+        k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"
+    }
+    environment = {**inherited, "XDG_CACHE_HOME": str(tmp_path), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS],
+        check=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, *run(folder)
+
+
+def test_each_program_is_traced_once(first):
+    _, results, traced = first
+    assert traced == [[2, 16], [2, 16], [5, 16]]
+    for (rows, scale), result in zip(
+        ((2, 1), (2, 3), (2, 1), (5, 1)), results, strict=True
+    ):
+        sums = [rows * sum(row) * scale + 7 for row in MATRIX]
+        assert result == [sums] * rows
+
+
+def test_another_process_traces_nothing(first):
+    folder, results, _ = first
+    assert run(folder) == [results, []]
+
+
+def test_settings_of_compilers_make_other_programs(first):
+    folder, results, traced = first
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=false"
+    assert run(folder, XLA_FLAGS=flags) == [results, traced]
+
+
+def test_damaged_programs_are_compiled_again(first):
+    folder, results, traced = first
+    for path in folder.rglob("program-*"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    assert run(folder) == [results, traced]
+    assert run(folder) == [results, []]
