@@ -64,7 +64,7 @@ def write_kept(kind: str, key: Sequence[bytes], content: bytes) -> None:
     path = _kept_file(kind, key)
     if path is None:
         return
-    temporary = path.with_name(f".bpd_jax.{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".bpd_jax-{path.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(hashlib.sha256(content).digest() + content)
