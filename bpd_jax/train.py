@@ -124,8 +124,11 @@ def _start(config: TrainConfig, start: str) -> Params:
         )
     loaded_config = loaded.config
     trunk = dataclasses.asdict(loaded_config.trunk)
+    free = ["dtype", "param_dtype"]
+    if loaded_config.trunk.rotary is not None:  # No parameter depends on the length.
+        free.append("max_length")
     for name, value in dataclasses.asdict(config.model.trunk).items():
-        if name not in ("dtype", "param_dtype") and value != trunk[name]:
+        if name not in free and value != trunk[name]:
             raise UserError(
                 f"TransformerConfig.{name} is {value!r}, but {trunk[name]!r} in "
                 f"{start}: give the sizes of that model."

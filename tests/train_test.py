@@ -18,6 +18,7 @@ TransformerConfig:
   d_ff = 32
   num_heads = 2
   max_length = 32
+  rotary = @RotaryConfig()
 BlockHeadsConfig:
   num_heads = 3
   hidden = 8
@@ -108,11 +109,16 @@ def test_trains_and_reports_when_finished(folder):
         "--gin.STEPS=2",
         "--gin.VOCABULARY='w'",
     )
-    result = run(
-        folder, "--workdir=fewer", *start, "--gin.BlockHeadsConfig.num_heads=2"
+    # Rotary positions have no parameters, so that a model may read longer texts.
+    other = (
+        "--gin.BlockHeadsConfig.num_heads=2",
+        "--gin.TransformerConfig.max_length=64",
     )
+    result = run(folder, "--workdir=fewer", *start, *other)
     assert result.returncode == 0, result.stderr
     assert "start: trunk of w, with new block heads" in result.stdout
+    result = run(folder, "--workdir=wide", *start, "--gin.TransformerConfig.d_ff=16")
+    assert_refused(result, "TransformerConfig.d_ff is 16, but 32 in w: give the sizes")
 
     result = run(folder, "--workdir=other", *start[:-1], "--gin.VOCABULARY='bpe:271'")
     assert_refused(result, "the vocabulary bpe:271 is trained on the task's text")

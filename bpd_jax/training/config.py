@@ -111,8 +111,9 @@ class TrainConfig(LossSettings):
       head_weights: λ_h of each head in the loss; None for 1 each.
       head_schedule: schedule of λ_h; None for constant λ_h.
       start: name or folder of a trained model that initialises the trunk, which must
-        have the same sizes, and the heads if they have the same kind and sizes; for a
-        run its best checkpoint. None initialises at random.
+        have the same sizes (except `max_length` with rotary positions), and the heads
+        if they have the same kind and sizes; for a run its best checkpoint. None
+        initialises at random.
       log_every: steps between two rows of metrics, which are averages over them.
       evaluate_every: steps between two losses on the validation split.
       evaluate_batches: batches of one such loss; None for the whole split.
