@@ -32,17 +32,19 @@ def _equal_runs_share_their_work(
     """Traces, compiles and tokenizes once for runs with equal settings."""
     with pytest.MonkeyPatch.context() as patch:
         optimizers = functools.cache(trainer.make_optimizer)
-        patch.setattr(
-            trainer,
-            "make_optimizer",
-            # A constant rate does not depend on the number of steps.
-            lambda config, steps: optimizers(
-                config, 1 if config.schedule == "constant" else steps
-            ),
-        )
+        for module in (trainer, frozen):
+            patch.setattr(
+                module,
+                "make_optimizer",
+                # A constant rate does not depend on the number of steps.
+                lambda config, steps: optimizers(
+                    config, 1 if config.schedule == "constant" else steps
+                ),
+            )
         for module, name in (
             (trainer, "abstract_state"),
             (trainer, "make_train_step"),
+            (frozen, "make_step"),
             (validation, "make_eval_step"),
         ):
             patch.setattr(module, name, made_once_for_equal(getattr(module, name)))

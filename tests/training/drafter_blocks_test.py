@@ -30,9 +30,9 @@ from bpd_jax.training.step import make_train_step, put_batch
 from bpd_jax.training.trainer import train
 
 TRUNK = TransformerConfig(
-    280, 3, 16, 32, 4, max_length=64, rotary=RotaryConfig(100.0), norm="rms"
+    280, 2, 16, 32, 4, max_length=64, rotary=RotaryConfig(100.0), norm="rms"
 )
-DRAFTER = BlockDrafterConfig((0, 2), block_size=4, num_layers=1, window=4)
+DRAFTER = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=4)
 SETTINGS = LossSettings(anchors_per_row=5)
 LAMBDAS = np.array([1, 0.8, 0.6, 0.4], np.float32)
 
@@ -55,7 +55,7 @@ def plain_losses(model, params, batch, step):
     segments = Segments(jnp.asarray(batch.segment_ids))
     features = jax.jit(
         lambda params: BlockwiseLM(model).apply(
-            {"params": params}, batch.tokens, batch.positions, segments, layers=(0, 2)
+            {"params": params}, batch.tokens, batch.positions, segments, layers=(0, 1)
         )[2]
     )(params)
     features = np.asarray(features)
