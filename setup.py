@@ -39,6 +39,8 @@ GCS = ["fsspec>=2026.9,<2027", "gcsfs>=2026.9,<2027"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
+    # Checks shapes in annotations while tests run; see tests/shapes.py.
+    "beartype>=0.23,<0.24",
     "hypothesis>=6.100,<7",
     "kenlm>=0.3,<0.4",
     "mypy>=2.4,<3",

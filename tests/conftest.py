@@ -87,6 +87,19 @@ _LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds an option that checks the shapes in annotations."""
+    parser.addoption("--shapes", action="store_true", help="see tests/shapes.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Installs the check of shapes before the modules are imported."""
+    if config.getoption("--shapes"):
+        from tests import shapes
+
+        shapes.install()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the tests of the longest files to the beginning."""
     folder = pathlib.Path(__file__).parent
