@@ -44,6 +44,8 @@ def bar(
     """
     live = sys.stderr.isatty()
     kwargs.setdefault("disable", _hidden)
+    # Rates are averages from the beginning: the first unit often includes compilation,
+    # and several units may end together.
     return tqdm(
         iterable,
         desc=f"{label:<14}",
@@ -52,6 +54,8 @@ def bar(
         initial=initial,
         mininterval=0.2 if live else _LOG_SECONDS,
         maxinterval=_LOG_SECONDS,
+        miniters=1,
+        smoothing=0,
         dynamic_ncols=live,
         ncols=None if live else 88,
         ascii=None if live else " -",

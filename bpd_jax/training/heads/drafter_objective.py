@@ -24,6 +24,10 @@ from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
 from bpd_jax.training.objective import Levels
 
+# Standard deviation of the logits of an untrained drafter, and the number of rows of
+# the softmax that it is computed from.
+_LARGEST_SPREAD, _ROWS = 5.0, 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class DrafterObjective(BaseObjective):
@@ -58,16 +62,15 @@ class DrafterObjective(BaseObjective):
     ) -> tuple[Params, Params]:
         """Initial drafter; frozen are softmax, vocabulary and the model's embedding."""
         trained = jax.jit(self.functions.init)(rng)
-        if self.model.trunk.norm == "rms":
-            # The frozen softmax expects states with the scale of the model's last norm.
-            scale = params["trunk"]["final_norm"]["scale"]
-            trained["final_norm"]["scale"] = jnp.array(scale, jnp.float32)
         softmax = softmax_rows(self.model, params, None)
         frozen = {
             name: value
             for name, value in with_softmax({}, softmax, vocabulary).items()
             if name in FROZEN
         }
+        if self.model.trunk.norm == "rms":
+            scale = jnp.asarray(params["trunk"]["final_norm"]["scale"], jnp.float32)
+            trained["final_norm"]["scale"] = bounded_scale(scale, frozen["softmax"])
         frozen["softmax"] = jnp.asarray(frozen["softmax"], self.config.products)
         return trained, {**frozen, "embedding": params["trunk"]["embedding"]}
 
@@ -167,6 +170,20 @@ class DrafterObjective(BaseObjective):
             hidden, places.reshape(len(hidden), -1)[..., None], axis=1, mode="clip"
         )
         return states.reshape(-1, levels, hidden.shape[-1])
+
+
+def bounded_scale(
+    scale: Float[Array, " D"], softmax: Float[Array, "draft D"]
+) -> Float[Array, " D"]:
+    """The scale of the drafter's last norm at the beginning: the model's, but bounded.
+
+    The frozen softmax expects the model's. States of an untrained drafter have random
+    directions, for which the logits of some models are as different as 45 (Gemma 3
+    270M; SmolLM2: 4): losses would begin far above that of guessing.
+    """
+    rows = softmax[:: len(softmax) // _ROWS + 1].astype(jnp.float32)
+    spread = jnp.median(jnp.linalg.norm((rows - rows.mean(0)) * scale, axis=1))
+    return scale * jnp.minimum(1.0, _LARGEST_SPREAD / spread)
 
 
 def dpace_weights(

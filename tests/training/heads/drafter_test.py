@@ -16,7 +16,7 @@ from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.drafter_batches import BlockBatch
-from bpd_jax.training.heads.drafter_objective import DrafterObjective
+from bpd_jax.training.heads.drafter_objective import DrafterObjective, bounded_scale
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.train_heads import train_heads
 from bpd_jax.training.metrics import read_rows
@@ -142,6 +142,17 @@ def test_loss_and_gradients_equal_those_of_the_plain_loss(
     ):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=2e-3, atol=2e-5)
     assert sums.valid.tolist() == batch.valid[..., 1:].sum((0, 1)).tolist()
+
+
+@pytest.mark.parametrize("size, spread", [(1.0, 5.0), (0.01, 0.64)])
+def test_logits_of_an_untrained_drafter_are_bounded(size, spread):
+    """Directions that all rows share do not matter."""
+    rows = np.random.default_rng(0).normal(size=(6000, 64)) * size + 3
+    scale = np.full(64, 8.0, np.float32)
+    bounded = bounded_scale(jnp.asarray(scale), jnp.asarray(rows, jnp.float32))
+    states = np.random.default_rng(1).normal(size=(50, 64))
+    logits = (states * np.asarray(bounded)) @ (rows - rows.mean(0)).T
+    assert logits.std() == pytest.approx(spread, rel=0.1)
 
 
 def test_training_learns_the_next_tokens(
