@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 # Programs that compile faster than they load are not cached.
@@ -20,6 +21,10 @@ on_forget: list[Callable[[], object]] = []
 
 # Whether jax's cache is the one of `keep_compiled`.
 _keeps = False
+
+# An element for every thread in `uncached`.
+_uncached: list[bool] = []
+_LOCK = threading.Lock()
 
 
 def keep_compiled() -> None:
@@ -36,7 +41,7 @@ def keep_compiled() -> None:
     folder = cache / "bpd_jax" / "compiled" / processor()
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
-    _keeps = True
+    _keeps = bool(jax.config.jax_enable_compilation_cache)
 
 
 def keeps_programs() -> bool:
@@ -90,16 +95,24 @@ def digest(parts: Sequence[bytes]) -> bytes:
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
     """Programs that are compiled in this block are not read from jax's cache."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # jax looks at the setting only once.
+    with _LOCK:
+        _uncached.append(True)
+        _enable_cache(False)
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-        compilation_cache.reset_cache()
+        with _LOCK:
+            _uncached.pop()
+            if not _uncached:  # The last thread.
+                _enable_cache(True)
+
+
+def _enable_cache(enabled: bool) -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", enabled)
+    compilation_cache.reset_cache()  # jax looks at the setting only once.
 
 
 def forget_compiled() -> None:

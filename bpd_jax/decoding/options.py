@@ -201,6 +201,14 @@ class DecodeOptions(StepOptions):
         return self.acceptance != TYPICAL
 
 
+# What commands that decode bind before their gin files.
+GIN_DEFAULTS = (
+    "DecodeConfig.options = @DecodeOptions()",
+    "DecodeConfig.mesh = @MeshConfig()",
+    "DecodeOptions.end_of_text = None",
+)
+
+
 @configurable
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig(Validated):

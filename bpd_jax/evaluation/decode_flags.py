@@ -12,7 +12,7 @@ from bpd_jax.base import cli, configuration, progress
 from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task
-from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.models.transformer_config import PRECISIONS
 from bpd_jax.pretrained.chat import template_variables
@@ -76,12 +76,7 @@ cli.define_flags(AssetPaths)
 
 def config() -> DecodeConfig:
     """The configuration from gin files and flags; flags take precedence."""
-    defaults = [
-        "DecodeConfig.options = @DecodeOptions()",
-        "DecodeConfig.mesh = @MeshConfig()",
-        "DecodeOptions.end_of_text = None",
-    ]
-    parsed = configuration.parse_flags(DecodeConfig, defaults=defaults)
+    parsed = configuration.parse_flags(DecodeConfig, defaults=GIN_DEFAULTS)
     config = process_flags.with_mesh_if_set(parsed)
     options = dataclasses.replace(config.options, **cli.flag_values(DecodeOptions))
     return dataclasses.replace(config, options=options, **cli.flag_values(DecodeConfig))

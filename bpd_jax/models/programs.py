@@ -3,11 +3,11 @@
 jax's compilation cache saves compiling, but a program must be traced to be found there,
 which takes Python seconds for a decode loop. A `Program` is found by what its trace
 depends on: the source files of bpd_jax, versions, settings and devices of jax, static
-arguments, and the structure, shapes and dtypes of arrays.
+arguments, and the structure, shapes and dtypes of arrays. Where other code takes part,
+such as a drafting method of another package, nothing is kept.
 """
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import io
@@ -15,12 +15,16 @@ import os
 import pathlib
 import pickle
 import re
+import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
 import jax
+import numpy as np
+from jax._src.config import trace_context
 from jax.experimental import serialize_executable
 from jax.sharding import SingleDeviceSharding
 
@@ -34,6 +38,13 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 # Settings of jax without which programs are the same.
 _IRRELEVANT = re.compile("log|cache|dump|traceback")
+
+# Packages whose versions or source files are a part of the key, and Python's own.
+_PACKAGES = {"bpd_jax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "builtins"}
+_PACKAGES |= {"None", "copyreg", "types", "functools", "collections", "enum"}
+
+# Modules that a process has imported may differ from files that are newer.
+_STARTED = time.time()
 
 # Digests of constants, by identity: they have hundreds of arrays.
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes | None]] = {}
@@ -89,7 +100,8 @@ class Program:
                 varying.append(_signature(argument))
         if None in constants or None in varying:
             return self._jitted(*arguments)
-        key = tuple(constants), tuple(static), tuple(varying)
+        # The settings that jax compares before it uses what it has traced.
+        key = tuple(constants), tuple(static), tuple(varying), trace_context()
         if key not in self._loaded:
             self._loaded[key] = self._load(key, arguments)
         return self._loaded[key](
@@ -98,21 +110,25 @@ class Program:
 
     def _load(self, key: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
         """The program for these arguments, from disk if it is there."""
-        lower = functools.partial(self._jitted.lower, *arguments)
+        sources = _sources()
         try:
-            known = [self._name.encode(), _environment(), _pickled(key)]
-        except Exception:  # What cannot be pickled is not kept.
-            return lower().compile()
+            pickled = _pickled(key[:-1])
+        except Exception:  # Of other packages, or what cannot be pickled.
+            sources = None
+        if sources is None:
+            return self._jitted.lower(*arguments).compile()
         # Two steps, so that new source files that trace to the same program share it.
-        traced = [*known, _sources()]
+        settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
+        known = [self._name.encode(), _environment(), pickled, settings.encode()]
         device = _device_of(arguments)
-        name = compiled.read_kept("trace", traced)
+        name = compiled.read_kept("trace", [*known, sources])
         program = _kept_program(name, device) if name else None
         if program is None:
-            lowered = lower()
+            lowered = self._jitted.lower(*arguments)
             name = compiled.digest([*known, lowered.as_text().encode()])
             program = _kept_program(name, device) or _compiled(name, lowered)
-            compiled.write_kept("trace", traced, name)
+            if _sources() == sources:
+                compiled.write_kept("trace", [*known, sources], name)
         return program
 
 
@@ -175,22 +191,31 @@ def _digest_of(constant: Any) -> bytes | None:
     return digest
 
 
+class _Pickler(pickle.Pickler):
+    """Refuses classes and functions whose source is not in `_sources` or versions."""
+
+    def reducer_override(self, value: Any) -> Any:
+        package = str(getattr(value, "__module__", None)).partition(".")[0]
+        if package not in _PACKAGES:
+            raise pickle.PicklingError(f"{value!r} is of {package}")
+        return NotImplemented
+
+
 def _pickled(value: Any) -> bytes:
     """The same bytes for equal values, whether or not their parts are one object."""
     stream = io.BytesIO()
-    pickler = pickle.Pickler(stream)
+    pickler = _Pickler(stream)
     pickler.fast = True
     pickler.dump(value)
     return stream.getvalue()
 
 
-@functools.cache
-def _sources() -> bytes:
-    """A digest of all source files of bpd_jax."""
-    digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(bpd_jax.__path__[0]).rglob("*.py")):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.digest()
+def _sources() -> bytes | None:
+    """A digest of bpd_jax's source files; None if some are newer than this process."""
+    paths = sorted(pathlib.Path(bpd_jax.__path__[0]).rglob("*.py"))
+    if max(path.stat().st_mtime for path in paths) > _STARTED:
+        return None
+    return compiled.digest([path.read_bytes() for path in paths])
 
 
 def _environment() -> bytes:
@@ -205,6 +230,7 @@ def _environment() -> bytes:
         ],
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
-        (jax.device_count(), cpu.on_cpu(), compiled.processor()),
+        (jax.device_count(), cpu.on_cpu(), cpu.multiplies_quantized()),
+        (np.__version__, sys.version, compiled.processor()),
     )
     return repr(parts).encode()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
@@ -75,7 +76,7 @@ def check(
     slices: int = 1,
     check_folder: Callable[[str, str], None] = lambda flag, folder: None,
 ) -> tuple[str, ...]:
-    """Checks the folders of a command, and the settings and devices of a training.
+    """Checks the folders of a command, and settings and devices of all but studies.
 
     Args:
       program: the command.
@@ -90,6 +91,14 @@ def check(
         for folder in program.values(flag):
             check_folder(f"--{flag}", folder)
     files, bindings = program.values("gin_file"), program.values("gin_bindings")
+    if program.module.removeprefix("bpd_jax.") in _DECODING:
+        decoding = configuration.parse(
+            files, bindings, DecodeConfig, defaults=GIN_DEFAULTS
+        )
+        mesh = decoding.value.mesh
+        for count in devices if mesh is not None else ():
+            mesh.shape(count, slices)
+        return decoding.files
     if program.module != TRAIN:
         return files
     for flag in ("workdir", "gin_file"):

@@ -110,6 +110,13 @@ def test_invalid_tpu_launches_are_refused():
             "--data is copied to a run": [
                 *(*TPU, "--data=gs://B/r", "--", "evaluate", "--model=gs://B/w"),
             ],
+            "-1 × 1 × 3, but there are 4 devices": [
+                *(*TPU, "--topology=v4:2x2x1", "--", "evaluate", "--model=gs://B/w"),
+                "--gin.MeshConfig.model=3",
+            ],
+            "nofile.gin, which does not exist": [
+                *(*TPU, "--", "tune", "--model=gs://B/w", "--gin_file=nofile.gin"),
+            ],
         },
     )
 

@@ -5,7 +5,11 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from bpd_jax.base import compiled
+from bpd_jax.models import programs
 
 PROCESS = """
 import functools, json, sys
@@ -35,6 +39,14 @@ for rows, scale in ((2, 1.0), (2, 3.0), (2, 1.0), (5, 1.0)):
     state = jnp.ones((rows, 16)) * rows
     results.append(program(matrix, scale, state, np.int32(7)).tolist())
     assert state.is_deleted()
+
+class Scale(float):  # Not of bpd_jax, hence in no file of the key.
+    pass
+
+program(matrix, Scale(1.0), jnp.ones((3, 16)), np.int32(7))
+with jax.default_matmul_precision("highest"):
+    program(matrix, 1.0, jnp.ones((7, 16)), np.int32(7))
+program(matrix, 1.0, jnp.ones((7, 16)), np.int32(7))
 forget_compiled()
 again = program(matrix, 1.0, jnp.ones((2, 16)) * 2, np.int32(7)).tolist()
 assert again == results[0] == results[2]
@@ -42,6 +54,10 @@ print(json.dumps([results, traced]))
 """
 
 MATRIX = [[float(16 * row + column) for column in range(16)] for row in range(16)]
+
+
+# The last two differ in the precision of products.
+TRACED = [[2, 16], [2, 16], [5, 16], [3, 16], [7, 16], [7, 16]]
 
 
 def run(tmp_path, **variables):
@@ -68,7 +84,7 @@ def first(tmp_path_factory):
 
 def test_each_program_is_traced_once(first):
     _, results, traced = first
-    assert traced == [[2, 16], [2, 16], [5, 16]]
+    assert traced == TRACED
     for (rows, scale), result in zip(
         ((2, 1), (2, 3), (2, 1), (5, 1)), results, strict=True
     ):
@@ -76,9 +92,9 @@ def test_each_program_is_traced_once(first):
         assert result == [sums] * rows
 
 
-def test_another_process_traces_nothing(first):
+def test_another_process_traces_only_what_is_not_of_this_package(first):
     folder, results, _ = first
-    assert run(folder) == [results, []]
+    assert run(folder) == [results, [[3, 16]]]
 
 
 def test_settings_of_compilers_make_other_programs(first):
@@ -94,4 +110,18 @@ def test_damaged_programs_are_compiled_again(first):
         content[len(content) // 2] ^= 1
         path.write_bytes(bytes(content))
     assert run(folder) == [results, traced]
-    assert run(folder) == [results, []]
+    assert run(folder) == [results, [[3, 16]]]
+
+
+def test_files_newer_than_the_process_are_not_trusted(monkeypatch):
+    assert programs._sources() is not None
+    monkeypatch.setattr(programs, "_STARTED", 0.0)
+    assert programs._sources() is None
+
+
+def test_threads_that_compile_uncached_restore_the_cache_once():
+    with compiled.uncached():
+        with compiled.uncached():
+            pass
+        assert not jax.config.jax_enable_compilation_cache
+    assert jax.config.jax_enable_compilation_cache
