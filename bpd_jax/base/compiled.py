@@ -49,6 +49,11 @@ def keeps_programs() -> bool:
     return _keeps
 
 
+def is_quick(seconds: float) -> bool:
+    """Whether what takes so long to compile is not kept."""
+    return seconds < _LEAST_SECONDS
+
+
 def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:
     """What `write_kept` wrote under this key, if it is there and undamaged."""
     path = _kept_file(kind, key)

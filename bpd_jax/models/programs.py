@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import io
+import math
 import os
 import pathlib
 import pickle
@@ -126,8 +127,10 @@ class Program:
         if program is None:
             lowered = self._jitted.lower(*arguments)
             name = compiled.digest([*known, lowered.as_text().encode()])
-            program = _kept_program(name, device) or _compiled(name, lowered)
-            if _sources() == sources:
+            program, seconds = _kept_program(name, device), math.inf
+            if program is None:
+                program, seconds = _compiled(name, lowered)
+            if _sources() == sources and not compiled.is_quick(seconds):
                 compiled.write_kept("trace", [*known, sources], name)
         return program
 
@@ -145,17 +148,21 @@ def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _compiled(name: bytes, lowered: Any) -> Callable[..., Any]:
-    """Compiles a program and writes it to disk."""
+def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
+    """Compiles a program, and writes it to disk; also the seconds of compiling."""
+    start = time.perf_counter()
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
         program = lowered.compile()
+    seconds = time.perf_counter() - start
+    if compiled.is_quick(seconds):
+        return program, seconds
     # Not all devices can write their programs.
     with contextlib.suppress(Exception):
         executable = serialize_executable.serialize(program)
         kernels = cpu.kernels_of(lowered.as_text())
         compiled.write_kept("program", [name], pickle.dumps((kernels, *executable)))
-    return program
+    return program, seconds
 
 
 def _device_of(arguments: Sequence[Any]) -> Any:

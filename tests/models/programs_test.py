@@ -14,6 +14,7 @@ from bpd_jax.models import programs
 PROCESS = """
 import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
+from bpd_jax.base import compiled
 from bpd_jax.base.compiled import forget_compiled, keep_compiled
 from bpd_jax.models.cpu import row_kernel
 from bpd_jax.models.cpu.tile import tile_of_processor
@@ -32,6 +33,7 @@ def step(matrix, scale, state, count):
 program = Program(
     step, static=("scale",), constants=("matrix",), donate=("state",)
 )
+compiled._LEAST_SECONDS = 0.0
 keep_compiled()
 matrix = Model(None, jnp.asarray(np.arange(256.0).reshape(16, 16), jnp.float32))
 results = []
