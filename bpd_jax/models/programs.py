@@ -189,7 +189,7 @@ def _digest_of(constant: Any) -> bytes | None:
     """The digest of a constant's signature; None where programs are not kept."""
     reference, digest = _DIGESTS.get(id(constant), (None, None))
     if reference is None or reference() is not constant:
-        signature = _signature(constant)
+        digest, signature = None, _signature(constant)
         if signature is not None:
             with contextlib.suppress(Exception):  # It cannot be pickled.
                 digest = hashlib.sha256(_pickled(signature)).digest()
