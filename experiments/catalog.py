@@ -1,9 +1,14 @@
-"""The studies: each is `STUDY` in `experiments/NAME/study.py`."""
+"""The studies: each is `STUDY` in `experiments/NAME/study.py`, with gin files by size."""
 
 import difflib
+import pathlib
+from collections.abc import Sequence
 
+from bpd_jax.base import configuration
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.studies.study import Study
+from bpd_jax.studies.study_config import StudyConfig
 from experiments.figure3 import study as figure3
 from experiments.figure4 import study as figure4
 from experiments.figure6 import study as figure6
@@ -20,6 +25,8 @@ from experiments.table10 import study as table10
 from experiments.table11 import study as table11
 from experiments.table12 import study as table12
 from experiments.table_e import study as table_e
+
+_HERE = pathlib.Path(__file__).parent
 
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
@@ -52,3 +59,38 @@ def find_study(name: str) -> Study:
         hint = f"did you mean {close[0]}?" if close else f"use {', '.join(STUDIES)}."
         raise UserError(f"there is no study {name!r}: {hint}")
     return STUDIES[name]
+
+
+def choose(names: Sequence[str], size: str) -> list[str]:
+    """The studies of a command line, each once; `all` are those that have the size."""
+    if not names:
+        raise UserError(f"name a study: {', '.join(STUDIES)}; or all.")
+    if list(names) == ["all"]:
+        # Of an unknown size all are missing, which is reported below.
+        names = [n for n in STUDIES if _gin_file(n, size).is_file()] or [*STUDIES]
+    for name in names:
+        find_study(name)
+        if not _gin_file(name, size).is_file():
+            sizes = sorted(path.stem for path in (_HERE / name).glob("*.gin"))
+            raise UserError(
+                f"{name} has no size {size!r}: choose from {', '.join(sizes)}."
+            )
+    return list(dict.fromkeys(names))
+
+
+def configure(
+    name: str, size: str, files: Sequence[str], bindings: Sequence[str]
+) -> Parsed[StudyConfig]:
+    """The settings of a study: those of its size, then of further gin files and flags."""
+    paths = [f"experiments/{name}/{size}.gin", *files]
+    names = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {size!r}"]
+    return configuration.parse(
+        paths,
+        [*names, *bindings],
+        StudyConfig,
+        defaults=["StudyConfig.mesh = @MeshConfig()"],
+    )
+
+
+def _gin_file(name: str, size: str) -> pathlib.Path:
+    return _HERE / name / f"{size}.gin"

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax.base import configuration, provenance
+from bpd_jax.base import provenance
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE, Shard
@@ -49,7 +49,7 @@ from bpd_jax.studies.study_records import Record
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 from bpd_jax.training import hosts, process_flags
-from experiments.catalog import STUDIES, find_study
+from experiments.catalog import choose, configure, find_study
 from experiments.table7.in_domain import build_in_domain
 
 SIZE = flags.DEFINE_string(
@@ -80,7 +80,7 @@ _HERE = pathlib.Path(__file__).parent
 
 def main(names: list[str]) -> None:
     """Runs the studies one after the other."""
-    chosen = _chosen(names)
+    chosen = choose(names, SIZE.value)
     parsed = {name: _configure(name) for name in chosen}
     shard = _shard()
     for name in chosen:
@@ -98,26 +98,6 @@ def main(names: list[str]) -> None:
         print(f"report:  python -m bpd_jax.report {_workdir()}")
 
 
-def _chosen(names: list[str]) -> list[str]:
-    if not names:
-        raise UserError(f"name a study: {', '.join(STUDIES)}; or all.")
-    if names == ["all"]:
-        # Of an unknown size all are missing, which is reported below.
-        names = [n for n in STUDIES if _gin_file(n).is_file()] or [*STUDIES]
-    for name in names:
-        find_study(name)
-        if not _gin_file(name).is_file():
-            sizes = sorted(path.stem for path in (_HERE / name).glob("*.gin"))
-            raise UserError(
-                f"{name} has no size {SIZE.value!r}: choose from {', '.join(sizes)}."
-            )
-    return list(dict.fromkeys(names))
-
-
-def _gin_file(name: str) -> pathlib.Path:
-    return _HERE / name / f"{SIZE.value}.gin"
-
-
 def _workdir() -> pathlib.Path:
     if WORKDIR.value:
         return pathlib.Path(WORKDIR.value)
@@ -127,11 +107,8 @@ def _workdir() -> pathlib.Path:
 
 def _configure(name: str) -> Parsed[StudyConfig]:
     """The configuration of a study, from gin files and flags."""
-    paths = [f"experiments/{name}/{SIZE.value}.gin", *flags.FLAGS.gin_file]
-    names = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {SIZE.value!r}"]
-    bindings = [*names, *flags.FLAGS.gin_bindings]
-    defaults = ["StudyConfig.mesh = @MeshConfig()"]
-    parsed = configuration.parse(paths, bindings, StudyConfig, defaults=defaults)
+    files, bindings = flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
+    parsed = configure(name, SIZE.value, files, bindings)
     config = process_flags.with_mesh_if_set(parsed)
     if DATA.value:
         # Not through gin, because the folder is not stored with the results.

@@ -2,22 +2,27 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import pathlib
 import shlex
 import subprocess
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from bpd_jax.base import cli, configuration, progress
+from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from experiments import catalog
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = "bpd_jax.train"
+STUDIES = "experiments.run"
 # Commands that several processes run together.
 _DECODING = ("decode", "distill", "evaluate", "lm_eval", "tune")
-SHARED = {TRAIN, "experiments.run", *(f"bpd_jax.{name}" for name in _DECODING)}
+SHARED = {TRAIN, STUDIES, *(f"bpd_jax.{name}" for name in _DECODING)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,7 @@ def check(
     slices: int = 1,
     check_folder: Callable[[str, str], None] = lambda flag, folder: None,
 ) -> tuple[str, ...]:
-    """Checks the folders of a command, and settings and devices of all but studies.
+    """Checks the folders, settings and devices of a command.
 
     Args:
       program: the command.
@@ -91,14 +96,11 @@ def check(
         for folder in program.values(flag):
             check_folder(f"--{flag}", folder)
     files, bindings = program.values("gin_file"), program.values("gin_bindings")
-    if program.module.removeprefix("bpd_jax.") in _DECODING:
-        decoding = configuration.parse(
-            files, bindings, DecodeConfig, defaults=GIN_DEFAULTS
-        )
-        mesh = decoding.value.mesh
-        for count in devices if mesh is not None else ():
+    if decoding := _decoding_settings(program):
+        meshes = [each.value.mesh for each in decoding if each.value.mesh is not None]
+        for mesh, count in itertools.product(meshes, devices):
             mesh.shape(count, slices)
-        return decoding.files
+        return tuple({file: None for each in decoding for file in each.files})
     if program.module != TRAIN:
         return files
     for flag in ("workdir", "gin_file"):
@@ -118,6 +120,20 @@ def check(
                 "MeshConfig or ComputeConfig.accumulate."
             )
     return parsed.files
+
+
+def _decoding_settings(program: Program) -> list[Parsed[Any]]:
+    """The settings of a command that decodes, one for each study; of others none."""
+    files, bindings = program.values("gin_file"), program.values("gin_bindings")
+    if program.module == STUDIES:
+        size = (*program.values("size"), "tiny")[0]
+        names = [word for word in program.arguments if not word.startswith("-")]
+        chosen = catalog.choose(names, size)
+        return [catalog.configure(name, size, files, bindings) for name in chosen]
+    if program.module.removeprefix("bpd_jax.") in _DECODING:
+        defaults = GIN_DEFAULTS
+        return [configuration.parse(files, bindings, DecodeConfig, defaults=defaults)]
+    return []
 
 
 def check_travels(gin_files: Collection[str]) -> None:

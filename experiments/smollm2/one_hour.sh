@@ -48,10 +48,14 @@ done
     "${questions[@]}" --max_new_tokens=48 --baseline=block/greedy \
     --methods="$methods,block+markov+ngram:alpha=0.5/tree:8" \
     --output="$run/refiners.json"
-methods=block/tree:4,block/tree:8,block+markov/tree:4,block+markov/tree:8
-methods+=,block+markov+$n/tree:8,block+markov+$n/tree:8:price=1.4+lookup:4
+for kind in "$kind" questions; do
+    head -n 12 "$run/prompts/heldout_$kind.jsonl"
+done > "$run/speed.jsonl"
+methods=lookup:4,block/tree:4,block/tree:8,block+markov/tree:4,block+markov/tree:8
+methods+=,block+markov/tree:8:price=1.4+lookup:4
 for precision in float32 int8; do
-    "$python" -m benchmarks.decoding "${assets[@]}" "${chat[@]}" "${questions[@]}" \
-        --precision="$precision" --max_new_tokens=48 --rounds=1 --methods="$methods" \
+    "$python" -m benchmarks.decoding "${assets[@]}" "${chat[@]}" \
+        --prompts_file="$run/speed.jsonl" --precision="$precision" --batch_size=1 \
+        --max_new_tokens=48 --rounds=1 --methods="$methods" \
         --output="$run/decoding_$precision.json"
 done

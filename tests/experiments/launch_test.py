@@ -114,6 +114,17 @@ def test_invalid_tpu_launches_are_refused():
                 *(*TPU, "--topology=v4:2x2x1", "--", "evaluate", "--model=gs://B/w"),
                 "--gin.MeshConfig.model=3",
             ],
+            "-1 × 1 × 3, but there are 16 devices": [
+                *(*TPU, "--", "experiments.run", "table4", "--workdir=gs://B/w"),
+                "--gin.MeshConfig.model=3",
+            ],
+            "table4 has no size 'huge'": [
+                *(*TPU, "--", "experiments.run", "table4", "--size=huge"),
+            ],
+            "StudyConfig has no setting 'example'": [
+                *(*TPU, "--", "experiments.run", "all", "--workdir=gs://B/w"),
+                "--gin.StudyConfig.example=3",
+            ],
             "nofile.gin, which does not exist": [
                 *(*TPU, "--", "tune", "--model=gs://B/w", "--gin_file=nofile.gin"),
             ],
