@@ -11,6 +11,7 @@ compared with those of llama.cpp in F32. Writes one JSON file with device, date 
 versions.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -147,7 +148,7 @@ def contenders(path: pathlib.Path, folder: pathlib.Path) -> list[Contender]:
 
 
 def measure(
-    started: list[Contender], prompts: list[list[int]], bar: "progress.tqdm"
+    started: list[Contender], prompts: list[list[int]]
 ) -> dict[str, dict[str, Any]]:
     """Rounds in which every contender answers every prompt by its methods."""
     runs = [
@@ -166,22 +167,20 @@ def measure(
         }
         for contender, method in runs
     }
-    for number in range(1 + ROUNDS.value):
-        for prompt in prompts:
-            for contender, method in runs:
-                first = contender.ask(prompt, 1, method)
-                whole = contender.ask(prompt, TOKENS.value, method)
-                bar.update()
-                if not number:
-                    continue
-                result = results[f"{contender.name}, {method}"]
-                result["seconds"].append(whole["seconds"])
-                result["prompt_seconds"].append(first["seconds"])
-                result["tokens"].append(whole["tokens"])
-                result["memory_mb"] = whole["memory_mb"]
-                result["most_memory_mb"] = whole["most_memory_mb"]
-                if number == 1:
-                    result["texts"].append(whole["text"])
+    answers = list(itertools.product(range(1 + ROUNDS.value), prompts, runs))
+    for number, prompt, (contender, method) in progress.bar(answers, label="answers"):
+        first = contender.ask(prompt, 1, method)
+        whole = contender.ask(prompt, TOKENS.value, method)
+        if not number:
+            continue
+        result = results[f"{contender.name}, {method}"]
+        result["seconds"].append(whole["seconds"])
+        result["prompt_seconds"].append(first["seconds"])
+        result["tokens"].append(whole["tokens"])
+        result["memory_mb"] = whole["memory_mb"]
+        result["most_memory_mb"] = whole["most_memory_mb"]
+        if number == 1:
+            result["texts"].append(whole["text"])
     return results
 
 
@@ -198,8 +197,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = contenders(path, pathlib.Path(folder))
         runs = len(prompts) * (1 + ROUNDS.value)
-        with progress.bar(label="prompts", total=None, unit=" answers") as bar:
-            results = measure(started, prompts, bar)
+        results = measure(started, prompts)
         for contender in started:
             contender.close()
     expanded = results.get("llama.cpp, F32, greedy")

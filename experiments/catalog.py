@@ -1,4 +1,4 @@
-"""The studies: each is `STUDY` in `experiments/NAME/study.py`, with gin files by size."""
+"""The studies: `STUDY` in `experiments/NAME/study.py`, and gin files by size."""
 
 import difflib
 import pathlib
@@ -81,7 +81,7 @@ def choose(names: Sequence[str], size: str) -> list[str]:
 def configure(
     name: str, size: str, files: Sequence[str], bindings: Sequence[str]
 ) -> Parsed[StudyConfig]:
-    """The settings of a study: those of its size, then of further gin files and flags."""
+    """The settings of a study: of its size, of further gin files, then of flags."""
     paths = [f"experiments/{name}/{size}.gin", *files]
     names = [f"StudyConfig.study = {name!r}", f"StudyConfig.size = {size!r}"]
     return configuration.parse(
