@@ -66,23 +66,27 @@ class _Reader(gguf.GGUFReader):
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
-    ) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
+    ) -> tuple[int, list[Any], list[int], list[gguf.GGUFValueType]]:
         if raw_type != _ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         kind = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0])
         count = int(self._get(orig_offs + 4, np.uint64)[0])
-        begin = end = orig_offs + 12
+        begin = int(orig_offs) + 12
         if kind in self.gguf_scalar_to_np:
             numbers = self._get(begin, self.gguf_scalar_to_np[kind], count)
             return 12 + numbers.nbytes, [numbers], [0], [_ARRAY, kind]
         self._texts += count
         if kind != _STRING or self._texts > _MOST_TEXTS:
             raise ValueError(f"an array has {count:,} elements of type {kind.name}")
-        texts = []
+        # Hundreds of thousands: an array of each would take a second.
+        header, texts, end = memoryview(self.data), [], begin
         for _ in range(count):
-            texts.append(self._get_str(end)[1])
-            end += 8 + texts[-1].nbytes
-        return end - orig_offs, texts, list(range(count)), [_ARRAY, kind]
+            [size] = struct.unpack_from("<Q", header, end)
+            texts.append(str(header[end + 8 : end + 8 + size], "utf-8"))
+            end += 8 + size
+            if end > len(header):
+                raise ValueError("a string goes beyond the end of the file")
+        return end - int(orig_offs), texts, [0], [_ARRAY, kind]
 
 
 class GGUFFile:
@@ -113,6 +117,7 @@ class GGUFFile:
             MemoryError,
             TypeError,
             ValueError,
+            struct.error,
         ) as error:
             raise UserError(
                 f"{path} is truncated or damaged, or needs a newer version of the "
@@ -226,8 +231,10 @@ def _check_start(path: pathlib.Path) -> None:
 
 
 def _value(field: gguf.ReaderField) -> Value:
-    if field.types[0] == _ARRAY and field.types[-1] != _STRING:
-        return field.parts[field.data[0]]
+    if field.types[0] == _ARRAY:
+        # Of strings, the parts after those of the name are the strings.
+        is_text = field.types[-1] == _STRING
+        return field.parts[field.data[0] :] if is_text else field.parts[field.data[0]]
     if field.types[0] == gguf.GGUFValueType.FLOAT32:
         # A float32 that was written as 1e-5 is read as 1e-5.
         return float(str(field.parts[field.data[0]][0]))

@@ -121,7 +121,7 @@ def test_invalid_tpu_launches_are_refused():
             "table4 has no size 'huge'": [
                 *(*TPU, "--", "experiments.run", "table4", "--size=huge"),
             ],
-            "StudyConfig has no setting 'example'": [
+            "StudyConfig has no parameter example": [
                 *(*TPU, "--", "experiments.run", "all", "--workdir=gs://B/w"),
                 "--gin.StudyConfig.example=3",
             ],
