@@ -54,6 +54,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
+from bpd_jax.storage.paths import as_path
 
 PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")
 PLATFORM = flags.DEFINE_enum(
@@ -65,7 +66,9 @@ MINUTES = flags.DEFINE_float("minutes", 14.0, "time limit of all parts together.
 ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.")
 BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1", "8", "32"], "prompts together.")
 TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
-OUTPUT = flags.DEFINE_string("output", str(results.FOLDER), "folder of the results.")
+OUTPUT = flags.DEFINE_string(
+    "output", str(results.FOLDER), "folder of the results, also under gs://."
+)
 TABLES = flags.DEFINE_bool("tables", False, f"write the tables of {results.PAGE}.")
 SPLIT_WEIGHTS = flags.DEFINE_string(
     "split_weights", None, "folder to write the file of SmolLM2 to, in parts."
@@ -83,7 +86,7 @@ def main() -> None:
         parts = split_file(file, SPLIT_WEIGHTS.value, size)
         print(f"{SPLIT_WEIGHTS.value}: {file.name} in {len(parts)} parts")
         return
-    folder = pathlib.Path(OUTPUT.value)
+    folder = as_path(OUTPUT.value)
     if TABLES.value:
         results.update_page(results.PAGE, results.read(folder))
         print(f"{results.PAGE}: tables of {folder}")

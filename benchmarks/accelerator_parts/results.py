@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.accelerator_parts import speedups
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
+from bpd_jax.storage.paths import in_bucket
 
 FOLDER = pathlib.Path("benchmarks/results")
 PAGE = pathlib.Path("docs/accelerators.md")
@@ -38,9 +39,15 @@ Row = Mapping[str, Any]
 
 def append(folder: pathlib.Path, row: Row) -> None:
     """Adds a line to the file, which is on the disk when the function returns."""
+    line = json.dumps(row) + "\n"
+    if in_bucket(folder):  # An object is replaced as a whole.
+        path = folder / FILE
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        files.write_text(path, before + line)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / FILE).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
+        stream.write(line)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -19,6 +19,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.storage.paths import as_path
 from tests.commands import ROOT, call, python
 from tests.decoding.random_models import make_drafter, make_model, make_ngram
 
@@ -344,6 +345,14 @@ def test_docs_page_contains_the_tables_of_the_committed_results():
     rows, page = results.read(ROOT / results.FOLDER), (ROOT / results.PAGE).read_text()
     assert results.tables(rows) in page
     assert speedups.table(rows) in page
+
+
+def test_results_in_a_bucket_are_kept(storage):
+    folder = as_path("gs://bpd-test/check")
+    for job in ("copy", "1.5b"):
+        about = {"part": "plain", "device": "d", "job": job}
+        results.append(folder, about)
+    assert [row["job"] for row in results.read(folder)] == ["copy", "1.5b"]
 
 
 def test_damaged_results_are_named(tmp_path):
