@@ -19,7 +19,7 @@ _DIGEST = 32
 # Called by `forget_compiled`.
 on_forget: list[Callable[[], object]] = []
 
-# Whether jax's cache is the one of `keep_compiled`.
+# Whether `keep_compiled` has found a cache.
 _keeps = False
 
 # An element for every thread in `uncached`.
@@ -28,24 +28,26 @@ _LOCK = threading.Lock()
 
 
 def keep_compiled() -> None:
-    """Enables jax's compilation cache in `~/.cache/bpd_jax`.
+    """Enables jax's compilation cache, in which whole programs are kept too.
 
-    Does nothing if `JAX_COMPILATION_CACHE_DIR` is set, even if empty, or if jax has not
-    been imported.
+    It is in `~/.cache/bpd_jax`, or where `JAX_COMPILATION_CACHE_DIR` says; if that is
+    empty, nothing is kept. Does nothing if jax has not been imported.
     """
     global _keeps
     jax = sys.modules.get("jax")
-    if jax is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if jax is None:
         return
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / "bpd_jax" / "compiled" / processor()
-    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
-    _keeps = bool(jax.config.jax_enable_compilation_cache)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        folder = cache.expanduser() / "bpd_jax" / "compiled" / processor()
+        jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    has_folder = bool(jax.config.jax_compilation_cache_dir)
+    _keeps = has_folder and bool(jax.config.jax_enable_compilation_cache)
 
 
 def keeps_programs() -> bool:
-    """Whether `keep_compiled` has enabled a cache."""
+    """Whether `keep_compiled` has enabled a cache in this process."""
     return _keeps
 
 

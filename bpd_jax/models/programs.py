@@ -172,7 +172,7 @@ def _device_of(arguments: Sequence[Any]) -> Any:
 
 
 def _signature(tree: PyTree) -> tuple[Any, ...] | None:
-    """What a trace depends on in arrays; None if some are on several devices."""
+    """What a trace depends on in arrays and numbers; None if some are on several devices."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Any] = [structure]
     for leaf in leaves:
@@ -181,7 +181,9 @@ def _signature(tree: PyTree) -> tuple[Any, ...] | None:
             return None
         device = "" if sharding is None else str(*sharding.device_set)
         weak = getattr(leaf, "weak_type", False)
-        parts.append((leaf.shape, leaf.dtype, weak, device))
+        # Numbers of Python have a type of their own.
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        parts.append((np.shape(leaf), dtype, weak, device))
     return tuple(parts)
 
 

@@ -17,6 +17,7 @@ from bpd_jax.decoding import decode_loop
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.refill import decode_refilled
 from bpd_jax.drafting.assets import Assets
 from tests.decoding import random_models as random
 
@@ -56,6 +57,11 @@ for name, options in (
     texts[f"{name} {options}"] = [
         [text.output_ids.tolist(), text.accepted.tolist()] for text in found
     ]
+task = decoder.task(parse_method("block/tree:4"), chosen)
+texts["refilled"] = [
+    [index, text.tolist()]
+    for index, text, _ in decode_refilled(task, prompts, range(3))
+]
 print(json.dumps([texts, len(traced)]))
 """
 
@@ -74,10 +80,10 @@ def run(**variables):
 
 
 def test_texts_are_those_of_jit(tmp_path, monkeypatch):
-    by_jit, _ = run()
+    by_jit, _ = run(JAX_COMPILATION_CACHE_DIR="")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     first, traced = run(XDG_CACHE_HOME=str(tmp_path))
     again, traced_again = run(XDG_CACHE_HOME=str(tmp_path))
-    assert len(by_jit) == 8
+    assert len(by_jit) == 9
     assert by_jit == first == again
-    assert (traced, traced_again) == (7, 0)
+    assert (traced, traced_again) == (8, 0)
