@@ -172,7 +172,7 @@ def _device_of(arguments: Sequence[Any]) -> Any:
 
 
 def _signature(tree: PyTree) -> tuple[Any, ...] | None:
-    """What a trace depends on in arrays and numbers; None if some are on several devices."""
+    """What a trace depends on in arrays; None if some are on several devices."""
     leaves, structure = jax.tree.flatten(tree)
     parts: list[Any] = [structure]
     for leaf in leaves:
