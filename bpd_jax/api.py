@@ -65,8 +65,6 @@ class LanguageModel:
 
     def with_template(self, variables: Mapping[str, Any] | None) -> "LanguageModel":
         """The model with further variables of its chat template."""
-        if not variables:
-            return self
         return dataclasses.replace(self, loaded=self.loaded.with_template(variables))
 
     def encode(self, prompt: Prompt) -> np.ndarray:
@@ -171,7 +169,7 @@ def load(
     )
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
-    loaded = loaded.with_template(template or {})
+    loaded = loaded.with_template(template)
     lm = LanguageModel.of(loaded, assets)
     loaded = loaded.rounded() if weights_dtype == INT8 else loaded
     loaded = loaded.in_precision(precision) if precision else loaded
@@ -215,7 +213,7 @@ def generate(
     if isinstance(prompts, str):
         raise UserError(f"prompts must be a list of texts, not the text {prompts!r}.")
     check_texts(prompts)
-    tokens = [lm.with_template(template).encode(prompt) for prompt in prompts]
+    tokens = _encoded(lm, prompts, template)
     chosen = resolve(lm, decoder, method, tokens, decode_options)
     generations = decoder.decode(
         chosen, tokens, decode_options, on_progress=on_progress
@@ -240,7 +238,7 @@ def stream(
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
     check_texts([prompt])
-    tokens = lm.with_template(template).encode(prompt)
+    [tokens] = _encoded(lm, [prompt], template)
     chosen = resolve(lm, decoder, method, [tokens], decode_options)
     pieces = decoder.stream(chosen, tokens, decode_options)
     return (piece for piece, _ in visible_pieces(lm, pieces, decode_options))
@@ -392,6 +390,18 @@ def marked_pieces(
 
 def _is_conversation(prompt: Prompt) -> bool:
     return isinstance(prompt, Sequence) and any(isinstance(m, Mapping) for m in prompt)
+
+
+def _encoded(
+    lm: LanguageModel, prompts: Sequence[Prompt], template: Mapping[str, Any] | None
+) -> list[np.ndarray]:
+    if template and not all(isinstance(p, str) or _is_conversation(p) for p in prompts):
+        raise UserError(
+            "template has no effect on a prompt of token ids: leave it out, or give a "
+            "text or a conversation."
+        )
+    lm = lm.with_template(template)
+    return [lm.encode(prompt) for prompt in prompts]
 
 
 def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:

@@ -139,6 +139,10 @@ def test_invalid_prompts_are_refused(lm, prompt, message):
 def test_misplaced_arguments_are_refused(lm, trained):
     with pytest.raises(UserError, match="must be a list of texts, not the text 'hi'"):
         api.generate(lm, "hi")
+    with pytest.raises(UserError, match="template has no effect on a prompt of token"):
+        api.stream(lm, [1, 2], template={"x": 1})
+    with pytest.raises(UserError, match=r"must be a mapping such as .*, not 'x=1'"):
+        api.generate(lm, PROMPTS, template="x=1")
     with pytest.raises(UserError, match="unknown asset 'ngrams': choose from ngram"):
         api.load(str(trained / "run"), ngrams="x")
 

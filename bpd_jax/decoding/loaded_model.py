@@ -19,7 +19,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model, cast_matrices
 from bpd_jax.models.quantized import expanded, rounded
 from bpd_jax.models.transformer_config import INT8
-from bpd_jax.pretrained.chat import render_chat, render_continued
+from bpd_jax.pretrained.chat import check_variables, render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 Message = Mapping[str, str]
@@ -278,15 +278,23 @@ class LoadedModel:
             )
         return np.asarray(ids, np.int32)
 
-    def with_template(self, variables: Mapping[str, Any]) -> "LoadedModel":
+    def with_template(self, variables: Mapping[str, Any] | None) -> "LoadedModel":
         """Returns the model with further variables of its chat template."""
+        if variables is None:
+            return self
+        if not isinstance(variables, Mapping):
+            raise UserError(
+                "variables of the chat template must be a mapping such as "
+                f"{{'enable_thinking': False}}, not {variables!r}."
+            )
         if not variables:
             return self
         if self.chat is None:
             raise UserError(
                 f"{self.name} has no chat template: leave out its variables "
-                f"({', '.join(variables)})."
+                f"({', '.join(map(str, variables))})."
             )
+        check_variables(self.chat.template, variables)
         known = {**self.chat.variables, **variables}
         return dataclasses.replace(
             self, chat=dataclasses.replace(self.chat, variables=known)

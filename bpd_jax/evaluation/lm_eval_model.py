@@ -98,6 +98,11 @@ class HarnessModel:
         check_value("max_gen_toks", max_gen_toks, integer(1))
         if method is not None:
             parse_method(method)  # Validates it before loading the model.
+        if not isinstance(chat_template_args, Mapping | None):
+            raise UserError(
+                "chat_template_args must be a mapping such as "
+                f"{{'enable_thinking': False}}, not {chat_template_args!r}."
+            )
         template = dict(chat_template_args or {})
         if enable_thinking is not None:
             check_value("enable_thinking", enable_thinking, TRUTH)

@@ -4,14 +4,17 @@ A template is code. It runs in Jinja's immutable sandbox, which allows it to
 read its variables and to change nothing, but does not limit its time and memory.
 """
 
+import contextlib
+import copy
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -41,22 +44,47 @@ def render_chat(
       eos_token: name of the end-of-text token.
       variables: further variables of the template, such as `enable_thinking`.
     """
-    try:
+    with _one_sentence():
         return _compiled(template).render(
             {
-                **(variables or {}),
-                "messages": [dict(message) for message in messages],
                 "tools": None,
                 "documents": None,
+                **(variables or {}),
+                "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
                 "bos_token": bos_token,
                 "eos_token": eos_token,
             }
         )
-    # A template is code: besides Jinja's errors it raises any exception of Python's.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise UserError(f"the chat template cannot be rendered: {reason}.") from error
+
+
+# Variables that come from the model and the conversation.
+_RESERVED = {"messages", "add_generation_prompt", "bos_token", "eos_token"}
+
+
+def check_variables(template: str, variables: Mapping[str, Any]) -> None:
+    """Refuses variables that would have no effect or are not for users to set."""
+    with _one_sentence():
+        environment = _compiled(template).environment
+        used = jinja2.meta.find_undeclared_variables(environment.parse(template))
+    for name, value in variables.items():
+        if name in _RESERVED or name in environment.globals:
+            raise UserError(
+                f"{name} is set by the conversation and the model: leave out this "
+                "variable of the chat template."
+            )
+        if name not in used:
+            known = ", ".join(sorted(used - _RESERVED)) or "none"
+            raise UserError(
+                f"the chat template has no variable {name!r}: choose from {known}."
+            )
+        if name not in ("tools", "documents") or value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+            raise UserError(
+                f"{name} of the chat template must be a list of JSON objects, not "
+                f"{value!r}."
+            )
 
 
 def template_variables(arguments: list[str]) -> dict[str, Any]:
@@ -82,8 +110,8 @@ def template_variables(arguments: list[str]) -> dict[str, Any]:
     return variables
 
 
-# Text that no template changes, and blanks that a template may trim.
-_MARK, _TRIMMED = "CONTINUED0MESSAGE", "\t \n\t"
+# Text that no template changes.
+_MARK = "CONTINUED0MESSAGE"
 
 
 def render_continued(
@@ -92,35 +120,49 @@ def render_continued(
 ) -> str:
     """Renders a conversation up to the end of its last content, to be continued.
 
-    The content ends as the template writes it: with its blanks, unless the template
-    trims them. Where it ends is found with other contents of the last message.
+    The content ends as the template writes it, with or without its blanks: the text
+    that follows a marked content is cut from the conversation. Of a content of several
+    parts the last text is continued.
     """
     if not messages:
         raise UserError("there is no message to continue: the conversation is empty.")
     *before, last = messages
-    content = last["content"]
+    marked = copy.deepcopy(dict(last))
+    parts, field = marked.get("content"), "text"
+    if not isinstance(parts, list):
+        parts, field = [marked], "content"
+    texts = [p for p in parts if isinstance(p, dict) and isinstance(p.get(field), str)]
+    if not texts:
+        raise UserError("the last message cannot be continued: it has no text.")
+    content = texts[-1][field]
+    texts[-1][field] += _MARK
+    start, mark, end = render([*before, marked]).rpartition(_MARK)
+    if not mark:
+        raise UserError(
+            "the last message cannot be continued: the chat template does not write "
+            f"the content of a message of {last.get('role')!r} at the end."
+        )
+    if not start.rstrip().endswith(content.strip()):
+        raise UserError(
+            "the last message cannot be continued: the chat template changes its "
+            "content or leaves out a part of it."
+        )
+    whole = render(messages).removesuffix(end)
+    # A template may write nothing at all for an empty content.
+    return whole if whole.rstrip() == start.rstrip() else start
 
-    def rendered(text: str) -> tuple[str, int]:
-        whole = render([*before, {**last, "content": text}])
-        at = whole.rfind(_MARK)
-        if at < 0:
-            raise UserError(
-                "the last message cannot be continued: the chat template does not "
-                f"write the content of a message of {last['role']!r} at the end."
-            )
-        return whole, at
 
-    probe, at = rendered(_TRIMMED + _MARK + _TRIMMED)
-    keeps_left = probe[:at].endswith(_TRIMMED)
-    keeps_right = probe.startswith(_TRIMMED, at + len(_MARK))
-    shown = content if keeps_right else content.rstrip()
-    shown = shown if keeps_left else shown.lstrip()
-    text = probe[: at - len(_TRIMMED) * keeps_left] + shown
-    if render(messages).startswith(text):
-        return text
-    # The template writes this content in another way.
-    whole, at = rendered(content + _MARK)
-    return whole[:at] if keeps_right else whole[:at].rstrip()
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turns errors of a template into one sentence.
+
+    A template is code: besides Jinja's errors it raises any exception of Python's.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise UserError(f"the chat template cannot be rendered: {reason}.") from error
 
 
 class _Generation(jinja2.ext.Extension):

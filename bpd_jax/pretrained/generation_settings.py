@@ -1,49 +1,48 @@
 """The settings of generation that come with a model, as options of decoding.
 
 transformers applies those of generation_config.json by itself, and so does bpd_jax as
-far as it has the same options. The others are named once.
+far as it has the same options. The others are named once, also those that this file
+does not know. Lengths are not taken over: a text has at most `max_new_tokens` tokens,
+which is always the caller's choice.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError, warn
 from bpd_jax.pretrained.json_files import Fields
 
-# Settings that choose tokens, with the value that has no effect.
+# The value without effect of settings whose value is not null, false, 0 or empty.
 _NEUTRAL: dict[str, Any] = {
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "forced_decoder_ids": None,
-    "sequence_bias": None,
-    "exponential_decay_length_penalty": None,
     "encoder_repetition_penalty": 1,
-    "encoder_no_repeat_ngram_size": 0,
     "guidance_scale": 1,
+    "length_penalty": 1,
+    "max_length": 20,
     "num_beams": 1,
     "num_beam_groups": 1,
-    "penalty_alpha": 0,
-    "remove_invalid_values": False,
-    "renormalize_logits": False,
-    "stop_strings": None,
-    "watermarking_config": None,
-    "dola_layers": None,
-    "prompt_lookup_num_tokens": None,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-}
-# Those that only sampling has.
-_SAMPLING: dict[str, Any] = {
+    "num_return_sequences": 1,
     "temperature": 1,
     "top_k": 50,
     "top_p": 1,
-    "min_p": 0,
-    "top_h": None,
     "typical_p": 1,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
 }
+# Those that only sampling has.
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff"),
+)
+_NUMBERS = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
+_APPLIED = ("repetition_penalty", "bad_words_ids", "do_sample", *_NUMBERS, *_LISTS)
+# Names of those that change no text: tokens that are read elsewhere, memory, speed,
+# and what is returned with the text.
+_WITHOUT_TEXT = re.compile(
+    r"_from_model_config|transformers_version|trust_remote_code|(bos|eos|pad)_token_id"
+    r"|decoder_start_token_id|.*cache.*|.*compile.*|output_.*|return_.*"
+    r"|.*assistant.*|.*lookbehind|max_matching_ngram_size|speculation_type|use_mtp"
+    r"|low_memory|prefill_chunk_size|continuous_batching_config"
+)
 
 
 def generation_settings(fields: Fields, vocab_size: int) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def generation_settings(fields: Fields, vocab_size: int) -> dict[str, Any]:
         if penalty <= 0:
             raise UserError(f"repetition_penalty in {fields.source} must be above 0.")
         settings["repetition_penalty"] = penalty
-    for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
+    for name in _NUMBERS:
         if (value := fields.integer(name, 0)) != 0:
             if value < 0:
                 raise UserError(f"{name} in {fields.source} must not be below 0.")
@@ -65,14 +64,13 @@ def generation_settings(fields: Fields, vocab_size: int) -> dict[str, Any]:
         settings["bad_words_ids"] = tuple(
             _tokens(fields, "bad_words_ids", word, vocab_size) for word in words
         )
-    _name_others(
-        fields.source,
-        {k: v for k, v in fields.values.items() if _has_effect(k, v, _NEUTRAL)},
-    )
-    if fields.values.get("do_sample") is True:
-        sampling = {
-            k: v for k, v in fields.values.items() if _has_effect(k, v, _SAMPLING)
-        }
+    effective = {k: v for k, v in fields.values.items() if _has_effect(k, v)}
+    if others := {k: v for k, v in effective.items() if k not in _SAMPLING}:
+        warn(
+            f"{fields.source} has settings that have no effect here: {_listed(others)}."
+        )
+    if fields.flag("do_sample", False):
+        sampling = {k: v for k, v in effective.items() if k in _SAMPLING}
         warn(
             f"{fields.source} asks for sampling"
             + (f" ({_listed(sampling)})" if sampling else "")
@@ -90,16 +88,10 @@ def name_sampling(source: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def _name_others(source: str, values: Mapping[str, Any]) -> None:
-    if values:
-        warn(
-            f"{source} has settings that are not supported and have no effect: "
-            f"{_listed(values)}."
-        )
-
-
-def _has_effect(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
-    return name in neutral and value is not None and value != neutral[name]
+def _has_effect(name: str, value: Any) -> bool:
+    if value is None or name in _APPLIED or _WITHOUT_TEXT.fullmatch(name):
+        return False
+    return value != _NEUTRAL[name] if name in _NEUTRAL else bool(value)
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.generation_settings import name_sampling
+from bpd_jax.pretrained.generation_settings import generation_settings, name_sampling
 from bpd_jax.pretrained.gguf_file import GGUFFile
 from bpd_jax.pretrained.gguf_options import (
     FAMILIES,
@@ -22,7 +22,7 @@ from bpd_jax.pretrained.gguf_options import (
 )
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
 from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.json_files import naming
+from bpd_jax.pretrained.json_files import Fields, naming
 from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -51,11 +51,16 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
         layout = llama_layout(config, variant=read_variant(file, architecture))
     tensors.check(layout)
     text = read_tokenizer(file, config.vocab_size)
+    suppressed = file.find("tokenizer.ggml.suppress_tokens", np.ndarray)
+    generation = {} if suppressed is None else {"suppress_tokens": suppressed.tolist()}
     name_sampling(str(path), file.starting_with("general.sampling."))
     return Checkpoint(
         config=config,
         layout=layout,
         tensors=tensors,
+        generation=generation_settings(
+            Fields(generation, str(path)), config.vocab_size
+        ),
         **text._asdict(),
     )
 

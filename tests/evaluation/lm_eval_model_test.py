@@ -177,6 +177,7 @@ def test_settings_that_cannot_be_met_are_refused(settings, message):
         ({"ngrams": "x"}, "unknown model argument 'ngrams': give model, method, heads"),
         ({"model": ""}, "'model' is missing: give model=NAME"),
         ({"method": "neural"}, "needs a small language model"),
+        ({"chat_template_args": "x"}, "chat_template_args must be a mapping such as"),
         ({"max_length": 97}, r"max_length must be an integer from 2 to 96"),
     ],
 )
@@ -208,6 +209,7 @@ def test_chats_are_rendered_with_the_models_template(harness):
     chat = Chat(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n"
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% if enable_thinking %}<think>{% endif %}"
     )
     loaded = dataclasses.replace(harness.lm.loaded, chat=chat)
     chat_model = with_loaded(harness, loaded)
@@ -221,6 +223,8 @@ def test_chats_are_rendered_with_the_models_template(harness):
         chat_model.apply_chat_template([])
     thinking = loaded.with_template({"enable_thinking": False})
     assert thinking.chat.variables == {"enable_thinking": False}
+    with pytest.raises(UserError, match="no variable 'thinking': choose from enable_"):
+        loaded.with_template({"thinking": False})
     with pytest.raises(UserError, match=r"leave out its variables \(x\)"):
         harness.lm.loaded.with_template({"x": 1})
     assert chat_model.chat_template(True) == chat.template

@@ -5,6 +5,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.chat import (
+    check_variables,
     render_chat,
     render_continued,
     template_variables,
@@ -145,10 +146,8 @@ CONTENTS = ("", "end", "assistant", "<", "\n", " x", "x ", "x\n\n", "Is\n it", "
         ("m.content", lambda text: text),
         ("m.content | trim", str.strip),
         ("m.content.lstrip()", str.lstrip),
-        (
-            "m.content.split('<think>')[-1] | trim",
-            lambda text: text.split("<think>")[-1].strip(),
-        ),
+        ("m.content.rstrip('\\n')", lambda text: text.rstrip("\n")),
+        ("m.content.rstrip(' ')", lambda text: text.rstrip(" ")),
     ],
 )
 @pytest.mark.parametrize("end", ["<end>", " <end>", ""])
@@ -156,36 +155,100 @@ def test_continued_messages_end_after_their_content(content, shown, end):
     template = PLAIN.replace("CONTENT", content).replace("END", end)
     template = template.replace("NEWLINE", r"'\n'")
 
-    def render(messages):
-        return render_chat(template, messages, add_generation_prompt=False)
-
-    for text in (*CONTENTS, "a<think>b"):
+    for text in CONTENTS:
         chat = [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": text},
         ]
         want = HEAD.replace("<end>", end) + shown(text)
-        assert render_continued(render, chat) == want, text
+        assert continued(template, chat) == want, text
 
 
-def test_messages_that_cannot_be_continued_are_refused():
-    for template in ("{{ messages[0].content }}!", "{{ messages | length }}"):
+REASONING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}<end>"
+    "{% endfor %}"
+)
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+    "{{ part.text }}{% endfor %}<end>{% endfor %}"
+)
 
-        def render(messages, template=template):
-            return render_chat(template, messages, add_generation_prompt=False)
 
-        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        with pytest.raises(UserError, match="cannot be continued: the chat template"):
-            render_continued(render, chat)
+@pytest.mark.parametrize(
+    ("template", "answer", "reason"),
+    [
+        ("{{ messages[0].content }}!", {"content": "b"}, "does not write the content"),
+        ("{{ messages | length }}", {"content": "b"}, "does not write the content"),
+        # Also where the part that is left out occurs elsewhere in the conversation.
+        (REASONING, {"content": "<think>a</think>"}, "leaves out a part of it"),
+        (REASONING, {"content": "<think>\n\n</think>\n\n"}, "leaves out a part of it"),
+        (REASONING, {"content": "a</think>b"}, "leaves out a part of it"),
+        (REASONING, {"content": "a</think>"}, "leaves out a part of it"),
+        ("{{ messages[1].content | upper }}", {"content": "b"}, "changes its content"),
+        (REASONING, {}, "it has no text"),
+        (REASONING, {"content": None}, "it has no text"),
+        (PARTS, {"content": [{"type": "image"}]}, "it has no text"),
+    ],
+)
+def test_messages_that_cannot_be_continued_are_refused(template, answer, reason):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", **answer}]
+    with pytest.raises(UserError, match=f"cannot be continued: .*{reason}"):
+        continued(template, chat)
+
+
+def test_what_is_continued_may_be_empty_or_have_parts():
     with pytest.raises(UserError, match="the conversation is empty"):
-        render_continued(render, [])
+        continued(REASONING, [])
+    # The header is there even if the template leaves out empty messages.
+    template = (
+        "{% for m in messages if m.content %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    assert continued(template, [{"role": "assistant", "content": ""}]) == "<assistant>"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
+    assert continued(PARTS, [{"role": "user", "content": parts}]) == "<user>ab "
+    assert parts[1] == {"type": "text", "text": "b "}
+
+
+def continued(template, chat):
+    def render(messages):
+        return render_chat(template, messages, add_generation_prompt=False)
+
+    return render_continued(render, chat)
 
 
 def test_variables_reach_the_template():
-    template = "{{ enable_thinking }}{{ messages | length }}"
-    variables = {"enable_thinking": False, "messages": ["ignored"] * 9}
-    assert render_chat(template, [], variables=variables) == "False0"
-    assert render_chat(template, []) == "0"
+    template = "{{ enable_thinking }}{{ tools | tojson }}{{ documents }}"
+    assert render_chat(template, []) == "nullNone"
+    variables = {"enable_thinking": False, "tools": [{"name": "f"}]}
+    check_variables(template, variables)
+    text = render_chat(template, [], variables=variables)
+    assert text == 'False[{"name": "f"}]None'
+    # A variable with a default in the template is one of it, too.
+    check_variables(
+        "{% if not date is defined %}{% set date = 'May' %}{% endif %}{{ date }}",
+        {"date": "June"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (
+            {"enable_thinkin": False},
+            "no variable 'enable_thinkin': choose from enable_",
+        ),
+        ({1: 2}, "no variable 1: choose from enable_thinking, tools"),
+        ({"messages": []}, "messages is set by the conversation"),
+        ({"add_generation_prompt": True}, "add_generation_prompt is set by"),
+        ({"bos_token": ""}, "bos_token is set by"),
+        ({"raise_exception": ""}, "raise_exception is set by"),
+        ({"tools": "f"}, "tools of the chat template must be a list of JSON objects"),
+        ({"tools": ["f"]}, "must be a list of JSON objects, not \\['f'\\]"),
+    ],
+)
+def test_variables_without_effect_are_refused(variables, reason):
+    with pytest.raises(UserError, match=reason):
+        check_variables(QWEN, variables)
 
 
 def test_values_of_variables_are_json_or_text():

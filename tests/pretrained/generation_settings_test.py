@@ -39,6 +39,19 @@ def test_settings_with_options_are_read(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_settings_without_an_option_are_named_even_if_unknown(capsys):
+    neutral = {"max_length": 20, "length_penalty": 1.0, "early_stopping": False}
+    silent = {"use_cache": True, "pad_token_id": 3, "num_assistant_tokens": 20}
+    read(**neutral, **silent, transformers_version="5.24.0", stop_strings=None)
+    assert capsys.readouterr().err == ""
+    read(max_new_tokens=9, max_length=40, max_time=2.5, force_words_ids=[[1]], new=[3])
+    said = capsys.readouterr().err
+    assert (
+        "have no effect here: max_new_tokens = 9, max_length = 40, max_time = 2.5, "
+        "force_words_ids = [[1]], new = [3]."
+    ) in said
+
+
 def test_other_settings_are_named_once(capsys):
     for _ in range(2):
         read(num_beams=4, forced_eos_token_id=3, do_sample=True, temperature=0.7)
@@ -60,6 +73,7 @@ def test_other_settings_are_named_once(capsys):
         {"suppress_tokens": [20]},
         {"bad_words_ids": [[]]},
         {"bad_words_ids": [1]},
+        {"do_sample": "true"},
     ],
 )
 def test_invalid_values_are_refused(values):

@@ -129,6 +129,17 @@ def test_the_divisor_of_logits_divides_the_last_norm(tiny, tmp_path):
     np.testing.assert_array_equal(origin.convert(scale), scale / 8)
 
 
+def test_suppressed_tokens(tiny, tmp_path):
+    key, model = "tokenizer.ggml.suppress_tokens", tiny.make("llama")
+    checkpoint = open_gguf(model.write(tmp_path / "suppress.gguf", {key: [1, 3]}))
+    assert checkpoint.generation == {"suppress_tokens": (1, 3)}
+    path = model.write(tmp_path / "beyond.gguf", {key: [10_000]})
+    with pytest.raises(
+        UserError, match=r"suppress_tokens in .*beyond.gguf must consist"
+    ):
+        open_gguf(path)
+
+
 def test_longrope(tiny, tmp_path):
     """The factors of short texts, and hence no text beyond their length."""
     values = {
