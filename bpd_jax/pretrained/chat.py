@@ -76,7 +76,7 @@ def check_variables(template: str, variables: Mapping[str, Any]) -> None:
         if name not in used:
             known = ", ".join(sorted(used - _RESERVED)) or "none"
             raise UserError(
-                f"the chat template has no variable {name!r}: choose from {known}."
+                f"the chat template has no variable {name!r}; it has {known}."
             )
         if name not in ("tools", "documents") or value is None:
             continue

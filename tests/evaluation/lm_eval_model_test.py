@@ -223,7 +223,7 @@ def test_chats_are_rendered_with_the_models_template(harness):
         chat_model.apply_chat_template([])
     thinking = loaded.with_template({"enable_thinking": False})
     assert thinking.chat.variables == {"enable_thinking": False}
-    with pytest.raises(UserError, match="no variable 'thinking': choose from enable_"):
+    with pytest.raises(UserError, match="no variable 'thinking'; it has enable_"):
         loaded.with_template({"thinking": False})
     with pytest.raises(UserError, match=r"leave out its variables \(x\)"):
         harness.lm.loaded.with_template({"x": 1})

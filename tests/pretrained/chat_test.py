@@ -235,9 +235,9 @@ def test_variables_reach_the_template():
     [
         (
             {"enable_thinkin": False},
-            "no variable 'enable_thinkin': choose from enable_",
+            "no variable 'enable_thinkin'; it has enable_",
         ),
-        ({1: 2}, "no variable 1: choose from enable_thinking, tools"),
+        ({1: 2}, "no variable 1; it has enable_thinking, tools"),
         ({"messages": []}, "messages is set by the conversation"),
         ({"add_generation_prompt": True}, "add_generation_prompt is set by"),
         ({"bos_token": ""}, "bos_token is set by"),
