@@ -3,9 +3,13 @@
 import json
 import pathlib
 import re
+import sys
+import types
 
 import pytest
 
+from bpd_jax import lm_eval
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.evaluation.lm_eval_model import HarnessModel
 from tests.commands import Script, python
@@ -32,6 +36,25 @@ def test_a_missing_harness_is_reported(tmp_path, missing):
     ]
     assert "the Evaluation Harness cannot be imported" in error
     assert "pip install 'lm_eval" in error
+
+
+def test_a_dataset_that_is_a_program_is_refused(monkeypatch):
+    harness = types.ModuleType("lm_eval.__main__")
+    monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", harness)
+    for name in ("register", "_mesh", "_share_work", "keep_compiled"):
+        monkeypatch.setattr(lm_eval, name, lambda *_: None)
+
+    def fail(message):
+        raise RuntimeError(message)
+
+    said = "Dataset scripts are no longer supported, but found old.py"
+    harness.cli_evaluate = lambda: fail(said)
+    with pytest.raises(UserError, match=r"is a program, .*old\.py.*consists of files"):
+        lm_eval._run()
+    harness.cli_evaluate = lambda: fail("out of luck")
+    with pytest.raises(RuntimeError, match="out of luck"):
+        lm_eval._run()
 
 
 def test_the_page_names_every_argument():

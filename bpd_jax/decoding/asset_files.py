@@ -18,6 +18,7 @@ from bpd_jax.drafting.assets import (
     read_accuracies,
 )
 from bpd_jax.models import cpu
+from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
     HEADER,
@@ -28,6 +29,7 @@ from bpd_jax.models.drafter_files import (
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.model import Model
+from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.json_files import naming
@@ -172,6 +174,7 @@ def _load_asset(
             f"{path} has another tokenizer than {loaded.name}: train it on the same "
             "task, with the same vocabulary."
         )
+    check_finite(by_path(on_host(small.params)), path)
     return small.model
 
 

@@ -25,6 +25,7 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host
+from bpd_jax.models.transformer_config import check_token_ids
 from bpd_jax.training import hosts
 
 # Lowest number of columns that are read instead of all: compiling a program for fewer
@@ -350,11 +351,7 @@ def check_prompts(
             raise UserError(
                 f"prompt {index + 1} is not a list of token ids: give integers."
             )
-        if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
-            raise UserError(
-                f"prompt {index + 1} has token ids outside 0 … {vocab_size - 1}: "
-                "encode it with the model's own tokenizer."
-            )
+        check_token_ids(ids, vocab_size, f"prompt {index + 1}")
         if longest < 1:
             raise UserError(
                 f"max_new_tokens is {options.max_new_tokens}, but the {name} holds "

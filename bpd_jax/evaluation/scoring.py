@@ -13,6 +13,7 @@ from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, in_rows, on_host
+from bpd_jax.models.transformer_config import check_token_ids
 
 # Tokens whose logits over the vocabulary exist at the same time.
 _CHUNK = 128
@@ -89,6 +90,7 @@ def score_texts(
     window_length = max_length or model.config.trunk.max_length
     for index, (tokens, count) in enumerate(texts):
         tokens = np.asarray(tokens, np.int32)
+        check_token_ids(tokens, model.config.trunk.vocab_size, f"text {index + 1}")
         for inputs, targets in windows(tokens, count, window_length):
             requests_by_inputs[inputs.tobytes()].append((index, targets))
             missing[index] += 1

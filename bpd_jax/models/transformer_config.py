@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
+
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import Positive, Validated, choice, each, integer
@@ -198,6 +200,15 @@ def from_fields(kind: Callable[..., Config], fields: dict[str, Any]) -> Config:
         if fields.get(name) is not None
     }
     return kind(**{**fields, **nested})
+
+
+def check_token_ids(ids: np.ndarray, vocab_size: int, name: str) -> None:
+    """Raises a `UserError` that names a text with tokens outside a vocabulary."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise UserError(
+            f"{name} has token ids outside 0 … {vocab_size - 1}: encode it with the "
+            "model's own tokenizer."
+        )
 
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:

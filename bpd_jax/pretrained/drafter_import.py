@@ -72,17 +72,16 @@ def import_drafter(
         config = about.config.resolve(trunk)
     layout = drafter_layout(config, trunk)
     arrays = read_layout(folder, tensors, layout)
-    if config.draft_vocabulary is not None:
-        arrays["vocabulary"] = draft_vocabulary(
-            folder, tensors, config.draft_vocabulary, trunk.vocab_size
-        )
+    vocabulary = draft_vocabulary(
+        folder, tensors, config.draft_vocabulary, trunk.vocab_size
+    )
+    if vocabulary is not None:
+        arrays["vocabulary"] = vocabulary
     embedding = params["trunk"]["embedding"]
     own = target_embedding(folder, tensors, embedding, besides=about.mask_token)
     table = embedding if own is None else own
     arrays["mask_embedding"] = np.asarray(on_host(table[about.mask_token]), np.float32)
-    softmax = own_softmax(
-        folder, tensors, softmax_rows(model, params, arrays.get("vocabulary"))
-    )
+    softmax = own_softmax(folder, tensors, softmax_rows(model, params, vocabulary))
     if softmax is not None:
         arrays["softmax"] = softmax
     check_finite(arrays, folder)  # Also the embedding and the softmax.

@@ -148,15 +148,26 @@ def read_layout(
 def draft_vocabulary(
     folder: pathlib.Path,
     tensors: SafetensorsFiles,
-    size: int,
+    size: int | None,
     vocab_size: int,
-) -> np.ndarray:
-    """The ids of a draft vocabulary, `[size]` int32."""
-    distances = tensors.read_integers(DRAFT_TO_TARGET)
-    if distances.shape != (size,):
+) -> np.ndarray | None:
+    """The ids of a draft vocabulary, `[size]` int32; None if it has all tokens.
+
+    Args:
+      folder: the drafter, for messages.
+      tensors: its tensors.
+      size: declared size; None for all tokens, which the tensors must then agree with.
+      vocab_size: tokens of the target.
+    """
+    expected = size or vocab_size
+    if size is None and DRAFT_TO_TARGET not in tensors.names:
+        distances, source = np.zeros(vocab_size, np.int64), CONFIG
+    else:
+        distances, source = tensors.read_integers(DRAFT_TO_TARGET), DRAFT_TO_TARGET
+    if distances.shape != (expected,):
         raise UserError(
             f"{DRAFT_TO_TARGET} of {folder} has shape {list(distances.shape)}, but "
-            f"{CONFIG} declares {size} tokens: the folder is "
+            f"{CONFIG} declares {expected} tokens (draft_vocab_size): the folder is "
             "damaged."
         )
     ids = np.arange(len(distances)) + distances.astype(np.int64)
@@ -178,14 +189,19 @@ def draft_vocabulary(
             )
     else:
         mask = tensors.read_integers(TARGET_IN_DRAFT)
-        if len(mask) != vocab_size or not np.array_equal(
+        if mask.shape != (vocab_size,) or not np.array_equal(
             np.flatnonzero(mask), np.sort(ids)
         ):
             raise UserError(
-                f"{DRAFT_TO_TARGET} and {TARGET_IN_DRAFT} of {folder} name different "
-                "tokens: the folder is damaged; get it again."
+                f"{source} and {TARGET_IN_DRAFT} of {folder} name different tokens: "
+                "the folder is damaged; get it again."
             )
-    return ids
+    if size is None and distances.any():
+        raise UserError(
+            f"{DRAFT_TO_TARGET} of {folder} changes the order of the tokens, but "
+            f"{CONFIG} declares no draft vocabulary: the folder is damaged."
+        )
+    return None if size is None else ids
 
 
 def _table(

@@ -69,11 +69,9 @@ def import_eagle(
     layout = _layout(config, first)
     arrays = read_layout(folder, tensors, layout)
     trained = nested(arrays, trunk.param_dtype)
-    vocabulary = None
-    if config.draft_vocabulary is not None:
-        vocabulary = draft_vocabulary(
-            folder, tensors, config.draft_vocabulary, trunk.vocab_size
-        )
+    vocabulary = draft_vocabulary(
+        folder, tensors, config.draft_vocabulary, trunk.vocab_size
+    )
     embedding = params["trunk"]["embedding"]
     own = target_embedding(folder, tensors, embedding)
     if own is not None and unless_equal(own, embedding) is not None:

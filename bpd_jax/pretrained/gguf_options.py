@@ -24,6 +24,9 @@ ROTARY_TENSORS = frozenset({FACTORS, _SHORT, "rope_factors_long.weight"})
 # In `llama3` scaling only the ratios of lengths matter; this is Llama 3's length.
 _ORIGINAL_LENGTH = 8192
 
+# The window of Gemma 2.
+_WINDOW = 4096
+
 # The layers of the models of 27 billion parameters, whose scale of attention differs.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 
@@ -61,7 +64,7 @@ def _gemma2(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Opt
         return (usual if value is None else value) or None
 
     return {
-        **_gemma(file, sizes, window, "gemma2", 2),
+        **_gemma(file, sizes, _WINDOW if window is None else window, "gemma2", 2),
         "attention_softcap": cap("attn", 50.0),
         "logit_softcap": cap("final", 30.0),
     }
@@ -88,12 +91,15 @@ def _phi3(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Optio
 
 
 def _granite(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Options:
-    del sizes, window
+    del window
 
     def scale(name: str) -> float | None:
         return file.find(f"granite.{name}", float) or None
 
+    rotates = file.find("granite.rope.scaling.finetuned", bool) is not False
+    layers = tuple(range(min(sizes["num_layers"], 1001)))
     return {
+        "unrotated_layers": () if rotates else layers,
         "embedding_scale": scale("embedding_scale") or 1.0,
         "attention_scale": scale("attention.scale"),
         "residual_scale": scale("residual_scale") or 1.0,
@@ -132,8 +138,8 @@ def read_variant(file: GGUFFile, architecture: str) -> Variant:
     if architecture == "phi3":
         return Variant(fused="blk.0.attn_qkv.weight" in file.tensors)
     if architecture == "granite":
-        divisor = file.find("granite.logit_scale", float) or 1.0
-        if divisor < 0:
+        divisor = file.get("granite.logit_scale", float)
+        if divisor <= 0:
             raise UserError(f"{file.path}: granite.logit_scale must be above 0.")
         return Variant(logit_divisor=divisor)
     return Variant()

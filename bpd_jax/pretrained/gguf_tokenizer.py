@@ -17,19 +17,35 @@ from bpd_jax.base.errors import UserError, warn
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# The patterns of Llama 3 and Qwen2 differ in the maximum number of digits.
-_GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _GPT4.replace("DIGITS", r"\p{N}{1,3}")
-_QWEN2 = _GPT4.replace("DIGITS", r"\p{N}")
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+
+def _gpt4(digits: str) -> str:
+    words = rf"{_CONTRACTION}|{_BEFORE}\p{{L}}+"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+
+
+def _gpt4o(digits: str, ending: str) -> str:
+    """Words end where lower case is followed by upper case.
+
+    These are the models' own patterns; llama.cpp sees the case of ASCII letters only.
+    """
+    words = f"{_BEFORE}{_UPPER}*{_LOWER}+{ending}|{_BEFORE}{_UPPER}+{_LOWER}*{ending}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+
+
+_LLAMA3, _QWEN2 = _gpt4(r"\p{N}{1,3}"), _gpt4(r"\p{N}")
+
+# Texts begin with the begin token unless the file says otherwise, and words that are
+# tokens need no merges.
+_COMPLETE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken")
 
 # The patterns of each pre-tokenizer, applied one after the other.
 _PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "jais", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "jais", "mpt", "olmo", "trillion"), (_GPT2,)),
     **dict.fromkeys(
         (
             "smollm",
@@ -42,8 +58,10 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
         ),
         (r"\p{N}", _GPT2),
     ),
-    **dict.fromkeys(_LLAMA3_NAMES, (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (_QWEN2,)),
+    **dict.fromkeys((*_COMPLETE, "dbrx", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
+    "gpt-4o": (_gpt4o(r"\p{N}{1,3}", _CONTRACTION + "?"),),
+    "tekken": (_gpt4o(r"\p{N}", ""),),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
 # Types of tokens.
@@ -61,17 +79,39 @@ _END_NAMES = (
     "<|end|>",
     "<|return|>",
     "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|tool_response>",
     "<end_of_turn>",
     "<turn|>",
+    "<eos>",
     "<EOT>",
     "_<EOT>",
     "[EOT]",
     "[EOS]",
+    "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<end_of_utterance>",
 )
-# Ends a text only as a control token: elsewhere it may be the end tag of HTML.
-_END_OF_SENTENCE = "</s>"
+# Tokens of filling in code that end a text: where the file does not have the id, the
+# first of these names.
+_INFILL_NAMES = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+# Ends a text only as a control token: elsewhere it may be the end tag of HTML. Where
+# there is the other token, it never does (Gemma 4).
+_END_OF_SENTENCE, _UNLESS = "</s>", "<|tool_response>"
+# Ends a part of a text, not the text, where one of each of these is (gpt-oss, Solar).
+_END_OF_PART = "<|end|>"
+_PARTS = ({"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"})
+
+# Ids of the special tokens of SentencePiece that a file does not have.
+_USUAL_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+# Special tokens of Phi-3 that do not remove the blanks after them, as the others do.
+_BLANKS_STAY = ("<unk>", "<s>", "<|endoftext|>")
+
 # What special tokens look like in files without types.
 _SPECIAL_NAME = re.compile(r"<\|[^|<>]+\|>|<(bos|eos|pad|unk|start_of_turn)>")
 
@@ -113,7 +153,9 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     kinds = np.array(kinds) if has_kinds else np.full(len(tokens), _NORMAL)
     if len(kinds) != len(tokens):
         raise _damaged(file, f"{len(kinds)} kinds of {len(tokens)} tokens")
-    _mend_kinds(file, kind, vocabulary, kinds, has_kinds=has_kinds)
+    if not has_kinds:
+        _guess_kinds(file, kind, vocabulary, kinds)
+    end_tokens = _end_tokens(file, vocabulary, kinds)
 
     if kind == "gpt2":
         pre = file.find("tokenizer.ggml.pre", str)
@@ -125,7 +167,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
             )
             pre = "default"
         tokenizer = _byte_level(file, vocabulary, pre)
-        begins = pre in _LLAMA3_NAMES
+        begins = pre in _COMPLETE
     elif kind == "llama":
         tokenizer = _sentencepiece(file, vocabulary, kinds)
         begins = True
@@ -134,9 +176,16 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
             f"{file.path} has a tokenizer of the unsupported kind {kind!r}; supported "
             "are gpt2 (byte-level BPE) and llama (SentencePiece BPE)."
         )
+    name = (file.find("general.name", str) or "").lower()
+    strips = "phi-3" in name or "phi3" in name
     for number, special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
         added = [
-            tokenizers.AddedToken(tokens[id], special=special, normalized=False)
+            tokenizers.AddedToken(
+                tokens[id],
+                special=special,
+                normalized=False,
+                rstrip=strips and tokens[id] not in _BLANKS_STAY,
+            )
             for id in np.flatnonzero(kinds == number)
             if tokens[id]
         ]
@@ -144,19 +193,12 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
 
     declared = file.find("tokenizer.ggml.add_bos_token", bool)
     begins = begins if declared is None else declared
-    ends = [_id(file, name, len(tokens)) for name in ("eos", "eot", "eom")]
-    ends += [
-        vocabulary[name]
-        for name in (*_END_NAMES, _END_OF_SENTENCE)
-        if name in vocabulary and kinds[vocabulary[name]] == _CONTROL
-    ]
-    end_tokens = tuple(dict.fromkeys(id for id in ends if id is not None))
     if not end_tokens:
         raise UserError(
             f"{file.path} does not name the end-of-text token "
             "(tokenizer.ggml.eos_token_id): convert it again."
         )
-    begin = file.find("tokenizer.ggml.bos_token_id", int)
+    begin = _declared(file, "bos", len(tokens))
     return EmbeddedTokenizer(
         tokenizer,
         file.find("tokenizer.chat_template", str),
@@ -166,28 +208,45 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     )
 
 
-def _mend_kinds(
-    file: GGUFFile,
-    kind: str,
-    vocabulary: dict[str, int],
-    kinds: np.ndarray,
-    *,
-    has_kinds: bool,
+def _guess_kinds(
+    file: GGUFFile, kind: str, vocabulary: dict[str, int], kinds: np.ndarray
 ) -> None:
-    """Makes tokens that must be control tokens such, where the file does not."""
+    """Finds the special tokens of a file without types."""
     size = len(vocabulary)
-    ids = [vocabulary.get(name) for name in _END_NAMES]
-    if not has_kinds:
-        ids += [_id(file, name, size) for name in ("bos", "eos", "eot", "eom")]
-        ids += [id for name, id in vocabulary.items() if _SPECIAL_NAME.fullmatch(name)]
-        if kind == "llama":
-            ids += [vocabulary.get(name) for name in ("<s>", _END_OF_SENTENCE)]
-            for name, id in vocabulary.items():
-                if _BYTE_NAME.fullmatch(name):
-                    kinds[id] = _BYTE
-    for special in ids:
-        if special is not None and kinds[special] != _UNKNOWN:
-            kinds[special] = _CONTROL
+    ids = [_id(file, name, size) for name in ("bos", "eos", "eot", "eom")]
+    ids += [id for name, id in vocabulary.items() if _SPECIAL_NAME.fullmatch(name)]
+    if kind == "llama":
+        ids += [vocabulary.get(name) for name in ("<s>", _END_OF_SENTENCE)]
+        for name, id in vocabulary.items():
+            if _BYTE_NAME.fullmatch(name):
+                kinds[id] = _BYTE
+    kinds[[id for id in ids if id is not None]] = _CONTROL
+
+
+def _end_tokens(
+    file: GGUFFile, vocabulary: dict[str, int], kinds: np.ndarray
+) -> tuple[int, ...]:
+    """The tokens that end a text; makes those known by name control tokens."""
+    size = len(vocabulary)
+    named = [vocabulary.get(name) for name in _END_NAMES]
+    declared = [_id(file, name, size) for name in ("eos", "eot", "eom")]
+    infill = [_id(file, name, size) for name in _INFILL_NAMES]
+    for id, names in zip(infill, _INFILL_NAMES.values(), strict=True):
+        if id is None:
+            named.append(next((vocabulary[x] for x in names if x in vocabulary), None))
+    for id in named:
+        if id is not None and kinds[id] != _UNKNOWN:
+            kinds[id] = _CONTROL
+    sentence = vocabulary.get(_END_OF_SENTENCE)
+    if sentence is not None and kinds[sentence] == _CONTROL:
+        named.append(sentence)
+    never = {None, sentence if _UNLESS in vocabulary else None}
+    part = vocabulary.get(_END_OF_PART)
+    if part is not None and all(names & vocabulary.keys() for names in _PARTS):
+        never.add(part)
+        kinds[part] = _USER_DEFINED
+    ends = dict.fromkeys((*declared, *named, *infill))
+    return tuple(id for id in ends if id is not None and id not in never)
 
 
 def _byte_level(
@@ -207,7 +266,7 @@ def _byte_level(
             raise _damaged(file, f"a merge outside its vocabulary, {merge[:80]!r}")
         merges.append((left, right))
     tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA3_NAMES)
+        models.BPE(vocabulary, merges, ignore_merges=pre in _COMPLETE)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -277,12 +336,21 @@ def _merges(
     return [pair for _, pair in sorted(pairs)]
 
 
+def _declared(file: GGUFFile, name: str, size: int) -> int | None:
+    """The id of a special token such as `bos` in a file; None if it has none."""
+    id = file.find(f"tokenizer.ggml.{name}_token_id", int)
+    if id is None and file.find("tokenizer.ggml.model", str) == "llama":
+        id = _USUAL_IDS.get(name)
+        return id if id is not None and id < size else None
+    return id
+
+
 def _id(file: GGUFFile, name: str, size: int) -> int | None:
-    """The id of a special token such as `bos`; None if the file has none."""
-    key = f"tokenizer.ggml.{name}_token_id"
-    id = file.find(key, int)
+    """The id of a special token; refuses one outside the vocabulary."""
+    id = _declared(file, name, size)
     if id is not None and not 0 <= id < size:
-        raise _damaged(file, f"{key} = {id}, of {size} tokens")
+        reason = f"tokenizer.ggml.{name}_token_id = {id}, of {size} tokens"
+        raise _damaged(file, reason)
     return id
 
 

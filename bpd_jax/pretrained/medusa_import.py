@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.attachments import check_finite
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import Fields
@@ -74,6 +75,7 @@ def import_heads(
     softmax = source.softmax(width, trunk.vocab_size, vocabulary)
     if softmax is not None:
         params["softmax"] = softmax
+    check_finite(params, folder)
     config = BlockHeadsConfig(
         num_heads=heads + 1,
         kind="medusa",

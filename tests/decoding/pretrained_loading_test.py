@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
@@ -49,6 +50,17 @@ def write_heads(loaded, output, base=None, dtype="float32"):
         facts={"accuracies": [[0.5, 0.25], [0.25, 0.125], [0.125, 0.0625]]},
         dtype=dtype,
     )
+
+
+def test_a_small_model_with_nan_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "small")
+    path = tmp_path / "small" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = np.nan
+    save_file(tensors, path)
+    for name in ("draft_model", "rescorer"):
+        with pytest.raises(UserError, match=r"/small: .*final_norm/scale is not"):
+            load_assets(load_model(str(folder)), {name: str(path.parent)})
 
 
 def test_a_model_in_another_precision_has_the_same_fingerprint(folder):

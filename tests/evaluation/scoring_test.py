@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation import scoring
 from bpd_jax.evaluation.scoring import Score, score_texts, windows
 from bpd_jax.models.attention import causal_mask
@@ -105,6 +106,15 @@ def test_shared_inputs_are_processed_once(model, monkeypatch):
     texts.append((np.array([*question, 3]), 4))
     assert_alike(scores(model, texts), [expected(model, *text) for text in texts])
     assert len(processed) == 1
+
+
+@pytest.mark.parametrize("token", [VOCAB, -1])
+def test_tokens_outside_the_vocabulary_are_refused(model, token):
+    texts = [(np.array([1, 2]), 1), (np.array([token, 1]), 1)]
+    with pytest.raises(
+        UserError, match=f"text 2 has token ids outside 0 … {VOCAB - 1}"
+    ):
+        scores(model, texts)
 
 
 def test_long_text_is_scored_in_windows(model):

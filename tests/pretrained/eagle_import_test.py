@@ -122,12 +122,39 @@ def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
         ({"fc.weight": np.full((8, 24), np.nan, "f")}, "is not finite"),
         ({"lm_head.weight": np.full((9, 8), np.inf, "f")}, "is not finite"),
         ({"d2t": np.full(9, 30)}, "d2t"),
+        ({"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
+        ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
+        ({"t2d": np.array(True)}, "different tokens"),
         ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
     ],
     ids=str,
 )
 def test_damaged_tensors_are_refused(tmp_path, changes, message):
     folder = with_tensors(tmp_path / "drafter", "eagle3", changes)
+    with pytest.raises(UserError, match=message):
+        load(folder, "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"d2t": np.zeros(24, int), "t2d": np.ones(24, bool)}, None),
+        ({"d2t": np.zeros(9, int)}, r"d2t .* shape \[9\], but config.json declares 24"),
+        ({"d2t": 23 - 2 * np.arange(24)}, "changes the order"),
+        ({"t2d": np.arange(24) < 9}, "config.json and t2d .* different tokens"),
+    ],
+    ids=str,
+)
+def test_an_undeclared_draft_vocabulary_is_refused(tmp_path, tensors, message):
+    """A published drafter whose config.json lacks `draft_vocab_size`."""
+    absent = {"t2d": None, "d2t": None, "lm_head.weight": None}
+    folder = with_tensors(tmp_path / "drafter", "eagle3", {**absent, **tensors})
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["draft_vocab_size"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    if message is None:
+        assert load(folder, "eagle3")[0].config.draft_vocabulary is None
+        return
     with pytest.raises(UserError, match=message):
         load(folder, "eagle3")
 

@@ -50,6 +50,17 @@ CASES = {
             "gemma2.final_logit_softcapping": 20.0,
         },
     ),
+    "gemma2, usual window": (
+        "gemma2",
+        {
+            **GEMMA,
+            "window": 4096,
+            "windowed_layers": (0,),
+            "attention_softcap": 50.0,
+            "logit_softcap": 30.0,
+        },
+        {},
+    ),
     "gemma3": (
         "gemma3",
         {
@@ -90,6 +101,11 @@ CASES = {
             "granite.residual_scale": 0.25,
             "granite.logit_scale": 8.0,
         },
+    ),
+    "granite, no positions": (
+        "granite",
+        {"unrotated_layers": (0, 1)},
+        {"granite.logit_scale": 1.0, "granite.rope.scaling.finetuned": False},
     ),
     "olmo2": (
         "olmo2",
@@ -138,6 +154,13 @@ def test_suppressed_tokens(tiny, tmp_path):
         UserError, match=r"suppress_tokens in .*beyond.gguf must consist"
     ):
         open_gguf(path)
+
+
+def test_sampling_that_a_file_recommends_is_named(tiny, tmp_path, capsys):
+    values = {"general.sampling.temp": 0.5, "general.sampling.mystery": 3}
+    open_gguf(tiny.make("llama").write(tmp_path / "m.gguf", values))
+    error = capsys.readouterr().err
+    assert all(word in error for word in ("m.gguf", "temp", "mystery"))
 
 
 def test_longrope(tiny, tmp_path):

@@ -24,7 +24,7 @@ HARD = [
     "the end of the theme, then the anthem; the end.   the the",
 ]
 TEXTS = [*HARD, "The theme of the anthem is the end of the thing they think of."] * 3
-PRE = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2"]
+PRE = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken"]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,10 @@ def test_gpt2_and_smollm_split_text_as_published(trained, byte_level, text):
         ("smollm", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|··|1|2|3|4|€!|\n\n|·x"),
         ("llama-bpe", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|123|4|€!\n\n|·x"),
         ("qwen2", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|1|2|3|4|€!\n\n|·x"),
+        ("dbrx", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|123|4|€!\n\n|·x"),
+        ("smaug-bpe", "I'LL 1234€!/\n", "I|'LL|·|123|4|€!/\n"),
+        ("gpt-4o", "I'LL payNow 1234€!/\n ЯдА", "I'LL|·pay|Now|·|123|4|€!/\n|·Яд|А"),
+        ("tekken", "I'LL payNow 1234€!/\n", "I|'LL|·pay|Now|·|1|2|3|4|€!/\n"),
         ("default", "I'LL pay  12345€!\n\n x", "I|'|LL|·pay|·|·|123|45|€|!|\n\n|·x"),
     ],
 )
@@ -150,13 +154,15 @@ def test_begin_and_end_tokens_are_read(byte_level):
     # <|end|> is recognised by its name.
     assert embedded.end_tokens == (5, 6, 0)
     assert byte_level("smollm", add_bos_token=True).begin_of_text == 1
-    assert byte_level("llama-bpe").begin_of_text == 1
     assert byte_level("llama-bpe", add_bos_token=False).begin_of_text is None
 
 
-def test_complete_tokens_need_no_merges_in_llama_3(byte_level):
-    assert len(byte_level("llama-bpe", merges=["h e"]).tokenizer.encode("the").ids) == 1
-    assert len(byte_level("smollm", merges=["h e"]).tokenizer.encode("the").ids) == 2
+def test_some_pre_tokenizers_begin_texts_and_need_no_merges_for_tokens(byte_level):
+    lengths = {"llama-bpe": 1, "tekken": 1, "smollm": 2, "smaug-bpe": 2, "gpt-4o": 2}
+    for pre, length in lengths.items():
+        embedded = byte_level(pre, merges=["h e"], bos_token_id=1)
+        assert len(embedded.tokenizer.encode("the").ids) == length
+        assert embedded.begin_of_text == (1 if length == 1 else None)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +233,29 @@ def test_space_prefix_can_be_disabled(build, sentencepiece_values):
     assert with_space.encode("the").ids == tokenizer.encode(" the").ids
 
 
+def test_special_ids_that_a_sentencepiece_file_lacks(build, sentencepiece_values):
+    values = {
+        key: value
+        for key, value in sentencepiece_values.items()
+        if not key.endswith("_token_id")
+    }
+    absent = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos")]
+    embedded = build({**values, **dict.fromkeys(absent)})
+    assert (embedded.begin_of_text, embedded.end_tokens) == (1, (2,))
+    assert embedded.begin_text == "<s>"
+    assert embedded.tokenizer.model.unk_token == "<unk>"
+
+
+@pytest.mark.parametrize("name", ["Phi3", "Phi"])
+def test_special_tokens_of_phi_3_remove_blanks(build, sentencepiece_values, name):
+    tokenizer = build({**sentencepiece_values, "general.name": name}).tokenizer
+    with_blanks, without = (
+        tokenizer.encode(f"</s>{blanks}the").ids for blanks in ("\n ", "")
+    )
+    assert (with_blanks == without) is (name == "Phi3")
+    assert tokenizer.encode("<s>\nthe").ids != tokenizer.encode("<s>the").ids
+
+
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -272,6 +301,59 @@ def test_tokens_that_end_a_turn_do_so_whatever_their_type(
     assert embedded.end_tokens == ((1, 0) if ends else (1,))
     if ends:
         assert embedded.tokenizer.encode(f"the{name}").ids[-1] == 0
+
+
+# Names of llama.cpp; only the first one of each kind of filling in ends a text.
+ENDS = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<eos>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<turn|>",
+    "[e~[",
+    "<end_of_utterance>",
+    "<|tool_response>",
+]
+INFILL = {
+    "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+    "fim_sep": ["<|file_sep|>"],
+}
+
+
+def test_every_end_token_of_llama_cpp(byte_level):
+    def ends(*names, sentence=False, **values):
+        tokens = [*byte_level.tokens, *names]
+        kinds = [gguf.TokenType.NORMAL] * len(tokens)
+        kinds[-1] = gguf.TokenType.CONTROL if sentence else kinds[-1]
+        fields = {"tokens": tokens, "token_type": kinds, "eos_token_id": 1, **values}
+        return {tokens[id] for id in byte_level("smollm", **fields).end_tokens[1:]}
+
+    assert ends() == {"<|end|>"}
+    # <|end|> ends a part where there are tokens for a call and for the text.
+    assert ends(*ENDS) == set(ENDS)
+    assert ends("<|call|>", "<|return|>") == {"<|call|>", "<|return|>"}
+    assert ends("<|return|>", "<|flush|>") == {"<|return|>", "<|flush|>", "<|end|>"}
+    assert ends("</s>", sentence=True) == {"<|end|>", "</s>"}
+    both = ends("<|tool_response>", "</s>", sentence=True)
+    assert both == {"<|end|>", "<|tool_response>"}
+    for key, names in INFILL.items():
+        for name in names:
+            assert ends(name) == {"<|end|>", name}
+        assert ends(*names[1:], names[0]) == {"<|end|>", names[0]}
+        given = ends(*names, **{f"{key}_token_id": 9})
+        assert given == {"<|end|>", byte_level.tokens[9]}
 
 
 def test_control_tokens_of_files_without_types_are_known_by_their_form(byte_level):

@@ -108,6 +108,12 @@ def test_gpt2_names_without_a_prefix(folder):
     assert_logits_of_transformers(path, "gpt2")
 
 
+def test_llama_names_without_a_prefix(folder):
+    path = folder()
+    rewrite(path, lambda ts: {k.removeprefix("model."): t for k, t in ts.items()})
+    assert_logits_of_transformers(path, "llama")
+
+
 def test_end_tokens_of_tokenizer_and_generation_config(folder):
     path = folder()
     edit(path / "generation_config.json", eos_token_id=[5, 1, 7])

@@ -255,6 +255,7 @@ def zeros(*shape, dtype=np.float16):
         ("0.0.linear.weight", zeros(16, 16), r"0\.0\.linear\.weight .*\[16, 16\]"),
         ("0.1.weight", zeros(V + 1, D), r"0\.1\.weight .* \[22, 12\] and not"),
         ("3.0.linear.weight", zeros(D, D, dtype=np.int8), "stored as I8"),
+        ("3.0.linear.bias", zeros(D) + np.nan, "/m: the parameter bias is not finite"),
     ],
 )
 def test_incomplete_and_other_heads_are_refused(tmp_path, name, tensor, match):

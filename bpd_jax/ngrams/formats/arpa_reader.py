@@ -29,6 +29,7 @@ _UNKNOWNS = {b"<unk>": _UNKNOWN, b"<UNK>": _UNKNOWN}
 # Only these separate fields; a name may contain any other character.
 _BLANKS = b" \t\r\n"
 _SEPARATOR = re.compile(rb"[ \t\r\n]+")
+_SIZE = rb"ngram[ \t\r]+%d[ \t\r]*=[ \t\r]*(\d{1,18})"
 
 _ROWS = 1 << 16  # Number of n-grams parsed at once.
 
@@ -179,9 +180,9 @@ class _Reader:
             if self.text.number > 1000:
                 self._fail("this is not an ARPA file: there is no \\data\\ line")
         sizes: list[int] = []
-        while (line := self._next_line()).startswith(b"ngram "):
+        while _SEPARATOR.split(line := self._next_line())[0] == b"ngram":
             order = len(sizes) + 1
-            size = re.fullmatch(rb"ngram\s+%d\s*=\s*(\d{1,18})" % order, line)
+            size = re.fullmatch(_SIZE % order, line)
             if size is None:
                 self._fail(f"expected 'ngram {order}=NUMBER', found {_quoted(line)}")
             sizes.append(int(size[1]))

@@ -66,7 +66,8 @@ def test_models_with_nan_are_not_written(trigrams, tmp_path, name):
 
 
 def test_files_of_other_programs_are_read(tmp_path):
-    model = read_text(tmp_path, "made by hand\n" + SMALL.replace("\t", " "))
+    text = SMALL.replace("\t", " ").replace("ngram 1=", "ngram\t1 =\t")
+    model = read_text(tmp_path, "made by hand\n" + text)
     assert model.vocab_size == 2
     assert model.sizes == (4, 3)
     assert model.log_prob([model.bos], 0) == pytest.approx(-0.3 * np.log(10))
@@ -83,6 +84,8 @@ def test_files_of_other_programs_are_read(tmp_path):
         ("ngram 1=4", "ngram 1=5", r"line 12: 5 1-grams were announced"),
         ("ngram 2=3", "ngram 3=3", r"line 4: expected 'ngram 2="),
         ("ngram 1=4", "ngram 1=0", r"no unigrams"),
+        ("ngram 1=4", "ngram 1=\x0b4", r"line 3: expected 'ngram 1="),
+        ("ngram 2=3", "ngram\x0c2=3", r"line 4: expected \\1-grams:"),
         ("\\2-grams:\n", "", r"line 12: expected \\2-grams"),
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
         ("\\data\\\n", "", r"truncated"),
