@@ -25,6 +25,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
+from bpd_jax.training import hosts
 
 # How `load` keeps matrices.
 WEIGHTS = STORED, EXPANDED, _ = "stored", "expanded", INT8
@@ -306,8 +307,10 @@ def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     from bpd_jax.base.provenance import device
     from bpd_jax.decoding.speedup import tuned_choice
 
-    path = find_tuning(lm.loaded)
-    return None if path is None else tuned_choice(path, device(), batch_size)
+    tuning = find_tuning(lm.loaded)
+    if tuning is None:
+        return None
+    return tuned_choice(*tuning, hosts.agree(device()), batch_size)
 
 
 def visible_text(

@@ -22,23 +22,23 @@ Several processes train one model together if SLURM's `srun` started them, with
         --process_id=0
 """
 
-import dataclasses
 import functools
 import pathlib
 from typing import Any
 
 import jax
 from absl import flags
+from jax.sharding import Mesh
 
 from bpd_jax.base import cli, configuration
 from bpd_jax.base.chips import device_count
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Params
 from bpd_jax.data.corpora import matched_files
-from bpd_jax.data.example_readers import example_files
+from bpd_jax.data.example_readers import check_source
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.text_task import TextTask
+from bpd_jax.data.generations import read_header
+from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import make_mesh
@@ -88,76 +88,72 @@ def _train() -> None:
             sep="\n\n",
         )
         print(run_description.describe_shapes(config, mesh))
-        for sentence in _missing(config):
-            print(f"missing here: {sentence}")
+        _print_missing(_missing(config))
         return
     start = None
     if config.start is not None:
-        start = functools.partial(_start, config, config.start)
+        start = functools.partial(initial_parameters, config, config.start)
     trainer.train(config, cli.required("workdir"), parsed.text, parsed.operative, start)
 
 
 def _missing(config: TrainConfig) -> list[str]:
     """Texts and the model to start from that a run here would not find."""
-    missing, task = [], config.task
+    task, start = config.task, config.start
+    missing = [] if start is None else _missing_model("TrainConfig.start", start)
     try:
-        if isinstance(task, ExampleTask) and task.files is not None:
-            example_files(task, "train")
-        elif isinstance(task, TextTask) and task.corpus == "text_files":
+        if isinstance(task, ExampleTask):
+            check_source(task)
+        elif task.corpus == "text_files":
             matched_files(task.text_files or "", "text_files")
     except UserError as error:
         missing.append(str(error))
-    start = config.start or ""
-    known = start in ("", *KNOWN_RUNS, *PACKAGED) or start.startswith("gs://")
-    if not known and not pathlib.Path(start).exists():
-        missing.append(f"TrainConfig.start = {start!r} is not a file or folder.")
     return missing
 
 
-def _start(config: TrainConfig, start: str) -> Params:
-    """The initial parameters of a run: a trunk, and heads or drafter if they match."""
-    loaded = load_model(start)
-    if config.task.trained_size is not None and loaded.task != config.task:
-        raise UserError(
-            f"the vocabulary {config.task.vocabulary} is trained on the task's text, "
-            f"but {start} has another one: give the folder {start} as the vocabulary."
-        )
-    loaded_config = loaded.config
-    trunk = dataclasses.asdict(loaded_config.trunk)
-    free = ["dtype", "param_dtype"]
-    if loaded_config.trunk.rotary is not None:  # No parameter depends on the length.
-        free.append("max_length")
-    for name, value in dataclasses.asdict(config.model.trunk).items():
-        if name not in free and value != trunk[name]:
-            raise UserError(
-                f"TransformerConfig.{name} is {value!r}, but {trunk[name]!r} in "
-                f"{start}: give the sizes of that model."
-            )
-    parts = ["trunk"]
-    for part, title in (("heads", "block heads"), ("drafter", "block drafter")):
-        trained, existing = getattr(config.model, part), getattr(loaded_config, part)
-        if trained is None:
-            continue
-        if trained == existing:
-            parts.append(part)
-            hosts.print_once(f"start: trunk and {title} of {start}")
-        else:
-            reason = "it has none" if existing is None else "the sizes differ"
-            hosts.print_once(f"start: trunk of {start}, with new {title} ({reason})")
-    if config.model.heads is None and config.model.drafter is None:
-        hosts.print_once(f"start: trunk of {start}")
-    return {part: loaded.params[part] for part in parts}
+def _missing_model(setting: str, name: str) -> list[str]:
+    path = pathlib.Path(KNOWN_RUNS.get(name, name))
+    if name in PACKAGED or name.startswith("gs://") or path.exists():
+        return []
+    return [f"{setting} = {name!r} is not a file or folder."]
 
 
 def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
-    loaded = load_model(parsed.value.model)
-    config, model, params = parsed.value, loaded.config, loaded.params
+    config = parsed.value
+    mesh = None if config.mesh is None else make_mesh(config.mesh)
     if _DRY_RUN.value:
-        print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
-        print(heads.preview(config, model, params))
+        _preview_heads(parsed, mesh)
         return
     workdir = cli.required("workdir")
-    heads.train_heads(config, model, params, workdir, parsed.text, parsed.operative)
+    loaded = load_model(config.model, mesh=mesh)
+    heads.train_heads(
+        config, loaded.config, loaded.params, workdir, parsed.text, parsed.operative
+    )
+
+
+def _preview_heads(parsed: Parsed[HeadsTrainConfig], mesh: Mesh | None) -> None:
+    config = parsed.value
+    if mesh is not None:
+        config.check_mesh(mesh)
+    elif _TOPOLOGY.value and jax.device_count() > 1:
+        raise UserError(
+            f"{_TOPOLOGY.value} has {jax.device_count()} devices, of which the run "
+            "would use one: give --gin.HeadsTrainConfig.mesh=@MeshConfig()."
+        )
+    print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
+    missing = _missing_model("HeadsTrainConfig.model", config.model)
+    try:
+        read_header(config.data)
+    except UserError as error:
+        missing.append(str(error))
+    if not missing:
+        loaded = load_model(config.model, mesh=mesh)
+        print(heads.preview(config, loaded.config, loaded.params, mesh))
+    _print_missing(missing)
+
+
+def _print_missing(sentences: list[str]) -> None:
+    for sentence in sentences:
+        print(f"missing here: {sentence}")
 
 
 if __name__ == "__main__":

@@ -154,7 +154,9 @@ for name, write, read, header, arrays in (
 add(
     "json_choice",
     _save_tuning,
-    lambda folder: tuned_choice(folder / "drafting.json", "cpu", 1),
+    lambda folder: tuned_choice(
+        "drafting.json", read_tuning(folder / "drafting.json"), "cpu", 1
+    ),
     "drafting.json",
 )
 add(

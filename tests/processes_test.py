@@ -77,13 +77,21 @@ def test_decode(model, prompts, tmp_path):
 
 @pytest.mark.exhaustive
 def test_evaluate(model, prompts, tmp_path):
-    options = ["--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]
-    folder = tmp_path / "evaluation"
-    options.append(f"--output={folder}")
-    printed = on_two(tmp_path, "bpd_jax.evaluate", *model, *options)
+    options = [*model, "--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]
+    one, two = tmp_path / "one", tmp_path / "two"
+    on_one("bpd_jax.evaluate", *options, f"--output={one}")
+    printed = on_two(tmp_path, "bpd_jax.evaluate", *options, f"--output={two}")
     assert "Fastest: " in printed
-    report = json.loads((folder / "report.json").read_text())
-    assert [method["differing"] for method in report["methods"]] == [0, 0, 0]
+    columns = ("method", "prompt_index", "text", "output_ids", "serial_calls")
+    records = [
+        [
+            [json.loads(line)[column] for column in columns]
+            for line in (folder / "records.jsonl").read_text().splitlines()
+        ]
+        for folder in (one, two)
+    ]
+    assert len(records[0]) == 3 * 5
+    assert records[0] == records[1]
 
 
 def test_distill_resumes_with_another_number_of_processes(model, prompts, tmp_path):

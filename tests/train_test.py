@@ -1,7 +1,9 @@
 """The command `bpd_jax.train`."""
 
+import numpy as np
 import pytest
 
+from bpd_jax.data.generations import write_header, write_shard
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
 from tests.commands import assert_all_refused, assert_refused, call
@@ -79,6 +81,30 @@ def test_dry_run_for_a_slice_reports_what_is_missing_here(folder):
         result, "data × fsdp × model = 64 × 1 × 1, but there are 128 devices"
     )
     assert_refused(run(folder, *flags[1:]), "--topology is for --dry_run")
+
+
+def test_dry_run_of_heads_uses_the_mesh(trained, tmp_path):
+    """Each of eight devices loads an eighth of the model, which has 0.03 MB."""
+    run_folder, mesh = trained / "run", "--gin.HeadsTrainConfig.mesh=@MeshConfig()"
+
+    def preview(model, *flags):
+        files = [f"--gin_file=gin_configs/runs/{name}.gin" for name in ("heads",)]
+        names = [f"--gin.MODEL='{model}'", f"--gin.DATA='{tmp_path}'"]
+        sizes = ["--gin.HIDDEN=8", "--gin.DRAFT_VOCABULARY=None"]
+        more = ["--dry_run", "--topology=v5e:2x4", *flags]
+        return call("bpd_jax.train", *files, *names, *sizes, *more)
+
+    assert_refused(preview(run_folder), "v5e:2x4 has 8 devices, of which the run would")
+    result = preview("runs/none", mesh, "--gin.MeshConfig.fsdp=8")
+    assert result.returncode == 0, result.stderr
+    assert "missing here: HeadsTrainConfig.model = 'runs/none' is not" in result.stdout
+    assert f"missing here: {tmp_path} " in result.stdout
+    write_header(tmp_path, base="", vocab_size=270, facts={})
+    texts = [np.arange(20) for _ in range(100)]
+    write_shard(tmp_path, 0, texts, [1] * len(texts))
+    result = preview(run_folder, mesh, "--gin.MeshConfig.fsdp=8")
+    assert result.returncode == 0, result.stderr
+    assert "'fsdp': 8, 'model': 1}, 0.00 MB of the model each" in result.stdout
 
 
 def test_invalid_input_is_refused_in_one_sentence(folder):

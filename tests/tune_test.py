@@ -1,6 +1,5 @@
 """The command `bpd_jax.tune` on a small Hugging Face model with random heads."""
 
-import json
 import pathlib
 import shutil
 
@@ -35,14 +34,13 @@ def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     result = call("bpd_jax.tune", *command.split(), folder=tmp_path)
     assert result.returncode == 0, result.stderr
     loaded, with_other_heads = load_model("tiny"), load_model("tiny", "other")
-    path = find_tuning(loaded)
-    assert path == pathlib.Path("runs/tiny/drafting.json")
-    facts = json.loads(path.read_text())
+    path, facts = find_tuning(loaded)
+    assert path == "runs/tiny/drafting.json"
     assert facts["format"] == 1
     accuracies = facts["accuracies"]
     assert np.array(accuracies).shape == (2, 10)
     assert load_assets(loaded).accuracies == tuple(map(tuple, accuracies))
-    assert tuned_choice(path, provenance.device(), 1) is not None
+    assert tuned_choice(path, facts, provenance.device(), 1) is not None
     # The tuning applies neither to other heads nor to the model without heads.
     assert find_tuning(with_other_heads) is None
     assert load_assets(with_other_heads).accuracies == ((0.5,), (0.25,))

@@ -110,6 +110,7 @@ def decode_programs(
         lambda x, spec: spread(x, mesh, spec), state, decode_state.specs(state, mesh)
     )
     prompts, rows = (spread(x, mesh, BATCH_SPEC) for x in (prompts, rows))
+    max_calls = spread(np.int32(0), mesh, PartitionSpec())
     return [
         Program(
             name="prefill",
@@ -129,7 +130,7 @@ def decode_programs(
             ),
             mesh=mesh,
             lower=lambda: decode_on_device.lower(
-                model, weights, without_arrays(drafter), placed, options
+                model, weights, without_arrays(drafter), placed, options, max_calls
             ),
             model_flops=serial_call_flops(
                 config, shapes.batch_size, min(drafter.pass_sizes), shapes.length

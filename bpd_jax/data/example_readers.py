@@ -5,6 +5,8 @@ examples are read from it.
 """
 
 import itertools
+import os
+import pathlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -41,6 +43,24 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
                 "end in .jsonl or .jsonl.gz."
             )
     return matches
+
+
+def check_source(task: ExampleTask) -> None:
+    """Raises a `UserError` if the data set is not on this machine.
+
+    A folder under `gs://` is not looked at. TensorFlow is not imported.
+    """
+    if task.files is not None:
+        example_files(task, "train")
+        return
+    root = task.data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+    name = task.dataset.tfds
+    folder = pathlib.Path(root).expanduser() / name.replace(":", "/")
+    if not root.startswith("gs://") and not (folder / "dataset_info.json").is_file():
+        raise UserError(
+            f"{folder} does not exist or is incomplete: run `tfds build {name}`, set "
+            "data_dir to the folder that contains it, or set files to JSON Lines."
+        )
 
 
 def existing_splits(task: ExampleTask) -> tuple[str, ...]:

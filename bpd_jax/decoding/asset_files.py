@@ -36,6 +36,7 @@ from bpd_jax.pretrained.json_files import naming
 from bpd_jax.pretrained.safetensors_files import CONFIG
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
+from bpd_jax.training import hosts
 
 # File with the results of `bpd_jax.tune` in a model's folder, and the version of its
 # format, which earlier files do not state.
@@ -79,7 +80,8 @@ def load_assets(
         assets["drafter"] = _trained_drafter(loaded)
     accuracies = loaded.accuracies
     if (tuning := find_tuning(loaded)) is not None:
-        accuracies = read_accuracies(read_tuning(tuning), tuning) or accuracies
+        path, facts = tuning
+        accuracies = read_accuracies(facts, path) or accuracies
     return Assets(**assets, accuracies=accuracies, same_tokens=True)
 
 
@@ -97,16 +99,25 @@ def _for_decoding(loaded: LoadedModel, drafter: Params) -> Params:
     return cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
 
 
-def find_tuning(loaded: LoadedModel) -> pathlib.Path | None:
-    """The path of `drafting.json` if it was written for the loaded heads."""
-    for folder in loaded.asset_folders:
-        path = folder / TUNING
-        try:
-            if read_tuning(path).get("heads") == loaded.heads_identity:
-                return path
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-    return None
+def find_tuning(loaded: LoadedModel) -> tuple[str, dict[str, Any]] | None:
+    """Path and contents of `drafting.json` if it was written for the loaded heads.
+
+    In all processes they are those of process 0: the method and the shape of trees,
+    which depend on them, must not differ.
+    """
+
+    def find() -> tuple[str, dict[str, Any]] | None:
+        for folder in loaded.asset_folders:
+            path = folder / TUNING
+            try:
+                facts = read_tuning(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if facts.get("heads") == loaded.heads_identity:
+                return str(path), facts
+        return None
+
+    return hosts.agree(hosts.first(find))
 
 
 def read_tuning(path: pathlib.Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ CPU.
 """
 
 import dataclasses
-import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,6 @@ from bpd_jax.drafting.searches.beam_search import Greedy
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
 from bpd_jax.drafting.sources.lookup import Lookup
-from bpd_jax.storage import files
 
 # Predictions are not exact: drafting is chosen only above this speed-up.
 _MARGIN = 1.05
@@ -359,24 +358,22 @@ def check_methods(
 
 
 def tuned_choice(
-    path: str | os.PathLike[str], device: str, batch_size: int
+    path: str, facts: Mapping[str, Any], device: str, batch_size: int
 ) -> Method | None:
     """The choice of `bpd_jax.tune` for a batch size on a device; None if there is none.
 
     Args:
-      path: `drafting.json` in a run folder.
+      path: path of `drafting.json`, for messages.
+      facts: its contents.
       device: description of the device; see `provenance.device`.
       batch_size: number of prompts decoded together.
     """
     try:
-        facts = files.read_json(path)
         name = facts["choices"].get(str(batch_size))
         if name is None or facts["device"] != device:
             return None
         return parse_method(name)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise UserError(
             f"{path} has no valid choices of methods: {error}; run bpd_jax.tune again."
         ) from error

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -145,26 +144,25 @@ def with_parameters(state: TrainState, replacements: Params) -> TrainState:
     Args:
       state: result of `init_state`.
       replacements: parameters `trunk` (not stacked), `heads`, or both, of the same
-        sizes; they are copied. Other parameters stay unchanged.
+        sizes, on the mesh of the state or on the host; they are copied. Other
+        parameters stay unchanged.
     """
-    if "trunk" in replacements and is_stacked(state.params["trunk"]):
-        layers = jax.tree.leaves(state.params["trunk"]["layers"])
-        replacements = {
-            **replacements,
-            "trunk": stack_layers(replacements["trunk"], len(layers[0])),
-        }
-
-    def put(old: Array, new: Array) -> Array:
-        # A copy, because a training step donates its state. Every process provides the
-        # shards of its own devices.
-        copy = np.array(new, old.dtype)
-        return jax.make_array_from_callback(
-            old.shape, old.sharding, lambda index: copy[index]
-        )
-
     current = {part: state.params[part] for part in replacements}
-    placed = jax.tree.map(put, current, dict(replacements))
-    return state._replace(params={**state.params, **placed})
+    dtypes, shardings = (
+        jax.tree.map(lambda x, name=name: getattr(x, name), current)
+        for name in ("dtype", "sharding")
+    )
+
+    # From shard to shard: no device holds the whole of a parameter that is sharded.
+    @functools.partial(jax.jit, out_shardings=shardings)
+    def placed(new: Params) -> Params:
+        if is_stacked(current.get("trunk", {})):
+            layers = jax.tree.leaves(current["trunk"]["layers"])
+            new = {**new, "trunk": stack_layers(new["trunk"], len(layers[0]))}
+        # A copy, because a training step donates its state.
+        return jax.tree.map(lambda x, to: jnp.array(x, to, copy=True), new, dtypes)
+
+    return state._replace(params={**state.params, **placed(dict(replacements))})
 
 
 def state_bytes(abstract: TrainState) -> int:
@@ -172,8 +170,8 @@ def state_bytes(abstract: TrainState) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
 
 
-def bytes_per_device(abstract: TrainState) -> int:
-    """Bytes of a train state on one device; all devices have about the same."""
+def bytes_per_device(abstract: PyTree) -> int:
+    """Bytes of arrays or a train state on one device; all have about the same."""
     return sum(
         x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
         for x in jax.tree.leaves(abstract)

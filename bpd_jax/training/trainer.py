@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections.abc import Callable
 
-import optax
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import RowIterator
@@ -24,7 +24,6 @@ from bpd_jax.training.run_folder import make_run_rows, open_run_rows
 from bpd_jax.training.run_log import METER, Meter, RunLog, peak_tokens_per_second
 from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.state import (
-    TrainState,
     abstract_state,
     init_state,
     learning_rate_schedule,
@@ -40,7 +39,7 @@ def train(
     workdir: str | os.PathLike[str],
     text: str = "",
     operative: str = "",
-    load_start: Callable[[], Params] | None = None,
+    load_start: Callable[[Mesh], Params] | None = None,
 ) -> dict[str, float]:
     """Trains a model, or resumes the run in `workdir`.
 
@@ -53,8 +52,9 @@ def train(
       workdir: run folder, which all processes can access; see `run_folder`.
       text: the gin text of `config`, written to the folder.
       operative: the operative gin configuration, likewise.
-      load_start: returns initial parameters `trunk`, and `heads` if they fit too;
-        called only if the run starts from the beginning. See `TrainConfig.start`.
+      load_start: returns initial parameters `trunk`, and `heads` if they fit too, on
+        the run's mesh; called only if the run starts from the beginning. See
+        `TrainConfig.start`.
 
     Returns:
       The metrics of the last evaluation: `validation_loss` and, per head,
@@ -96,7 +96,11 @@ def train(
             batches.restore(saved)
             state = restore_state(checkpoints, config, optimizer, abstract, mesh)
         else:
-            state = _initial_state(config, optimizer, abstract, load_start)
+            state = init_state(
+                config.model, optimizer, abstract, config.seed, config.compute
+            )
+            if load_start is not None:
+                state = with_parameters(state, load_start(mesh))
         hosts.first(lambda: run_folder.write_run_files(folder, config, text, operative))
         print_once(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
@@ -170,17 +174,6 @@ def _prepare_folder(folder: pathlib.Path, config: TrainConfig) -> None:
     run_folder.check_usable(folder, config)
     files.check_writable(folder / CHECKPOINTS, folder=True)
     make_run_rows(config, folder)
-
-
-def _initial_state(
-    config: TrainConfig,
-    optimizer: optax.GradientTransformation,
-    abstract: TrainState,
-    load_start: Callable[[], Params] | None,
-) -> TrainState:
-    """The state before the first step; `load_start` is that of `train`."""
-    state = init_state(config.model, optimizer, abstract, config.seed, config.compute)
-    return state if load_start is None else with_parameters(state, load_start())
 
 
 def _already_finished(

@@ -22,6 +22,7 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from bpd_jax.training import hosts
 from tests.decoding.random_models import save_random_heads
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
@@ -123,7 +124,7 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
     facts = {"accuracies": [[0.9, 0.05]], "heads": headed.heads_identity}
     tuning = run_folder / "drafting.json"
     tuning.write_text(json.dumps(facts))
-    assert find_tuning(headed) == tuning
+    assert find_tuning(headed) == (str(tuning), facts)
     assert load_assets(headed).accuracies == ((0.9, 0.05),)
     with_other_heads = load_model(str(folder), str(tmp_path / "other"))
     assert find_tuning(with_other_heads) is None
@@ -137,6 +138,14 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
         tuning.write_text(damaged)
         with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
             load_assets(headed)
+
+
+def test_all_processes_have_the_tuning_of_the_first(folder, monkeypatch):
+    """Here in another process, which has no file of its own."""
+    loaded, theirs = load_model(str(folder)), ["file", {"accuracies": [[0.7]]}]
+    monkeypatch.setattr(hosts, "first", lambda work: None)
+    monkeypatch.setattr(hosts, "agree", lambda value: value or theirs)
+    assert load_assets(loaded).accuracies == ((0.7,),)
 
 
 def test_damaged_accuracies_are_reported(folder, tmp_path):

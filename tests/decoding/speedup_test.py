@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -330,13 +329,11 @@ def test_small_models_must_hold_the_texts():
     )
 
 
-def test_tuned_choice_depends_on_device_and_batch_size(tmp_path):
-    path = tmp_path / "drafting.json"
-    assert tuned_choice(path, "cpu", 1) is None
-    path.write_text(json.dumps({"device": "cpu", "choices": {"1": "zero_gram:9"}}))
-    assert tuned_choice(path, "cpu", 1) == SEVERAL
-    assert tuned_choice(path, "cpu", 2) is None
-    assert tuned_choice(path, "gpu", 1) is None
+def test_tuned_choice_depends_on_device_and_batch_size():
+    facts = {"device": "cpu", "choices": {"1": "zero_gram:9"}}
+    assert tuned_choice("file", facts, "cpu", 1) == SEVERAL
+    assert tuned_choice("file", facts, "cpu", 2) is None
+    assert tuned_choice("file", facts, "gpu", 1) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bpd_jax.base.configuration import parse
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.sweeps.catalog import SWEEPS
-from tests.commands import start
+from tests.commands import call, start
 from tests.experiments.configurations import gin_arguments
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -41,10 +41,14 @@ LAUNCHERS = (
 )
 
 
-@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+@pytest.mark.parametrize("words", dict.fromkeys(map(tuple, RUNS)), ids=" ".join)
 def test_runs_resolve(words, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = [word for word in words if word != "--dry_run"]
+    if "--dry_run" in words:
+        result = call(*words)
+        assert result.returncode == 0, result.stderr
+        assert "tokens per step: " in result.stdout
+        return
     files, bindings = gin_arguments(words[1:])
     assert len(files) + len(bindings) + 1 == len(words[1:])
     if any("runs/finetune/" in text or "gsm8k" in text for text in (*files, *bindings)):

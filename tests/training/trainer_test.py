@@ -12,6 +12,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import trainer
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
@@ -169,13 +170,13 @@ def test_batch_size_not_divisible_by_the_mesh_is_refused(train_config, tmp_path)
 def test_start_parameters_are_loaded_once_trained_and_freed(
     train_config, params, tmp_path, monkeypatch
 ):
-    original = jax.tree.map(np.array, params["trunk"])
+    original = jax.device_get(params["trunk"])
     optimizer = dataclasses.replace(train_config.optimizer, trunk_learning_rate=1e-5)
     config = dataclasses.replace(train_config, optimizer=optimizer, steps=2)
     alive = []
 
-    def load():
-        trunk = jax.tree.map(jax.numpy.copy, params["trunk"])
+    def load(mesh):
+        trunk = jax.device_put(original, replicated(mesh))
         alive.extend(map(weakref.ref, jax.tree.leaves(trunk)))
         return {"trunk": trunk}
 
@@ -196,7 +197,7 @@ def test_start_parameters_are_loaded_once_trained_and_freed(
     # The steps of Adam are at most about the rate of the trunk.
     assert 1e-6 < max(jax.tree.leaves(changes)) < 1e-4
 
-    def fail():
+    def fail(mesh):
         raise AssertionError("a run that goes on does not need it")
 
     train(dataclasses.replace(config, steps=3), tmp_path, load_start=fail)

@@ -43,6 +43,7 @@ from bpd_jax.training.heads.positions import training_sample
 from bpd_jax.training.heads.run_plan import Plan, describe, identity, make_plan
 from bpd_jax.training.heads.states_cache import STATES, cached_states
 from bpd_jax.training.objective import HeldOut
+from bpd_jax.training.state import bytes_per_device
 
 HEADS, DRAFTER = "heads", "drafter"
 
@@ -152,14 +153,23 @@ def train_heads(
     return result.held_out
 
 
-def preview(config: HeadsTrainConfig, model: BlockwiseConfig, params: Params) -> str:
-    """The description that `train_heads` prints before it trains."""
+def preview(
+    config: HeadsTrainConfig,
+    model: BlockwiseConfig,
+    params: Params,
+    mesh: Mesh | None = None,
+) -> str:
+    """The description that `train_heads` prints before it trains, and the mesh."""
     config = config.for_model(model.trunk)
     plan, objective = make_plan(config, model, params), make_objective(config, model)
     trained, _ = jax.eval_shape(
         lambda: objective.init(params, plan.vocabulary, jax.random.key(0))
     )
-    return describe(config, model, plan, trained)
+    lines = [describe(config, model, plan, trained)]
+    if mesh is not None:
+        size = bytes_per_device(params) / 1e6
+        lines.append(f"mesh: {dict(mesh.shape)}, {size:,.2f} MB of the model each")
+    return "\n".join(lines)
 
 
 def _ring_batches(

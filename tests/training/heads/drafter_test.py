@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError, warn
+from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter
 from bpd_jax.models.heads_files import load_heads
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.drafter_batches import BlockBatch
@@ -195,8 +196,10 @@ def test_training_on_a_mesh_equals_one_device(tmp_path, config, model, params, t
     single = train_heads(config, model, params, tmp_path / "alone")
     mesh = MeshConfig(data=2, fsdp=2, model=2)
     config = dataclasses.replace(config, mesh=mesh)
-    train_heads(config, model, params, tmp_path / "shared")
-    resumed = train_heads(config, model, params, tmp_path / "shared")
+    shapes = abstract_parameters(model, make_mesh(mesh))
+    shards = jax.device_put(params, jax.tree.map(lambda x: x.sharding, shapes))
+    train_heads(config, model, shards, tmp_path / "shared")
+    resumed = train_heads(config, model, shards, tmp_path / "shared")
     assert resumed.metrics() == pytest.approx(single.metrics(), rel=1e-3)
     for name in ("loss", "gradient_norm"):
         expected, actual = (
