@@ -88,6 +88,7 @@ def _parse_own_arguments() -> None:
 
 
 def _mesh() -> MeshConfig | None:
+    hosts.check_joined()
     defaults = ["MeshConfig.data = -1"]
     parsed = configuration.parse_flags(MeshConfig, defaults=defaults)
     return parsed.value if hosts.count() > 1 or parsed.settings else None

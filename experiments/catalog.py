@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bpd_jax.base import configuration
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
+from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import StudyConfig
 from experiments.figure3 import study as figure3
@@ -76,6 +77,16 @@ def choose(names: Sequence[str], size: str) -> list[str]:
                 f"{name} has no size {size!r}: choose from {', '.join(sizes)}."
             )
     return list(dict.fromkeys(names))
+
+
+def results_folder(workdir: str | None, size: str) -> pathlib.Path:
+    """The folder in which studies work: `--workdir`, or the default of a size."""
+    folder = as_path(workdir or f"runs/paper/{size}")
+    if in_bucket(folder):
+        raise UserError(
+            f"--workdir={workdir}: studies work in a folder on a disk, not in a bucket."
+        )
+    return folder
 
 
 def configure(

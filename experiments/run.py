@@ -49,7 +49,7 @@ from bpd_jax.studies.study_records import Record
 from bpd_jax.studies.tasks import HELD_OUT
 from bpd_jax.studies.tuning import tune
 from bpd_jax.training import hosts, process_flags
-from experiments.catalog import choose, configure, find_study
+from experiments.catalog import choose, configure, find_study, results_folder
 from experiments.table7.in_domain import build_in_domain
 
 SIZE = flags.DEFINE_string(
@@ -87,7 +87,8 @@ def main(names: list[str]) -> None:
         config = parsed[name].value
         folder = _workdir() / name
         if PUBLISH.value:
-            _publish(folder, _HERE / name / "results" / SIZE.value)
+            output = _HERE / name / "results" / SIZE.value
+            hosts.first(functools.partial(_publish, folder, output))
             continue
         _measure(name, config, shard, parsed[name].text)
         if shard == WHOLE:
@@ -99,10 +100,8 @@ def main(names: list[str]) -> None:
 
 
 def _workdir() -> pathlib.Path:
-    if WORKDIR.value:
-        return pathlib.Path(WORKDIR.value)
     limit = "" if LIMIT.value is None else f"_limit{LIMIT.value}"
-    return pathlib.Path("runs", "paper", SIZE.value + limit)
+    return results_folder(WORKDIR.value, SIZE.value + limit)
 
 
 def _configure(name: str) -> Parsed[StudyConfig]:

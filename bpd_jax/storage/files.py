@@ -33,7 +33,7 @@ def check_writable(path: str | os.PathLike[str], *, folder: bool = False) -> Non
             actual, wanted = ("file", "folder") if folder else ("folder", "file")
             raise UserError(f"cannot write {path}: it is a {actual}; name a {wanted}.")
         if paths.in_bucket(target):
-            probe = target.with_name(f"{paths.PREFIX}{target.name}.part")
+            probe = paths.beside(target)  # Other processes of the run do the same.
             probe.write_bytes(b"")
             probe.unlink()
             return

@@ -236,6 +236,12 @@ def _cache(*parts: str) -> pathlib.Path:
     return cache.joinpath("bpd_jax", "buckets", *parts)
 
 
+def beside(path: pathlib.Path) -> pathlib.Path:
+    """A new temporary name in the folder of a path, which no other process has."""
+    name = f"{PREFIX}{path.name[:200]}.{secrets.token_hex(8)}{SUFFIX}"
+    return path.with_name(name)
+
+
 @contextlib.contextmanager
 def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
     """Yields a new empty file or folder beside `path`; removes it in the end.
@@ -243,8 +249,7 @@ def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
     Its name cannot be predicted and an existing file is never opened, so a planted link
     is not followed. It has the permissions of `path`, if that exists.
     """
-    name = f"{PREFIX}{path.name[:200]}.{secrets.token_hex(8)}{SUFFIX}"
-    temporary = path.with_name(name)
+    temporary = beside(path)
     if folder:
         temporary.mkdir()
     else:

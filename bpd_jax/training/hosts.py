@@ -73,6 +73,8 @@ def initialize(
     try:
         if process_id:
             _wait_for(host.strip("[]"), int(port), timeout)
+        # It would take SIGTERM from commands that do not ask for it.
+        jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             *given,
             initialization_timeout=timeout,
@@ -182,13 +184,16 @@ def deferred_signals() -> Iterator[Callable[[int], int]]:
     """Defers SIGTERM, SIGINT and SIGHUP, unless they are ignored, to the end of a step.
 
     The second signal has its usual effect. In a run of several processes SIGTERM
-    belongs to jax, and the others are passed on as SIGTERM.
+    belongs to jax from here on, and the others are passed on as SIGTERM.
 
     Yields a function that is called after every step with its number. It returns the
     number of the signal that ends the run now, or 0, in all processes alike.
     """
     received: list[int] = []
     shared = count() > 1
+    if shared and global_state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        global_state.initialize_preemption_sync_manager()
 
     def stop(step: int) -> int:
         if not shared:

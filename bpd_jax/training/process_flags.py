@@ -46,9 +46,12 @@ def join() -> None:
 def with_mesh_if_set(parsed: Parsed[T]) -> T:
     """The configuration, whose `mesh` is None unless a setting or a process needs it.
 
+    Starts jax, and raises a `UserError` if it sees processes that have not joined.
+
     Args:
       parsed: a configuration whose field `mesh` is `@MeshConfig()` by default.
     """
+    hosts.check_joined()
     config: Any = parsed.value
     is_set = any(
         each.owner.endswith("MeshConfig") or each.name.endswith(".mesh")

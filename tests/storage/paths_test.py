@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -126,6 +127,11 @@ def test_missing_bucket_is_reported_before_writing(storage):
     for check in (files.check_writable, lambda path: folders.check_folder(path, KIND)):
         with pytest.raises(UserError, match=r"cannot write gs://no-such-bucket/x.*not"):
             check("gs://no-such-bucket/x")
+
+
+def test_processes_of_a_run_check_the_same_file_at_once(storage):
+    with futures.ThreadPoolExecutor(8) as pool:
+        [*pool.map(files.check_writable, [f"{BUCKET}/a/text.txt"] * 8)]
 
 
 def test_folders_of_another_kind_are_unchanged(storage):

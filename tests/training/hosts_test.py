@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base import configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import RowIterator, open_rows
+from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.training import hosts
+from bpd_jax.training import hosts, process_flags
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_names import whole_steps
@@ -263,8 +265,9 @@ def test_only_several_processes_initialize_jax_distributed(monkeypatch):
 def test_processes_that_have_not_joined_are_refused(monkeypatch):
     hosts.check_joined()
     monkeypatch.setattr(jax, "process_count", lambda: 4)
+    parsed = configuration.parse([], [], DecodeConfig, defaults=GIN_DEFAULTS)
     with pytest.raises(UserError, match=r"jax sees 4 processes.*--distributed"):
-        hosts.check_joined()
+        process_flags.with_mesh_if_set(parsed)
 
 
 @pytest.mark.parametrize(
@@ -320,3 +323,22 @@ def test_first_signal_is_deferred_and_second_is_handled(number):
             assert stop(1) == 0
     finally:
         signal.signal(number, handler)
+
+
+def test_sigterm_ends_processes_that_do_not_ask_for_it(tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import signal, sys, time\n"
+        "from bpd_jax.training import hosts\n"
+        "hosts.initialize(sys.argv[1], 2, int(sys.argv[2]))\n"
+        "hosts.agree(None)\n"
+        "time.sleep(1)\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    children = [
+        Script(child, address, str(index), folder=tmp_path, environment={})
+        for index in range(2)
+    ]
+    statuses = [child.wait(timeout=60).returncode for child in children]
+    assert statuses == [-signal.SIGTERM] * 2
