@@ -4,15 +4,18 @@ import dataclasses
 import importlib.util
 import itertools
 import pathlib
+import re
 import shlex
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.loading import KNOWN_RUNS
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
+from bpd_jax.drafting.assets import AssetPaths
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments import catalog
@@ -20,9 +23,24 @@ from experiments import catalog
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = "bpd_jax.train"
 STUDIES = "experiments.run"
+DISTILL = "bpd_jax.distill"
+# Commands that write into the folder of the model if there is no --output.
+_BESIDE_MODEL = {"bpd_jax.evaluate", "bpd_jax.tune"}
 # Commands that several processes run together.
-_DECODING = ("decode", "distill", "evaluate", "lm_eval", "tune")
-SHARED = {TRAIN, STUDIES, *(f"bpd_jax.{name}" for name in _DECODING)}
+SHARED = {TRAIN, STUDIES, DISTILL, "bpd_jax.decode", "bpd_jax.lm_eval", *_BESIDE_MODEL}
+_REQUIRED = {TRAIN: ("workdir", "gin_file"), DISTILL: ("model", "output")}
+# Files and folders: flags of those that are written; flags and settings of those that
+# are read.
+_WRITTEN = ("workdir", "output", "output_path")
+_ASSETS = tuple(field.name for field in dataclasses.fields(AssetPaths))
+_READ = (
+    *("model", "heads", "weights", "start", "data", "states", "prompts_file"),
+    *("answered", "text", "counts", "vocabulary", *_ASSETS),
+)
+# Commands that continue where they ended, of those that the time limit may stop.
+RESUMED = {TRAIN, STUDIES, DISTILL, "bpd_jax.train_refiner"}
+# Flags without a value, which the name of a study may follow.
+_SWITCHES = {"publish", "distributed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +72,19 @@ class Program:
         return (python, "-m", self.module, *self.arguments)
 
     def values(self, flag: str) -> tuple[str, ...]:
-        """The values of a flag that is given as `--flag=value`."""
-        start = f"--{flag}="
-        return tuple(x[len(start) :] for x in self.arguments if x.startswith(start))
+        """The values of a flag, `--flag=value` or `--flag value`; of "" other words."""
+        found, name = [], ""
+        for word in self.arguments:
+            if word.startswith("-"):
+                name, is_whole, value = word.lstrip("-").partition("=")
+                if is_whole:
+                    found.append((name, value))
+                if is_whole or name in _SWITCHES:
+                    name = ""
+            else:
+                found.append((name, word))
+                name = ""
+        return tuple(value for name, value in found if name == flag)
 
 
 def parse_program(words: Sequence[str]) -> Program:
@@ -79,7 +107,9 @@ def check(
     program: Program,
     devices: Collection[int],
     slices: int = 1,
-    check_folder: Callable[[str, str], None] = lambda flag, folder: None,
+    processes: int = 1,
+    alone: str = "",
+    check_folder: Callable[[str, str], None] | None = None,
 ) -> tuple[str, ...]:
     """Checks the folders, settings and devices of a command.
 
@@ -87,31 +117,31 @@ def check(
       program: the command.
       devices: every number of devices that jax may see, of all `slices` together.
       slices: number of TPU slices.
-      check_folder: raises a `UserError` unless the machines can use a folder.
+      processes: number of processes that are started.
+      alone: what the user does to start a single process.
+      check_folder: raises a `UserError` unless the machines can use a folder; None if
+        they have the files of this machine.
 
     Returns:
       The gin files that the command reads, with those that they include.
     """
-    for flag in ("workdir", "output"):
-        for folder in program.values(flag):
-            check_folder(f"--{flag}", folder)
-    files, bindings = program.values("gin_file"), program.values("gin_bindings")
-    if decoding := _decoding_settings(program):
-        meshes = [each.value.mesh for each in decoding if each.value.mesh is not None]
-        for mesh, count in itertools.product(meshes, devices):
-            mesh.shape(count, slices)
-        return tuple({file: None for each in decoding for file in each.files})
-    if program.module != TRAIN:
-        return files
-    for flag in ("workdir", "gin_file"):
+    for flag in _REQUIRED.get(program.module, ()):
         if not program.values(flag):
-            raise UserError(f"--{flag} of the training is missing.")
-    parsed = configuration.parse(files, bindings, TrainConfig, HeadsTrainConfig)
-    config = parsed.value
-    if config.start and "/" in config.start:
-        check_folder(f"{type(config).__name__}.start", config.start)
-    for count in devices if isinstance(config, TrainConfig) else ():
+            raise UserError(f"--{flag} of {program.module} is missing.")
+    settings = _settings(program)
+    heads = any(isinstance(each.value, HeadsTrainConfig) for each in settings)
+    if processes > 1 and (heads or program.module not in SHARED):
+        name = "the training of heads or a block drafter" if heads else program.module
+        raise UserError(f"{name} runs as one process, not as {processes}: {alone}.")
+    for name, folder in _folders(program, settings) if check_folder else ():
+        check_folder(name, folder)
+    for each, count in itertools.product(settings, devices):
+        config = each.value
+        if config.mesh is None:
+            continue
         data, fsdp, _ = config.mesh.shape(count, slices)
+        if not isinstance(config, TrainConfig):
+            continue
         parts = config.compute.accumulate
         if config.batch_size % (data * fsdp * parts):
             raise UserError(
@@ -119,21 +149,57 @@ def check(
                 f"data × fsdp × accumulate = {data} × {fsdp} × {parts}: change "
                 "MeshConfig or ComputeConfig.accumulate."
             )
-    return parsed.files
+    files = dict.fromkeys(file for each in settings for file in each.files)
+    return tuple(files) or program.values("gin_file")
 
 
-def _decoding_settings(program: Program) -> list[Parsed[Any]]:
-    """The settings of a command that decodes, one for each study; of others none."""
-    files, bindings = program.values("gin_file"), program.values("gin_bindings")
+def _settings(program: Program) -> list[Parsed[Any]]:
+    """The settings of a command that has a mesh, one for each study."""
+    given = program.values("gin_file"), program.values("gin_bindings")
+    if program.module == TRAIN:
+        return [configuration.parse(*given, TrainConfig, HeadsTrainConfig)]
     if program.module == STUDIES:
-        size = (*program.values("size"), "tiny")[0]
-        names = [word for word in program.arguments if not word.startswith("-")]
-        chosen = catalog.choose(names, size)
-        return [catalog.configure(name, size, files, bindings) for name in chosen]
-    if program.module.removeprefix("bpd_jax.") in _DECODING:
-        defaults = GIN_DEFAULTS
-        return [configuration.parse(files, bindings, DecodeConfig, defaults=defaults)]
+        size, _ = _results(program)
+        names = catalog.choose(program.values(""), size)
+        return [catalog.configure(name, size, *given) for name in names]
+    if program.module in SHARED:
+        return [configuration.parse(*given, DecodeConfig, defaults=GIN_DEFAULTS)]
     return []
+
+
+def _results(program: Program) -> tuple[str, str]:
+    """The size of studies and the folder of their results."""
+    size = ("tiny", *program.values("size"))[-1]
+    workdir = (None, *program.values("workdir"))[-1]
+    return size, str(catalog.results_folder(workdir, size))
+
+
+def _folders(
+    program: Program, settings: Sequence[Parsed[Any]]
+) -> Iterator[tuple[str, str]]:
+    """What the machines must share, each with the name of its flag or setting."""
+    for flag in _WRITTEN:
+        yield from ((f"--{flag}", folder) for folder in program.values(flag))
+    if program.module == STUDIES:
+        yield "--workdir", _results(program)[1]
+    if program.module in _BESIDE_MODEL and not program.values("output"):
+        for model in program.values("model"):
+            yield "--output", model if "/" in model else f"runs/{model}"
+    read = [(f"--{flag}", value) for flag in _READ for value in program.values(flag)]
+    for config in (each.value for each in settings):
+        kind = type(config).__name__
+        read += [(f"{kind}.{name}", getattr(config, name, None)) for name in _READ]
+    named = ((x, KNOWN_RUNS.get(v, v)) for x, v in read if isinstance(v, str))
+    yield from ((name, path) for name, path in named if not _travels(path))
+
+
+def _travels(path: str) -> bool:
+    """Whether a checkout elsewhere has it: a name, or a committed file."""
+    if not re.search("[/.]", path):
+        return True
+    pure = pathlib.PurePath(path)
+    inside = not pure.is_absolute() and ".." not in pure.parts
+    return inside and bool(git("ls-files", "--", path))
 
 
 def check_travels(gin_files: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import SHARED, Program
+from experiments.launch.command import RESUMED, Program
 from experiments.launch.dry_run import DRY_RUN
 
 flags.DEFINE_integer("nodes", 1, "Number of machines.", lower_bound=1)
@@ -43,7 +43,8 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
 
     SLURM sends the script a signal before the time limit, the script sends training
     SIGTERM, and training saves a checkpoint and exits with 128 + 15 = 143. The job is
-    then requeued, and the same command resumes. Without the signal of SLURM, status 143
+    then requeued, and the same command resumes. A command that would begin again gets
+    no such signal and ends at the time limit. Without the signal of SLURM, status 143
     is an ordinary error: srun also terminates the other processes when one fails.
     """
     tasks = job.gpus if job.per == "gpu" else 1
@@ -51,18 +52,19 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
         if not option.startswith("-") or "\n" in option:
             raise UserError(f"--sbatch={option} is not an option of sbatch.")
     for program in programs:
-        command.check(program, [job.nodes * job.gpus])
-        if program.module not in SHARED and job.nodes * tasks > 1:
-            raise UserError(
-                f"{program.module} runs as one process, and the job has "
-                f"{job.nodes * tasks}: give --nodes=1 --per=node."
-            )
+        command.check(
+            program,
+            [job.nodes * job.gpus],
+            processes=job.nodes * tasks,
+            alone="give --nodes=1 --per=node",
+        )
+    resumes = all(program.module in RESUMED for program in programs)
     array = [f"--array=0-{len(programs) - 1}"] if len(programs) > 1 else []
     options = [
         f"--nodes={job.nodes}",
         f"--ntasks-per-node={tasks}",
         f"--gpus-per-node={job.gpus}",
-        f"--signal=B:USR1@{job.grace}",
+        *([f"--signal=B:USR1@{job.grace}"] if resumes else []),
         *("--requeue", "--open-mode=append", *array, *job.sbatch),
     ]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]

@@ -72,12 +72,20 @@ def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
     there = {}
     for name, program in programs.items():
         files.update(
-            command.check(program, first.devices, first.slices, first.check_folder)
+            command.check(
+                program,
+                first.devices,
+                first.slices,
+                first.hosts,
+                f"give --slices=1 and a topology of one host, as {first.one_host}",
+                first.check_folder,
+            )
         )
-        # The processes of a training find each other.
-        more = ("--distributed",) if program.module in SHARED else ()
-        arguments = dict.fromkeys((*program.arguments, *more))
-        there[name] = dataclasses.replace(program, arguments=tuple(arguments))
+        there[name] = program
+        # The processes find each other.
+        if program.module in SHARED and "--distributed" not in program.arguments:
+            arguments = (*program.arguments, "--distributed")
+            there[name] = dataclasses.replace(program, arguments=arguments)
     bundle = (
         f"{command.git('rev-parse', '--absolute-git-dir')}/bpd_jax_{first.name}.bundle"
     )

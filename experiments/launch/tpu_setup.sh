@@ -3,8 +3,8 @@
 #
 #   bash experiments/launch/tpu_setup.sh [HOST:/FOLDER]
 #
-#   makes    .venv in the checkout, with bpd_jax and jax for TPU; ~/share, mounted, if
-#            a share is given
+#   makes    .venv in the checkout, with bpd_jax and jax for TPU; if a share is given,
+#            ~/share, mounted, and `runs` in the checkout, a link to it
 #   needs    Ubuntu with sudo, as Cloud TPU VMs have it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,6 +16,7 @@ if [ -n "$share" ] && ! mountpoint -q "$HOME/share"; then
     mkdir -p "$HOME/share"
     sudo mount -t nfs -o rw,hard "$share" "$HOME/share"
 fi
+[ -z "$share" ] || [ -L runs ] || ln -s -T ../share runs
 
 # The image's own Python may be older, and requirements.txt has another jax for 3.12; the
 # figures of docs/tpu.md are of 3.11.

@@ -43,8 +43,8 @@ class TpuSlice(Validated):
       name: name of the request and of the slice; several are called NAME-0, NAME-1, ….
       zone: zone of Cloud, such as us-central2-b.
       topology: chip and topology of a slice, such as v4:4x4x4.
-      share: folder that all workers mount as ../share, such as 10.0.0.2:/runs; not
-        needed for runs under gs://.
+      share: folder that all workers mount as ../share and `runs`, such as
+        10.0.0.2:/runs; not needed for runs under gs://.
       slices: slices that train together (multislice).
       gcloud: a further flag of `gcloud compute tpus queued-resources create`, such as
         `--spot`, `--valid-until-duration=6h` or `--labels=team=nlp`.
@@ -88,6 +88,23 @@ class TpuSlice(Validated):
         return tuple(self.slices * chips * cores for cores in KINDS[self.chip][3])
 
     @property
+    def hosts(self) -> int:
+        """The number of machines, each of which runs a process.
+
+        A host has four chips; eight of v5e and v6e may be on one.
+        """
+        sides = sides_of(self.topology)
+        chips = math.prod(sides)
+        most = 8 if len(sides) == 2 else 4
+        return self.slices * (1 if chips <= most else chips // 4)
+
+    @property
+    def one_host(self) -> str:
+        """A topology of this chip whose chips are those of one machine."""
+        sides = "2x2" if len(sides_of(self.topology)) == 2 else "2x2x1"
+        return f"--topology={self.chip}:{sides}"
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Cloud's names of the slices."""
         several = range(self.slices) if self.slices > 1 else ()
@@ -97,7 +114,8 @@ class TpuSlice(Validated):
         """Raises a `UserError` unless the workers share a folder."""
         if folder.startswith("gs://"):
             return
-        if not self.share or not re.match(r"\.\./share/(?!\.\.)", folder):
+        # On the workers `runs` is a link to the share.
+        if not self.share or not re.match(r"(\.\./share|runs)/(?!.*\.\.)", folder):
             raise UserError(
                 f"{flag}={folder} is not shared by the workers: give ../share/NAME and "
                 "--share=HOST:/FOLDER, or a folder under gs://."
@@ -158,7 +176,7 @@ class TpuSlice(Validated):
             return []
         if not program.values("workdir"):
             raise UserError("--data is copied to a run: give the command a --workdir.")
-        workdir = program.values("workdir")[0]
+        workdir = program.values("workdir")[-1]
         folder = shlex.quote(f"{workdir}/data")
         make = "" if workdir.startswith("gs://") else f"mkdir -p {folder} && "
         copy = f"{make}gcloud storage rsync -r {shlex.quote(data)} {folder}"

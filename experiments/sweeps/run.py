@@ -106,7 +106,7 @@ def _has_ended(program: Program) -> bool:
     given = program.values("gin_file"), program.values("gin_bindings")
     config = configuration.parse(*given, TrainConfig).value
     try:
-        rows, selection = _evaluations(program.values("workdir")[0], config.select_by)
+        rows, selection = _evaluations(program.values("workdir")[-1], config.select_by)
     except UserError as error:
         if not DRY_RUN.value:
             raise

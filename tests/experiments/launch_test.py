@@ -16,6 +16,10 @@ from tests.commands import assert_refused, start, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
+HEADS = [
+    *("train", "--gin_file=experiments/vicuna/heads.gin"),
+    *("--gin.MODEL='../share/V'", "--gin.DATA='../share/texts'"),
+]
 RUN = ["--", "train", PRETRAIN, "--workdir=../share/w"]
 
 
@@ -37,7 +41,9 @@ def test_slurm_dry_run():
     assert valid.returncode == 0, valid.stderr
     assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in valid.stdout
     assert "#SBATCH -p long\n" in valid.stdout
+    assert "#SBATCH --signal=B:USR1@300\n" in valid.stdout
     assert "(.venv/bin/python -m bpd_jax.evaluate --model=/w)" in evaluate.stdout
+    assert "--signal=B" not in evaluate.stdout  # It would begin again.
     refuse(
         "experiments.launch.slurm",
         {
@@ -47,14 +53,21 @@ def test_slurm_dry_run():
             "TrainConfig.batch_size = 2048 is not a multiple of": [
                 *("--nodes=3", *train, "--workdir=/w"),
             ],
-            "--workdir of the training is missing": train,
-            "bpd_jax.report runs as one process, and the job has 8": [
+            "--workdir of bpd_jax.train is missing": train,
+            "bpd_jax.report runs as one process, not as 8: give --nodes=1": [
                 *("--", "report", "/w"),
+            ],
+            "heads or a block drafter runs as one process, not as 8: give --nodes=1": [
+                *("--", *HEADS, "--workdir=/w"),
+            ],
+            "--workdir=gs://B/w: studies work in a folder on a disk": [
+                *("--", "experiments.run", "table4", "--workdir=gs://B/w"),
             ],
         },
     )
 
 
+STUDY = ["--size", "paper", "--limit", "8", "--heartbeat_timeout", "8"]
 TPU = ["--name=paper", "--zone=z", "--topology=v5e:4x4", "--dry_run"]
 SHARE = "--share=10.0.0.2:/runs"
 
@@ -62,11 +75,12 @@ SHARE = "--share=10.0.0.2:/runs"
 def test_tpu_dry_run_prints_the_commands():
     several = ["--slices=2", "--gcloud=--spot", "--gcloud=--runtime-version=x"]
     copied = ["--data=gs://BUCKET/rows", "--ssh=--internal-ip", SHARE]
-    shared, bucket, evaluate, stop = start(
+    shared, bucket, evaluate, study, stop = start(
         "experiments.launch.tpu",
         [*TPU, *several, *copied, *RUN],
         [*TPU, "--", "train", PRETRAIN, "--workdir=gs://B/w"],
         [*TPU, "--", "evaluate", "--model=gs://B/w", "--output=gs://B/e"],
+        [*TPU, SHARE, "--", "experiments.run", *STUDY, "--distributed", "table4"],
         [*TPU, "--stop"],
     )
     assert shared.returncode == 0, shared.stderr
@@ -91,6 +105,8 @@ def test_tpu_dry_run_prints_the_commands():
     assert "mountpoint" not in bucket.stdout
     assert "bpd_jax.evaluate --model=gs://B/w --output=gs://B/e" in evaluate.stdout
     assert "--output=gs://B/e --distributed" in evaluate.stdout
+    # Words that are repeated stay.
+    assert f"experiments.run {' '.join(STUDY)} --distributed table4" in study.stdout
     assert "worker.sh stop" in stop.stdout
 
 
@@ -101,8 +117,37 @@ def test_invalid_tpu_launches_are_refused():
         {
             "must give the 2 dimensions": [*TPU, "--topology=v5e:4", *RUN],
             "--workdir=../share/w is not shared by the workers": [*TPU, *RUN],
-            "TrainConfig.start=runs/a is not shared": [
-                *(*TPU, SHARE, *RUN, "--gin.TrainConfig.start='runs/a'"),
+            "TrainConfig.start=mine/a is not shared": [
+                *(*TPU, SHARE, *RUN, "--gin.TrainConfig.start='mine/a'"),
+            ],
+            "HeadsTrainConfig.model=mine/V is not shared": [
+                *(*TPU, SHARE, "--topology=v5e:2x4", "--", *HEADS),
+                *("--gin.MODEL='mine/V'", "--workdir=gs://B/w"),
+            ],
+            "drafter runs as one process, not as 4: give --slices=1": [
+                *(*TPU, SHARE, "--", *HEADS, "--workdir=gs://B/w"),
+            ],
+            "--output=/tmp/local is not shared by the workers": [
+                *(*TPU, SHARE, "--", "evaluate", "--model", "../share/x"),
+                *("--output", "/tmp/local"),
+            ],
+            "--output=runs/smollm2 is not shared by the workers": [
+                *(*TPU, "--", "evaluate", "--model=smollm2"),
+            ],
+            "--prompts_file=p.txt is not shared by the workers": [
+                *(*TPU, SHARE, "--", "decode", "--model=smollm2"),
+                *("--prompts_file=README.md", "--prompts_file=p.txt"),
+            ],
+            "--states=/s is not shared by the workers": [
+                *(*TPU, SHARE, "--", "distill", "--model=smollm2", "--states=/s"),
+                "--output=../share/o",
+            ],
+            "--workdir=runs/paper/paper is not shared by the workers": [
+                *(*TPU, "--", "experiments.run", "--publish", "table4"),
+                *("--size", "paper"),
+            ],
+            "--workdir=gs://B/w: studies work in a folder on a disk": [
+                *(*TPU, "--", "experiments.run", "table4", "--workdir=gs://B/w"),
             ],
             "but there are 4 devices": [
                 *(*v4, "--gin.MeshConfig.fsdp=8", "--workdir=gs://B/w"),
@@ -115,14 +160,14 @@ def test_invalid_tpu_launches_are_refused():
                 "--gin.MeshConfig.model=3",
             ],
             "-1 × 1 × 3, but there are 16 devices": [
-                *(*TPU, "--", "experiments.run", "table4", "--workdir=gs://B/w"),
+                *(*TPU, SHARE, "--", "experiments.run", "table4"),
                 "--gin.MeshConfig.model=3",
             ],
             "table4 has no size 'huge'": [
                 *(*TPU, "--", "experiments.run", "table4", "--size=huge"),
             ],
             "StudyConfig has no parameter example": [
-                *(*TPU, "--", "experiments.run", "all", "--workdir=gs://B/w"),
+                *(*TPU, "--", "experiments.run", "all"),
                 "--gin.StudyConfig.example=3",
             ],
             "nofile.gin, which does not exist": [
