@@ -10,18 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.base import configuration
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.training import hosts, process_flags
+from bpd_jax.training import hosts
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.trainer import train
-from tests.commands import Script, free_port
+from tests.commands import Script, assert_refused, free_port
 from tests.training.runs import parameters
 
 CHILD = pathlib.Path(__file__).with_name("hosts_process.py")
@@ -262,12 +260,17 @@ def test_only_several_processes_initialize_jax_distributed(monkeypatch):
     assert calls == [(None, None, None)]
 
 
-def test_processes_that_have_not_joined_are_refused(monkeypatch):
+def test_processes_that_have_not_joined_are_refused(tmp_path):
     hosts.check_joined()
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    parsed = configuration.parse([], [], DecodeConfig, defaults=GIN_DEFAULTS)
-    with pytest.raises(UserError, match=r"jax sees 4 processes.*--distributed"):
-        process_flags.with_mesh_if_set(parsed)
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import runpy\n"
+        "import jax\n"
+        "jax.process_count = lambda: 4\n"
+        "runpy.run_module('bpd_jax.decode', run_name='__main__', alter_sys=True)\n"
+    )
+    result = Script(child, folder=tmp_path, environment={}).wait(60)
+    assert_refused(result, "jax sees 4 processes")
 
 
 @pytest.mark.parametrize(
