@@ -61,7 +61,9 @@ def main() -> None:
     trainer.RowIterator = Recorded
     load_start = None
     if config.start is not None:
-        load_start = functools.partial(load_run_parameters, config.start, config.model)
+        load_start = functools.partial(
+            load_run_parameters, config.start, config.model, None
+        )
     if int(index):
         _forbid_folder_access()
     with hosts.together():

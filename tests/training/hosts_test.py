@@ -59,7 +59,9 @@ def train_alone(config, run):
     train(
         config,
         run,
-        load_start=functools.partial(load_run_parameters, config.start, config.model),
+        load_start=functools.partial(
+            load_run_parameters, config.start, config.model, None
+        ),
     )
 
 
