@@ -1,5 +1,6 @@
 """Training that begins from a pretrained model, on eight virtual devices."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -20,12 +21,13 @@ def test_a_mesh_gets_its_shards_and_the_loss_of_whole_copies(tmp_path):
     for number in range(12):
         words = " ".join(f"w{number * k % 30}" for k in range(40))
         (tmp_path / f"{number}.txt").write_text(words)
+    # As in a gin file: use_bias is False, and head_dim d_model / num_heads.
+    implied = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "head_dim"))
+    trunk = dataclasses.replace(open_checkpoint(MODEL).config, **implied)
     shares, metrics = [], []
     for mesh_config in (MeshConfig(fsdp=8), MeshConfig(data=8)):
         config = TrainConfig(
-            model=BlockwiseConfig(
-                open_checkpoint(MODEL).config, BlockHeadsConfig(3, hidden=8)
-            ),
+            model=BlockwiseConfig(trunk, BlockHeadsConfig(3, hidden=8)),
             task=TextTask(
                 "text_files",
                 str(tmp_path / "*.txt"),
