@@ -24,5 +24,5 @@ if [ ! -x .venv/bin/python ]; then
     python3 -m pip install --quiet --user uv
     python3 -m uv venv --quiet --seed --python 3.11 .venv
 fi
-.venv/bin/python -m pip install --quiet --constraint requirements.txt -e '.[tpu,gcs]'
+.venv/bin/python -m pip install --quiet --constraint requirements.txt -e '.[tpu,gcs,eval,lm_eval]'
 .venv/bin/python -c "import bpd_jax.training.trainer"
