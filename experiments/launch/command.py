@@ -40,7 +40,7 @@ _READ = (
 # Commands that continue where they ended, of those that the time limit may stop.
 RESUMED = {TRAIN, STUDIES, DISTILL, "bpd_jax.train_refiner"}
 # Flags without a value, which the name of a study may follow.
-_SWITCHES = {"publish", "distributed"}
+_SWITCHES = {"publish", "nopublish", "distributed", "nodistributed"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,8 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
         f"--ntasks-per-node={tasks}",
         f"--gpus-per-node={job.gpus}",
         *([f"--signal=B:USR1@{job.grace}"] if resumes else []),
-        *("--requeue", "--open-mode=append", *array, *job.sbatch),
+        "--requeue" if resumes else "--no-requeue",
+        *("--open-mode=append", *array, *job.sbatch),
     ]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
     lines += [

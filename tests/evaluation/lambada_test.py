@@ -36,7 +36,9 @@ class Bigrams:
 
     table: jax.Array
 
-    config = types.SimpleNamespace(trunk=types.SimpleNamespace(max_length=64))
+    config = types.SimpleNamespace(
+        trunk=types.SimpleNamespace(max_length=64, vocab_size=len(PIECES))
+    )
 
     def forward(self, tokens, positions, mask):
         return jax.nn.one_hot(tokens, len(PIECES)), None

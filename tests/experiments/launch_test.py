@@ -43,6 +43,8 @@ def test_slurm_dry_run():
     assert "#SBATCH -p long\n" in valid.stdout
     assert "#SBATCH --signal=B:USR1@300\n" in valid.stdout
     assert "(.venv/bin/python -m bpd_jax.evaluate --model=/w)" in evaluate.stdout
+    assert "#SBATCH --requeue\n" in valid.stdout
+    assert "#SBATCH --no-requeue\n" in evaluate.stdout
     assert "--signal=B" not in evaluate.stdout  # It would begin again.
     refuse(
         "experiments.launch.slurm",
