@@ -16,7 +16,13 @@ if [ -n "$share" ] && ! mountpoint -q "$HOME/share"; then
     mkdir -p "$HOME/share"
     sudo mount -t nfs -o rw,hard "$share" "$HOME/share"
 fi
-[ -z "$share" ] || [ -L runs ] || ln -s -T ../share runs
+if [ -n "$share" ] && [ ! -L runs ]; then
+    if [ -e runs ]; then
+        echo "runs is a folder of this worker: move what it holds to ../share" >&2
+        exit 1
+    fi
+    ln -s ../share runs
+fi
 
 # The image's own Python may be older, and requirements.txt has another jax for 3.12; the
 # figures of docs/tpu.md are of 3.11.

@@ -129,9 +129,9 @@ def test_invalid_tpu_launches_are_refused():
             "drafter runs as one process, not as 4: give --slices=1": [
                 *(*TPU, SHARE, "--", *HEADS, "--workdir=gs://B/w"),
             ],
-            "--output=/tmp/local is not shared by the workers": [
+            "--output=/local is not shared by the workers": [
                 *(*TPU, SHARE, "--", "evaluate", "--model", "../share/x"),
-                *("--output", "/tmp/local"),
+                *("--output", "/local"),
             ],
             "--output=runs/smollm2 is not shared by the workers": [
                 *(*TPU, "--", "evaluate", "--model=smollm2"),
