@@ -8,9 +8,11 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -22,6 +24,8 @@ from bpd_jax.base.settings import REPEATED, checks_of, help_of, parse_setting
 # absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()
 
+# Exit status of a program whose output is no longer read, as shells define it.
+_UNREAD = 128 + signal.SIGPIPE
 # Errors of a full disk, and errors that only another path or permissions can avoid.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNUSABLE_PATH = (
@@ -36,29 +40,23 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     >>> rewrite_gin_arguments(["train", "--gin.STEPS=5", "--workdir=w"])
     ['train', '--gin_bindings=STEPS = 5', '--workdir=w']
     """
-    rewritten = []
-    for argument in arguments:
-        if argument.startswith("--gin."):
-            name, _, value = argument.removeprefix("--gin.").partition("=")
-            if not name or not value:
-                raise UserError(
-                    f"{argument} has no value: write --gin.NAME=VALUE, for example "
-                    "--gin.STEPS=100."
-                )
-            argument = f"--gin_bindings={name} = {value}"
-        rewritten.append(argument)
-    return rewritten
+
+    def rewritten(argument: str) -> str:
+        binding = re.fullmatch(r"--gin\.([^=]+)=(.+)", argument, re.DOTALL)
+        if binding is None and argument.startswith("--gin."):
+            raise UserError(f"{argument} has no value: write --gin.NAME=VALUE.")
+        return (
+            "--gin_bindings={} = {}".format(*binding.groups()) if binding else argument
+        )
+
+    return [*map(rewritten, arguments)]
 
 
 def run(main: Callable[..., None], *, positional: bool = False) -> None:
-    """Parses flags and runs `main()`; a `UserError` is printed, not traced.
+    """Parses flags and runs `main`, which gets the list of `positional` arguments.
 
     Exit status: 0; 1 for bad input or output that cannot be written; 130 after Ctrl-C;
     141 if the output is no longer read, as in `… | head`.
-
-    Args:
-      main: a function without arguments, or of the list of positional arguments.
-      positional: whether positional arguments are allowed.
     """
     # TensorFlow prints messages before absl can suppress them.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -74,23 +72,21 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
         keep_compiled()
         main(*([list(arguments[1:])] if positional else []))
 
+    def parse(arguments: list[str]) -> list[str]:
+        try:
+            return flags.FLAGS(arguments)
+        except SystemExit:  # absl prints --help and ends with status 1.
+            sys.exit(0)
+        except flags.Error as error:
+            raise UserError(f"{error}; --help lists all flags.") from error
+
     # --help lists the flags of all modules of this repository.
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
             for flag in module_flags:
                 flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     with exit_on_errors():
-        arguments = rewrite_gin_arguments(sys.argv)
-        app.run(guarded, argv=arguments, flags_parser=_parse)
-
-
-def _parse(arguments: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(arguments)
-    except SystemExit:  # absl prints --help and ends with status 1.
-        sys.exit(0)
-    except flags.Error as error:
-        raise UserError(f"{error}; --help lists all flags.") from error
+        app.run(guarded, argv=rewrite_gin_arguments(sys.argv), flags_parser=parse)
 
 
 @contextlib.contextmanager
@@ -101,89 +97,71 @@ def exit_on_errors() -> Iterator[None]:
         with startup.interruptible():
             try:
                 yield
-            except SystemExit:
+            finally:
                 sys.stdout.flush()  # While an error can still be reported.
-                raise
-            sys.stdout.flush()
-    except UserError as error:
-        _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(startup.INTERRUPTED)
-    except MemoryError as error:
-        size = f" ({error})" if str(error) else ""
-        _fail(f"there is not enough memory{size}: choose smaller sizes.")
-    except BrokenPipeError:
-        if not startup.is_unread(sys.stdout):
-            raise
-        startup.discard(sys.stdout)
-        sys.exit(startup.UNREAD)
-    except (RuntimeError, AssertionError) as error:
-        if str(error).startswith("RESOURCE_EXHAUSTED"):  # as XLA reports it
-            line = str(error).partition("\n")[0].rstrip(".")
-            _fail(f"the device has not enough memory ({line}): choose smaller sizes.")
-        reason = _platform_fault()
-        if reason is None:
-            raise
-        platforms = os.environ["JAX_PLATFORMS"]
-        _fail(
-            f"JAX cannot initialize JAX_PLATFORMS={platforms}{reason}: "
-            "unset it, or install the backend of this device."
-        )
-    except OSError as error:
-        if error.errno in _UNUSABLE_PATH and error.filename:
-            _fail(f"cannot use {error.filename}: {error.strerror}.")
-        if error.errno not in _NO_ROOM:
-            raise
-        startup.discard(sys.stdout)
-        _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}.")
     except BaseException as error:
-        # Libraries written in Rust raise it for internal errors.
-        if type(error).__name__ != "PanicException":
+        if isinstance(error, BrokenPipeError) and startup.is_unread(sys.stdout):
+            startup.discard(sys.stdout)
+            sys.exit(_UNREAD)
+        sentence = _sentence(error)
+        if sentence is None:
             raise
-        _fail(f"a library cannot process this input: {error}.")
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            startup.discard(sys.stdout)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        print(f"error: {shortened(sentence)}", file=sys.stderr)
+        sys.exit(1)
 
 
-def _fail(sentence: str) -> NoReturn:
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    print(f"error: {shortened(sentence)}", file=sys.stderr)
-    sys.exit(1)
+def _sentence(error: BaseException) -> str | None:
+    """What a user can do about an error; None if it is a bug."""
+    text = " ".join(str(error).split())
+    match error:
+        case UserError():
+            return str(error)
+        case MemoryError():
+            size = f" ({text})" if text else ""
+            return f"there is not enough memory{size}: choose smaller sizes."
+        case RuntimeError() if text.startswith("RESOURCE_EXHAUSTED"):  # as of XLA
+            line = str(error).partition("\n")[0].rstrip(".")
+            return f"the device has not enough memory ({line}): choose smaller sizes."
+        case RuntimeError() | AssertionError() if platforms := _unusable_platforms():
+            return (
+                f"JAX cannot use JAX_PLATFORMS={platforms}: unset it, or install the "
+                "backend of this device."
+            )
+        case OSError() if error.errno in _NO_ROOM:
+            return f"cannot write {error.filename or 'the output'}: {error.strerror}."
+        case OSError() if error.errno in _UNUSABLE_PATH and error.filename:
+            return f"cannot use {error.filename}: {error.strerror}."
+    # Libraries written in Rust raise it for internal errors.
+    is_panic = type(error).__name__ == "PanicException"
+    return f"a library cannot process this input: {text}." if is_panic else None
 
 
-def _platform_fault() -> str | None:
-    """Reason why JAX cannot start the selected platforms; None if it can.
+def _unusable_platforms() -> str | None:
+    """The selected platforms, if JAX cannot start them.
 
-    The exception does not show this: JAX removes its own frames, and raises an
-    assertion without a message from the second call on.
+    The exception does not show this: from the second call on it has no message.
     """
-    jax = sys.modules.get("jax")
-    if jax is None or not os.environ.get("JAX_PLATFORMS"):
-        return None
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        return f": {reason}" if reason else ""
+    with contextlib.suppress(KeyError):
+        platforms = os.environ["JAX_PLATFORMS"]
+        try:
+            sys.modules["jax"].devices()
+        except (RuntimeError, AssertionError):
+            return platforms
     return None
 
 
 def required(flag: str) -> str:
     """Returns the value of a required flag."""
-    value = flags.FLAGS[flag].value
-    if not value:
-        raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
-    return value
-
-
-# By `Check.flag`.
-_DEFINE: dict[Any, Callable[..., Any]] = {
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    bool: flags.DEFINE_bool,
-    REPEATED: flags.DEFINE_multi_string,
-    None: flags.DEFINE_string,
-}
+    if value := flags.FLAGS[flag].value:
+        return value
+    raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
 
 
 def define_flags(kind: type, *names: str) -> None:
@@ -199,8 +177,15 @@ def define_flags(kind: type, *names: str) -> None:
             text = f"{text.rstrip('.')}; default {default}."
         if isinstance(check.flag, tuple):
             flags.DEFINE_enum(name, None, check.flag, text)
-        else:
-            _DEFINE[check.flag](name, None, text)
+            continue
+        kinds: dict[Any, Callable[..., Any]] = {
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            bool: flags.DEFINE_bool,
+            REPEATED: flags.DEFINE_multi_string,
+            None: flags.DEFINE_string,
+        }
+        kinds[check.flag](name, None, text)
 
 
 def flag_values(kind: type) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Builds a frozen dataclass from gin files and `--gin.NAME=VALUE`.
 
-gin reads the statements and builds the dataclass, whose fields check their values.
+gin parses the statements and builds the dataclass, whose fields check their values.
 Added here: the location of every statement, one sentence for every error, and the rule
 that whatever the command line names has an effect.
 """
@@ -12,13 +12,13 @@ import os
 import pathlib
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import gin
 from absl import flags
 from gin import config_parser
-from gin.config import ConfigurableReference, ParserDelegate
+from gin.config import ParserDelegate, iterate_references
 
 from bpd_jax.base import gin_registry
 from bpd_jax.base.errors import UserError
@@ -29,6 +29,8 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 # The folder of gin_configs/: inside the package in a wheel, beside it in a checkout.
 _ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 _COMMAND_LINE = "the command line"
+# What gin raises for malformed statements, unknown names and failed imports.
+_FAULTS = (SyntaxError, ValueError, KeyError, ImportError, RecursionError)
 
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "Configuration file; later ones override earlier ones."
@@ -60,7 +62,7 @@ class Setting(NamedTuple):
         """The class whose parameter is set, or the macro itself."""
         return self.name.rpartition(".")[0] or self.name
 
-    def is_in(self, used: set[str]) -> bool:
+    def is_in(self, used: Iterable[str]) -> bool:
         """Whether gin used the value, in its scope or in an inner one."""
         scope, slash, name = self.name.rpartition("/")
         end = "/" + ".".join(name.split(".")[-2:])  # Without the module.
@@ -137,136 +139,105 @@ def parse(
     gin.clear_config()
     try:
         gin.parse_config(list(defaults))
-        reader = _Reader()
+        reader = _Reader([], [])
         given = {os.fspath(path): reader.read_file(os.fspath(path)) for path in paths}
         for binding in bindings:
             reader.read(binding, _COMMAND_LINE)
-        _check_macros(reader.settings)
-        owners = {setting.owner.rpartition("/")[2] for setting in reader.settings}
+        settings = tuple(reader.settings)
+        _check_macros(settings)
+        owners = {setting.owner.rpartition("/")[2] for setting in settings}
         chosen = next((other for other in others if other.__name__ in owners), kind)
         value, operative = _build(chosen), gin.operative_config_str()
-        used = set(re.findall(r"^(\S+) =", operative, re.MULTILINE))
-        _check_effects(given, reader.settings, used)
-        files, settings = tuple(reader.files), tuple(reader.settings)
-        return Parsed(value, files, settings, gin.config_str(), operative)
+        _check_effects(given, settings, re.findall(r"(?m)^(\S+) =", operative))
+        return Parsed(value, (*reader.files,), settings, gin.config_str(), operative)
     finally:
         gin.clear_config()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Passes statements to gin one by one, and records where each stands.
+    """Passes statements to gin one by one, and records where each stands."""
 
-    gin's own search fails if the folder of a name, such as runs/, can be imported.
-    """
+    files: list[str]
+    settings: list[Setting]
 
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self.settings: list[Setting] = []
-        self._open: list[str] = []  # Files that are being read.
-
-    def read_file(self, name: str, location: str = _COMMAND_LINE) -> list[Setting]:
+    def read_file(
+        self, name: str, location: str = _COMMAND_LINE, outer: tuple[str, ...] = ()
+    ) -> list[Setting]:
         """Reads a file that is named at `location`; returns what it sets."""
-        places = (name, name), (name, _ROOT / name), (f"gin_configs/{name}", None)
-        for name, path in places:
-            path = pathlib.Path(path or _ROOT / name)
-            if path.is_file():
-                break
-        else:
-            raise UserError(
-                f"{location} names the configuration file {places[0][0]}, which does "
-                f"not exist in this folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
-            )
-        if name in self._open:
+        if not pathlib.Path(name).is_file() and not (_ROOT / name).is_file():
+            if not (_ROOT / "gin_configs" / name).is_file():
+                raise UserError(
+                    f"{location} names the configuration file {name}, which does not "
+                    f"exist in this folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
+                )
+            name = f"gin_configs/{name}"
+        if name in outer:
             raise UserError(f"{location} includes {name}, which includes itself.")
+        path = pathlib.Path(name)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = (path if path.is_file() else _ROOT / path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
         first = len(self.settings)
         self.files.append(name)
-        self._open.append(name)
-        self.read(text, name)
-        self._open.pop()
+        self.read(text, name, (*outer, name))
         return self.settings[first:]
 
-    def read(self, text: str, source: str) -> None:
+    def read(self, text: str, source: str, outer: tuple[str, ...] = ()) -> None:
         """Reads the statements of a file, or one of the command line."""
-        parser, line = None, 1
+        flag = "--gin." + "=".join(map(str.strip, text.split("=", 1)))
+        location = flag if source == _COMMAND_LINE else f"{source}:1"
         try:
             parser = config_parser.ConfigParser(f"{text}\n", ParserDelegate())
             for statement in parser:
-                line = statement.location.line_num
-                location = _location(text, source, line)
-                if isinstance(statement, config_parser.IncludeStatement):
-                    self.read_file(statement.filename, location)
-                elif isinstance(statement, config_parser.ImportStatement):
-                    gin.parse_config(statement.format())
-                elif isinstance(statement, config_parser.BindingStatement):
-                    self._bind(statement, source, location)
-                line = parser.current_token.start[0]
+                if source != _COMMAND_LINE:
+                    location = f"{source}:{statement.location.line_num}"
+                match statement:
+                    case config_parser.IncludeStatement():
+                        self.read_file(statement.filename, location, outer)
+                    case config_parser.ImportStatement():
+                        gin.parse_config(statement.format())
+                    case config_parser.BindingStatement(scope, owner, key, value, _):
+                        name = f"{scope}/{owner}" if scope else owner
+                        macro = (name, "gin.macro", "value")
+                        gin.bind_parameter((scope, owner, key) if key else macro, value)
+                        name = f"{name}.{key}" if key else name
+                        setting = (name, repr(value), _macros(value), source, location)
+                        self.settings.append(Setting(*setting))
+                if source != _COMMAND_LINE:  # Of an error in the next statement.
+                    location = f"{source}:{parser.current_token.start[0]}"
         except (*_FAULTS, tokenize.TokenError) as error:
-            location = _location(text, source, getattr(error, "lineno", None) or line)
-            flag = location if source == _COMMAND_LINE else ""
-            raise UserError(f"{location}: {_fault(error, flag)}.") from error
-
-    def _bind(
-        self, statement: config_parser.BindingStatement, source: str, location: str
-    ) -> None:
-        scope, owner, parameter, value, _ = statement
-        name = f"{scope}/{owner}" if scope else owner
-        if parameter:
-            gin.bind_parameter((scope, owner, parameter), value)
-            name = f"{name}.{parameter}"
-        else:
-            gin.bind_parameter((name, "gin.macro", "value"), value)
-        macros = tuple(_macros(value))
-        self.settings.append(Setting(name, repr(value), macros, source, location))
+            if source != _COMMAND_LINE and (at := getattr(error, "lineno", None)):
+                location = f"{source}:{at}"
+            raise UserError(f"{location}: {_fault(error, location)}.") from error
 
 
-# What gin raises for malformed statements, unknown names and failed imports.
-_FAULTS = (SyntaxError, ValueError, KeyError, ImportError, RecursionError)
+def _macros(value: object) -> tuple[str, ...]:
+    references = iterate_references(value)
+    kinds = ("gin.macro", "gin.constant")
+    return tuple("/".join(x.scopes) for x in references if x.selector in kinds)
 
 
-def _location(text: str, source: str, line: int) -> str:
-    if source != _COMMAND_LINE:
-        return f"{source}:{line}"
-    return "--gin." + "=".join(map(str.strip, text.split("=", 1)))
-
-
-def _macros(value: object) -> Iterator[str]:
-    if isinstance(value, ConfigurableReference):
-        if value.selector in ("gin.macro", "gin.constant"):
-            yield "/".join(value.scopes)
-    elif isinstance(value, dict):
-        yield from _macros([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _macros(item)
-
-
-def _fault(error: Exception, flag: str) -> str:
+def _fault(error: Exception, location: str) -> str:
     """Description of an error in a statement, or in a flag, on one line."""
-    if isinstance(error, RecursionError):
-        return "its value is nested too deeply"
     if isinstance(error, tokenize.TokenError):
         return "a bracket or a quote is not closed"
-    if isinstance(error, UnicodeError):  # from Python 3.12 on
-        return "its value is not a gin value, because it is not valid Unicode"
     text = str(error.args[0] if isinstance(error, SyntaxError) else error)
     if unknown := re.match(r"No configurable matching (?:\w+ )?'@?([^'()]*)", text):
-        known = list(gin_registry.registered)
-        return f"unknown name {unknown[1]}{_suggest(unknown[1], known)}"
-    if wrong := re.match(r"Configurable '(.*)' doesn't .* named '(.*)'", text):
-        target = gin_registry.registered.get(wrong[1].rpartition(".")[2])
-        names = list(inspect.signature(target).parameters) if target else []
-        return f"{wrong[1]} has no parameter {wrong[2]}{_suggest(wrong[2], names)}"
-    name, _, value = flag.partition("=")
-    quoted = f"{name}=\"'{value}'\"" if re.match(r"[^-'\"@%\[({]", value) else "'TEXT'"
+        close = _suggest(unknown[1], [*gin_registry.registered])
+        return f"unknown name {unknown[1]}{close}"
+    if wrong := re.match(r"Configurable '(?:.*\.)?(.*)' doesn't .* named '(.*)'", text):
+        target = gin_registry.registered.get(wrong[1], _fault)
+        close = _suggest(wrong[2], [*inspect.signature(target).parameters])
+        return f"{wrong[1]} has no parameter {wrong[2]}{close}"
     # gin quotes Python's parser, which prints an object's address.
     token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
-    if not token and (quoted == "'TEXT'" or not isinstance(error, SyntaxError)):
+    if not token and not isinstance(error, UnicodeError):
         return text.partition("\n")[0].rstrip(". ")
+    name, _, value = location.partition("=")
     word = " ".join(token[1].split()) if token else value
+    quoted = f"{name}=\"'{value}'\"" if value and "'" not in value else "'TEXT'"
     return (
         f"{word} is not a gin value: text needs quotes, as in {quoted}, and constants "
         "are True, False and None"
@@ -282,24 +253,24 @@ def _check_macros(settings: Sequence[Setting]) -> None:
                 f"({setting.location} requires it)."
             )
     defined = [setting.name for setting in settings if setting.owner == setting.name]
-    used = {macro for setting in settings for macro in setting.macros}
-    for setting in settings:
-        for macro in setting.macros:
-            if macro == "TASK" and macro not in defined:
-                raise UserError(
-                    "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
-                    f"({setting.location} requires it)."
-                )
-            if macro not in defined and "." not in macro:
-                raise UserError(
-                    f"{setting.location}: the macro %{macro} is not defined"
-                    f"{_suggest(macro, defined)}."
-                )
-        if setting.name in defined and setting.name not in used:
+    used = {
+        macro: each for each in settings for macro in each.macros if "." not in macro
+    }
+    if "TASK" in used.keys() - set(defined):
+        raise UserError(
+            "no file names a task: add --gin_file=gin_configs/tasks/NAME.gin "
+            f"({used['TASK'].location} requires it)."
+        )
+    for macro, setting in used.items():
+        if macro not in defined:
+            close = _suggest(macro, defined)
             raise UserError(
-                f"{setting.location}: nothing uses {setting.name}"
-                f"{_suggest(setting.name, sorted(used - {'gin.REQUIRED'}))}."
+                f"{setting.location}: the macro %{macro} is not defined{close}."
             )
+    for setting in settings:
+        if setting.name in defined and setting.name not in used:
+            close = _suggest(setting.name, [*used])
+            raise UserError(f"{setting.location}: nothing uses {setting.name}{close}.")
 
 
 def _build(kind: type[T]) -> T:
@@ -322,7 +293,7 @@ def _build(kind: type[T]) -> T:
 
 
 def _check_effects(
-    given: dict[str, list[Setting]], settings: Sequence[Setting], used: set[str]
+    given: Mapping[str, list[Setting]], settings: Sequence[Setting], used: list[str]
 ) -> None:
     """Raises a `UserError` for what the command line names without any effect.
 

@@ -63,19 +63,14 @@ class Check:
         return self.optional if value is None else self.accepts(value)
 
 
-def integer(least: int | None = None, most: int | None = None) -> Check:
+def integer(least: float = -math.inf, most: float = math.inf) -> Check:
     """Integers from `least` to `most`."""
-    low = -math.inf if least is None else least
-    high = math.inf if most is None else most
-    description = "an integer" + ("" if least is None else f" of at least {least}")
-    if most is not None:
+    description = "an integer" + f" of at least {least}" * (least > -math.inf)
+    if most < math.inf:
         description = f"an integer from {least} to {most}"
     elif least == 1:
         description = "a positive integer"
-
-    def accepts(value: Any) -> bool:
-        return type(value) is int and low <= value <= high
-
+    accepts = lambda value: type(value) is int and least <= value <= most  # noqa: E731
     return Check(description, int, accepts, flag=int)
 
 
@@ -146,16 +141,12 @@ def _unreadable(text: str) -> Any:
     raise ValueError(f"{text} is set by gin files only")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 SWITCH = Check("0 or 1", int, lambda value: value in (0, 1))
 """A setting that is on (1) or off (0)."""
 
 TRUTH = Check("True or False", _unreadable, lambda v: isinstance(v, bool), flag=bool)
-TEXT = Check("text, in quotes", str, _is_text)
-WORDS = Check("a non-empty text, in quotes", str, lambda v: _is_text(v) and v != "")
+TEXT = Check("text, in quotes", str, lambda v: isinstance(v, str))
+WORDS = Check("a non-empty text, in quotes", str, lambda v: TEXT.accepts(v) and v != "")
 
 
 def _bytes(text: str) -> int:
@@ -227,21 +218,18 @@ def _check_of(hint: Any) -> Check | None:
         of_element = _check_of(inner[0])
         return None if of_element is None else each(of_element)
     if origin is Mapping:
-        return _values(_check_of(inner[1]))
+        of_value = _check_of(inner[1])
+        about = f", each value {of_value.description}" if of_value else ""
+        return Check(
+            f"a dictionary{about}",
+            _unreadable,
+            lambda value: (
+                isinstance(value, Mapping)
+                and (of_value is None or all(map(of_value.allows, value.values())))
+            ),
+        )
     is_kind = isinstance(hint, type) and dataclasses.is_dataclass(hint)
     return instance(hint) if is_kind else _PLAIN.get(hint)
-
-
-def _values(check: Check | None) -> Check:
-    each_value = f", each value {check.description}" if check else ""
-    return Check(
-        f"a dictionary{each_value}",
-        _unreadable,
-        lambda value: (
-            isinstance(value, Mapping)
-            and (check is None or all(map(check.allows, value.values())))
-        ),
-    )
 
 
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
@@ -257,10 +245,8 @@ def help_of(kind: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         texts |= documented_attributes(base.__dict__.get("__doc__") or "")
-    if dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            texts[field.name] = field.metadata.get("help", texts.get(field.name, ""))
-    return texts
+    fields = dataclasses.fields(kind)
+    return {f.name: f.metadata.get("help", texts.get(f.name, "")) for f in fields}
 
 
 def documented_attributes(docstring: str) -> dict[str, str]:
@@ -283,23 +269,15 @@ def check_settings(settings: Any, prefix: str) -> None:
     kind: Any = type(settings)
     for name, check in checks_of(kind).items():
         value = getattr(settings, name)
-        if not check.allows(value):
-            raise wrong_value(prefix + name, check.description, value)
-        if value is not None:
-            converted = check.convert(value)
-            if converted is not value:
-                object.__setattr__(settings, name, converted)
-
-
-def wrong_value(name: str, description: str, value: object) -> UserError:
-    """The error for a setting whose value is not allowed."""
-    return UserError(f"{name} must be {description}, not {value!r}.")
+        check_value(prefix + name, value, check)
+        if value is not None and check.convert(value) is not value:
+            object.__setattr__(settings, name, check.convert(value))
 
 
 def check_value(name: str, value: object, check: Check) -> None:
     """Raises a `UserError` unless an argument passes a check."""
     if not check.allows(value):
-        raise wrong_value(name, check.description, value)
+        raise UserError(f"{name} must be {check.description}, not {value!r}.")
 
 
 def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
@@ -310,7 +288,7 @@ def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
     except ValueError:
         value = None
     if value is None or not check.accepts(value):
-        raise wrong_value(prefix + name, check.description, text)
+        raise UserError(f"{prefix}{name} must be {check.description}, not {text!r}.")
     return value
 
 

@@ -1,13 +1,10 @@
-"""Ctrl-C and the standard streams of a program.
+"""Ctrl-C and the standard streams of a program; imports the standard library only.
 
-Python raises `KeyboardInterrupt` for Ctrl-C. That is not enough here: importing the
-libraries takes seconds and would end in a traceback, and several of them (jax, absl and
-seqio among others) catch every exception in places, so that an interrupt disappears.
-Therefore an interrupt ends the process at once until its command begins, when nothing
-has been written yet. In the command it raises `KeyboardInterrupt`, so that temporary
-files are removed; a few seconds later, at the latest, the process is ended.
-
-This module imports nothing outside the standard library, because it runs first.
+An interrupt ends the process at once until its command begins, when nothing has been
+written yet: importing the libraries takes seconds and would end in a traceback. In the
+command it raises `KeyboardInterrupt`, so that temporary files are removed. Several
+libraries (jax, absl and seqio among others) catch every exception in places; therefore
+the process is ended a few seconds later, at the latest.
 """
 
 import contextlib
@@ -25,9 +22,6 @@ _GRACE_SECONDS = 3.0
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status after Ctrl-C, as shells define it."""
-
-UNREAD = 128 + signal.SIGPIPE
-"""Exit status of a program whose output is no longer read, as shells define it."""
 
 _PACKAGES = ("bpd_jax", "experiments", "benchmarks")
 
@@ -82,7 +76,7 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(*_: object) -> None:
         nonlocal interrupted
-        if os.getpid() == process:
+        if os.getpid() == process:  # Not in a child that was forked.
             if interrupted:
                 _leave()
             interrupted = True
@@ -97,8 +91,7 @@ def interruptible() -> Iterator[None]:
         if before is not _leave:  # The process continues, as under pytest.
             timer.cancel()
         if interrupted:
-            # Also in place of SystemExit, by which absl ends every command, even if a
-            # library caught the interrupt.
+            # Also in place of SystemExit, by which absl ends every command.
             raise KeyboardInterrupt
 
 
@@ -119,18 +112,15 @@ def descriptor_of(stream: TextIO) -> int | None:
 
 def is_unread(stream: TextIO) -> bool:
     """Whether a stream is a pipe whose reader is gone."""
-    descriptor = descriptor_of(stream)
-    if descriptor is None:
-        return False
     poll = select.poll()
-    poll.register(descriptor, 0)
+    if (descriptor := descriptor_of(stream)) is not None:
+        poll.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def discard(stream: TextIO) -> None:
     """Discards all further output of a stream, which would fail when Python exits."""
-    descriptor = descriptor_of(stream)
-    if descriptor is not None:
+    if (descriptor := descriptor_of(stream)) is not None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
