@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from absl import flags
+
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
@@ -20,6 +22,7 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments import catalog
 
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = "bpd_jax.train"
 STUDIES = "experiments.run"
@@ -97,9 +100,7 @@ def parse_program(words: Sequence[str]) -> Program:
     except ImportError:
         known = False
     if not known or not module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
-        raise UserError(
-            f"there is no command {words[0]}: give one of `bpd`, or experiments.run."
-        )
+        raise UserError(f"there is no command {words[0]}: give one that `bpd` lists.")
     return Program(module, tuple(cli.rewrite_gin_arguments(words[1:])))
 
 

@@ -9,7 +9,6 @@ Without --dry_run the batch script is submitted to sbatch instead of printed. Th
 checkout, its .venv and the command's folders must be on a disk that all nodes share.
 """
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -21,8 +20,7 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import RESUMED, Program
-from experiments.launch.dry_run import DRY_RUN
+from experiments.launch.command import DRY_RUN, RESUMED, Program
 
 flags.DEFINE_integer("nodes", 1, "Number of machines.", lower_bound=1)
 flags.DEFINE_integer("gpus", 8, "GPUs of each machine.", lower_bound=1)
@@ -51,13 +49,9 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
     for option in job.sbatch:
         if not option.startswith("-") or "\n" in option:
             raise UserError(f"--sbatch={option} is not an option of sbatch.")
+    alone = "give --nodes=1 --per=node"
     for program in programs:
-        command.check(
-            program,
-            [job.nodes * job.gpus],
-            processes=job.nodes * tasks,
-            alone="give --nodes=1 --per=node",
-        )
+        command.check(program, [job.nodes * job.gpus], 1, job.nodes * tasks, alone)
     resumes = all(program.module in RESUMED for program in programs)
     array = [f"--array=0-{len(programs) - 1}"] if len(programs) > 1 else []
     options = [
@@ -69,11 +63,7 @@ def batch_script(job: Any, programs: Sequence[Program]) -> str:
         *("--open-mode=append", *array, *job.sbatch),
     ]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
-    lines += [
-        "set -uo pipefail",
-        f"cd {shlex.quote(os.fspath(command.ROOT))} || exit 1",
-        "",
-    ]
+    lines += ["set -uo pipefail", f"cd {shlex.quote(str(command.ROOT))} || exit 1", ""]
     lines += ['case "${SLURM_ARRAY_TASK_ID:-0}" in']
     for number, program in enumerate(programs):
         lines += [f"{number}) command=({shlex.join(program.words(job.python))}) ;;"]

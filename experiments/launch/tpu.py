@@ -24,8 +24,7 @@ from absl import flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import SHARED, Command, Program, run
-from experiments.launch.dry_run import DRY_RUN
+from experiments.launch.command import DRY_RUN, SHARED, Command, Program, run
 from experiments.launch.tpu_keep import READY, Keeper, RunFailedError, read_state
 from experiments.launch.tpu_slice import TpuSlice
 
@@ -68,27 +67,19 @@ def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
     A dry run prints the commands of gcloud.
     """
     first, stamp = tpus[0], time.strftime("%Y%m%d-%H%M%S")
+    alone = f"give --slices=1 and a topology of one host, as {first.one_host}"
+    size = (first.devices, first.slices, first.hosts, alone)
     files: set[str] = set()
     there = {}
     for name, program in programs.items():
-        files.update(
-            command.check(
-                program,
-                first.devices,
-                first.slices,
-                first.hosts,
-                f"give --slices=1 and a topology of one host, as {first.one_host}",
-                first.check_folder,
-            )
-        )
+        files.update(command.check(program, *size, first.check_folder))
         there[name] = program
         # The processes find each other.
         if program.module in SHARED and "--distributed" not in program.arguments:
             arguments = (*program.arguments, "--distributed")
             there[name] = dataclasses.replace(program, arguments=arguments)
-    bundle = (
-        f"{command.git('rev-parse', '--absolute-git-dir')}/bpd_jax_{first.name}.bundle"
-    )
+    folder = command.git("rev-parse", "--absolute-git-dir")
+    bundle = f"{folder}/bpd_jax_{first.name}.bundle"
     words = ("git", "-C", str(command.ROOT), "bundle", "create", bundle, "HEAD")
     pack = Command("pack the committed files", words)
     if DRY_RUN.value:
@@ -112,8 +103,7 @@ def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
         keeper = Keeper(tpu, chosen.retries, chosen.pause)
         try:
             for name, program in pending:
-                rows = tpu.copy_rows(program, chosen.data)
-                prepare = [*tpu.prepare(bundle), *rows]
+                prepare = tpu.prepare(bundle) + tpu.copy_rows(program, chosen.data)
                 try:
                     keeper.keep(prepare, tpu.start(program, stamp))
                 except RunFailedError as error:

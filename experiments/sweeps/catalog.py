@@ -114,9 +114,7 @@ SWEEPS = {
     ),
     "finetune": Sweep(
         "one finetuned model for each task (Table 1)",
-        {
-            PAPER: (_FINETUNE, {"task": _TASKS}),
-        },
+        {PAPER: (_FINETUNE, {"task": _TASKS})},
         ("validation_loss", *_ACCURACIES),
     ),
     "rescorers": Sweep(
