@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -21,7 +20,6 @@ from bpd_jax.decoding.decode_loop import (
 )
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeConfig, StepOptions
-from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.drafting.parts import BuildContext
@@ -104,7 +102,7 @@ def decode_programs(
         prompts=prompts,
         lengths=rows,
         limits=rows,
-        keys=row_keys(0, jnp.arange(shapes.batch_size)),
+        keys=(0, rows),
     )
     placed = jax.tree.map(
         lambda x, spec: spread(x, mesh, spec), state, decode_state.specs(state, mesh)

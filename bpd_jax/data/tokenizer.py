@@ -107,7 +107,12 @@ class Tokenizer:
     @functools.cached_property
     def _chat_backend(self) -> tokenizers.Tokenizer:
         # A copy: a switch of the other one would reach other threads' texts.
-        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        # Its model is shared, which only reads.
+        backend = tokenizers.Tokenizer(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            setattr(backend, part, getattr(self._backend, part))
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        backend.add_tokens([token for _, token in added])
         backend.encode_special_tokens = False
         return backend
 

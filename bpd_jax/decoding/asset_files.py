@@ -1,5 +1,6 @@
 """Loading of the assets of drafting methods from folders."""
 
+import functools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -7,11 +8,13 @@ from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
     REFINERS,
+    SMALL_LMS,
     Assets,
     AttachedDrafter,
     AttachedEagle,
@@ -56,14 +59,20 @@ def load_assets(
     Args:
       loaded: the model.
       paths: folders (or the file of an n-gram model) by the names of `ASSET_FOLDERS`.
-        Other assets are loaded from the model's folders if they exist, and refiners
-        only if they were trained for this model.
+        Other assets are loaded from the model's folders if they exist, small LMs when a
+        method reads them, and refiners only if they were trained for this model.
     """
     assets: dict[str, Any] = {}
     for name, folder in ASSET_FOLDERS.items():
         path = (paths or {}).get(name)
         source = loaded.find_asset(folder) if path is None else path
         if source is None:
+            continue
+        if name in SMALL_LMS:
+            # Holds the tokenizer, not the parameters in the layout of the file.
+            tokenizer = loaded.tokenizer
+            small = functools.partial(_load_small, str(source), tokenizer, loaded.name)
+            assets[name] = small if path is None else small()
             continue
         asset = _load_asset(loaded, name, str(source))
         if isinstance(asset, LoadedRefiner) and not _trained_on(loaded, asset):
@@ -142,9 +151,7 @@ def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
     return refiner.base == loaded.fingerprint
 
 
-def _load_asset(
-    loaded: LoadedModel, name: str, path: str
-) -> NGramModel | Model | object:
+def _load_asset(loaded: LoadedModel, name: str, path: str) -> NGramModel | object:
     if name == "ngram":
         from bpd_jax.ngrams.formats import load_model as ngram_files
 
@@ -177,12 +184,15 @@ def _load_asset(
 
         eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
         return AttachedEagle(eagle, _for_decoding(loaded, weights))
-    if name in REFINERS:
-        return load_refiner(path)
+    return load_refiner(path)
+
+
+def _load_small(path: str, tokenizer: Tokenizer, name: str) -> Model:
+    """A small LM over the tokens of the model of this name."""
     small = load_model(path)
-    if not small.tokenizer.same_tokens(loaded.tokenizer):
+    if not small.tokenizer.same_tokens(tokenizer):
         raise UserError(
-            f"{path} has another tokenizer than {loaded.name}: train it on the same "
+            f"{path} has another tokenizer than {name}: train it on the same "
             "task, with the same vocabulary."
         )
     check_finite(by_path(on_host(small.params)), path)

@@ -7,10 +7,12 @@ iteration are jitted separately, with the host step between them.
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
@@ -22,7 +24,7 @@ from bpd_jax.decoding.decode_state import (
 )
 from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.decoding.sampling import DRAFTS, stream_keys
+from bpd_jax.decoding.sampling import DRAFTS, row_keys, stream_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
@@ -60,7 +62,7 @@ def prefill(
     prompts: Int[Array, "B T"],
     lengths: Int[Array, " B"],
     limits: Int[Array, " B"],
-    keys: Array,
+    keys: tuple[int | np.integer, Int[Array, " B"]],
     reference: Int[Array, "B S"] | None = None,
     *,
     options: StepOptions,
@@ -78,7 +80,7 @@ def prefill(
       lengths: lengths of the prompts, at least 1.
       limits: the text length at which each row stops; at most `max_calls` more than
         the longest prompt.
-      keys: one random key per row.
+      keys: the arguments of `row_keys`.
       reference: see `Prompts.reference`.
       options: how tokens are chosen.
       max_calls: number of columns of the history.
@@ -129,14 +131,15 @@ def _first_state(
     model: Model,
     weights: Weights,
     drafter: Drafter,
-    rows: tuple[Array, Array, Array, Array, Array | None],
+    rows: tuple[Array, Array, Array, tuple[Any, Array], Array | None],
     outputs: tuple[Array, KeyValues, Array],
     options: StepOptions,
     max_calls: int,
     record: bool,
 ) -> DecodeState:
     """The state after the outputs of `run_prompts`; for `rows` see `prefill`."""
-    prompts, lengths, limits, keys, reference = rows
+    prompts, lengths, limits, numbers, reference = rows
+    keys = row_keys(*numbers)
     hidden, new, features = outputs
     batch, padded = prompts.shape
     # `commit` always writes a complete block, so a full row needs one more block.

@@ -20,7 +20,6 @@ from bpd_jax.decoding.decode_loop import (
 )
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
@@ -173,7 +172,7 @@ class Task:
             tokens,
             lengths,
             limits,
-            row_keys(self.options.seed, rows),
+            (np.uint32(self.options.seed), rows),
             reference,
             options=self.options.step,
             max_calls=self.options.max_new_tokens,

@@ -1,6 +1,7 @@
 """A loaded model: functions, parameters, tokenizer, chat template and folders."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,7 +101,8 @@ class LoadedModel:
       accuracies: accuracies of its heads, measured in training; see `Assets`.
       heads_identity: `identity` of its heads if they were loaded separately; None if
         there are none or they are part of the run.
-      trunk_identity: `fingerprint` of its parameters before their layout was changed.
+      trunk_identity: `fingerprint` of its parameters before their layout was changed;
+        None to compute it.
       step: training step of its checkpoint; None for a pretrained model.
     """
 
@@ -130,7 +132,7 @@ class LoadedModel:
         """The parameters of the model."""
         return self.model.params
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Identifies its trunk; see `attachments.fingerprint`."""
         return self.trunk_identity or fingerprint(self.config, self.params)

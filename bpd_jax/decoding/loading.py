@@ -151,12 +151,16 @@ def _load_pretrained(
     if heads_folder is None:
         return loaded
     trained = load_heads(heads_folder)
-    config, params = attach_heads(config, params, trained, name=name, mesh=mesh)
+    identity = loaded.fingerprint
+    config, params = attach_heads(
+        config, params, trained, name=name, base=identity, mesh=mesh
+    )
     return dataclasses.replace(
         loaded,
         model=Model(config, params, mesh=mesh),
         accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
         heads_identity=trained.identity,
+        trunk_identity=identity,
     )
 
 

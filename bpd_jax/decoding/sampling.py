@@ -10,6 +10,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.decoding.options import StepOptions
@@ -19,12 +20,9 @@ from bpd_jax.decoding.options import StepOptions
 DRAFTS, ACCEPTANCE = 1, 2
 
 
-_fold_in = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
-
-
-def row_keys(seed: int, rows: Int[Array, " B"]) -> Array:
+def row_keys(seed: int | np.integer | Array, rows: Int[Array, " B"]) -> Array:
     """One key per prompt, which does not depend on the batch of the prompt."""
-    return _fold_in(jax.random.key(seed), rows)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), rows)
 
 
 def stream_keys(keys: Array, positions: Int[Array, " B"], stream: int) -> Array:

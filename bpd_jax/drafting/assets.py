@@ -1,6 +1,7 @@
 """Assets of drafting methods: n-grams, small models, refiners and drafters."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 
 REFINERS = ("markov", "recurrent", "hydra")
+SMALL_LMS = ("rescorer", "draft_model")
 
 Accuracies = tuple[tuple[float, ...], ...]
 """`[j][r]`: the share of right candidates of rank r of head j + 2; see `Assets`."""
@@ -85,6 +87,27 @@ def on_mesh(asset: Any, mesh: Mesh | None) -> Any:
     return dataclasses.replace(asset, functions=functions)
 
 
+class OnUse:
+    """A field of a dataclass that a function may make when it is first read.
+
+    It is given as the value itself or as a `functools.partial`.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return None  # The default of the field.
+        value = vars(instance)[self._name]
+        if isinstance(value, functools.partial):
+            value = vars(instance)[self._name] = value()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self._name] = value
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assets:
     """The assets that are available to drafting methods; None for those that are not.
@@ -103,8 +126,8 @@ class Assets:
     """
 
     ngram: NGramModel | None = None
-    rescorer: Model | None = None
-    draft_model: Model | None = None
+    rescorer: OnUse = OnUse()
+    draft_model: OnUse = OnUse()
     markov: LoadedRefiner | None = None
     recurrent: LoadedRefiner | None = None
     hydra: LoadedRefiner | None = None
@@ -119,11 +142,11 @@ class Assets:
         sizes = {}
         if self.ngram is not None:
             sizes["n-gram model"] = self.ngram.vocab_size
-        small_models = {"rescorer": self.rescorer, "draft model": self.draft_model}
-        for name, small in small_models.items():
-            # One of the same tokenizer may have another number of rows.
-            if small is not None and not self.same_tokens:
-                sizes[name] = small.config.trunk.vocab_size
+        # One of the same tokenizer may have another number of rows.
+        for name in () if self.same_tokens else SMALL_LMS:
+            small: Model | None = getattr(self, name)
+            if small is not None:
+                sizes[name.replace("_", " ")] = small.config.trunk.vocab_size
         for name, size in sizes.items():
             if size != vocab_size:
                 raise UserError(

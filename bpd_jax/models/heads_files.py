@@ -38,6 +38,7 @@ def attach_heads(
     heads: LoadedHeads,
     *,
     name: str = "this model",
+    base: str | None = None,
     check: bool = True,
     mesh: Mesh | None = None,
 ) -> tuple[BlockwiseConfig, Params]:
@@ -48,6 +49,7 @@ def attach_heads(
       params: parameters of the model; the result shares their arrays.
       heads: the heads, which are converted to the model's `param_dtype`.
       name: name of the model for messages.
+      base: fingerprint of the model; None to compute it.
       check: whether heads of another model of the same sizes are rejected. They draft
         worse, but do not change the decoded texts.
       mesh: devices that share the model's parameters, hence those of the heads.
@@ -56,7 +58,7 @@ def attach_heads(
         f"train heads for {name}, give other heads with --heads, or remove "
         f"{heads.folder}."
     )
-    base = fingerprint(model, params) if check else None
+    base = (base or fingerprint(model, params)) if check else None
     heads.check_base(KIND.title, model, base, name, remedy)
     config = dataclasses.replace(model, heads=heads.config)
     shapes = abstract_parameters(config, mesh)["heads"]

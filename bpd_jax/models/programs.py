@@ -28,6 +28,7 @@ import numpy as np
 from jax._src.config import trace_context
 from jax.experimental import serialize_executable
 from jax.sharding import SingleDeviceSharding
+from jaxlib.mlir.passmanager import PassManager
 
 import bpd_jax
 from bpd_jax.base import compiled
@@ -151,6 +152,9 @@ def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
 def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
     """Compiles a program, and writes it to disk; also the seconds of compiling."""
     start = time.perf_counter()
+    module = lowered.compiler_ir()
+    with module.context:  # Names of source lines are a third of a program.
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
         program = lowered.compile()

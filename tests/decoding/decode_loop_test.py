@@ -11,7 +11,6 @@ from bpd_jax.decoding.decode_loop import (
     prefill,
 )
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
@@ -31,7 +30,7 @@ def start(model, rows=4, sharding=None):
     prompts = rng.integers(1, 13, (rows, 8)).astype(np.int32)
     arrays = [prompts, lengths, lengths + np.array([12, 5, 0, 9] * 2)[:rows]]
     arrays = [jax.device_put(jnp.asarray(a, jnp.int32), sharding) for a in arrays]
-    keys = row_keys(0, jnp.arange(rows))
+    keys = 0, jnp.arange(rows)
     return prefill(
         model,
         WEIGHTS,

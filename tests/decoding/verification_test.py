@@ -16,7 +16,6 @@ from bpd_jax.decoding.decode_loop import (
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions, StepOptions
-from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.decoding.verification import chain_states, tree_states
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.draft_tree import from_drafts
@@ -91,7 +90,7 @@ def test_hidden_states_of_nodes_follow_their_prefixes():
         prompts,
         lengths,
         lengths + 4,
-        row_keys(0, jnp.arange(2)),
+        (0, jnp.arange(2)),
         options=StepOptions(),
         max_calls=4,
     )

@@ -1,7 +1,9 @@
 """The weight α of refiners, and the settings that define it."""
 
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.base.settings import number
 from bpd_jax.base.typing import Array, Float, Params
@@ -30,7 +32,7 @@ class Weight:
     @classmethod
     def of(cls, alpha: float, slope: float = 0.0) -> "Weight":
         """Converts the numbers to arrays."""
-        return cls(jnp.float32(alpha), jnp.float32(slope))
+        return cls(*jax.device_put((np.float32(alpha), np.float32(slope))))
 
     def at(self, entropies: Float[Array, "B L"]) -> Float[Array, "B L-1"]:
         """α of heads 2 … L."""

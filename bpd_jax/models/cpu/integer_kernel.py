@@ -67,7 +67,7 @@ def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
             to[...] = some.transpose(1, 2, 0)
         place += size
     return TiledMatrix(
-        jnp.asarray(words),
+        jax.device_put(words),
         (outputs, matrix.shape[1]),
         matrix.bits,
         matrix.block,

@@ -9,6 +9,7 @@ matrix, so matrices are stored in bfloat16 where that is allowed.
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -153,4 +154,5 @@ def _in_bfloat16(
         # Most matrices are decided by their first numbers.
         if (bits[:1024] & low).any() or (bits & low).any():
             return jnp.asarray(matrix)
-    return jnp.asarray(matrix.astype(jnp.bfloat16))
+    # On the host XLA compiles nothing.
+    return jax.device_put(np.asarray(matrix).astype(jnp.bfloat16))

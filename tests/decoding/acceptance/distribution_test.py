@@ -17,7 +17,6 @@ from scipy.stats import chi2
 
 from bpd_jax.decoding.decode_loop import Weights, decode_on_device, prefill
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
-from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.searches.static import StaticTree, Topology
@@ -105,7 +104,7 @@ def count_texts(drafter, options, params=None):
         jnp.full((BATCH, 1), PROMPT),
         ones,
         4 * ones,
-        row_keys(0, jnp.arange(BATCH)),
+        (0, jnp.arange(BATCH)),
         options=options,
         max_calls=3,
     )
