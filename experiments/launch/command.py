@@ -10,8 +10,6 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from absl import flags
-
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
@@ -22,7 +20,6 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments import catalog
 
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Check everything, print, run nothing.")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = "bpd_jax.train"
 STUDIES = "experiments.run"

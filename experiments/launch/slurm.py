@@ -20,7 +20,8 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import DRY_RUN, RESUMED, Program
+from experiments.launch.command import RESUMED, Program
+from experiments.launch.dry_run import DRY_RUN
 
 flags.DEFINE_integer("nodes", 1, "Number of machines.", lower_bound=1)
 flags.DEFINE_integer("gpus", 8, "GPUs of each machine.", lower_bound=1)

@@ -24,7 +24,8 @@ from absl import flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
-from experiments.launch.command import DRY_RUN, SHARED, Command, Program, run
+from experiments.launch.command import SHARED, Command, Program, run
+from experiments.launch.dry_run import DRY_RUN
 from experiments.launch.tpu_keep import READY, Keeper, RunFailedError, read_state
 from experiments.launch.tpu_slice import TpuSlice
 

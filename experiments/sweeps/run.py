@@ -27,14 +27,8 @@ from bpd_jax.training import metrics, run_folder
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.validation import Selection
 from experiments.launch import slurm, tpu
-from experiments.launch.command import (
-    DRY_RUN,
-    TRAIN,
-    Command,
-    Program,
-    parse_program,
-    run,
-)
+from experiments.launch.command import TRAIN, Command, Program, parse_program, run
+from experiments.launch.dry_run import DRY_RUN
 from experiments.sweeps.catalog import PAPER, find_sweep
 
 SWEEP = flags.DEFINE_string(
