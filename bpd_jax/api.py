@@ -144,9 +144,6 @@ def load(
         results: in float32 on a CPU with vectors.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra`, `drafter` or `eagle`; by default those in the model's folder.
-
-    Raises:
-      UserError: a file is missing, damaged, or belongs to another model.
     """
     for asset in assets:
         if asset not in ASSET_FOLDERS:
@@ -205,9 +202,6 @@ def generate(
 
     Returns:
       One completion per prompt, in order.
-
-    Raises:
-      UserError: invalid input; raised before anything is compiled.
     """
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
@@ -264,9 +258,6 @@ def resolve(
       prompts: the prompts to decode.
       options: the options of decoding.
       verbose: whether to print the choice of `auto` and its reason.
-
-    Raises:
-      UserError: the method is unknown, or the input is invalid.
     """
     method = decoder.default_method if method is None else parse_method(method)
     if method != AUTO:

@@ -53,11 +53,7 @@ def append(folder: pathlib.Path, row: Row) -> None:
 
 
 def read(folder: pathlib.Path) -> list[Row]:
-    """The latest result of each job; [] if there is no file.
-
-    Raises:
-      UserError: a line is damaged.
-    """
+    """The latest result of each job; [] if there is no file."""
     path = folder / FILE
     rows: dict[tuple[str, str, str], Row] = {}
     try:
@@ -98,11 +94,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def update_page(page: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Replaces the predictions and the results of a page, each between two markers.
-
-    Raises:
-      UserError: the page cannot be read or has no markers.
-    """
+    """Replaces the predictions and the results of a page, each between two markers."""
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
