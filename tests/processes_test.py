@@ -61,6 +61,7 @@ def prompts(tmp_path_factory):
     return f"--prompts_file={path}"
 
 
+@pytest.mark.exhaustive  # Distillation decodes in the same way.
 def test_decode(model, prompts, tmp_path):
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     options = [*model, prompts, "--method=ngram_viterbi:4", "--batch_size=3"]
