@@ -20,7 +20,6 @@ from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.prompts import check_texts
-from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
@@ -32,8 +31,7 @@ from bpd_jax.decoding.method_text import describe_methods, parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.compare import MethodResult
-from bpd_jax.reporting.evaluation_records import decode_records
+from bpd_jax.reporting.decode_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
 from bpd_jax.storage import files
@@ -94,12 +92,11 @@ def main() -> None:
     else:
         with decode_flags.token_bar("decoding", len(prompts), config) as bar:
             generations = generate(task, prompts, on_progress=bar.update)
-    _show(lm, decoder, method, generations, config, texts)
+    _show(lm, method, generations, config, texts)
 
 
 def _show(
     lm: api.LanguageModel,
-    decoder: Decoder,
     method: Method,
     generations: list[Generation],
     config: DecodeConfig,
@@ -107,9 +104,9 @@ def _show(
 ) -> None:
     """Prints or writes the texts, and a summary line."""
     tokenizer = lm.loaded.tokenizer
-    result = MethodResult(method, decoder.label(method), generations, [])
     records = decode_records(
-        result,
+        method.name,
+        generations,
         tokenizer.decode,
         tokenizer.piece,
         config.options,

@@ -41,6 +41,7 @@ from bpd_jax.evaluation.compare import (
 )
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import evaluation_records
+from bpd_jax.reporting.decode_records import decode_records, visible
 from bpd_jax.reporting.evaluation_report import print_table, write_html
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
 from bpd_jax.reporting.terminal import print_stream, standard_output
@@ -157,7 +158,7 @@ def _show(
         bar.set_postfix_str(method.name)
         compile_task(task, [prompt], padded=padded)
         bar.update(1)
-    tokens = evaluation_records.visible(prompt, options)
+    tokens = visible(prompt, options)
     prompted = texts[0] if texts else lm.loaded.tokenizer.decode(tokens)
     console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
@@ -208,8 +209,9 @@ def _write(
     tokenizer, config = loaded.tokenizer, loaded.config
     records: list[DecodeRecord] = []
     for result in results:
-        records += evaluation_records.decode_records(
-            result,
+        records += decode_records(
+            result.method.name,
+            result.generations,
             tokenizer.decode,
             tokenizer.piece,
             options,

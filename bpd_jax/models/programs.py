@@ -106,6 +106,7 @@ class Program:
         key = tuple(constants), tuple(static), tuple(varying), trace_context()
         if key not in self._loaded:
             self._loaded[key] = self._load(key, arguments)
+            cpu.return_freed_memory()
         return self._loaded[key](
             *(x for i, x in enumerate(arguments) if i not in self._static)
         )

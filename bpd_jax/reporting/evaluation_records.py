@@ -1,13 +1,11 @@
 """Converts results of an evaluation to the records of a report."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.evaluation.block_views import BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.draft_statistics import draft_statistics
@@ -17,18 +15,14 @@ from bpd_jax.evaluation.efficiency import (
     paired_interval,
 )
 from bpd_jax.evaluation.equality import divergence
+from bpd_jax.reporting.decode_records import Decode, Piece
 from bpd_jax.reporting.records import (
     GREEDY_NAME,
     Candidate,
-    DecodeRecord,
     LatticePicture,
     MethodSummary,
     Path,
-    Step,
 )
-
-Piece = Callable[[int], str]
-Decode = Callable[[Sequence[int]], str]
 
 
 def summaries(
@@ -105,68 +99,6 @@ def _why_one(result: MethodResult) -> str:
         f"1.00, because none of its drafted tokens was accepted, in texts of up to "
         f"{longest} tokens: its drafter does not fit these texts"
     )
-
-
-def decode_records(
-    result: MethodResult,
-    decode: Decode,
-    piece: Piece,
-    options: DecodeOptions,
-    prompts: Sequence[str] | None = None,
-    *,
-    continuation: Decode | None = None,
-) -> list[DecodeRecord]:
-    """One record per prompt, with every serial call as a step.
-
-    Texts end before a stop text.
-
-    Args:
-      result: result of one method.
-      decode: converts tokens to text.
-      piece: converts one token to text.
-      options: options of decoding.
-      prompts: original texts of the prompts; None decodes their tokens.
-      continuation: converts tokens after a prompt to text; None for `decode`.
-    """
-    continued = continuation or decode
-    records = []
-    for index, generation in enumerate(result.generations):
-        steps = [
-            Step(
-                draft=[piece(token) for token in draft[draft >= 0]],
-                accepted=int(accepted),
-                rank=int(rank),
-            )
-            for draft, accepted, rank in zip(
-                generation.drafts, generation.accepted, generation.ranks, strict=True
-            )
-        ]
-        records.append(
-            DecodeRecord(
-                method=result.method.name,
-                prompt_index=index,
-                prompt=(
-                    decode(visible(generation.input_ids, options))
-                    if prompts is None
-                    else prompts[index]
-                ),
-                text=cut_at_stop(
-                    continued(visible(generation.output_ids, options)), options.stop
-                ),
-                input_ids=generation.input_ids.tolist(),
-                output_ids=generation.output_ids.tolist(),
-                serial_calls=generation.serial_calls,
-                block_efficiency=generation.block_efficiency,
-                seconds=generation.seconds,
-                steps=steps,
-            )
-        )
-    return records
-
-
-def visible(tokens: np.ndarray, options: DecodeOptions) -> list[int]:
-    """The tokens without begin and end tokens."""
-    return [int(token) for token in tokens if token not in options.end_tokens]
 
 
 def lattice_picture(

@@ -12,6 +12,7 @@ from bpd_jax.evaluation.block_views import BlockPath, BlockView
 from bpd_jax.evaluation.compare import MethodResult
 from bpd_jax.evaluation.equality import Difference
 from bpd_jax.reporting import evaluation_records
+from bpd_jax.reporting.decode_records import decode_records
 
 PIECES = ["<end>", "a", "b", "c"]
 
@@ -99,8 +100,9 @@ def test_there_is_no_gain_without_bpd():
 
 
 def test_records_contain_every_step_without_end_tokens():
-    [record] = evaluation_records.decode_records(
-        result(parse_method("ngram:4"), [[2, 3]]),
+    [record] = decode_records(
+        "ngram:4",
+        [generation([2, 3])],
         decode,
         PIECES.__getitem__,
         DecodeOptions(end_of_text=0),
@@ -116,8 +118,9 @@ def test_records_contain_every_step_without_end_tokens():
 
 
 def test_records_contain_the_prompt_as_typed_and_the_text_before_a_stop_text():
-    [record] = evaluation_records.decode_records(
-        result(parse_method("ngram:4"), [[2, 3]]),
+    [record] = decode_records(
+        "ngram:4",
+        [generation([2, 3])],
         decode,
         PIECES.__getitem__,
         DecodeOptions(end_of_text=(0, 9), stop=("ca",)),

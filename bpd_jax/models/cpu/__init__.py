@@ -8,7 +8,8 @@ Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `produc
 and `largest` choose tokens; `multiplies_quantized` says whether that is fast without
 expanding matrices. `integer_layout` is that of `--precision=int8`, for which
 `ordered_attention`, `row_norm` and `row_activation` do not depend on the number of
-tokens. `kernels_of` and `load_kernels` are for programs that are kept on disk.
+tokens. `kernels_of` and `load_kernels` are for programs that are kept on disk,
+`return_freed_memory` for what reading or compiling them took.
 Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left, such as a
 size that depends on the device, asks `on_cpu`, whose answer `compile_for` sets where
 programs are compiled for other devices.
@@ -16,7 +17,10 @@ programs are compiled for other devices.
 
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
 from bpd_jax.models.cpu.device import compile_for, on_cpu
-from bpd_jax.models.cpu.host_memory import keep_freed_memory
+from bpd_jax.models.cpu.host_memory import (
+    keep_freed_memory,
+    return_freed_memory,
+)
 from bpd_jax.models.cpu.kept_kernels import kernels_of, load_kernels
 from bpd_jax.models.cpu.largest import index_of_largest, largest
 from bpd_jax.models.cpu.layout import (
@@ -50,6 +54,7 @@ __all__ = [
     "ordered_attention",
     "prefix_attention",
     "product",
+    "return_freed_memory",
     "rounds_activations",
     "row_activation",
     "row_norm",

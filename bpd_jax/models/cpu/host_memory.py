@@ -46,6 +46,16 @@ def keep_freed_memory() -> None:
         library.mallopt(_ARENA_MAX, 1)
 
 
+def return_freed_memory() -> None:
+    """Returns freed memory to the kernel, which the GNU C library keeps for reuse.
+
+    Compiling a program, or reading it from disk, frees a few hundred MB.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def _sees_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> bool:
     """Whether there is a device file of a GPU or TPU. Asking jax starts its threads."""
     return any(next(devices.glob(name), None) for name in _DEVICE_FILES)
