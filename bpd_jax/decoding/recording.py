@@ -33,7 +33,8 @@ class RecordedText:
       input_ids, output_ids: prompt and text, int32.
       candidates: `[n, L-1, W]` int32, candidates of heads 2 … L, best first.
       log_probs: `[n, L-1, W]` float32, their log-probabilities, in nats.
-      entropies: `[n, L]` float32, entropies of heads 1 … L, in nats.
+      entropies: `[n, L]` float32, entropies of heads 1 … L in nats; that of head 1 is
+        over the draft vocabulary of the others, so that they can be compared.
       hidden: `[n, D]`, final hidden states.
       drafter: candidates, log-probabilities, entropies and perhaps factors of a block
         drafter at the same columns, for its positions 1 … L-1 (`record_drafter`); None
@@ -264,6 +265,7 @@ def _record(
       next tokens.
     """
     positions = jnp.arange(tokens.shape[0])[None]
+    choices = jnp.arange(model.config.draft_vocab_size)
     read = model.head_features
     states, _, features = model.forward(
         tokens[None], positions, Segments(), layers=(*read, *layers)
@@ -281,8 +283,9 @@ def _record(
     ) -> tuple[Array, Array, Array, Array]:
         states, features = inputs
         logits = model.next_token_logits(states).astype(jnp.float32)
-        first = entropy(jax.nn.log_softmax(logits))[:, None]
         chosen = logits.argmax(-1)
+        drafted = logits[:, model.draft_tokens(choices)]
+        first = entropy(jax.nn.log_softmax(drafted))[:, None]
         if model.block_size == 1:
             empty = jnp.zeros((states.shape[0], 0, width))
             return empty.astype(jnp.int32), empty, first, chosen

@@ -95,6 +95,7 @@ def build(settings: BuildSettings) -> BuildReport:
     report = BuildReport()
     # All inputs are validated before the long computation.
     heldout, symbols = _heldout(settings), _symbols(settings)
+    unigrams = NGramModel.load(settings.unigrams) if settings.unigrams else None
     check_fit = functools.partial(_check_fit, settings, symbols, heldout)
     source = None
     if settings.model:
@@ -124,6 +125,8 @@ def build(settings: BuildSettings) -> BuildReport:
                 theta=settings.theta,
                 max_per_order=settings.max_per_order,
             )
+    if unigrams is not None:
+        model = model.interpolated(unigrams, settings.unigrams_share)
     report.pruned = model.sizes
     with report.stage("measure"):
         texts = {"held-out text": heldout, "training text": source}

@@ -144,6 +144,9 @@ class BuildSettings(CountSettings):
       heldout_tokens: glob of files of token ids to measure perplexity on.
       unseen_log_prob: natural logarithm of the probability of unseen tokens, such as
         -1000; by default they have no unigram.
+      unigrams: folder of a model of the same tokens, with whose unigrams the model is
+        interpolated (paper, appendix D).
+      unigrams_share: their weight, above 0 and below 1.
       symbols: names of tokens in the written files: ids; strings, those of the
         vocabulary; or the path of a symbol table.
       compact: store the model in a fifth of the size, or less, with logarithms in half
@@ -163,6 +166,8 @@ class BuildSettings(CountSettings):
     heldout_text: str | None = None
     heldout_tokens: str | None = None
     unseen_log_prob: Annotated[float, number(most=HIGHEST_UNSEEN)] | None = None
+    unigrams: str | None = None
+    unigrams_share: Annotated[float, number(above=0, below=1)] = 0.1
     symbols: str = IDS
     compact: bool = False
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, storage, trie
-from bpd_jax.ngrams.backoff import context_sums
+from bpd_jax.ngrams.backoff import context_sums, log_backoffs
 from bpd_jax.ngrams.counting import windows
 from bpd_jax.ngrams.storage import FLOATS, NGramArrays
 
@@ -240,24 +240,60 @@ class NGramModel(NGramArrays):
             tokens = np.delete(tokens, self.end_of_text)
         return self.with_unigrams(tokens, log_prob)
 
+    def interpolated(self, unigrams: "NGramModel", share: float) -> "NGramModel":
+        """Returns this model, interpolated with the unigrams of another (appendix D).
+
+        The probability of every n-gram becomes (1 - share) P(w | h) + share P'(w) with
+        the other model's unigrams P', and back-off weights follow from these.
+
+        Args:
+          unigrams: a model of the same vocabulary, of any order.
+          share: weight of its unigrams, between 0 and 1.
+        """
+        if (unigrams.vocab_size, unigrams.end_of_text) != (
+            self.vocab_size,
+            self.end_of_text,
+        ):
+            raise UserError(
+                f"the unigrams are of {unigrams.vocab_size} tokens with the end of "
+                f"text {unigrams.end_of_text}, the n-grams of {self.vocab_size} with "
+                f"{self.end_of_text}: give models of one vocabulary."
+            )
+        predicted = unigrams.keys[0] != unigrams.bos
+        mixed = self.with_unigrams(unigrams.keys[0], -np.inf)
+        # Zero for symbols that the other model has not seen, and for `<s>`.
+        other = np.zeros(mixed.width)
+        other[unigrams.keys[0][predicted]] = np.exp(unigrams.log_probs[0][predicted])
+        probs = [
+            (1 - share) * np.exp(log_probs) + share * other[keys % mixed.width]
+            for keys, log_probs in zip(mixed.keys, mixed.log_probs, strict=True)
+        ]
+        with np.errstate(divide="ignore"):
+            log_probs = tuple(np.log(prob) for prob in probs)
+        return dataclasses.replace(
+            mixed,
+            log_probs=log_probs,
+            log_backoffs=log_backoffs(mixed.keys, probs, mixed.width),
+        )
+
     def with_unigrams(self, symbols: np.ndarray, log_prob: float) -> "NGramModel":
         """Returns a model in which all of these symbols have a unigram."""
         unigrams = np.union1d(self.keys[0], symbols)
         index = np.searchsorted(unigrams, self.keys[0])
         keys, log_probs = [unigrams], [np.full(unigrams.size, float(log_prob))]
         log_probs[0][index] = self.log_probs[0]
-        log_backoffs = list(self.log_backoffs)
+        backoffs = list(self.log_backoffs)
         if self.order > 1:
             # Only the keys of bigrams contain indices of unigrams.
             parents, symbols = np.divmod(self.keys[1], self.width)
             keys.append(index[parents] * self.width + symbols)
-            log_backoffs[0] = np.zeros(unigrams.size)
-            log_backoffs[0][index] = self.log_backoffs[0]
+            backoffs[0] = np.zeros(unigrams.size)
+            backoffs[0][index] = self.log_backoffs[0]
         return dataclasses.replace(
             self,
             keys=(*keys, *self.keys[2:]),
             log_probs=(*log_probs, *self.log_probs[1:]),
-            log_backoffs=tuple(log_backoffs),
+            log_backoffs=tuple(backoffs),
         )
 
 

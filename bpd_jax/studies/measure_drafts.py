@@ -9,12 +9,15 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.recording import RecordedText, padded_sizes
 from bpd_jax.decoding.replay import replay_of
 from bpd_jax.evaluation.draft_statistics import oracle_calls, repeats
-from bpd_jax.studies.study_config import BPD
+from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
     ENTROPY_BIN,
+    ENTROPY_STEP,
     PARTS,
     DraftRecord,
+    EngineRecord,
+    EntropyRecord,
     OracleRecord,
     call_positions,
     to_digits,
@@ -139,6 +142,59 @@ def _draft_record(
             for bins in (entropies.T / ENTROPY_BIN).astype(int)
         ],
     )
+
+
+def engine_records(
+    context: StudyContext,
+    contender: str,
+    tasks: Sequence[str],
+    parts: Collection[str] = PARTS,
+) -> Iterator[list[EngineRecord]]:
+    """Yields groups of records of a contender with `engine=fst`; see `EngineRecord`."""
+    parsed = parse_contender(contender)
+    exact = parsed.method.without("engine").name
+    if parsed.assets is not None:
+        exact += f"@{parsed.assets}"
+    both = (
+        replay(context, name, tasks, every_position=True, parts=parts)
+        for name in (contender, exact)
+    )
+    for (group, generations), (_, exact_ones) in zip(*both, strict=True):
+        yield [
+            EngineRecord(
+                task=example.task,
+                example=example.example.index,
+                part=example.example.part,
+                contender=contender,
+                same=to_digits(_same(generation, other).astype(int)),
+                milliseconds=_milliseconds(generation),
+                exact_milliseconds=_milliseconds(other),
+            )
+            for example, generation, other in zip(
+                group, generations, exact_ones, strict=True
+            )
+        ]
+
+
+def _same(one: Generation, other: Generation) -> np.ndarray:
+    """Whether the drafts of each call agree in what a generation records, `[calls]`."""
+    best: np.ndarray = (one.proposed == other.proposed).all(1)
+    return best & (one.nodes == other.nodes) & (one.accepted == other.accepted)
+
+
+def _milliseconds(generation: Generation) -> float:
+    return round(1e3 * generation.seconds / len(generation.accepted), 4)
+
+
+def entropy_records(context: StudyContext, task: str) -> list[EntropyRecord]:
+    """Records of the entropies of the heads that draft, for a task's texts."""
+    records = []
+    for example, text in zip(context.examples(task), context.texts(task), strict=True):
+        entropies = text.predicted_by(context.config.source).entropies[:, 1:]
+        steps = np.rint(np.maximum(entropies, 0) / ENTROPY_STEP).astype(int)
+        digits = [*map(to_digits, steps.T)]
+        records.append(EntropyRecord(task, example.index, example.part, digits))
+    return records
 
 
 def oracle_records(context: StudyContext, task: str) -> list[OracleRecord]:

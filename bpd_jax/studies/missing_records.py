@@ -6,14 +6,21 @@ from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.evaluation.metrics import metric_of
-from bpd_jax.studies.measure_drafts import draft_records, oracle_records
-from bpd_jax.studies.measure_latency import latency_records
+from bpd_jax.studies.measure_drafts import (
+    draft_records,
+    engine_records,
+    entropy_records,
+    oracle_records,
+)
+from bpd_jax.studies.measure_latency import FST, latency_records
 from bpd_jax.studies.measure_texts import explorer_records, quality_records
 from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run, read_header
 from bpd_jax.studies.study import (
     DRAFTS,
+    ENGINES,
+    ENTROPY,
     EXPLORER,
     LATENCY,
     ORACLE,
@@ -21,9 +28,13 @@ from bpd_jax.studies.study import (
     TIMING,
     Study,
 )
+from bpd_jax.studies.study_config import parse_contender
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
+    REPORT,
     DraftRecord,
+    EngineRecord,
+    EntropyRecord,
     ExplorerRecord,
     LatencyRecord,
     OracleRecord,
@@ -114,6 +125,33 @@ def measure_oracle(context: StudyContext, run: StudyRun, store: Store) -> None:
         store(r for r in oracle_records(context, task) if r.key not in done)
 
 
+def measure_entropy(context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Stores the entropies of the heads along all texts."""
+    done = {record.key for record in run.of(EntropyRecord)}
+    for task in _unfinished(context, done):
+        store(r for r in entropy_records(context, task) if r.key not in done)
+
+
+def measure_engines(context: StudyContext, run: StudyRun, store: Store) -> None:
+    """Compares OpenFst with the exact search on the reported texts."""
+    config = context.config
+    done = {record.key for record in run.of(EngineRecord)}
+    _same_device(run, run.of(EngineRecord))
+    for name in config.contenders:
+        if parse_contender(name).method.setting("engine") != FST:
+            continue
+        missing = [
+            task
+            for task in config.tasks
+            if any(
+                example.part == REPORT and (name, task, example.index) not in done
+                for example in context.examples(task)
+            )
+        ]
+        for records in engine_records(context, name, missing, [REPORT]):
+            store(record for record in records if record.key not in done)
+
+
 def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None:
     """Records texts for the draft explorer."""
     contenders, shown = context.config.contenders, context.config.shown
@@ -188,6 +226,8 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
 
 
 MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Store], None]] = {
+    ENTROPY: measure_entropy,
+    ENGINES: measure_engines,
     ORACLE: measure_oracle,
     EXPLORER: measure_explorer,
     QUALITY: measure_quality,

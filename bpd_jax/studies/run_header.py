@@ -28,6 +28,8 @@ def facts_of(context: StudyContext) -> Facts:
         "heads": block_size,  # L of the source, heads or block drafter
         "vocabulary": trunk.vocab_size,
         "draft_vocabulary": draft_vocabulary,
+        # Earlier runs, which lack it, have that of head 1 over the whole vocabulary.
+        "entropy_vocabulary": model.draft_vocab_size,
         "examples": {
             task: {
                 part: sum(example.part == part for example in context.whole_draw(task))

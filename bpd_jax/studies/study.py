@@ -11,15 +11,17 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender
 from bpd_jax.studies.study_records import REPORT
 
-DRAFTS, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
+DRAFTS, ENTROPY, ENGINES, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "drafts",
+    "entropy",
+    "engines",
     "oracle",
     "explorer",
     "quality",
     "timing",
     "latency",
 )
-DRAFTING = frozenset((DRAFTS, EXPLORER, TIMING))
+DRAFTING = frozenset((DRAFTS, ENGINES, EXPLORER, TIMING))
 """Measurements in which contenders draft, so that their weights α matter."""
 
 # What exhibits raise for records whose numbers or shapes are wrong.

@@ -316,6 +316,9 @@ class StudyContext:
             loaded.end_of_text,
             [example.input_ids.tolist() for example in examples],
         ]
+        if loaded.config.draft_vocab_size < loaded.vocab_size:
+            # Earlier texts have the entropy of head 1 over the whole vocabulary.
+            facts.append("entropies over the draft vocabulary")
         drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
         if config.source == "block" and drafter is not None:
             facts.append(content_digest(drafter))

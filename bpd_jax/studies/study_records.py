@@ -20,6 +20,9 @@ _BEYOND = 0x100
 ENTROPY_BIN = 0.5
 """Width of the bins of `DraftRecord.entropy_counts`, in nats."""
 
+ENTROPY_STEP = 0.125
+"""Resolution of `EntropyRecord.steps`, in nats."""
+
 
 def to_digits(values: Sequence[int] | np.ndarray) -> str:
     """Encodes small numbers as one character each.
@@ -133,6 +136,59 @@ class DraftRecord(Record):
     @property
     def key(self) -> tuple[str, str, int]:
         """Identifies the record among those of its kind in a run."""
+        return self.contender, self.task, self.example
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyRecord(Record):
+    """The entropies of the heads that draft, at every position of one text.
+
+    Attributes:
+      task, example, part: as in `DraftRecord`.
+      steps: for each of heads 2 … L one digit (`from_digits`) per token of the text,
+        its entropy in steps of `ENTROPY_STEP` nats.
+    """
+
+    task: str
+    example: int
+    part: str
+    steps: list[str]
+
+    @property
+    def entropies(self) -> np.ndarray:
+        """Entropies of heads 2 … L in nats, `[L - 1, T]`."""
+        return ENTROPY_STEP * np.array([*map(from_digits, self.steps)])
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """As in `DraftRecord`."""
+        return self.task, self.example
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineRecord(Record):
+    """The drafts of OpenFst against those of the exact search, along one text.
+
+    Attributes:
+      task, example, part: as in `DraftRecord`.
+      contender: name of the contender with `engine=fst`.
+      same: for each token of the text 1 if both engines propose the same best draft,
+        verify as many draft tokens and have as many accepted, else 0.
+      milliseconds, exact_milliseconds: time of drafting per call with either engine, on
+        the device that replays the texts.
+    """
+
+    task: str
+    example: int
+    part: str
+    contender: str
+    same: str
+    milliseconds: float
+    exact_milliseconds: float
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """As in `DraftRecord`."""
         return self.contender, self.task, self.example
 
 
@@ -299,6 +355,8 @@ class ExplorerRecord(Record):
 
 RECORD_KINDS: dict[str, type[Record]] = {
     "draft": DraftRecord,
+    "entropy": EntropyRecord,
+    "engine": EngineRecord,
     "oracle": OracleRecord,
     "quality": QualityRecord,
     "timing": TimingRecord,

@@ -80,15 +80,19 @@ class _Entropies:
         An entropy over more tokens is larger, so that with a draft vocabulary a
         decrease from head 1 to head 2, and with it h_max, may be an artefact.
         """
-        full, draft = (
-            self.run.facts.get(name) for name in ("vocabulary", "draft_vocabulary")
-        )
-        return full == draft
+        first, draft, _ = _sizes(self.run)
+        return first == draft
 
     @property
     def first(self) -> int:
         """The first head whose entropy can be compared with the next one's."""
         return 1 if self.comparable else 2
+
+
+def _sizes(run: StudyRun) -> tuple[int | None, ...]:
+    """Numbers of tokens of head 1's entropy, of the others', and of the vocabulary."""
+    full, draft = (run.facts.get(name) for name in ("vocabulary", "draft_vocabulary"))
+    return run.facts.get("entropy_vocabulary", full), draft, full
 
 
 def _prepare(run: StudyRun) -> _Entropies:
@@ -240,17 +244,22 @@ def _fit_chart(name: str, interpretation: _Interpretation) -> Chart:
 
 def _vocabularies(data: _Entropies) -> str:
     """Whether the entropies of head 1 and of the others are comparable."""
-    facts = data.run.facts
-    full, draft = (facts.get(name) for name in ("vocabulary", "draft_vocabulary"))
-    if full is None or draft is None:
+    first, draft, full = _sizes(data.run)
+    if first is None or draft is None or full is None:
         return (
             "All heads are taken to predict over the same vocabulary: the results do "
             "not say which."
         )
-    if full == draft:
+    if draft == full:
         return f"All heads predict over the full vocabulary of {full:,} tokens."
+    if first == draft:
+        return (
+            f"Heads 2 to L predict over a draft vocabulary of {draft:,} of {full:,} "
+            "tokens. The entropy of head 1 is of its distribution over these tokens, "
+            "renormalised."
+        )
     return (
-        f"Head 1 predicts over the full vocabulary of {full:,} tokens, heads 2 to L "
+        f"The entropy of head 1 is over {first:,} tokens, that of heads 2 to L "
         f"over a draft vocabulary of {draft:,}. Entropies over different vocabularies "
         "cannot be compared: h_max, which begins with head 1, is not judged, and the "
         "trend of entropy is that of heads 2 to L."

@@ -6,6 +6,7 @@
 - Why do tasks differ? On the level of texts: is it the block efficiency of a text that
   decides how much refinement gains?
 - What happens when all heads are uncertain?
+- Can the entropy decide how many positions to draft? (appendix B)
 
 A text's gain and its block efficiency share the number of calls of BPD, so that noise
 alone makes them correlate. The correlations here are between the halves of a text: the
@@ -22,9 +23,14 @@ from bpd_jax.evaluation.efficiency import bootstrap
 from bpd_jax.evaluation.statistics import FEWEST, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study import Study
+from bpd_jax.studies.study import DRAFTS, ENTROPY, Study
 from bpd_jax.studies.study_config import BPD, parse_contender
-from bpd_jax.studies.study_records import REPORT, TUNE, DraftRecord, call_positions
+from bpd_jax.studies.study_records import (
+    REPORT,
+    TUNE,
+    DraftRecord,
+    call_positions,
+)
 from bpd_jax.studies.tables import (
     by_row,
     decimal,
@@ -33,6 +39,7 @@ from bpd_jax.studies.tables import (
     table,
 )
 from experiments.comparisons import beats
+from experiments.questions.stopping import stopping_pays, stopping_tables
 from experiments.refinements import is_refined, method_of
 
 # Shorter texts are not divided.
@@ -277,8 +284,9 @@ STUDY = Study(
     "Does local rescoring read its own tokens? Should α depend on entropy? Which texts "
     "gain from refinement, and what happens when all heads are uncertain?",
     example_parts=(TUNE, REPORT),
-    tables=[_correlations, _uncertain],
-    findings=[_conditioning, _weights, _weak_texts],
+    measures=(DRAFTS, ENTROPY),
+    tables=[_correlations, _uncertain, stopping_tables],
+    findings=[_conditioning, _weights, _weak_texts, stopping_pays],
     notes=[
         "The gain of a text is BPD's number of calls divided by that with refinement. "
         "It is correlated with the block efficiency of the other half of the text: of "

@@ -1,10 +1,14 @@
 """Tables 4 and 9: block efficiency of all refinements on all tasks."""
 
-from bpd_jax.drafting.parts import DRAFTS
-from bpd_jax.reporting.exhibits import Finding
+import numpy as np
+
+from bpd_jax.drafting.parts import DRAFTS as NUMBER_OF_DRAFTS
+from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import StudyRun
-from bpd_jax.studies.study import Study
+from bpd_jax.studies.study import DRAFTS, ENGINES, Study
 from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.studies.study_records import EngineRecord, from_digits
+from bpd_jax.studies.tables import by_row, ratio_cell, table
 from experiments.comparisons import (
     efficiency_table,
     gain_table,
@@ -34,13 +38,52 @@ def _findings(run: StudyRun) -> list[Finding]:
     return findings + _oracle_bound(run)
 
 
+def _engine_table(run: StudyRun) -> list[Table]:
+    """How often the drafts of OpenFst and of the exact search are the same."""
+    by_contender: dict[str, list[EngineRecord]] = {}
+    for record in run.of(EngineRecord):
+        by_contender.setdefault(record.contender, []).append(record)
+
+    def cells(name: str) -> list[Cell]:
+        records = by_contender[name]
+        same = [from_digits(record.same) for record in records]
+        calls = np.array([len(each) for each in same])
+        differing = np.array([len(each) - each.sum() for each in same])
+        share = ratio_cell((100 * differing, calls))
+        times = [
+            Cell(float(np.median([getattr(record, field) for record in records])))
+            for field in ("milliseconds", "exact_milliseconds")
+        ]
+        return [Cell(float(calls.sum())), share, *times]
+
+    columns = [
+        Column("calls", digits=0),
+        Column("other drafts", unit="%", digits=1),
+        Column("OpenFst", "ms per call", digits=1),
+        Column("exact", "ms per call", digits=1),
+    ]
+    rows = {name: run.label(name) for name in by_contender}
+    made = table(
+        "table4_engines",
+        "OpenFst against the exact search",
+        "method",
+        rows,
+        by_row(columns, cells),
+        "At every position of the texts. OpenFst's scores are upper bounds. Drafts "
+        "count as other ones if the best draft, the number of verified draft tokens or "
+        "the number of accepted ones differs. Times are medians over texts, with all "
+        "texts of a task in one batch.",
+    )
+    return [made] if rows else []
+
+
 def _several_drafts(run: StudyRun, *refiners: str) -> str:
     """A contender with several drafts, preferably one that the paper has too; or ""."""
     names = [
         name
         for name in run.contenders
         if of_heads(method_of(name), *refiners)
-        and method_of(name).counts == DRAFTS
+        and method_of(name).counts == NUMBER_OF_DRAFTS
         and method_of(name).count > 1
     ]
     printed = run.facts.get("printed", {})
@@ -83,7 +126,13 @@ STUDY = Study(
     "How many tokens does a serial call yield with unrefined drafts, with drafts "
     "refined by n-grams and small language models, with the p best drafts, and with "
     "the oracle?",
-    tables=[efficiency_table(TABLE4), gain_table(TABLE4), headroom_table],
+    measures=(DRAFTS, ENGINES),
+    tables=[
+        efficiency_table(TABLE4),
+        gain_table(TABLE4),
+        headroom_table,
+        _engine_table,
+    ],
     findings=[_findings],
     notes=[
         "The paper's model has 1.5 billion parameters; it was trained on C4 together "

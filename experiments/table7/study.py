@@ -5,6 +5,7 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import parse_contender
 from experiments.comparisons import (
+    beats,
     efficiency_table,
     gain_table,
     headroom_table,
@@ -13,6 +14,8 @@ from experiments.comparisons import (
 from experiments.printed import TABLE7
 
 IN_DOMAIN, GENERAL = "in_domain", "general"
+# In-domain n-grams that are interpolated with unigrams of general text (appendix D).
+MIXED = "in_domain_mixed"
 
 
 def _notes(run: StudyRun) -> list[str]:
@@ -34,7 +37,7 @@ def _notes(run: StudyRun) -> list[str]:
 def _findings(run: StudyRun) -> list[Finding]:
     """Compares every method with a general model and with an in-domain one."""
     parsed = [parse_contender(name) for name in run.contenders]
-    return [
+    findings = [
         never_below(
             run,
             "On most tasks a general model is at least as good as an in-domain one "
@@ -47,6 +50,17 @@ def _findings(run: StudyRun) -> list[Finding]:
         if (in_domain.assets or "").startswith(IN_DOMAIN)
         and (general.assets or "").startswith(GENERAL)
         and in_domain.method == general.method
+    ]
+    statement = (
+        "N-grams of a task, interpolated with unigrams of general text, yield more "
+        "than without them ({}; the authors: similar performance)."
+    )
+    return findings + [
+        beats(run, statement.format(run.label(mixed.name)), mixed.name, plain.name)
+        for mixed in parsed
+        for plain in parsed
+        if (mixed.assets, plain.assets) == (MIXED, IN_DOMAIN)
+        and mixed.method == plain.method
     ]
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from bpd_jax.studies.study_records import TUNE
+from bpd_jax.studies.study_records import TUNE, EntropyRecord
+from experiments.questions.stopping import stopped
 from experiments.questions.study import _Texts, halves, split_correlation
-from tests.experiments.builders import draft, exhibit_of
+from tests.experiments.builders import draft, exhibit_of, values_of
 
 # Calls of 8 positions: a text of 1 needs 8, one of 2 needs 4, one of 4 needs 2.
 HALF = {1: "11111111", 2: "21212121", 4: "43214321"}
@@ -72,3 +73,31 @@ def test_the_slope_is_chosen_on_the_tuning_texts():
     (finding,) = [f for s, f in findings(records).items() if "chosen" in s]
     assert finding.holds is False
     assert "−50.0 %" in finding.evidence
+
+
+def test_decoding_with_drafts_of_different_lengths():
+    """Calls would yield 3, 1, 1, 2, 1 tokens; at the first one token is drafted."""
+    record = draft("bpd", "squad", "31121")
+    sums = stopped([(record, np.array([1, 0, 2, 0, 2]))])
+    # Calls at 0 (two tokens), 2, 3 and 4.
+    assert (sums.tokens[0], sums.calls[0], sums.drafted[0]) == (5, 4, 1 + 2 + 0 + 2)
+
+
+def test_drafts_end_before_an_uncertain_head():
+    """Calls yield 3 and 1 tokens in turn; where they yield 1, head 2 is uncertain."""
+    records = []
+    for part, first in ((TUNE, 0), ("report", 10)):
+        for example in range(first, first + 6):
+            fields = {"example": example, "part": part}
+            records.append(draft("bpd", "squad", "3111" * 4, **fields))
+            steps = ["8v8v" * 4, "88vv" * 4]  # 8 is 1 nat, v is 31 / 8 nats
+            records.append(EntropyRecord("squad", steps=steps, **fields))
+    exhibit = exhibit_of("questions", records, ("squad",))
+    stopping = next(t for t in exhibit.tables if t.name == "questions_stopping")
+    fixed, limit, drafted, tokens, gain = values_of(stopping)["1 token"]
+    assert (limit, drafted) == (3.75, 1.0)  # 2 of 0 and of 2 tokens
+    # Calls at 0 and 3; with one drafted token at 0, 2 and 3.
+    assert (fixed, tokens) == (pytest.approx(4 / 3), 2.0)
+    assert gain == pytest.approx(50.0)
+    (finding,) = [f for f in exhibit.findings if "uncertain head" in f.statement]
+    assert finding.holds

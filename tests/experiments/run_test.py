@@ -7,23 +7,29 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import Chat
+from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.model import entropy
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
-from bpd_jax.studies.measure_drafts import draft_records
+from bpd_jax.studies.measure_drafts import (
+    draft_records,
+    engine_records,
+    entropy_records,
+)
 from bpd_jax.studies.measure_texts import explorer_records
 from bpd_jax.studies.run_header import check_header, facts_of
 from bpd_jax.studies.study_context import StudyContext
-from bpd_jax.studies.study_records import (
-    from_digits,
-)
+from bpd_jax.studies.study_records import ENTROPY_STEP, from_digits
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
@@ -33,6 +39,7 @@ from tests.experiments.small_studies import config_of
 from tests.json_lines import write_json_lines
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+TASKS = ["held_out"]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,53 @@ def test_records_equal_those_of_decoding(context):
     texts = context.texts("held_out")
     for text, generation in zip(texts, plain, strict=True):
         assert text.output_ids.tolist() == generation.output_ids.tolist()
+
+
+def test_entropies_of_every_position(context):
+    records = entropy_records(context, "held_out")
+    for record, text in zip(records, context.texts("held_out"), strict=True):
+        error = np.abs(record.entropies.T - text.entropies[:, 1:])
+        assert error.max() <= ENTROPY_STEP / 2 + 1e-6
+
+
+def test_head_1_has_the_entropy_of_the_draft_vocabulary(context, trained, tmp_path):
+    """Its distribution over these tokens, renormalised."""
+    loaded = context.loaded("held_out")
+    heads = dataclasses.replace(loaded.config.heads, draft_vocabulary=8)
+    tokens = np.array([3, 1, 4, 15, 9, 2, 6, 5])
+    params = {**loaded.model.params}
+    rows = jnp.zeros((len(tokens), loaded.config.trunk.d_model))
+    own = {"vocabulary": jnp.asarray(tokens), "softmax": rows}
+    params["heads"] = {**params["heads"], **own}
+    config = dataclasses.replace(loaded.config, heads=heads)
+    model = dataclasses.replace(loaded.model, config=config, params=params)
+    decoder = Decoder(model, width=4)
+    text = context.texts("held_out")[0]
+    generation = context.contender("bpd", "held_out")[0].decode(
+        GREEDY, [text.input_ids], context.options("held_out")
+    )[0]
+    slots, positions = padded_sizes([generation])
+    record = record_text(decoder, generation, 4, slots=slots, positions=positions)
+    logits = loaded.model.next_token_logits(jnp.asarray(text.hidden))
+    expected = entropy(jax.nn.log_softmax(logits[:, tokens]))
+    np.testing.assert_allclose(record.entropies[:, 0], expected, rtol=1e-4)
+
+
+def test_openfst_is_compared_with_the_exact_search(context):
+    names = ["ngram:2", "ngram_fst:2"]
+    drafts = [
+        {record.example: record for record in next(draft_records(context, name, TASKS))}
+        for name in names
+    ]
+    [records] = engine_records(context, "ngram_fst:2", TASKS)
+    assert {record.contender for record in records} == {"ngram_fst:2"}
+    for record in records:
+        exact, other = (each[record.example].yields for each in drafts)
+        same = from_digits(record.same)
+        assert len(same) == len(exact)
+        # Where the drafts are said to be the same, as many tokens are accepted.
+        assert (exact == other)[same == 1].all()
+        assert record.milliseconds > 0 < record.exact_milliseconds
 
 
 def test_recorded_texts_are_reused(context, trained):

@@ -108,6 +108,31 @@ def test_unseen_tokens_change_no_other_probability(document_model):
     np.testing.assert_array_equal(smoothed.log_probs_of(contexts, tokens), before)
 
 
+def test_interpolation_with_unigrams(document_model):
+    """P = (1 - share) P(w | h) + share P'(w) for every n-gram; the rest backs off."""
+    # Every symbol but <s>, the last one, is seen by the other model.
+    other = dataclasses.replace(
+        document_model,
+        log_probs=(
+            np.log([*np.arange(1, len(document_model.keys[0])) / 55.0, 1e-300]),
+            *document_model.log_probs[1:],
+        ),
+    )
+    mixed = document_model.interpolated(other, 0.25)
+    mixed.validate()
+    assert mixed.keys[0].tolist() == other.keys[0].tolist()
+    for order in (1, 2, 3):
+        for *context, token in document_model.ngrams(order).tolist():
+            at = np.searchsorted(other.keys[0], token)
+            if token == document_model.bos:
+                continue
+            expected = 0.75 * np.exp(document_model.log_prob(context, token))
+            expected += 0.25 * np.exp(other.log_probs[0][at])
+            assert np.exp(mixed.log_prob(context, token)) == pytest.approx(expected)
+    with pytest.raises(UserError, match="models of one vocabulary"):
+        mixed.interpolated(dataclasses.replace(other, end_of_text=None), 0.5)
+
+
 def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypatch):
     expected = trigrams.evaluate(corpus)
     monkeypatch.setattr("bpd_jax.ngrams.model._BLOCK", 5)
