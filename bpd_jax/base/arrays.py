@@ -9,6 +9,7 @@ import dataclasses
 import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from typing import BinaryIO
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def open_npy(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def read_npz(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | BinaryIO,
     specs: Mapping[str, ArraySpec] | None = None,
     optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:

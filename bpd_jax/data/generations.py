@@ -2,10 +2,13 @@
 
 A folder contains a header, `distill.json`, and shards `shard-00000.npz`, …, with the
 arrays `tokens`, `offsets`, `prompt_lengths` and `indices` of `Generations`. Shards of
-earlier versions lack `indices`.
+earlier versions lack `indices`. A shard may be compressed by xz (`shard-00000.npz.xz`),
+which leaves a sixth of its size.
 """
 
 import dataclasses
+import io
+import lzma
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,7 @@ from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, local_copy
 
 HEADER = "distill.json"
+PACKED = ".xz"
 KIND = Artifact(
     "generated texts",
     HEADER,
@@ -79,6 +83,26 @@ def write_header(
     KIND.write_header(folder, header)
 
 
+def pack(parts: Sequence[Generations], folder: str | os.PathLike[str]) -> pathlib.Path:
+    """Writes all texts of some folders as one compressed shard.
+
+    The header of `folder` must have been written (`write_header`).
+
+    Returns:
+      The path of the shard.
+    """
+    stream = io.BytesIO()
+    arrays = _shard_arrays(
+        [part[row] for part in parts for row in range(len(part))],
+        np.concatenate([part.prompt_lengths for part in parts]),
+    )
+    np.savez(stream, **arrays)
+    path = as_path(folder) / (shard_name(0) + PACKED)
+    with files.replacing_file(path) as temporary:
+        temporary.write_bytes(lzma.compress(stream.getvalue(), preset=9))
+    return path
+
+
 def write_shard(
     folder: str | os.PathLike[str],
     index: int,
@@ -98,21 +122,27 @@ def write_shard(
     Returns:
       The path of the shard.
     """
-    lengths = [len(text) for text in texts]
-    assert len(prompt_lengths) == len(texts)
-    assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
-    joined = np.concatenate(texts) if lengths else np.zeros(0)
     path = as_path(folder) / shard_name(index)
+    files.write_npz(path, _shard_arrays(texts, prompt_lengths, indices))
+    return path
+
+
+def _shard_arrays(
+    texts: Sequence[np.ndarray],
+    prompt_lengths: Sequence[int] | np.ndarray,
+    indices: Sequence[int] | None = None,
+) -> dict[str, np.ndarray]:
+    lengths = [len(text) for text in texts]
+    assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
     if indices is None:
         indices = [-1] * len(texts)
-    arrays = {
+    joined = np.concatenate(texts) if lengths else np.zeros(0)
+    return {
         "tokens": joined.astype(np.int32),
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "prompt_lengths": np.asarray(prompt_lengths, np.int32),
         "indices": np.asarray(indices, np.int64),
     }
-    files.write_npz(path, arrays)
-    return path
 
 
 def shard_name(index: int) -> str:
@@ -126,18 +156,21 @@ def shard_name(index: int) -> str:
 
 def shard_paths(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """The paths of all shards, in the order of their indices."""
-    numbered = []
-    for path in as_path(folder).glob("shard-*.npz"):
-        number = path.stem.removeprefix("shard-")
-        if number.isdecimal() and path.name == shard_name(int(number)):
-            numbered.append((int(number), path))
-    return [path for _, path in sorted(numbered)]
+    numbered = {}
+    for path in as_path(folder).glob("shard-*.npz*"):
+        name = path.name.removesuffix(PACKED)
+        number = name.removeprefix("shard-").removesuffix(".npz")
+        if number.isdecimal() and name == shard_name(int(number)):
+            numbered[int(number)] = path
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def next_shard(folder: str | os.PathLike[str]) -> int:
     """The index of the next shard to write."""
     paths = shard_paths(folder)
-    return int(paths[-1].stem.removeprefix("shard-")) + 1 if paths else 0
+    if not paths:
+        return 0
+    return int(paths[-1].name.removeprefix("shard-").partition(".")[0]) + 1
 
 
 def open_generations(folder: str | os.PathLike[str]) -> Generations:
@@ -173,9 +206,10 @@ def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
     with KIND.reading(path):
-        shard = read_npz(
-            local_copy(path), specs_of_texts(vocab_size), optional=("indices",)
-        )
+        source: pathlib.Path | io.BytesIO = local_copy(path)
+        if path.suffix == PACKED:
+            source = io.BytesIO(files.read_xz(path))
+        shard = read_npz(source, specs_of_texts(vocab_size), optional=("indices",))
         shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
         if not fit_together(**shard):
             raise ValueError("its offsets do not match its texts")

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import lzma
 import os
 import pathlib
 import re
@@ -13,7 +12,7 @@ import tokenizers
 from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.data.text_task import SMALLEST_VOCABULARY
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path, local_copy
+from bpd_jax.storage.paths import as_path
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
@@ -312,14 +311,10 @@ def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, byt
     try:
         if file.suffix != ".xz":
             return file, files.read_bytes(file)
-        with lzma.open(local_copy(file)) as stream:
-            data = stream.read(files.MOST_BYTES + 1)
-        if len(data) > files.MOST_BYTES:
-            raise ValueError(f"it has more than {files.MOST_BYTES:,} bytes")
-        return file, data
+        return file, files.read_xz(file)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, EOFError, lzma.LZMAError) as error:
+    except ValueError as error:
         raise UserError(f"{file} is not a tokenizer.json: {error}.") from error
 
 

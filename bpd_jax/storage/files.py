@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import lzma
 import os
 import pathlib
 import stat
@@ -14,7 +15,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.limits import parse_json
 from bpd_jax.storage import paths
-from bpd_jax.storage.paths import as_path, part, sync
+from bpd_jax.storage.paths import as_path, local_copy, part, sync
 
 # Parsed JSON takes up to thirty times as much memory as its text.
 MOST_BYTES = 1 << 27
@@ -150,6 +151,19 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> b
         data = b"" if size > most else stream.read((size or most) + 1)
     if max(size, len(data)) > most:
         raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
+def read_xz(path: str | os.PathLike[str]) -> bytes:
+    """Reads a file compressed by xz; a `ValueError` if it is damaged or large."""
+    try:
+        with lzma.open(local_copy(path)) as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (EOFError, lzma.LZMAError) as error:
+        raise ValueError(str(error)) from error
+    # A few bytes could fill the memory.
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
     return data
 
 

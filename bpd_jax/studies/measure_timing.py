@@ -9,32 +9,40 @@ from bpd_jax.base import progress
 from bpd_jax.base.compiled import forget_compiled
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeOptions
+from bpd_jax.decoding.options import BATCHED, SPECULATIVE, DecodeOptions
 from bpd_jax.studies.study_context import StudyContext, StudyExample
 from bpd_jax.studies.study_records import REPORT, TimingRecord
 
 Key = tuple[str, str, float, int]
 """The unit of measurement: task, contender, temperature, round."""
 
-_SPECULATIVE = " (speculative)"
+VARIANTS: dict[str, dict[str, str]] = {
+    "speculative": {"acceptance": SPECULATIVE},
+    "batched": {"verification": BATCHED},
+}
+"""Other ways of decoding with a contender, and their options."""
 
 
-def speculative_name(contender: str) -> str:
-    """The name in records of a contender with speculative sampling.
+def with_variant(contender: str, variant: str | None) -> str:
+    """The name in records of a contender that decodes in another way.
 
-    >>> speculative_name("bpd")
-    'bpd (speculative)'
+    >>> with_variant("bpd", "speculative"), with_variant("bpd", None)
+    ('bpd (speculative)', 'bpd')
     """
-    return contender + _SPECULATIVE
+    return contender if variant is None else f"{contender} ({variant})"
 
 
-def plain_name(contender: str) -> str:
-    """The name of a contender without its kind of acceptance.
+def variant_of(name: str) -> tuple[str, str | None]:
+    """The contender and the variant of a name in records.
 
-    >>> plain_name("bpd (speculative)"), plain_name("bpd")
-    ('bpd', 'bpd')
+    >>> variant_of("bpd (speculative)"), variant_of("bpd")
+    (('bpd', 'speculative'), ('bpd', None))
     """
-    return contender.removesuffix(_SPECULATIVE)
+    for variant in VARIANTS:
+        contender = name.removesuffix(f" ({variant})")
+        if contender != name:
+            return contender, variant
+    return name, None
 
 
 def timing_records(
@@ -73,7 +81,11 @@ def timing_records(
         for task in config.tasks
         for name in [
             *contenders,
-            *(map(speculative_name, config.speculative) if temperature > 0 else ()),
+            *(with_variant(each, "batched") for each in config.batched),
+            *(
+                with_variant(each, "speculative")
+                for each in (config.speculative if temperature > 0 else ())
+            ),
         ]
     ]
     missing = [
@@ -82,7 +94,7 @@ def timing_records(
         if any((*key, example.index) not in done for example in examples[key[0]])
     ]
     for task, name, temperature, _ in dict.fromkeys((*key[:3], 0) for key in missing):
-        decoder, method = context.contender(plain_name(name), task)
+        decoder, method = context.contender(variant_of(name)[0], task)
         prompts = [example.input_ids for example in examples[task]]
         decoder.check(method, prompts, _options(context, (task, name, temperature, 0)))
     finished = len(keys) - len(missing)
@@ -116,7 +128,7 @@ def timing_records(
                     calls=generation.serial_calls,
                     seconds=generation.seconds,
                     identical=None
-                    if name != plain_name(name)
+                    if variant_of(name)[1] == "speculative"
                     else np.array_equal(generation.output_ids, expected.output_ids),
                 )
                 for example, generation, expected in zip(
@@ -129,12 +141,14 @@ def timing_records(
 def _options(context: StudyContext, key: Key) -> DecodeOptions:
     task, name, temperature, turn = key
     options = context.options(task)
+    variant = variant_of(name)[1]
+    settings = {} if variant is None else VARIANTS[variant]
     return dataclasses.replace(
         options,
         temperature=temperature,
-        acceptance=EXACT if name == plain_name(name) else SPECULATIVE,
         seed=options.seed + turn,
         batch_size=1,
+        **settings,
     )
 
 
@@ -144,6 +158,6 @@ def _decode(
     examples: Sequence[StudyExample],
     reference: Sequence[Generation] | None = None,
 ) -> list[Generation]:
-    decoder, method = context.contender(plain_name(key[1]), key[0])
+    decoder, method = context.contender(variant_of(key[1])[0], key[0])
     prompts = [example.input_ids for example in examples]
     return decoder.decode(method, prompts, _options(context, key), reference=reference)

@@ -29,6 +29,7 @@ BPD = "bpd"
 _MUTABLE = (
     "assets",
     "batch_size",
+    "batched",
     "contenders",
     "data",
     "labels",
@@ -159,6 +160,8 @@ class StudyConfig(Validated):
         measure time.
       speculative: contenders that, above temperature 0, are timed with speculative
         sampling too.
+      batched: contenders that are timed with batched verification too, in which every
+        draft is a row of the pass, as in the paper.
       mesh: the devices that decode; None for the first one.
     """
 
@@ -192,6 +195,7 @@ class StudyConfig(Validated):
     temperatures: Sequence[float] = (0.0,)
     rounds: Count = 1
     speculative: Names = ()
+    batched: Names = ()
     mesh: MeshConfig | None = None
 
     def check_together(self) -> None:
@@ -206,10 +210,11 @@ class StudyConfig(Validated):
                         f"assets[{name!r}] has the unknown kind {kind!r}: use "
                         f"{', '.join(ASSET_FOLDERS)}."
                     )
-        for name in set(self.speculative) - set(self.contenders):
-            raise UserError(
-                f"speculative names {name!r}, which is not one of the contenders."
-            )
+        for field in ("speculative", "batched"):
+            for name in set(getattr(self, field)) - set(self.contenders):
+                raise UserError(
+                    f"{field} names {name!r}, which is not one of the contenders."
+                )
         for contender in [*self.parsed, *map(parse_contender, self.tuners.values())]:
             if contender.assets is not None and contender.assets not in self.assets:
                 raise UserError(

@@ -247,7 +247,7 @@ class TimingRecord(Record):
 
     Attributes:
       task, example: as in `DraftRecord`.
-      contender: name of the contender; see `measure_timing.speculative_name`.
+      contender: name of the contender; see `measure_timing.with_variant`.
       temperature: temperature of sampling; 0 is greedy.
       round: index of the round.
       tokens, calls: number of decoded tokens and of serial calls.

@@ -10,7 +10,7 @@
 #
 #   makes    runs/smollm2/{own_2,own_3,general_2,general_4},
 #            runs/smollm2/general_neural{,_narrow,_deep} and, if table7 has run before,
-#            runs/smollm2/in_domain/TASK, and runs/smollm2/in_domain_mixed/TASK, the task's
+#            runs/smollm2/in_domain/TASK, and runs/paper/smollm2/in_domain_mixed/TASK, the task's
 #            n-grams interpolated with unigrams of the corpus; runs/smollm2/training, the
 #            runs of the rescorers
 #   takes    n-grams five minutes on two busy cores, rescorers an hour
@@ -44,5 +44,5 @@ for texts in runs/paper/smollm2/in_domain_texts/*.jsonl; do
     "$python" -m bpd_jax.train --gin_file=experiments/smollm2/in_domain.gin \
         --gin.TEXT_FILES="'$texts'" --workdir="$run/in_domain/$task"
     "$python" -m bpd_jax.build_ngram --model="runs/paper/smollm2/in_domain/$task" \
-        --unigrams="$run/general_2" --output="$run/in_domain_mixed/$task"
+        --unigrams="$run/general_2" --output="runs/paper/smollm2/in_domain_mixed/$task"
 done

@@ -16,6 +16,7 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
+from bpd_jax.studies.measure_timing import variant_of
 from bpd_jax.studies.study import TIMING, Study
 from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import (
@@ -97,7 +98,9 @@ def _measured_counterparts(timings: Timings) -> dict[str, str]:
     names = [
         name
         for name in timings.contenders(0.0)
-        if name != GREEDY.name and method_of(name).lookup is None
+        if name != GREEDY.name
+        and variant_of(name)[1] is None
+        and method_of(name).lookup is None
     ]
     # The authors refine the block before Medusa's tree (slides).
     names.sort(key=lambda name: method_of(name).setting("order") != BLOCK)

@@ -9,11 +9,16 @@ import numpy as np
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval
 from bpd_jax.reporting.exhibits import Cell
-from bpd_jax.studies.measure_timing import plain_name, speculative_name
+from bpd_jax.studies.measure_timing import variant_of, with_variant
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import gain_cell, missing_cell, ratio_cell
 from experiments.refinements import unrefined
+
+_LABELS = {
+    "speculative": "speculative sampling",
+    "batched": "batched verification",
+}
 
 Turn = tuple[str, int, int]
 """Task, example, round."""
@@ -51,7 +56,7 @@ class Timings:
         self.tasks = [*known, *sorted(measured - set(known))]
         self.temperatures = sorted({temperature for _, temperature in self._records})
         self.has_speculative = any(
-            name != plain_name(name) for name, _ in self._records
+            variant_of(name)[1] == "speculative" for name, _ in self._records
         )
 
     def contenders(self, temperature: float) -> list[str]:
@@ -62,7 +67,7 @@ class Timings:
         names = [name for name, at in self._records if at == temperature]
         order = [GREEDY.name, *self.run.facts.get("labels", {})]
         index = {name: number for number, name in enumerate(order)}
-        names.sort(key=lambda name: index.get(plain_name(name), len(index)))
+        names.sort(key=lambda name: index.get(variant_of(name)[0], len(index)))
         bases = {name: base_of(name, names) for name in names}
         return [
             name
@@ -75,8 +80,9 @@ class Timings:
         """The display name of a contender."""
         if name == GREEDY.name:
             return GREEDY.label()
-        label = self.run.label(plain_name(name))
-        return label if name == plain_name(name) else f"{label}, speculative sampling"
+        contender, variant = variant_of(name)
+        label = self.run.label(contender)
+        return label if variant is None else f"{label}, {_LABELS[variant]}"
 
     def prompts(self, task: str, temperature: float) -> int:
         """The number of prompts of a task that any contender decoded."""
@@ -175,7 +181,7 @@ class Timings:
 
 def base_of(name: str, others: Iterable[str]) -> str | None:
     """The contender that another one refines, with the same kind of acceptance."""
-    speculative = name != plain_name(name)
-    candidates = [plain_name(o) for o in others if (o != plain_name(o)) == speculative]
-    base = unrefined(plain_name(name), candidates)
-    return speculative_name(base) if speculative and base is not None else base
+    contender, variant = variant_of(name)
+    candidates = [o for o, other in map(variant_of, others) if other == variant]
+    base = unrefined(contender, candidates)
+    return None if base is None else with_variant(base, variant)

@@ -5,7 +5,9 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
+    next_shard,
     open_generations,
+    pack,
     shard_name,
     shard_paths,
     write_header,
@@ -37,6 +39,24 @@ def test_shards_are_read_as_one(tmp_path):
         9,
         {"end": 1},
     )
+
+
+def test_packed_texts_are_those_of_all_folders(tmp_path):
+    write(tmp_path / "one")
+    write_header(tmp_path / "two", base="abc", vocab_size=9, facts={})
+    write_shard(tmp_path / "two", 0, [np.array([8, 8, 1])], [1])
+    parts = [open_generations(tmp_path / name) for name in ("one", "two")]
+    write_header(tmp_path / "both", base="abc", vocab_size=9, facts={})
+    path = pack(parts, tmp_path / "both")
+    assert [p.name for p in shard_paths(tmp_path / "both")] == ["shard-00000.npz.xz"]
+    assert next_shard(tmp_path / "both") == 1
+    both = open_generations(tmp_path / "both")
+    texts = [*TEXTS, np.array([8, 8, 1])]
+    assert [both[row].tolist() for row in range(4)] == [text.tolist() for text in texts]
+    assert both.prompt_lengths.tolist() == [*PROMPTS, 1]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"shard-00000\.npz\.xz"):
+        open_generations(tmp_path / "both")
 
 
 def test_shards_may_be_replaced_and_may_be_empty(tmp_path):

@@ -71,13 +71,20 @@ def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
         rounds=2,
         examples=2,
         speculative=["bpd"],
+        batched=["ngram:2"],
     )
     parts = list(timing_records(context))
     jax.monitoring.unregister_event_duration_listener(listen)
     assert [part[0].key[:-1] for part in parts] == [
         ("qa", name, 0.7, turn)
         for turn in (0, 1)
-        for name in ("greedy", "ngram:2", "bpd", "bpd (speculative)")
+        for name in (
+            "greedy",
+            "ngram:2",
+            "bpd",
+            "ngram:2 (batched)",
+            "bpd (speculative)",
+        )
     ]
     # Held-out examples only, as many as requested, one at a time.
     assert all([record.example for record in part] == [1, 2] for part in parts)

@@ -38,6 +38,7 @@ def test_same_settings_give_the_same_texts():
         ({"contenders": ["nothing"]}, "unknown method"),
         ({"assets": {"own": {"ngrams": "a"}}}, "unknown kind 'ngrams'"),
         ({"speculative": ["bpd"]}, "speculative names 'bpd'"),
+        ({"batched": ["bpd"]}, "batched names 'bpd'"),
         ({"tuners": {"ngram": "neural:1"}}, "to a contender of that class"),
         ({"tuners": {"trees": "medusa:4"}}, "the classes ngram, neural"),
         ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "class without alpha"),

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Trains the heads in bpd_jax/shipped/smollm2 and what the studies of size smollm2_heads
+# compare, from texts in which the paper's seven tasks have equal shares.
+#
+#   experiments/smollm2/equal_shares.sh CORPUS [DATA]
+#
+# CORPUS is a glob of JSON Lines with the field `text`. The texts, 6,700 answers of
+# SmolLM2, are in experiments/smollm2/texts; with DATA, a folder of public data sets as
+# JSON Lines (training_prompts.py), they are written again.
+#
+#   needs    two cores, 8 GB of memory and about two hours, or a GPU
+#   makes    runs/smollm2/equal/{texts,states,own_2,own_4,rescorer},
+#            runs/smollm2/{heads,general_2,general_4}, which `--model=smollm2` and the
+#            studies use
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python="${PYTHON_BIN:-.venv/bin/python}"
+run=runs/smollm2
+equal=$run/equal
+corpus="${1:?give a glob of JSON Lines}"
+texts=experiments/smollm2/texts
+
+if [ $# -gt 1 ]; then
+    "$python" experiments/smollm2/training_prompts.py --data="$2" --scale=0.25 \
+        --output="$equal/prompts"
+    for part in greedy sampled plain; do
+        flags=()
+        [ $part = sampled ] && flags=(--temperature=0.7)
+        [ $part = plain ] && flags=(--nochat)
+        "$python" -m bpd_jax.distill --model=smollm2 --precision=int8 --batch_size=64 \
+            --prompts_file="$equal/prompts/$part.jsonl" --max_new_tokens=128 \
+            --longest_prompt=448 --output="$equal/texts/$part" "${flags[@]}"
+    done
+    texts=$equal/texts/all
+    "$python" experiments/smollm2/pack_texts.py --output="$texts" \
+        "$equal"/texts/{greedy,sampled,plain}
+fi
+
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
+    --gin.DATA="'$texts'" --gin.HeadsTrainConfig.states="'$equal/states'" \
+    --workdir="$run"
+for order in 2 4; do
+    "$python" -m bpd_jax.build_ngram --generations="$texts" --answers_only --split=all \
+        --order=$order --output="$equal/own_$order"
+    counts=1,1
+    [ $order = 4 ] && counts=1,1,2,4
+    "$python" -m bpd_jax.build_ngram --text="$corpus" --order=$order --min_counts=$counts \
+        --max_ngrams=4000000 --vocabulary=bpd_jax/shipped/smollm2/rescorer \
+        --output="$run/general_$order"
+done
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+    --gin.TEXT_FILES="'$texts'" --gin.STEPS=1300 --gin.LEARNING_RATE=1e-3 \
+    --gin.TrainConfig.start="'bpd_jax/shipped/smollm2/rescorer'" \
+    --workdir="$run/training/equal_rescorer"
+"$python" -m bpd_jax.export_params --model="$run/training/equal_rescorer" \
+    --precision=float32 --output="$equal/rescorer"
+
+# N-grams of each task, interpolated with unigrams of the corpus, once table7 has run.
+for ngram in runs/paper/smollm2*/in_domain/*; do
+    [ -e "$ngram" ] || break
+    mixed="${ngram/in_domain/in_domain_mixed}"
+    "$python" -m bpd_jax.build_ngram --model="$ngram" --unigrams="$run/general_2" \
+        --output="$mixed"
+done
