@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains heads, Medusa heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210
-# texts. The heads are those in bpd_jax/shipped/smollm2/heads.
+# texts.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
@@ -12,8 +12,8 @@
 #            then uses instead of the shipped ones; runs/smollm2/medusa, Medusa heads for
 #            bpd_jax.export; runs/smollm2/training, the run of the rescorer
 #
-# The shipped drafter and n-gram model are of 25,181 texts, the rescorer of 15,259 others
-# (bpd_jax/shipped/smollm2/README.md): see shipped.sh.
+# The shipped heads are of 6,700 texts (equal_shares.sh), drafter and n-gram model of
+# 25,181, the rescorer of 15,259 others (shipped.sh, bpd_jax/shipped/smollm2/README.md).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
@@ -27,7 +27,8 @@ fi
 
 "$python" -m bpd_jax.distill --model=smollm2 "${prompts[@]}" --made_up_prompts=600 \
     --max_new_tokens=256 --longest_prompt=480 --batch_size=64 --output="$run/texts"
-"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin --workdir="$run"
+"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin --workdir="$run" \
+    --gin.DATA="'$run/texts'"
 "$python" -m bpd_jax.build_ngram --generations="$run/texts" --split=all --order=4 \
     --output="$run/ngram"
 "$python" -m bpd_jax.train_refiner --model=smollm2 --kind=hydra --data="$run/states" \
@@ -37,6 +38,6 @@ fi
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" \
     --precision=float32 --output="$run/rescorer"
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
-    --workdir="$run/medusa" --gin.HeadsTrainConfig.states="'$run/states'" \
+    --workdir="$run/medusa" --gin.DATA="'$run/texts'" --gin.HeadsTrainConfig.states="'$run/states'" \
     --gin.BlockHeadsConfig.kind="'medusa'" --gin.HIDDEN=None --gin.EPOCHS=4 \
     --gin.HeadsTrainConfig.soft_targets=0.0 --gin.HeadsTrainConfig.heads_dtype="'bfloat16'"
