@@ -2,7 +2,7 @@
 
 import pytest
 
-from bpd_jax.studies.study_records import TUNE
+from bpd_jax.studies.study_records import TUNE, EngineRecord
 from experiments.comparisons import never_below, weak_gain_most
 from tests.experiments import builders
 from tests.experiments.builders import draft, values_of
@@ -113,6 +113,28 @@ def test_table7_compares_general_and_in_domain_models():
     exhibit = exhibit_of("table7", drafts)
     assert [finding.holds for finding in exhibit.findings] == [False, True]
     assert not any("n-gram half" in note for note in exhibit.notes)
+
+
+def test_table7_compares_interpolated_in_domain_models():
+    names = {"ngram:1@in_domain": "1111", "ngram:1@in_domain_mixed": "2121"}
+    drafts = [
+        draft(name, "squad", accepted, example=example)
+        for name, accepted in names.items()
+        for example in range(6)
+    ]
+    (finding,) = exhibit_of("table7", drafts).findings
+    assert finding.holds
+    assert "+100.0 %" in finding.evidence
+
+
+def test_table4_counts_the_calls_in_which_openfst_drafts_differently():
+    records = [
+        EngineRecord("squad", example, "report", "ngram_fst:16", same, 3.0, 0.5)
+        for example, same in enumerate(("1101", "1111", "1110"))
+    ]
+    tables = {table.name: table for table in exhibit_of("table4", records).tables}
+    [row] = values_of(tables["table4_engines"]).values()
+    assert row == [12, pytest.approx(100 * 2 / 12), 3.0, 0.5]
 
 
 def test_table10_orders_heads():
