@@ -4,7 +4,7 @@
 #
 #   experiments/smollm2/equal_shares.sh CORPUS [DATA]
 #
-# CORPUS is a glob of JSON Lines with the field `text`. The texts, 6,700 answers of
+# CORPUS is a glob of JSON Lines with the field `text`. The texts, 5,538 answers of
 # SmolLM2, are in experiments/smollm2/texts; with DATA, a folder of public data sets as
 # JSON Lines (training_prompts.py), they are written again.
 #
@@ -23,7 +23,9 @@ texts=experiments/smollm2/texts
 if [ $# -gt 1 ]; then
     "$python" experiments/smollm2/training_prompts.py --data="$2" --scale=0.25 \
         --output="$equal/prompts"
-    for part in greedy sampled plain; do
+    # 400 of the prompts that are to be sampled from.
+    sed -i '401,$d' "$equal/prompts/sampled.jsonl"
+    for part in greedy plain sampled; do
         flags=()
         [ $part = sampled ] && flags=(--temperature=0.7)
         [ $part = plain ] && flags=(--nochat)
@@ -33,7 +35,7 @@ if [ $# -gt 1 ]; then
     done
     texts=$equal/texts/all
     "$python" experiments/smollm2/pack_texts.py --output="$texts" \
-        "$equal"/texts/{greedy,sampled,plain}
+        "$equal"/texts/{greedy,plain,sampled}
 fi
 
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \

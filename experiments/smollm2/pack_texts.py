@@ -1,13 +1,14 @@
 """Packs texts of bpd_jax.distill in a folder that is small enough for a repository.
 
     python experiments/smollm2/pack_texts.py --output=experiments/smollm2/texts \\
-        runs/smollm2/equal/texts/{greedy,sampled,plain}
+        runs/smollm2/equal/texts/{greedy,plain,sampled}
 
 Training and counting read the packed folder like any other folder of texts.
 """
 
 import lzma
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -33,7 +34,7 @@ def main(names: list[str]) -> None:
         folder,
         base=first.base,
         vocab_size=first.vocab_size,
-        facts={part.folder.name: part.facts for part in parts},
+        facts={part.folder.name: _facts(part.facts) for part in parts},
     )
     _, tokenizer = read_tokenizer_file(first.folder)
     (folder / PACKED_NAME).write_bytes(lzma.compress(tokenizer, preset=9))
@@ -43,6 +44,12 @@ def main(names: list[str]) -> None:
         f"{sum(map(len, parts)):,} texts, {answers:,} tokens of answers: {path}, "
         f"{path.stat().st_size:,} bytes"
     )
+
+
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the texts, with the names of the prompts' files alone."""
+    names = [pathlib.Path(name).name for name in facts["prompts_files"]]
+    return {**facts, "prompts_files": names}
 
 
 if __name__ == "__main__":
