@@ -9,7 +9,7 @@
 # JSON Lines (training_prompts.py), they are written again.
 #
 #   needs    two cores, 8 GB of memory and about two hours, or a GPU
-#   makes    runs/smollm2/equal/{texts,states,own_2,own_4,rescorer},
+#   makes    runs/smollm2/equal/{texts,states,own_2,own_4},
 #            runs/smollm2/{heads,general_2,general_4}, which `--model=smollm2` and the
 #            studies use
 set -euo pipefail
@@ -50,12 +50,6 @@ for order in 2 4; do
         --max_ngrams=4000000 --vocabulary=bpd_jax/shipped/smollm2/rescorer \
         --output="$run/general_$order"
 done
-"$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
-    --gin.TEXT_FILES="'$texts'" --gin.STEPS=1300 --gin.LEARNING_RATE=1e-3 \
-    --gin.TrainConfig.start="'bpd_jax/shipped/smollm2/rescorer'" \
-    --workdir="$run/training/equal_rescorer"
-"$python" -m bpd_jax.export_params --model="$run/training/equal_rescorer" \
-    --precision=float32 --output="$equal/rescorer"
 
 # N-grams of each task, interpolated with unigrams of the corpus, once table7 has run.
 for ngram in runs/paper/smollm2*/in_domain/*; do
