@@ -131,7 +131,7 @@ def _shard_arrays(
     texts: Sequence[np.ndarray],
     prompt_lengths: Sequence[int] | np.ndarray,
     indices: Sequence[int] | None = None,
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     lengths = [len(text) for text in texts]
     assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
     if indices is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from bpd_jax.studies.study_records import REPORT, TimingRecord
 Key = tuple[str, str, float, int]
 """The unit of measurement: task, contender, temperature, round."""
 
-VARIANTS: dict[str, dict[str, str]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "speculative": {"acceptance": SPECULATIVE},
     "batched": {"verification": BATCHED},
 }
