@@ -116,7 +116,7 @@ def test_readme_has_the_block_efficiencies_of_the_committed_records() -> None:
             "@general_4",
             "@general_neural",
         ),
-        ("smollm2_heads", "168 texts of seven tasks", 168, "", ""),
+        ("smollm2_heads", "168 texts of seven tasks", 168, "@own_4", "@own"),
         ("small", "168 texts of seven tasks", 168, "@4gram", "@deep"),
     ):
         drafts = [

@@ -250,20 +250,20 @@ class NGramModel(NGramArrays):
           unigrams: a model of the same vocabulary, of any order.
           share: weight of its unigrams, between 0 and 1.
         """
-        if (unigrams.vocab_size, unigrams.end_of_text) != (
-            self.vocab_size,
-            self.end_of_text,
-        ):
+        if unigrams.vocab_size != self.vocab_size:
             raise UserError(
-                f"the unigrams are of {unigrams.vocab_size} tokens with the end of "
-                f"text {unigrams.end_of_text}, the n-grams of {self.vocab_size} with "
-                f"{self.end_of_text}: give models of one vocabulary."
+                f"the unigrams are of {unigrams.vocab_size} tokens, the n-grams of "
+                f"{self.vocab_size}: give models of one vocabulary."
             )
-        predicted = unigrams.keys[0] != unigrams.bos
-        mixed = self.with_unigrams(unigrams.keys[0], -np.inf)
+        # `</s>` has the same symbol in both models, but perhaps another token.
+        excluded = (unigrams.bos, self.end_of_text)
+        symbols = unigrams.keys[0][~np.isin(unigrams.keys[0], excluded)]
+        mixed = self.with_unigrams(symbols, -np.inf)
         # Zero for symbols that the other model has not seen, and for `<s>`.
         other = np.zeros(mixed.width)
-        other[unigrams.keys[0][predicted]] = np.exp(unigrams.log_probs[0][predicted])
+        at = np.searchsorted(unigrams.keys[0], symbols)
+        other[symbols] = np.exp(unigrams.log_probs[0][at])
+        other /= other.sum()
         probs = [
             (1 - share) * np.exp(log_probs) + share * other[keys % mixed.width]
             for keys, log_probs in zip(mixed.keys, mixed.log_probs, strict=True)

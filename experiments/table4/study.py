@@ -8,7 +8,7 @@ from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ENGINES, Study
 from bpd_jax.studies.study_config import BPD, parse_contender
 from bpd_jax.studies.study_records import EngineRecord, from_digits
-from bpd_jax.studies.tables import by_row, ratio_cell, table
+from bpd_jax.studies.tables import by_row, missing_cell, ratio_cell, table
 from experiments.comparisons import (
     efficiency_table,
     gain_table,
@@ -49,16 +49,17 @@ def _engine_table(run: StudyRun) -> list[Table]:
         same = [from_digits(record.same) for record in records]
         calls = np.array([len(each) for each in same])
         differing = np.array([len(each) - each.sum() for each in same])
-        share = ratio_cell((100 * differing, calls))
+        shares = [ratio_cell((100 * differing, calls)), _other_yields(run, name)]
         times = [
             Cell(float(np.median([getattr(record, field) for record in records])))
             for field in ("milliseconds", "exact_milliseconds")
         ]
-        return [Cell(float(calls.sum())), share, *times]
+        return [Cell(float(calls.sum())), *shares, *times]
 
     columns = [
         Column("calls", digits=0),
         Column("other drafts", unit="%", digits=1),
+        Column("other number of accepted tokens", unit="%", digits=1),
         Column("OpenFst", "ms per call", digits=1),
         Column("exact", "ms per call", digits=1),
     ]
@@ -75,6 +76,19 @@ def _engine_table(run: StudyRun) -> list[Table]:
         "texts of a task in one batch.",
     )
     return [made] if rows else []
+
+
+def _other_yields(run: StudyRun, name: str) -> Cell:
+    """Share of positions where OpenFst's drafts yield another number of tokens."""
+    fst = parse_contender(name)
+    exact = (fst.method.without("engine"), fst.assets)
+    for other in map(parse_contender, run.contenders):
+        if (other.method, other.assets) == exact:
+            pairs = [*zip(*run.paired([name, other.name]), strict=True)]
+            differing = [int((one.yields != two.yields).sum()) for one, two in pairs]
+            positions = [one.tokens for one, _ in pairs]
+            return ratio_cell((100 * np.array(differing), np.array(positions)))
+    return missing_cell()
 
 
 def _several_drafts(run: StudyRun, *refiners: str) -> str:

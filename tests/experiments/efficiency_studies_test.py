@@ -132,9 +132,13 @@ def test_table4_counts_the_calls_in_which_openfst_drafts_differently():
         EngineRecord("squad", example, "report", "ngram_fst:16", same, 3.0, 0.5)
         for example, same in enumerate(("1101", "1111", "1110"))
     ]
+    records += [
+        draft(name, "squad", accepted)
+        for name, accepted in (("ngram:16", "2121"), ("ngram_fst:16", "2131"))
+    ]
     tables = {table.name: table for table in exhibit_of("table4", records).tables}
     [row] = values_of(tables["table4_engines"]).values()
-    assert row == [12, pytest.approx(100 * 2 / 12), 3.0, 0.5]
+    assert row == [12, pytest.approx(100 * 2 / 12), 25.0, 3.0, 0.5]
 
 
 def test_table10_orders_heads():

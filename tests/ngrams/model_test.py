@@ -130,7 +130,18 @@ def test_interpolation_with_unigrams(document_model):
             expected += 0.25 * np.exp(other.log_probs[0][at])
             assert np.exp(mixed.log_prob(context, token)) == pytest.approx(expected)
     with pytest.raises(UserError, match="models of one vocabulary"):
-        mixed.interpolated(dataclasses.replace(other, end_of_text=None), 0.5)
+        mixed.interpolated(dataclasses.replace(other, vocab_size=12), 0.5)
+
+
+def test_unigrams_may_come_from_a_model_with_another_end_of_text(
+    trigrams, document_model
+):
+    """Token 9 is the end of texts of one model, and not a unigram of it."""
+    symbols = np.append(np.arange(10), trigrams.eos)
+    other = trigrams.with_unigrams(symbols, -2.0)
+    mixed = document_model.interpolated(other, 0.5)
+    mixed.validate()
+    assert 9 not in mixed.keys[0]
 
 
 def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypatch):
