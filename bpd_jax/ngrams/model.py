@@ -256,7 +256,9 @@ class NGramModel(NGramArrays):
                 f"{self.vocab_size}: give models of one vocabulary."
             )
         # `</s>` has the same symbol in both models, but perhaps another token.
-        excluded = (unigrams.bos, self.end_of_text)
+        excluded = [unigrams.bos]
+        if self.end_of_text is not None:
+            excluded.append(self.end_of_text)
         symbols = unigrams.keys[0][~np.isin(unigrams.keys[0], excluded)]
         mixed = self.with_unigrams(symbols, -np.inf)
         # Zero for symbols that the other model has not seen, and for `<s>`.
