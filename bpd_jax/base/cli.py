@@ -44,7 +44,10 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     def rewritten(argument: str) -> str:
         binding = re.fullmatch(r"--gin\.([^=]+)=(.+)", argument, re.DOTALL)
         if binding is None and argument.startswith("--gin."):
-            raise UserError(f"{argument} has no value: write --gin.NAME=VALUE.")
+            raise UserError(
+                f"{argument} has no value: write --gin.NAME=VALUE, for example "
+                "--gin.STEPS=100."
+            )
         return (
             "--gin_bindings={} = {}".format(*binding.groups()) if binding else argument
         )
@@ -97,8 +100,10 @@ def exit_on_errors() -> Iterator[None]:
         with startup.interruptible():
             try:
                 yield
-            finally:
+            except SystemExit:
                 sys.stdout.flush()  # While an error can still be reported.
+                raise
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(startup.INTERRUPTED)
@@ -164,6 +169,16 @@ def required(flag: str) -> str:
     raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
 
 
+# By `Check.flag`.
+_DEFINE: dict[Any, Callable[..., Any]] = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
+    REPEATED: flags.DEFINE_multi_string,
+    None: flags.DEFINE_string,
+}
+
+
 def define_flags(kind: type, *names: str) -> None:
     """Defines flags for fields of a dataclass of settings, by default for all.
 
@@ -178,14 +193,7 @@ def define_flags(kind: type, *names: str) -> None:
         if isinstance(check.flag, tuple):
             flags.DEFINE_enum(name, None, check.flag, text)
             continue
-        kinds: dict[Any, Callable[..., Any]] = {
-            int: flags.DEFINE_integer,
-            float: flags.DEFINE_float,
-            bool: flags.DEFINE_bool,
-            REPEATED: flags.DEFINE_multi_string,
-            None: flags.DEFINE_string,
-        }
-        kinds[check.flag](name, None, text)
+        _DEFINE[check.flag](name, None, text)
 
 
 def flag_values(kind: type) -> dict[str, Any]:

@@ -70,7 +70,10 @@ def integer(least: float = -math.inf, most: float = math.inf) -> Check:
         description = f"an integer from {least} to {most}"
     elif least == 1:
         description = "a positive integer"
-    accepts = lambda value: type(value) is int and least <= value <= most  # noqa: E731
+
+    def accepts(value: Any) -> bool:
+        return type(value) is int and least <= value <= most
+
     return Check(description, int, accepts, flag=int)
 
 
@@ -270,7 +273,7 @@ def check_settings(settings: Any, prefix: str) -> None:
     for name, check in checks_of(kind).items():
         value = getattr(settings, name)
         check_value(prefix + name, value, check)
-        if value is not None and check.convert(value) is not value:
+        if value is not None:
             object.__setattr__(settings, name, check.convert(value))
 
 
