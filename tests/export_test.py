@@ -1,4 +1,7 @@
-"""The commands `bpd_jax.export` and `bpd_jax.import_heads`."""
+"""The commands `bpd_jax.export` and `bpd_jax.import_heads`.
+
+`outputs_test` shows that they replace no folder of others.
+"""
 
 import json
 import pathlib
@@ -18,21 +21,30 @@ from bpd_jax.models.drafter_files import load_drafter
 from bpd_jax.models.heads_files import load_heads
 from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_export import VLLM, check_exportable
-from tests.commands import assert_refused, start
+from tests.commands import assert_all_refused, call
 from tests.decoding.random_models import save_random_drafter, save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
 
 
-def call(folder, module, *commands):
-    """Exit status, output and errors of a command with each list of arguments."""
-    return start(f"bpd_jax.{module}", *commands, folder=folder)
+def run(folder, module, arguments):
+    """The output of a command, which succeeds."""
+    result = call(f"bpd_jax.{module}", *arguments, folder=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def vllm_settings(printed):
+    """The settings in the command for vLLM, which a shell can parse."""
+    *command, settings = shlex.split(printed.splitlines()[1])
+    assert command[:2] == ["vllm", "serve"]
+    return command[2], json.loads(settings)
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory):
-    """Folders of random heads of the base: `medusa`, and `plain` of another kind."""
+def folder(tmp_path_factory):
+    """Random heads of the base: `medusa`, and `plain` of another kind; `drafter`."""
     folder = tmp_path_factory.mktemp("heads")
     loaded = load_model(str(BASE))
     vocabulary = np.array([9, 4, 30, 5], np.int32)
@@ -41,127 +53,77 @@ def heads(tmp_path_factory):
         ("medusa", BlockHeadsConfig(3, kind="medusa", draft_vocabulary=4), vocabulary),
     ):
         save_random_heads(folder / name, loaded, config, ids, dtype="float32")
+    config = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=8)
+    save_random_drafter(folder / "drafter", loaded, config, dtype="int8")
     return folder
 
 
-def test_exported_medusa_heads_are_imported_unchanged(heads, tmp_path):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "thesis.txt").write_text("the only copy")
-    base = [f"--model={BASE}", f"--heads={heads / 'medusa'}"]
-    vllm, medusa, repeated, without_heads, other_kind, taken = call(
-        tmp_path,
-        "export",
-        [*base, "--output=vllm", "--precision=float32", "--base=org/tiny"],
-        [*base, "--output=medusa", "--format=medusa"],
-        [*base, "--output=medusa", "--format=medusa"],
-        [f"--model={BASE}", "--output=never"],
-        [f"--model={BASE}", f"--heads={heads / 'plain'}", "--output=never"],
-        [*base, "--output=taken"],
+def test_exported_medusa_heads_are_imported_unchanged(folder, tmp_path):
+    base = [f"--model={BASE}", f"--heads={folder / 'medusa'}"]
+    exact = "--precision=float32"
+    printed = run(
+        tmp_path, "export", [*base, "--output=vllm", exact, "--base=org/tiny"]
     )
-    for result in (vllm, medusa, repeated):
-        assert result[0] == 0, result[2]
-    lines = vllm[1].splitlines()
-    assert lines[0] == (
-        "2 Medusa heads over 4 tokens of llama written to vllm: config.json and "
-        "model.safetensors, float32."
-    )
-    # A shell can parse the printed command, and its settings are JSON.
-    *command, settings = shlex.split(lines[1])
-    assert command == ["vllm", "serve", "org/tiny", "--speculative-config"]
     expected = {"method": "medusa", "model": "vllm", "num_speculative_tokens": 2}
-    assert json.loads(settings) == expected
-    assert "single chain" in lines[2]
-    assert "no draft vocabulary" in medusa[1]
+    assert vllm_settings(printed) == ("org/tiny", expected)
+    for _ in range(2):  # It replaces what it has written.
+        run(tmp_path, "export", [*base, "--output=medusa", "--format=medusa"])
     written = json.loads((tmp_path / "medusa" / "config.json").read_text())
     assert written["base_model_name_or_path"] == str(BASE)
+    imported = [f"--model={BASE}", "--medusa=vllm", "--output=back", exact]
+    printed = run(tmp_path, "import_heads", imported)
+    assert "they predict 2 to 3 tokens ahead" in printed
 
-    assert_refused(
-        without_heads, "no block heads to export: give a folder with --heads"
-    )
-    assert_refused(other_kind, "train heads of kind medusa")
-    assert_refused(taken, "holds thesis.txt")
-    assert {path.name for path in tmp_path.iterdir()} == {"vllm", "medusa", "taken"}
-
-    wrong_folder = tmp_path / "wrong"
-    wrong_folder.mkdir()
-    tensors = load_file(tmp_path / "vllm" / "model.safetensors")
-    tensors["blocks.1.layers.0.weight"] = np.zeros((8, 8), np.float32)
-    save_file(tensors, wrong_folder / "model.safetensors")
-    (wrong_folder / "config.json").write_text(
-        (tmp_path / "vllm/config.json").read_text()
-    )
-    name = f"--model={BASE}"
-    imported, into_taken, wrong_shape, without_medusa = call(
-        tmp_path,
-        "import_heads",
-        [name, "--medusa=vllm", "--output=back", "--precision=float32"],
-        [name, "--medusa=vllm", "--output=taken"],
-        [name, "--medusa=wrong", "--output=never"],
-        [name, "--medusa=taken", "--output=never"],
-    )
-    assert imported[0] == 0, imported[2]
-    assert "2 Medusa heads with the softmax of the base over 4 tokens" in imported[1]
-    assert "they predict 2 to 3 tokens ahead" in imported[1]
-    assert_refused(into_taken, "holds thesis.txt")
-    assert_refused(wrong_shape, "blocks.1.layers.0.weight of wrong has shape [8, 8]")
-    assert_refused(without_medusa, "taken contains no Medusa heads")
-    assert not (tmp_path / "never").exists()
-    assert (tmp_path / "taken" / "thesis.txt").read_text() == "the only copy"
-
-    first, second = load_heads(heads / "medusa"), load_heads(tmp_path / "back")
+    first, second = load_heads(folder / "medusa"), load_heads(tmp_path / "back")
     assert (second.config, second.base) == (first.config, first.base)
     for key, value in first.tensors.items():
         np.testing.assert_array_equal(second.tensors[key], value, strict=True)
     # The base model loads the imported heads.
-    loaded = load_model(str(BASE), str(tmp_path / "back"))
-    assert loaded.config.heads == first.config
-    assert loaded.accuracies is None
+    assert load_model(str(BASE), str(tmp_path / "back")).config.heads == first.config
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory):
-    """A folder of a random block drafter of the base."""
-    folder = tmp_path_factory.mktemp("drafter") / "drafter"
-    config = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=8)
-    save_random_drafter(folder, load_model(str(BASE)), config, dtype="int8")
-    return folder
-
-
-def test_exported_block_drafter_can_be_loaded(drafter, tmp_path):
-    base = [f"--model={BASE}", "--format=speculators"]
-    exported, without_drafter, heads, layout = call(
-        tmp_path,
-        "export",
-        [*base, f"--drafter={drafter}", "--output=out", "--precision=float32"],
-        [*base, "--output=never"],
-        [*base, "--heads=some", "--output=never"],
-        [f"--model={BASE}", f"--drafter={drafter}", "--output=never"],
-    )
-    assert exported[0] == 0, exported[2]
-    lines = exported[1].splitlines()
+def test_exported_block_drafter_can_be_loaded(folder, tmp_path):
+    drafter = f"--drafter={folder / 'drafter'}"
+    flags = ["--format=speculators", "--output=out", "--precision=float32"]
+    printed = run(tmp_path, "export", [f"--model={BASE}", drafter, *flags])
     # The tokenizer uses all ids, so the mask token is the end of text.
-    assert "block drafter of llama with 1 layers (dspark) written to out" in lines[0]
-    assert "embedding of token 1 is the mask embedding" in lines[0]
-    *command, settings = shlex.split(lines[1])
-    assert command == ["vllm", "serve", str(BASE), "--speculative-config"]
+    assert "embedding of token 1 is the mask embedding" in printed
     expected = {"method": "dspark", "model": "out", "num_speculative_tokens": 3}
-    assert json.loads(settings) == expected
-    assert_refused(without_drafter, "no folder with a block drafter")
-    assert_refused(heads, "--format=speculators is for block drafters")
-    assert_refused(layout, "--format=speculators")
-    assert not (tmp_path / "never").exists()
-
+    assert vllm_settings(printed) == (str(BASE), expected)
     loaded = load_model(str(BASE))
-    imported = read_drafter(loaded, tmp_path / "out")
-    first = load_drafter(drafter)
-    assert imported.config == first.config
+    first, imported = load_drafter(folder / "drafter"), tmp_path / "out"
+    assert read_drafter(loaded, imported).config == first.config
     for name, value in first.tensors.items():
-        np.testing.assert_array_equal(imported.tensors[name], value, err_msg=name)
-
-    attached = load_assets(loaded, {"drafter": str(tmp_path / "out")}).drafter
+        found = read_drafter(loaded, imported).tensors[name]
+        np.testing.assert_array_equal(found, value, err_msg=name)
+    attached = load_assets(loaded, {"drafter": str(imported)}).drafter
     assert attached.functions.config == first.config
-    with pytest.raises(UserError, match="never"):
-        load_assets(loaded, {"drafter": str(tmp_path / "never")})
+
+
+def test_what_cannot_be_exported_or_imported_is_refused(folder, tmp_path):
+    (tmp_path / "wrong").mkdir()
+    base, output = f"--model={BASE}", "--output=never"
+    medusa = f"--heads={folder / 'medusa'}"
+    run(tmp_path, "export", [base, medusa, "--output=wrong"])
+    tensors = load_file(tmp_path / "wrong" / "model.safetensors")
+    tensors["blocks.1.layers.0.weight"] = np.zeros((8, 8), np.float32)
+    save_file(tensors, tmp_path / "wrong" / "model.safetensors")
+    speculators = [base, output, "--format=speculators"]
+    cases = [
+        ([base, output], "no block heads to export: give a folder with --heads"),
+        ([base, output, f"--heads={folder / 'plain'}"], "train heads of kind medusa"),
+        (speculators, "no folder with a block drafter"),
+        ([*speculators, "--heads=some"], "--format=speculators is for block drafters"),
+        ([base, output, f"--drafter={folder / 'drafter'}"], "--format=speculators"),
+    ]
+    assert_all_refused("bpd_jax.export", cases, tmp_path)
+    cases = [
+        ("wrong", "blocks.1.layers.0.weight of wrong has shape [8, 8]"),
+        ("nowhere", "nowhere"),
+    ]
+    cases = [([base, output, f"--medusa={name}"], text) for name, text in cases]
+    assert_all_refused("bpd_jax.import_heads", cases, tmp_path)
+    assert not (tmp_path / "never").exists()
 
 
 def test_documented_command_matches_the_heads_of_the_recipe():

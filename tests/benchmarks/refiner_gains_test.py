@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from benchmarks.refiner_gains import (
-    draft_vocabularies,
     names_of_files,
     refinement,
     share_of_tokens,
@@ -70,20 +69,3 @@ def test_files_of_the_same_name_are_refused():
     assert names_of_files(["a/math.jsonl", "a/qa.txt"]) == ["math", "qa"]
     with pytest.raises(UserError, match="two files of prompts are called qa"):
         names_of_files(["a/qa.txt", "a/math.jsonl", "b/qa.txt"])
-
-
-@pytest.mark.parametrize(
-    "params, drafter, expected",
-    [
-        ({"heads": {"vocabulary": 1}}, {"vocabulary": 2}, {"heads": 1, "block": 2}),
-        ({"heads": {}}, {"softmax": 3}, {}),
-        ({}, None, {}),
-    ],
-)
-def test_sources_with_a_draft_vocabulary(params, drafter, expected):
-    attached = drafter and types.SimpleNamespace(params=drafter)
-    assets = types.SimpleNamespace(drafter=attached)
-    found = draft_vocabularies(
-        types.SimpleNamespace(params=params), types.SimpleNamespace(assets=assets)
-    )
-    assert found == expected

@@ -109,13 +109,6 @@ def test_targets_are_first_answers_and_questions_without_one_are_skipped(
     assert [example.targets for example in read_examples(task, "train")] == ["one"]
 
 
-def test_language_modelling_has_no_inputs(tmp_path):
-    write_json_lines(tmp_path / "test.jsonl", [{"passage": "once upon a time"}])
-    task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
-    (example,) = read_examples(task, "test")
-    assert example == ("test.jsonl:1", None, "once upon a time")
-
-
 def test_missing_files_and_other_formats_are_refused(tmp_path):
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     with pytest.raises(UserError, match=r"files='.*train\.jsonl' matches no file"):

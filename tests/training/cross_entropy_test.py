@@ -26,44 +26,27 @@ from bpd_jax.training.step import put_batch
 LAMBDAS = (1.0, 0.5, 2.0)
 
 
-def plain_loss(model, heads, softmax, hidden, targets, valid, scale):
+def plain_loss(model, layers, softmax, hidden, targets, valid, scale):
     """Logits of all heads at once, in the precision of the inputs."""
-    states = [] if model.heads is not None and model.heads.first_has_ffn else [hidden]
-    if heads is not None:
-        for layer in range(model.heads.num_ffns):
-            weights = jax.tree.map(lambda x, layer=layer: x[layer], heads)
-            dtype = hidden.dtype
-            states.append(apply_head(model.heads, weights, hidden, dtype=dtype))
+    states = [hidden]
+    for layer in range(model.heads.num_ffns):
+        weights = jax.tree.map(lambda x, layer=layer: x[layer], layers)
+        states.append(apply_head(model.heads, weights, hidden, dtype=hidden.dtype))
     log_probs = jax.nn.log_softmax(jnp.stack(states) @ softmax.T)
     losses = -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
     return jnp.dot(scale, jnp.where(valid, losses, 0).sum((1, 2)))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"first_has_ffn": True}, marks=pytest.mark.exhaustive),
-        pytest.param({"heads": None}, marks=pytest.mark.exhaustive),
-    ],
-    ids=str,
-)
-def test_gradients_equal_those_of_the_plain_loss_in_float64(
-    options, make_model, make_parameters, batch, one_device
-):
-    """Chunks of 5 of 12 positions: two full ones, and one that is padded."""
-    model = make_model(**options)
-    params = jax.device_get(make_parameters(model, one_device))
+def test_gradients_equal_those_of_the_plain_loss_in_float64(model, params, batch):
+    """Chunks of 5 of 12 positions: two full ones, and one that is padded.
+
+    `loss_test` compares other kinds of heads.
+    """
     hidden = np.random.default_rng(2).normal(size=(8, 12, 16)).astype(np.float32)
-    inputs = (params.get("heads"), params["trunk"]["embedding"], hidden)
-    targets, valid = jax.device_get(
-        head_targets(
-            *(jnp.asarray(x) for x in (batch.tokens, batch.segment_ids)),
-            jnp.asarray(batch.loss_mask),
-            model.block_size,
-        )
-    )
-    scale = np.array(LAMBDAS[: model.block_size]) / valid.sum((1, 2))
+    inputs = jax.device_get((params["heads"], params["trunk"]["embedding"], hidden))
+    fields = map(jnp.asarray, (batch.tokens, batch.segment_ids, batch.loss_mask))
+    targets, valid = jax.device_get(head_targets(*fields, model.block_size))
+    scale = np.array(LAMBDAS) / valid.sum((1, 2))
 
     def fused(inputs):
         softmax, weights = softmax_loss(model, 5), jnp.asarray(scale, jnp.float32)

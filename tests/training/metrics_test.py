@@ -76,13 +76,6 @@ def test_unreadable_log_is_reported(tmp_path):
         read_rows(tmp_path / FILE_NAME)
 
 
-def test_rows_are_written_without_tensorboard(tmp_path, monkeypatch):
-    monkeypatch.setattr("bpd_jax.training.metrics.tensorboard_available", lambda: False)
-    with MetricsWriter(tmp_path, 0) as writer:
-        writer.write(1, {"loss": 1.0})
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-
-
 def events(folder):
     """The events of a run in the order in which they were written."""
     proto = pytest.importorskip("tensorboardX.proto.event_pb2")

@@ -142,9 +142,8 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
 def test_states_of_another_model_are_refused(base, states, tmp_path):
     config, params = base
     trunk = {**params["trunk"], "embedding": params["trunk"]["embedding"] + 1}
-    other_params = {**params, "trunk": trunk}
+    settings = RefinerSettings("markov", steps=1)
     with pytest.raises(UserError, match="holds states with base"):
-        open_source(states, RefinerSettings("markov"), config, other_params)
-    settings = dataclasses.replace(RefinerSettings("markov"), steps=1)
-    with pytest.raises(UserError, match="holds states with base"):
-        train_refiner(settings, config, other_params, states, tmp_path / "refiner")
+        train_refiner(
+            settings, config, {**params, "trunk": trunk}, states, tmp_path / "refiner"
+        )

@@ -48,23 +48,14 @@ def test_given_parameters_replace_those_of_the_state(model, params, one_device):
     assert_equal(params, original)
 
 
-def test_given_parameters_are_cast_to_the_dtype_of_the_state(model, params, one_device):
+def test_given_parameters_are_cast_and_stacked(model, params, one_device):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    state = with_parameters(make_state(model, one_device), {"heads": half["heads"]})
-    for leaf, half_leaf in zip(
-        jax.tree.leaves(state.params["heads"]),
-        jax.tree.leaves(half["heads"]),
-        strict=True,
-    ):
-        assert leaf.dtype == jnp.float32
-        np.testing.assert_array_equal(leaf, half_leaf.astype(jnp.float32))
-
-
-def test_given_layers_are_stacked_like_the_state(model, params, one_device):
     state = make_state(model, one_device, ComputeConfig(scan_layers=True))
-    updated = with_parameters(state, dict(params))
-    assert is_stacked(updated.params["trunk"])
-    assert_equal(unstack_layers(updated.params["trunk"]), params["trunk"])
+    updated = with_parameters(state, dict(half)).params
+    assert is_stacked(updated["trunk"])
+    updated = {**updated, "trunk": unstack_layers(updated["trunk"])}
+    assert {leaf.dtype for leaf in jax.tree.leaves(updated)} == {jnp.dtype("float32")}
+    assert_equal(updated, jax.tree.map(lambda x: x.astype(jnp.float32), half))
 
 
 def test_bytes_per_device_of_a_sharded_state(model):
@@ -80,23 +71,19 @@ def test_bytes_per_device_of_a_sharded_state(model):
     assert bytes_per_device(replicated) == state_bytes(replicated)
 
 
-def rates(steps, **kwargs):
-    schedule = learning_rate_schedule(OptimizerConfig(**kwargs), steps)
-    return np.array([schedule(step) for step in range(steps + 1)])
-
-
-@pytest.mark.parametrize("warmup", [4, 4 / 14])
-def test_warmup_then_cosine(warmup):
-    schedule = rates(14, learning_rate=1.0, warmup_steps=warmup, final_fraction=0.1)
-    np.testing.assert_allclose(schedule[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(schedule[9], 0.55, rtol=1e-6)
-    np.testing.assert_allclose(schedule[14], 0.1, rtol=1e-6)
-
-
-def test_linear_and_constant():
-    schedule = rates(10, learning_rate=2.0, schedule="linear", final_fraction=0.5)
-    np.testing.assert_allclose(schedule, np.linspace(2, 1, 11), rtol=1e-6)
-    assert (rates(5, learning_rate=2.0, schedule="constant") == 2).all()
+@pytest.mark.parametrize(
+    "steps, settings, expected",
+    [
+        (14, {"warmup_steps": 4}, {0: 0.25, 2: 0.75, 4: 1, 9: 0.55, 14: 0.1}),
+        (14, {"warmup_steps": 4 / 14}, {0: 0.25, 2: 0.75, 4: 1, 9: 0.55, 14: 0.1}),
+        (10, {"schedule": "linear"}, {0: 1, 5: 0.55, 10: 0.1}),
+        (5, {"schedule": "constant"}, {0: 1, 5: 1}),
+    ],
+)
+def test_learning_rates(steps, settings, expected):
+    config = OptimizerConfig(1.0, final_fraction=0.1, **settings)
+    schedule = learning_rate_schedule(config, steps)
+    assert {step: schedule(step) for step in expected} == pytest.approx(expected)
 
 
 def test_weight_decay_spares_biases_and_norms(params):

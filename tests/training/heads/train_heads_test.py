@@ -99,29 +99,14 @@ def test_resumed_run_equals_an_uninterrupted_one(
         assert (tmp_path / "stopped" / name).read_text() == ""
 
 
-@pytest.mark.parametrize(
-    "heads",
-    [
-        pytest.param(
-            BlockHeadsConfig(3, kind="medusa", layers=2), marks=pytest.mark.exhaustive
-        ),
-        pytest.param(
-            BlockHeadsConfig(3, 16, own_softmax=True, draft_vocabulary=12),
-            marks=pytest.mark.exhaustive,
-        ),
-        BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0,)),
-    ],
-    ids=["medusa", "own softmax", "conditioned"],
-)
-def test_other_kinds_of_heads_are_trained(tmp_path, config, heads, model, params):
+def test_conditioned_heads_are_trained(tmp_path, config, model, params):
+    heads = BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0,))
     config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")
     train_heads(config, model, params, tmp_path)
     rows = read_rows(tmp_path / "metrics.jsonl")
     losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
     assert losses[-1] < losses[0] - 0.3
-    tensors = load_heads(tmp_path / "heads").tensors
-    assert ("softmax" in tensors) == heads.own_softmax
-    assert ("vocabulary" in tensors) == (heads.draft_vocabulary is not None)
+    assert load_heads(tmp_path / "heads").config == heads
 
 
 def test_invalid_settings_are_reported(config, tmp_path, model, params):

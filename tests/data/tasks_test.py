@@ -61,6 +61,7 @@ def test_names_and_splits_of_tasks():
     assert ExampleTask("squad").seqio_name == "squad.gpt3"
     assert ExampleTask("xsum", files="x.jsonl").seqio_name == "xsum.files.gpt3"
     assert ExampleTask("c4", vocabulary="v.json").seqio_name == "c4.custom"
+    assert TextTask(vocabulary="bpe:2048").name == "stdlib.bpe:2048"
     assert ExampleTask("squad").splits == ("train", "validation")
     assert ExampleTask("xsum").splits == ("train", "validation", "test")
     assert ExampleTask("xsum", files="x.jsonl").splits == ("train", "validation")
@@ -69,16 +70,29 @@ def test_names_and_splits_of_tasks():
         ExampleTask("xsum", files="x.jsonl").check_split("test")
     with pytest.raises(UserError, match="squad has no split 'test': use train or vali"):
         ExampleTask("squad").check_split("test")
+    with pytest.raises(UserError, match="unknown split 'test'"):
+        TextTask().check_split("test")
+
+
+FILES, GENERATIONS = {"corpus": "text_files"}, {"corpus": "generations"}
+TEXTS = {**GENERATIONS, "text_files": "texts"}
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "kind, fields, message",
     [
-        ({"name": "squad", "files": "a", "data_dir": "b"}, "are both given"),
-        ({"name": "squad", "vocabulary": "bpe:1"}, "at least 257"),
-        ({"name": "squad", "validation_fraction": 1.0}, "above 0 and below 1"),
+        (ExampleTask, {"files": "a", "data_dir": "b"}, "are both given"),
+        (ExampleTask, {"vocabulary": "bpe:1"}, "at least 257"),
+        (ExampleTask, {"validation_fraction": 1.0}, "above 0 and below 1"),
+        (TextTask, FILES, "needs text_files"),
+        (TextTask, {"text_files": "a.txt"}, "set corpus to 'text_files'"),
+        (TextTask, GENERATIONS, "generations needs text_files"),
+        (TextTask, {**TEXTS, "vocabulary": "bpe:300"}, "are token ids"),
+        (TextTask, {**TEXTS, "max_bytes": 9}, "are token ids"),
+        (TextTask, {"vocabulary": "bpe:many"}, "at least 257"),
     ],
 )
-def test_error_names_the_invalid_field(fields, message):
+def test_error_names_the_invalid_field(kind, fields, message):
+    name = {"name": "squad"} if kind is ExampleTask else {}
     with pytest.raises(UserError, match=message):
-        ExampleTask(**fields)
+        kind(**name, **fields)
