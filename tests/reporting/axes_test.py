@@ -6,9 +6,7 @@ from bpd_jax.reporting import axes
 from bpd_jax.reporting.axes import Axis
 
 
-@pytest.mark.parametrize(
-    "low, high", [(1.9, 8.2), (0, 3000), (-3, 1e-4), (7, 7), (0.1, 0.3)]
-)
+@pytest.mark.parametrize("low, high", [(0, 3000), (-3, 1e-4), (7, 7), (0.1, 0.3)])
 def test_ticks_are_round_and_cover_the_data(low, high):
     ticks = axes.ticks(low, high)
     assert ticks[0] <= low <= high <= ticks[-1]

@@ -30,25 +30,14 @@ def with_changed_method(report, name, **changes):
     return dataclasses.replace(report, methods=methods)
 
 
-@pytest.mark.parametrize(
-    "piece, visible",
-    [
-        (" x\n\t", " x⏎⇥"),
-        ("\x1b[31m", "\\x1b[31m"),
-        ("\u202eabc", "\\u202eabc"),
-        ("\udc80", "\\udc80"),
-        ("é漢", "é漢"),
-    ],
-)
-def test_visible_pieces_have_one_line_and_no_control_characters(piece, visible):
-    assert formatting.visible(piece) == visible
+def test_visible_pieces_have_one_line_and_no_control_characters():
+    assert formatting.visible(" x\n\té漢") == " x⏎⇥é漢"
+    assert formatting.visible("\x1b[31m\u202e\udc80") == "\\x1b[31m\\u202e\\udc80"
 
 
-def test_numbers():
-    assert formatting.percent(-0.05) == "−5.0 %"
-    assert formatting.percent(0.5, sign=False) == "50.0 %"
-    facts = (True, None, 12_000, 16, 0.9, [2, 4], {"a": 1, "b": 2.5})
-    words = ["yes", "—", "12,000", "16", "0.9", "2, 4", "a 1, b 2.5"]
+def test_facts_are_written_for_readers():
+    facts = (True, None, 12_000, 0.9, [2, 4], {"a": 1, "b": 2.5})
+    words = ["yes", "—", "12,000", "0.9", "2, 4", "a 1, b 2.5"]
     assert [formatting.fact(value) for value in facts] == words
 
 
@@ -64,29 +53,11 @@ def test_key_figures_are_those_of_the_best_method_beside_the_fastest(report):
         ("Speed-up", "1.10 ×", "fastest: BPD ← auto, 1.25 ×"),
         ("Outputs that differ", "0", "from greedy decoding"),
     ]
-    same = with_changed_method(report, "ngram_p", speedup=3.0)
-    assert key_figures(same)[3].note == "16-best 4-gram"
-    untimed = [dataclasses.replace(m, speedup=None) for m in report.methods]
-    untimed = dataclasses.replace(report, methods=untimed)
-    assert key_figures(untimed)[3].value == "—"
     ties = with_changed_method(report, "bpd", differing=2, near_ties=2)
     assert key_figures(ties)[4].note == "all at near-ties"
-
-
-def test_verdicts(report):
-    reference, bpd = report.methods[:2]
-    assert reference.verdict == "reference"
-    assert bpd.verdict == "identical ✓"
-    ties = dataclasses.replace(bpd, differing=2, near_ties=2)
-    assert ties.verdict == "2 near-ties"
-    different = dataclasses.replace(bpd, differing=3, near_ties=2)
-    assert different.verdict == "1 DIFFERENT"
-
-
-def printed(report, **settings):
-    out = io.StringIO()
-    print_table(report, Console(file=out, **{"width": 100, **settings}))
-    return out.getvalue()
+    for near_ties, verdict in ((2, "2 near-ties"), (1, "1 DIFFERENT")):
+        bpd = dataclasses.replace(report.methods[1], differing=2, near_ties=near_ties)
+        assert bpd.verdict == verdict
 
 
 def rows_of(report):
@@ -130,27 +101,22 @@ def test_tables_have_the_numbers_of_every_method(report):
         if row.label == "16-best 4-gram"
     ]
     assert gain.interval == pytest.approx((8.3, 21.7))
-    single_head = dataclasses.replace(bpd, entropies=[1.0], repeated=None, accepted=[])
-    rows = rows_of(dataclasses.replace(report, methods=[single_head]))
-    assert rows["drafts", "BPD"] == ["6.0", "—", "—", "1.50", "1.00"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [80, 140])
 def test_printed_tables_have_all_numbers_and_fit(report, width):
-    text = printed(report, width=width)
+    out = io.StringIO()
+    print_table(report, Console(file=out, width=width))
+    text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     for method in report.methods:
         assert method.label.split()[0] in text
         assert f"{method.block_efficiency:.2f}" in text
         assert f" {method.serial_calls} " in text
     normalised = " ".join(text.split())
-    for figure in key_figures(report):
-        assert " ".join(f"{figure.name} {figure.value} {figure.note}".split()) in (
-            normalised
-        )
-    for expected in (report.title, report.task, report.device, "layers 4"):
-        assert expected in normalised
-    assert report.notes[0] in normalised
+    figures = [f"{f.name} {f.value} {f.note}".rstrip() for f in key_figures(report)]
+    about = [report.title, report.task, report.device, "layers 4", report.notes[0]]
+    assert all(expected in normalised for expected in figures + about)
 
 
 def test_differing_texts_have_a_table(report):
@@ -189,7 +155,7 @@ def test_page_contains_tables_definitions_settings_and_drafts(report):
     for facts in (report.model, report.settings, report.versions):
         assert formatting.fact(facts) in text
     # Every method except greedy decoding, which does not draft.
-    assert [len(prompt.traces) for prompt in page.texts] == [5] * 3
+    assert [len(prompt.traces) for prompt in page.texts] == [3] * 2
     assert "The lattice of one block" in text
 
 
@@ -203,7 +169,7 @@ def test_the_explorer_steps_through_the_records(report):
     )
     report = dataclasses.replace(report, records=[record, other_record])
     first, second = page_of(report).texts
-    assert (first.key, second.key) == ("prompt/1", "prompt/1/zero_gram")
+    assert (first.key, second.key) == ("prompt/1", "prompt/1/ngram_p")
     assert [first.pieces[token] for token in first.output] == ["a", "b", "c"]
     calls = first.traces[0]["calls"]
     assert [(c["at"], c["accepted"], c["rank"]) for c in calls] == [

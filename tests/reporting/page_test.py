@@ -23,6 +23,7 @@ class Parsed(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.open, self.elements, self.texts = [], [], []
+        self.source = text
         self.feed(text)
         self.close()
         assert self.open == []
@@ -31,9 +32,6 @@ class Parsed(html.parser.HTMLParser):
         self.elements.append((tag, dict(attributes)))
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -48,13 +46,8 @@ class Parsed(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def text(paper_report):
-    return render(paper_report)
-
-
-@pytest.fixture(scope="module")
-def page(text):
-    return Parsed(text)
+def page(paper_report):
+    return Parsed(render(paper_report))
 
 
 def test_page_contains_every_number_of_every_table(paper_report, page):
@@ -99,11 +92,10 @@ def test_intervals_and_left_out_contenders_are_explained(paper_report, page):
     [part, *_] = paper_report.parts
     table = dataclasses.replace(part.exhibit.tables[0], intervals="range of runs")
     exhibit = dataclasses.replace(part.exhibit, tables=[table])
-    other_page = Parsed(
-        render(Page("Other", "2025-01-31", [PagePart("table4", exhibit)]))
-    )
-    assert "1.40–1.60 range of runs" in other_page.text
-    assert "bootstrap interval over" not in other_page.text
+    other = Page("Other", "2025-01-31", [PagePart("table4", exhibit)])
+    other_text = Parsed(render(other)).text
+    assert "1.40–1.60 range of runs" in other_text
+    assert "bootstrap interval over" not in other_text
 
 
 def test_links_resolve_and_ids_are_unique(page):
@@ -144,21 +136,20 @@ def test_markup_in_text_is_escaped(paper_report):
     assert NASTY[:-1] in Parsed(text).text
 
 
-def test_data_of_the_explorer_round_trip(paper_report, text):
-    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text)[1]
+def test_data_of_the_explorer_round_trip(paper_report, page):
+    pattern = r'<script type="application/json"[^>]*>(.*?)</script>'
+    data = re.search(pattern, page.source)[1]
     assert not set("<>&") & set(data)
-    texts = json.loads(data)
-    for expected, parsed in zip(paper_report.texts, texts, strict=True):
-        assert parsed["key"] == expected.key
-        assert parsed["output"] == expected.output
-        assert parsed["candidates"] == expected.candidates
-        assert parsed["traces"] == expected.traces
+    for expected, parsed in zip(paper_report.texts, json.loads(data), strict=True):
+        for field in ("key", "output", "candidates", "traces"):
+            assert parsed[field] == getattr(expected, field)
         # Invisible characters are escaped.
-        for piece, parsed_piece in zip(expected.pieces, parsed["pieces"], strict=True):
-            assert parsed_piece == piece.replace("\u202e", "\\u202e")
+        pieces = [piece.replace("\u202e", "\\u202e") for piece in expected.pieces]
+        assert parsed["pieces"] == pieces
 
 
-def test_content_security_policy_allows_only_the_script(text, page):
+def test_the_page_runs_only_its_script_and_has_no_external_references(page):
+    text = page.source
     script = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     [policy] = [
@@ -168,9 +159,6 @@ def test_content_security_policy_allows_only_the_script(text, page):
     assert policy.startswith("default-src 'none'; ")
     assert f"script-src 'sha256-{digest}'" in policy
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write", script)
-
-
-def test_the_page_has_no_external_references(text, page):
     without_namespace = text.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|url\(|@import", without_namespace)
     for tag, attributes in page.elements:
