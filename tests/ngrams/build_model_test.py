@@ -1,7 +1,5 @@
 """Tests of `bpd_jax.ngrams.build_model`."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -38,7 +36,7 @@ def make(output, **settings):
     return build(BuildSettings(str(output), **settings))
 
 
-def test_all_three_formats_contain_the_same_model(tmp_path, tokens):
+def test_all_three_formats_contain_the_same_model(tmp_path, tokens, corpus):
     output = tmp_path / "model"
     limits = {"order": 3, "min_counts": (1, 1, 2), "max_ngrams": 60}
     report = make(output, tokens=tokens, **limits, **IDS)
@@ -49,17 +47,13 @@ def test_all_three_formats_contain_the_same_model(tmp_path, tokens):
     assert_same(read_arpa(output / ARPA_FILE, **IDS), model, **ROUNDED)
     assert (output / FST_FILE).read_bytes() == encode(automaton_of(model))
     assert {path.name for path in report.written} >= {ARPA_FILE, FST_FILE}
-    assert all(path.stat().st_size == size for path, size in report.written.items())
-    lines = pathlib.Path(tokens).read_text().splitlines()
-    sequences = [np.array(line.split(), int) for line in lines if line]
+    sequences = [line for line in corpus if line.size]
     assert report.sequences == len(sequences)
     assert report.tokens == sum(line.size for line in sequences)
-    assert report.measure is not None
     assert report.measure.text == "training text"
     after, before = report.measure.model, report.measure.unpruned
     expected = model.evaluate(sequences).perplexity
     assert after.perplexity == pytest.approx(expected)
-    assert before is not None
     assert before.events == after.events
     assert before.perplexity != after.perplexity
 
@@ -69,7 +63,6 @@ def test_perplexity_is_measured_on_held_out_tokens(tmp_path, tokens):
     heldout.write_text("0 1 2\n3 9 1\n")
     output = tmp_path / "model"
     report = make(output, tokens=tokens, heldout_tokens=str(heldout), **IDS)
-    assert report.measure is not None
     assert report.measure.text == "held-out text"
     assert report.measure.unpruned is None
     # 9 is the end-of-text token.
@@ -87,7 +80,6 @@ def test_held_out_text_has_the_vocabulary_of_the_generated_texts(tmp_path):
     heldout.write_text("some text")
     options = {"split": "all", "heldout_text": str(heldout)}
     report = make(tmp_path / "model", generations=str(folder), **options)
-    assert report.measure is not None
     assert report.measure.model.events == len(tokenizer.encode("some text")) + 1
     assert report.measure.model.unknown == 0
 
@@ -103,16 +95,6 @@ def test_model_of_counts_equals_model_of_the_text(tmp_path, tokens):
     assert report.measure is None
     assert report.tokens > 0
     assert same_folders(tmp_path / "text", tmp_path / "model")
-
-
-def test_text_larger_than_memory_gives_the_same_model(tmp_path, tokens):
-    lines = pathlib.Path(tokens).read_text()
-    pathlib.Path(tokens).write_text(f"{lines}\n" * 300)
-    for name, memory in (("large", 4_000_000_000), ("small", 1_000_000)):
-        make(tmp_path / name, tokens=tokens, order=3, memory=memory)
-    assert same_folders(tmp_path / "large", tmp_path / "small")
-    # The work folder is removed.
-    assert {path.name for path in tmp_path.iterdir()} == {"ids.txt", "large", "small"}
 
 
 def test_tokens_are_written_as_strings(tmp_path, tokens):
@@ -177,10 +159,8 @@ def no_counting(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"symbols": "nofile"}, "cannot read nofile"),
         ({"symbols": "{}/table"}, "table has 1 entries for 10 tokens"),
         ({"max_per_order": (9, 9, 9, 9)}, "has 4 numbers.* give at most 3"),
-        ({"max_per_order": (9, 9), "order": 2}, "has 2 numbers.* give at most 1"),
         ({"heldout_tokens": "{}/b"}, "b has tokens up to 395, .* --vocab_size=396"),
         ({"heldout_tokens": "{}/empty"}, "held-out text .*empty has no documents"),
     ],
@@ -197,21 +177,6 @@ def test_invalid_settings_are_refused_before_counting(
     }
     with pytest.raises(UserError, match=message):
         make(tmp_path / "x", tokens=tokens, vocab_size=10, **arguments)
-
-
-def test_empty_split_is_refused_before_counting(tmp_path, no_counting):
-    # None of these documents falls into the validation split of two percent.
-    for number in range(3):
-        (tmp_path / f"{number}.txt").write_text(f"text {number}")
-    train_bpe(["some text"], 257).save(tmp_path / "vocabulary" / "tokenizer.json")
-    text = {
-        "text": str(tmp_path / "*.txt"),
-        "vocabulary": str(tmp_path / "vocabulary"),
-    }
-    with pytest.raises(UserError, match="validation split") as caught:
-        make(tmp_path / "x", heldout_split="validation", **text)
-    assert "set validation_fraction" not in str(caught.value)
-    assert "--heldout_text" in str(caught.value)
 
 
 @pytest.mark.parametrize("output", ["/", ".", "ids.txt", "ids.txt/model", "precious"])
@@ -231,16 +196,14 @@ def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     make(tmp_path / "model", tokens=tokens, order=2)
     bounded_memory.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
     output = tmp_path / "x"
-    for name in ("vocab_size", "end_of_text"):
-        with pytest.raises(UserError, match=f"--{name} applies to ARPA and"):
-            make(output, model=model, **{name: 20})
-        with pytest.raises(UserError, match=f"--{name} applies to --tokens and --mod"):
-            make(output, counts=counts, **{name: 20})
-    with pytest.raises(UserError, match=r"--order is 6, but .*counts has .* up to 3"):
-        make(output, counts=counts, order=6)
-    for source in ({"model": model}, {"counts": counts}):
-        with pytest.raises(UserError, match="--max_per_order has 3 numbers"):
-            make(output, max_per_order=(9, 9, 9), **source)
+    for settings, message in (
+        ({"model": model, "vocab_size": 20}, "--vocab_size applies to ARPA and"),
+        ({"counts": counts, "end_of_text": 20}, "--end_of_text applies to --tokens"),
+        ({"counts": counts, "order": 6}, "--order is 6, but .*counts has .* up to 3"),
+        ({"counts": counts, "max_per_order": (9, 9, 9)}, "--max_per_order has 3 num"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make(output, **settings)
     assert not output.exists()
 
 
@@ -271,28 +234,13 @@ def test_failed_build_keeps_the_existing_model(tmp_path, tokens, monkeypatch):
     [
         ({}, "--tokens, --generations, --counts and --model: found none"),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
-        ({"model": "a", "counts": "x"}, "found --counts and --model"),
         ({"tokens": "x", "order": 65}, "--order must be"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
         ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split applies"),
-        ({"tokens": "x", "unseen_log_prob": -3.0}, "--unseen_log_prob must be"),
-        ({"tokens": "x", "bins": 10**12}, "--bins must be"),
-        (
-            {"text": "x", "heldout_text": "y", "vocabulary": "bpe:300"},
-            "--vocabulary=bpe:300 is trained on the text",
-        ),
         ({"text": "x", "vocab_size": 5}, "--vocab_size applies to --tokens"),
-        ({"task": "x", "end_of_text": 5}, "--end_of_text applies to --tokens"),
         ({"model": "a", "order": 3}, "--order applies to --task, --text, --gen"),
-        ({"model": "a", "bins": 6}, "--bins applies to --task, --text"),
-        (
-            {"counts": "x", "split": "train"},
-            "--split applies to --task, --text and --generations only",
-        ),
-        (
-            {"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"},
-            "at most one of --heldout_split",
-        ),
+        ({"counts": "x", "split": "train"}, "--split applies to --task, --text and"),
+        ({"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"}, "at most one"),
     ],
 )
 def test_invalid_settings_are_refused(arguments, message):

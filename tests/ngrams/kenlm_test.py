@@ -61,7 +61,5 @@ def test_scores_equal_kenlms(model, scorer):
             [score for score, _, _ in expected],
             atol=1e-4,
         )
-        total = scorer.score(" ".join(map(str, tokens)))
-        assert sum(actual) / np.log(10) == pytest.approx(total, abs=1e-4)
         longest = max(longest, *(length for _, length, _ in expected))
     assert longest == model.order

@@ -11,19 +11,6 @@ from bpd_jax.ngrams.prune import prune, relative_entropies
 from tests.ngrams.helpers import ngram_set
 
 
-@pytest.mark.parametrize("extra", [0, 1, 7, 40, 100])
-def test_pruned_model_is_within_the_limit_and_closed(trigrams, extra):
-    limit = trigrams.sizes[0] + extra
-    pruned = prune(trigrams, limit)
-    assert sum(pruned.sizes) <= limit
-    remaining = ngram_set(pruned)
-    assert remaining <= ngram_set(trigrams)
-    assert (pruned.keys[0] == trigrams.keys[0]).all()
-    for gram in remaining:
-        if len(gram) > 1:
-            assert {gram[1:], gram[:-1]} <= remaining
-
-
 def test_remaining_ngrams_keep_their_probability(trigrams):
     pruned = prune(trigrams, trigrams.sizes[0] + 40)
     for order in range(1, pruned.order + 1):
@@ -74,7 +61,11 @@ def test_theta_is_a_threshold_on_the_costs(trigrams):
         assert set(map(tuple, pruned.ngrams(order).tolist())) == rows
     assert prune(trigrams, theta=1e9).sizes == trigrams.sizes[:1]
     limited = prune(trigrams, trigrams.sizes[0] + 9, theta=theta)
-    assert sum(limited.sizes) <= trigrams.sizes[0] + 9
+    # The limit is reached, up to ties.
+    assert 4 < sum(limited.sizes) - trigrams.sizes[0] <= 9
+    assert ngram_set(limited) <= ngram_set(pruned)
+    with pytest.raises(UserError, match="never pruned"):
+        prune(trigrams, 10)
 
 
 def limited_by_definition(model, limits):
@@ -95,26 +86,13 @@ def limited_by_definition(model, limits):
     return remaining
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [[10, None], [None, 7], [20, 5], [5, 1000], [0, 3], [10**6, 30], [13, 13]],
-)
+@pytest.mark.parametrize("limits", [[10, None], [None, 7], [20, 5], [0, 3]])
 def test_limits_per_order(trigrams, limits):
     pruned = prune(trigrams, max_per_order=limits)
     assert ngram_set(pruned) == limited_by_definition(trigrams, limits)
     for size, limit in zip(pruned.sizes[1:], limits, strict=False):
         assert limit is None or size <= limit
     pruned.validate(1e-9)
-
-
-def test_max_ngrams_applies_after_limits_per_order(trigrams):
-    limits = [20, 10]
-    total = trigrams.sizes[0] + 15
-    pruned = prune(trigrams, total, max_per_order=limits)
-    assert sum(pruned.sizes) <= total
-    assert ngram_set(pruned) <= ngram_set(prune(trigrams, max_per_order=limits))
-    # The limit is reached, up to ties.
-    assert sum(pruned.sizes) > total - 5
 
 
 def test_limits_that_are_not_exceeded_prune_nothing(trigrams):
@@ -173,8 +151,3 @@ def test_pruned_model_with_zero_probabilities_is_closed(limits):
     assert ((0, 1, 2) in ngram_set(pruned)) == (limits != {"max_ngrams": 9})
     for weights in pruned.log_backoffs:
         assert np.isfinite(weights).all()
-
-
-def test_a_limit_below_the_unigrams_is_refused(trigrams):
-    with pytest.raises(UserError, match="never pruned"):
-        prune(trigrams, 10)

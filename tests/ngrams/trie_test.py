@@ -1,11 +1,9 @@
 """Tests of bpd_jax.ngrams.trie and its compiled loops."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import parallel, trie
 
 # The worked example of the module: V = 3, sentences `0 1` and `0`.
@@ -96,9 +94,3 @@ def test_threads_divide_the_parents(monkeypatch):
     trie.in_threads(offsets, lambda *part: ranges.append(part))
     assert len(ranges) > 1
     assert sorted(p for begin, end in ranges for p in range(begin, end)) == [*range(9)]
-
-
-def test_vocabulary_size_is_limited():
-    trie.check_vocab_size(2**24)
-    with pytest.raises(UserError, match=r"a\.txt: a vocabulary of 16,777,217 tokens"):
-        trie.check_vocab_size(2**24 + 1, "a.txt")

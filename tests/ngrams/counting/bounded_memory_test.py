@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs
 from bpd_jax.ngrams.counting import counts as counts_module
 from bpd_jax.ngrams.counting.counts import count_ngrams, with_min_counts
-from bpd_jax.storage import files, paths
+from bpd_jax.storage import files
 from tests.ngrams.helpers import Sequences, assert_same
 
 MANIFEST = sorted_runs.KIND.marker
@@ -39,12 +39,8 @@ def expected(text):
     return count_ngrams(text, order=4, vocab_size=V)
 
 
-@pytest.mark.parametrize(
-    "memory, with_runs", [(MEMORY, True), (3 * MEMORY, True), (10**9, False)]
-)
-def test_counts_do_not_depend_on_the_memory(
-    tmp_path, text, expected, memory, with_runs
-):
+@pytest.mark.parametrize("memory, with_runs", [(MEMORY, True), (10**9, False)])
+def test_counts_do_not_depend_on_memory(tmp_path, text, expected, memory, with_runs):
     counts = count(Batches(text), tmp_path / "work", memory=memory)
     assert_same(counts, expected)
     assert counts.seen == expected.seen
@@ -57,9 +53,7 @@ def test_runs_of_all_orders_are_merged(tmp_path, text, order):
     assert_same(counts, count_ngrams(text, order=order, vocab_size=V))
 
 
-@pytest.mark.parametrize(
-    "minimums", [(1, 1, 2, 4), (1, 4, 2, 3), (1, 2, 9, 1), (1, 1, 1, 99)]
-)
+@pytest.mark.parametrize("minimums", [(1, 4, 2, 3), (1, 1, 1, 99)])
 def test_min_counts_match_their_definition(tmp_path, text, expected, minimums):
     counts = count(Batches(text), tmp_path, min_counts=minimums)
     assert_same(counts, with_min_counts(expected, minimums))
@@ -83,33 +77,6 @@ def test_killed_count_resumes_after_its_last_run(tmp_path, text, expected):
     assert third.read_from == []
     # The first arrays, which may be those of another process, are still the same.
     assert_same(counts, expected)
-
-
-def test_count_killed_in_its_first_run_starts_again(
-    tmp_path, text, expected, monkeypatch
-):
-    last = "run_00000.counts"
-
-    def kill(path):
-        if path.name == last:
-            for name in (path.name, "run_00000.windows", "run_00000.counts"):
-                path.parent.mkdir(exist_ok=True)
-                part = path.parent / f"{paths.PREFIX}{name}.x.part"
-                part.write_bytes(b"half")
-            raise KeyboardInterrupt
-        return original(path)
-
-    output, work = tmp_path / "counts", tmp_path / "counts.work"
-    original = files.replacing_file
-    monkeypatch.setattr("bpd_jax.storage.files.replacing_file", kill)
-    with pytest.raises(KeyboardInterrupt):
-        count_to_folder(Batches(text), output)
-    monkeypatch.undo()
-    assert len(list(work.glob(".*.part"))) >= 2
-    with pytest.raises(KeyboardInterrupt):
-        count_to_folder(Batches(text, fail_after=800), output)
-    assert_same(count_to_folder(Batches(text), output), expected)
-    assert not work.exists()
 
 
 def test_runs_of_another_count_are_refused_and_unchanged(tmp_path, text):
@@ -139,9 +106,7 @@ def test_damaged_run_is_detected(tmp_path, text):
 def test_damaged_manifest_is_detected(tmp_path):
     run = {"name": "run_00000", "windows": 3, "sequences": 2}
     for changes in (
-        {"settings": []},
         {"version": 1},
-        {"runs": [[1]]},
         {"runs": [{"name": "run_00000"}]},
         {"runs": [{**run, "name": "../run_00000"}]},
         {"runs": [{**run, "windows": 2.5}]},

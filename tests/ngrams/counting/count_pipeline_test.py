@@ -49,7 +49,7 @@ def token_files(tmp_path, corpus):
 
 @pytest.mark.parametrize(
     "options, order, minimums",
-    [(IN_PROCESS, 4, None), (TWO_WORKERS, 3, (1, 2, 3)), (IN_PROCESS, 3, (1, 3, 2))],
+    [(IN_PROCESS, 4, None), (TWO_WORKERS, 3, (1, 2, 3))],
 )
 def test_pipeline_on_token_files_gives_the_same_bytes(
     tmp_path, token_files, options, order, minimums
@@ -88,7 +88,7 @@ def test_error_names_the_file_of_an_invalid_token(tmp_path, token_files, monkeyp
     (folder / "b.txt.gz").write_text("1 2\n3 99\n")
     source = open_source(tokens=token_files, vocab_size=10)
     # The token is found in the sample, or by the workers.
-    for sample, options in ((1000, IN_PROCESS), (1, IN_PROCESS), (1, TWO_WORKERS)):
+    for sample, options in ((1000, IN_PROCESS), (1, TWO_WORKERS)):
         monkeypatch.setattr(
             "bpd_jax.ngrams.counting.count_pipeline._SAMPLE_TOKENS", sample
         )
@@ -100,10 +100,7 @@ def test_error_names_the_file_of_an_invalid_token(tmp_path, token_files, monkeyp
         )
 
 
-@pytest.mark.parametrize("options", [IN_PROCESS, TWO_WORKERS])
-def test_full_disk_is_reported_in_one_sentence(
-    tmp_path, token_files, monkeypatch, options
-):
+def test_full_disk_is_reported_in_one_sentence(tmp_path, token_files, monkeypatch):
     from apache_beam.io.filesystems import FileSystems
 
     def fail(path):
@@ -114,13 +111,10 @@ def test_full_disk_is_reported_in_one_sentence(
         with monkeypatch.context() as patch:
             patch.setattr(FileSystems, function, fail)
             with pytest.raises(UserError) as caught:
-                count_with_beam(source, tmp_path / "beam", order=2, options=options)
+                count_with_beam(source, tmp_path / "beam", order=2, options=IN_PROCESS)
         assert str(caught.value).startswith(f"cannot write {tmp_path / 'beam'}")
         assert str(caught.value).endswith(": No space left on device")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
-    output = pathlib.Path(source.shares()[0].name) / "below"
-    with pytest.raises(UserError, match=r"cannot write .*below"):
-        count_with_beam(source, output, order=2, options=options)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,6 @@ def test_full_disk_is_reported_in_one_sentence(
     [
         ("--no_such_option=1", "Beam has no option --no_such_option"),
         ("--direct_num_workers=two", "options: .*invalid int value: 'two'"),
-        ("--direct_running_mode=fast", "options: .*invalid choice: 'fast'"),
         ("--runner=NoRunner", "options: .*NoRunner"),
     ],
 )
@@ -183,18 +176,14 @@ def test_cluster_gives_the_same_bytes(tmp_path, token_files, monkeypatch):
     bounded_memory.count_to_folder(source, tmp_path / "one", order=3)
     with cluster_of_two() as (_, options):
         count_with_beam(source, tmp_path / "beam", order=3, options=options)
-        folder = tmp_path / "bad_tokens"
-        folder.mkdir()
-        np.save(folder / "a.npy", np.arange(9, dtype=np.uint16))
-        (folder / "b.txt").write_text("1 2\n3 999\n")
-        source = open_source(tokens=str(folder / "*"), end_of_text=9, vocab_size=10)
         # The sample, which this process reads, ends before the token that is too large.
         monkeypatch.setattr("bpd_jax.ngrams.counting.count_pipeline._SAMPLE_TOKENS", 1)
-        with pytest.raises(UserError, match=r"b\.txt: sequence 2 .* 999.*9\.$"):
+        source = open_source(tokens=token_files, end_of_text=8, vocab_size=9)
+        with pytest.raises(UserError, match=r"holds the token 9, .* 8\.$"):
             count_with_beam(source, tmp_path / "bad", order=3, options=options)
     assert same_folders(tmp_path / "one", tmp_path / "beam")
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["bad_tokens", "beam", "one", "tokens"]
+    assert names == ["beam", "one", "tokens"]
 
 
 @needs_dask

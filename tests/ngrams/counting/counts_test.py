@@ -72,10 +72,6 @@ def test_followed_includes_dropped_ngrams():
     np.testing.assert_allclose(pruned.followed[0], [3, 2, 1, 0, 3], rtol=1e-6)
 
 
-def test_orders_longer_than_all_sequences_are_omitted():
-    assert count_ngrams([[0]], order=5).sizes == (3, 2, 1)
-
-
 @pytest.mark.parametrize(
     "sequences, arguments, message",
     [

@@ -67,6 +67,8 @@ def test_models_with_nan_are_not_written(trigrams, tmp_path, name):
 
 def test_files_of_other_programs_are_read(tmp_path):
     text = SMALL.replace("\t", " ").replace("ngram 1=", "ngram\t1 =\t")
+    # The probability of <s> is ignored.
+    text = text.replace("-99 <s>", "0 <s>").replace("\n-0.2 0 1", "\r\n  -0.2 0 1  ")
     model = read_text(tmp_path, "made by hand\n" + text)
     assert model.vocab_size == 2
     assert model.sizes == (4, 3)
@@ -80,28 +82,19 @@ def test_files_of_other_programs_are_read(tmp_path):
     [
         ("ngram 2=3", "ngram 2=4", r"line 17: 4 2-grams were announced"),
         ("ngram 2=3", "ngram 2=2", r"line 15: expected \\end"),
-        ("ngram 1=4", "ngram 1=3", r"line 10: expected \\2-grams"),
-        ("ngram 1=4", "ngram 1=5", r"line 12: 5 1-grams were announced"),
-        ("ngram 2=3", "ngram 3=3", r"line 4: expected 'ngram 2="),
         ("ngram 1=4", "ngram 1=0", r"no unigrams"),
-        ("ngram 1=4", "ngram 1=\x0b4", r"line 3: expected 'ngram 1="),
         ("ngram 2=3", "ngram\x0c2=3", r"line 4: expected \\1-grams:"),
-        ("\\2-grams:\n", "", r"line 12: expected \\2-grams"),
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
-        ("\\data\\\n", "", r"truncated"),
         ("-0.6\t1", "-0.6", r"line 10: this is not a 1-gram: '-0.6'"),
         ("-0.2\t0 1", "-0.2\t0 1\t-0.5", r"line 14: the back-off weight '-0.5'"),
         ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
         ("-0.6\t1", "nan\t1", r"line 10: 'nan' is not a logarithm"),
-        ("-0.4\t0\t-0.1", "-0.4\t0\tinf", r"line 9: 'inf' is not a logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: a token is outside 0 ... 1"),
         ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
         ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
         ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9+ … 9+' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> must be the first"),
-        ("-0.3\t<s> 0", "-0.3\t</s> 0", r"line 13: <s> must be the first"),
         ("-0.4\t0\t-0.1", "-0.4\t1\t-0.1", r"line 10: this 1-gram is listed twice"),
-        ("-0.2\t0 1", "-0.2\t0 </s>", r"line 15: this 2-gram is listed twice"),
     ],
 )
 def test_error_names_the_invalid_line(tmp_path, old, new, message):
@@ -129,16 +122,17 @@ def test_files_that_are_not_arpa_are_refused(trigrams, tmp_path):
             read_arpa(path)
     write_arpa(trigrams, path)
     data = path.read_bytes()
-    for length in (len(data) - 1, len(data) // 2, 5):
-        path.write_bytes(data[:length])
-        with pytest.raises(UserError, match=r"arpa\.gz is truncated"):
+    short = gzip.compress(gzip.decompress(data)[:-8])
+    damaged = data[:200] + b"\0\0\0\0" + data[204:]
+    for content, message in (
+        (data[:-1], r"arpa\.gz is truncated"),
+        (data[:5], r"arpa\.gz is truncated"),
+        (short, "truncated"),
+        (damaged, r"arpa\.gz"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
             read_arpa(path)
-    path.write_bytes(data[:200] + b"\0\0\0\0" + data[204:])
-    with pytest.raises(UserError, match=r"arpa\.gz"):
-        read_arpa(path)
-    path.write_bytes(gzip.compress(gzip.decompress(data)[:-8]))
-    with pytest.raises(UserError, match="truncated"):
-        read_arpa(path)
 
 
 def test_ngrams_of_unknown_words_are_dropped(tmp_path):
@@ -151,50 +145,21 @@ def test_ngrams_of_unknown_words_are_dropped(tmp_path):
     assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
 
 
-@pytest.mark.parametrize(
-    "symbols, message",
-    [
-        (["a"], "1 entries for 10 tokens"),
-        ([*"abcdefghi", "j k"], "blank"),
-        ([*"abcdefghi", "a"], "equal"),
-        ([*"abcdefghi", "<s>"], "<s>"),
-    ],
-)
-def test_invalid_symbol_tables_are_refused(trigrams, tmp_path, symbols, message):
-    with pytest.raises(UserError, match=message):
-        write_arpa(trigrams, tmp_path / "model.arpa", symbols)
-    assert not list(tmp_path.iterdir())
-
-
-def test_symbol_table_may_contain_unk(tmp_path):
+def test_symbol_table_may_contain_unk(trigrams, tmp_path):
     text = SMALL.replace("\t0", "\t<unk>").replace(" 0", " <unk>")
     model = read_text(tmp_path, text, symbols=["<unk>", "1"])
     assert_same(model, read_text(tmp_path, SMALL))
     with pytest.raises(UserError, match="'1' is not in the symbol table"):
         read_text(tmp_path, text, symbols=["<unk>", "2"])
+    with pytest.raises(UserError, match="1 entries for 10 tokens"):
+        write_arpa(trigrams, tmp_path / "model.arpa", ["a"])
 
 
 def test_only_ascii_blanks_separate_names(tmp_path):
-    path = tmp_path / "model.arpa"
-    names = ["a\x0b", "b\x0c\u00a0", "c\u2003"]
-    path.write_text(
-        "\\data\\\nngram 1=5\n\n\\1-grams:\n-99 <s>\n-1\t</s>\n"
-        + "".join(f"-0.5\t{name}\r\n" for name in names)
-        + "\n\\end\\\n"
-    )
-    assert read_arpa(path, symbols=names).sizes == (5,)
-
-
-def test_weights_of_ngrams_without_extensions_are_written(tmp_path):
-    text = SMALL.replace("-0.6\t1", "-0.6\t1\t-0.3")
-    model = read_text(tmp_path, text)
-    write_arpa(model, tmp_path / "again.arpa")
-    assert_same(read_arpa(tmp_path / "again.arpa"), model, **ROUNDED)
-
-
-def test_probability_of_bos_is_ignored(tmp_path):
-    model = read_text(tmp_path, SMALL.replace("-99\t<s>", "0\t<s>"))
-    assert_same(model, read_text(tmp_path, SMALL))
+    names = ["a\x0b", "b\x0c\u00a0"]
+    text = SMALL.replace("0 1", " ".join(names)).replace(" 0", f" {names[0]}")
+    text = text.replace("\t0", f"\t{names[0]}").replace("-0.6\t1", f"-0.6\t{names[1]}")
+    assert_same(read_text(tmp_path, text, symbols=names), read_text(tmp_path, SMALL))
 
 
 def test_missing_and_infinite_weights_are_read(tmp_path):
@@ -258,20 +223,12 @@ def test_pruned_suffixes_are_added_without_changing_scores(tmp_path):
         assert log_prob == pytest.approx(score * np.log(10))
 
 
-def test_line_ends_and_blank_lines_do_not_matter(tmp_path):
-    text = SMALL.replace("\n", "\r\n").replace("-0.2\t0 1", "\r\n  -0.2  0\t1  ")
-    path = tmp_path / "model.arpa"
-    path.write_bytes(text.rstrip().encode())
-    assert_same(read_arpa(path), read_text(tmp_path, SMALL))
-
-
 def test_model_does_not_depend_on_the_block_size(trigrams, tmp_path, monkeypatch):
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
-    expected = read_arpa(path, vocab_size=10)
     monkeypatch.setattr("bpd_jax.ngrams.text_blocks._BLOCK", 37)
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa_reader._ROWS", 3)
-    assert_same(read_arpa(path, vocab_size=10), expected)
+    assert_same(read_arpa(path, vocab_size=10), trigrams, **ROUNDED)
     lines = path.read_text().splitlines()
     invalid_line = lines.index("\\3-grams:") + 5
     lines[invalid_line - 1] = "x x " + lines[invalid_line - 1]
@@ -301,14 +258,7 @@ def test_missing_middle_order_is_refused(tmp_path):
         read_text(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    "score, weight",
-    [
-        ("-1e300", "1e300"),
-        ("-3e38", "-1e300"),
-        ("-1", "1e-300"),
-    ],
-)
+@pytest.mark.parametrize("score, weight", [("-1e300", "1e300"), ("-3e38", "1e-300")])
 def test_numbers_of_any_magnitude_are_restored(tmp_path, score, weight):
     text = SMALL.replace("-0.2\n", f"{weight}\n").replace("-0.6\t", f"{score}\t")
     model = read_text(tmp_path, text)
@@ -317,12 +267,3 @@ def test_numbers_of_any_magnitude_are_restored(tmp_path, score, weight):
     copy = tmp_path / "again.arpa"
     write_arpa(model, copy)
     assert_same(read_arpa(copy), model, **ROUNDED)
-
-
-@pytest.mark.parametrize("weight", ["0", "-0.0", "0e5"])
-def test_weight_0_of_the_highest_order_is_read(tmp_path, weight):
-    before, title, section = SMALL.rpartition("-grams:\n")
-    ngrams, end, rest = section.partition("\n\n")
-    lines = [f"{line}\t{weight}" for line in ngrams.splitlines()]
-    text = before + title + "\n".join(lines) + end + rest
-    assert_same(read_text(tmp_path, text), read_text(tmp_path, SMALL))
