@@ -41,8 +41,6 @@ def test_the_best_on_all_texts_is_compared_with_bpd_and_the_oracle():
 
 
 def test_the_run_of_table_4_with_the_most_texts_comes_first():
-    longest = run("table4", RECORDS)
-    table3, shorter = (run(n, [draft("bpd", 0, "4321")]) for n in ("table3", "table4"))
-    assert highlights([table3, longest])[0].value == "1.33"
-    assert highlights([shorter, longest])[0].value == "1.33"
-    assert highlights([table3])[0].value == "4.00"
+    for study in ("table3", "table4"):
+        other = run(study, [draft("bpd", 0, "4321")])
+        assert highlights([other, run("table4", RECORDS)])[0].value == "1.33"

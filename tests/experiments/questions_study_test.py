@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.studies.study_records import TUNE, EntropyRecord
-from experiments.questions.stopping import stopped
 from experiments.questions.study import _Texts, halves, split_correlation
 from tests.experiments.builders import draft, exhibit_of, values_of
 
@@ -73,14 +72,6 @@ def test_the_slope_is_chosen_on_the_tuning_texts():
     (finding,) = [f for s, f in findings(records).items() if "chosen" in s]
     assert finding.holds is False
     assert "−50.0 %" in finding.evidence
-
-
-def test_decoding_with_drafts_of_different_lengths():
-    """Calls would yield 3, 1, 1, 2, 1 tokens; at the first one token is drafted."""
-    record = draft("bpd", "squad", "31121")
-    sums = stopped([(record, np.array([1, 0, 2, 0, 2]))])
-    # Calls at 0 (two tokens), 2, 3 and 4.
-    assert (sums.tokens[0], sums.calls[0], sums.drafted[0]) == (5, 4, 1 + 2 + 0 + 2)
 
 
 def test_drafts_end_before_an_uncertain_head():

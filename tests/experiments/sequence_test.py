@@ -107,19 +107,14 @@ def test_every_folder_is_made_before_it_is_read(block):
     assert "bpd_jax.build_ngram" in modules
 
 
-def test_models_of_table_e_are_made_by_its_commands():
-    """The second size is the first one under other names."""
+def test_larger_models_and_those_of_sweeps_have_the_names_of_the_sequence():
+    makes = {step.makes for step in steps_of(PAPER)}
     (step,) = steps_of(LARGER)
-    folders = {
-        step_of_paper.makes.replace("7b", "13b") for step_of_paper in steps_of(PAPER)
-    }
     path = ROOT / "experiments/table_e/paper.gin"
-    assert step.reads == read_by_studies(path, [step]) <= folders
-
-
-def test_links_give_the_models_of_sweeps_the_names_of_the_sequence():
+    assert step.reads == read_by_studies(path, [step])
+    assert step.reads <= {name.replace("7b", "13b") for name in makes}
     links = steps_of(LINKS)
-    assert {step.makes for step in links} <= {step.makes for step in steps_of(PAPER)}
+    assert {step.makes for step in links} <= makes
     assert {folder for step in links for folder in step.reads} == {
         f"runs/sweeps/{sweep}_{catalog.PAPER}/{point}"
         for sweep in ("finetune", "rescorers")
@@ -141,16 +136,9 @@ def write_data(folder):
     )
     passages = [{"passage": text(12)} for _ in range(6)]
     write_json_lines(folder / "lambada" / "test.jsonl.gz", passages)
+    question = {"title": "made up", "question": "Which?", "answers": {"text": ["a"]}}
     for split, count in (("train", 60), ("validation", 6)):
-        records = [
-            {
-                "title": "made up",
-                "context": (context := text(15)),
-                "question": f"{context.split()[0]}?",
-                "answers": {"text": [context.split()[1]]},
-            }
-            for _ in range(count)
-        ]
+        records = [{**question, "context": text(15)} for _ in range(count)]
         write_json_lines(folder / "squad" / f"{split}.jsonl.gz", records)
 
 
@@ -192,14 +180,7 @@ def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
     assert run.facts["left_out"] == {}
     assert run.facts["alphas"].keys() == {"ngram", "neural"}
     measured = {(record.task, record.contender) for record in run.of(DraftRecord)}
-    assert measured == {
-        (task, name)
-        for task in ("lambada", "squad")
-        for name in (
-            "bpd",
-            "ngram:1@c4_2",
-            "neural:1@rescorer",
-            "neural:1@in_domain",
-            "oracle",
-        )
-    }
+    assert {task for task, _ in measured} == {"lambada", "squad"}
+    refined = {"ngram:1@c4_2", "neural:1@rescorer", "neural:1@in_domain"}
+    assert {name for _, name in measured} == {"bpd", *refined, "oracle"}
+    assert len(measured) == 10

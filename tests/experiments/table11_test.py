@@ -6,8 +6,6 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
-from experiments import printed
-from experiments.table11.paper_costs import paper_sizes
 from tests.experiments.builders import draft, exhibit_of, rows_of
 
 SIZE = ModelSize(
@@ -65,29 +63,6 @@ def test_figure_2_from_printed_cells():
     assert [finding.holds for finding in exhibit.findings[1:4]] == [True, True, False]
     assert "−2.44 % for −2.54 %" in exhibit.findings[3].evidence
     assert "−2.53 to " in exhibit.findings[3].evidence
-
-
-def test_the_papers_numbers_computed_by_hand():
-    """Means of Table 4, and values derived from them."""
-    exhibit = build_exhibit()
-    rows = table(exhibit, "table11")
-    assert rows["BPD"][0].value == pytest.approx(11.52 / 7)
-    assert rows["61M, parallel"][0].value == pytest.approx(12.07 / 7)
-    # Read once: (3 + 0.122) / 1.7243; in each of eight steps: (3 + 8 · 0.122) / 1.7243.
-    assert rows["61M, parallel"][1].value == pytest.approx(1.811, abs=1e-3)
-    assert any("2.306 GB of parameters per token" in note for note in exhibit.notes)
-    figure2 = table(exhibit, "figure2")
-    # NewsRoom alone by the paper's formula: (2192 / 1.31) / (2057 / 1.08) = -12.1 %.
-    assert figure2["cache traffic"][2].value == pytest.approx(-12.1, abs=0.1)
-    # 129 draft tokens instead of 9: by the correct formula far more than 4 %.
-    assert figure2["FLOPs"][1].value == pytest.approx(4.0, abs=0.1)
-    assert figure2["FLOPs"][3].value > 1000
-    right_table = table(exhibit, "table11_right")
-    cache = [cell.value for cell in right_table["Autoregressive"][2:6]]
-    assert cache == pytest.approx([0.0142, 0.0566, 0.1132, 0.2265], rel=0.01)
-    assert right_table["61M, sequential"][1].value > right_table["BPD"][1].value
-    [chart] = exhibit.charts
-    assert chart.series[0].y == list(printed.FIGURE2.values())
 
 
 def test_the_table_of_a_run():
@@ -162,11 +137,3 @@ def test_trees_of_unknown_shape_are_left_out(contender):
 def test_invalid_sizes_are_refused():
     with pytest.raises(UserError, match=r"study\.json are invalid"):
         build_exhibit(model_sizes={"model": {"layers": 3}})
-
-
-def test_sizes_of_the_paper():
-    model, rescorer = paper_sizes()
-    assert model.trunk_parameters + model.head_parameters == pytest.approx(
-        1.572e9, rel=0.01
-    )
-    assert rescorer.trunk_parameters == 62_654_592
