@@ -13,23 +13,6 @@ from bpd_jax.pretrained.chat import (
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": " Is 1 < 2 & 3?\n"}
-ANSWER = {"role": "assistant", "content": "Yes."}
-
-# Like Llama 3's template: the text begins with a token, and contents are trimmed.
-LLAMA3 = """\
-{% set loop_messages = messages %}
-{% for message in loop_messages %}
-    {%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'
-        + message['content'] | trim + '<|eot_id|>' %}
-    {%- if loop.index0 == 0 %}
-        {%- set content = bos_token + content %}
-    {%- endif %}
-    {{- content }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-"""
 
 # Like Qwen's template: tools, namespaces, a reversed loop.
 QWEN = """\
@@ -65,20 +48,6 @@ QWEN = """\
 """
 
 
-def test_features_of_the_llama_3_template():
-    text = render_chat(LLAMA3, [SYSTEM, USER], bos_token="<|begin_of_text|>")
-    assert text == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
-        "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
-        "Is 1 < 2 & 3?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    text = render_chat(LLAMA3, [USER, ANSWER], add_generation_prompt=False)
-    assert text == (
-        "<|start_header_id|>user<|end_header_id|>\n\nIs 1 < 2 & 3?<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nYes.<|eot_id|>"
-    )
-
-
 def test_features_of_the_qwen_template():
     text = render_chat(QWEN, [SYSTEM, USER])
     assert text == (
@@ -97,14 +66,11 @@ def test_features_of_the_qwen_template():
 @pytest.mark.parametrize(
     "template, reason",
     [
-        ("{% if %}", "Expected an expression"),
         ("{{ raise_exception('No system message.') }}", "No system message"),
-        ("{{ messages[9].content + 'x' }}", "has no element 9|no attribute"),
         ("{% include 'x' %}", "no loader"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         # Code must not run, and messages must not change.
         ("{{ messages.append(1) }}", "unsafe|not safely callable"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined"),
         ("{{ cycler.__init__.__globals__.os.system('id') }}", "unsafe|undefined"),
         # More than there is memory.
         ("{{ 'x'.ljust(1000000000000000) }}", "MemoryError"),
@@ -178,15 +144,11 @@ PARTS = (
     ("template", "answer", "reason"),
     [
         ("{{ messages[0].content }}!", {"content": "b"}, "does not write the content"),
-        ("{{ messages | length }}", {"content": "b"}, "does not write the content"),
         # Also where the part that is left out occurs elsewhere in the conversation.
-        (REASONING, {"content": "<think>a</think>"}, "leaves out a part of it"),
         (REASONING, {"content": "<think>\n\n</think>\n\n"}, "leaves out a part of it"),
-        (REASONING, {"content": "a</think>b"}, "leaves out a part of it"),
         (REASONING, {"content": "a</think>"}, "leaves out a part of it"),
         ("{{ messages[1].content | upper }}", {"content": "b"}, "changes its content"),
         (REASONING, {}, "it has no text"),
-        (REASONING, {"content": None}, "it has no text"),
         (PARTS, {"content": [{"type": "image"}]}, "it has no text"),
     ],
 )
@@ -237,13 +199,9 @@ def test_variables_reach_the_template():
             {"enable_thinkin": False},
             "no variable 'enable_thinkin'; it has enable_",
         ),
-        ({1: 2}, "no variable 1; it has enable_thinking, tools"),
         ({"messages": []}, "messages is set by the conversation"),
-        ({"add_generation_prompt": True}, "add_generation_prompt is set by"),
-        ({"bos_token": ""}, "bos_token is set by"),
         ({"raise_exception": ""}, "raise_exception is set by"),
         ({"tools": "f"}, "tools of the chat template must be a list of JSON objects"),
-        ({"tools": ["f"]}, "must be a list of JSON objects, not \\['f'\\]"),
     ],
 )
 def test_variables_without_effect_are_refused(variables, reason):

@@ -68,10 +68,8 @@ def test_other_settings_are_named_once(capsys):
     "values",
     [
         {"repetition_penalty": 0},
-        {"repetition_penalty": "much"},
         {"min_length": -1},
         {"suppress_tokens": [20]},
-        {"bad_words_ids": [[]]},
         {"bad_words_ids": [1]},
         {"do_sample": "true"},
     ],

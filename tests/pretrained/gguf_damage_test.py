@@ -70,10 +70,10 @@ def test_changed_bytes_are_read_or_refused(intact, can_be_opened, draws):
     can_be_opened(bytes(data))
 
 
-@pytest.mark.parametrize("value", [2**40, 2**64 - 1])
-def test_huge_counts_allocate_no_memory(intact, can_be_opened, value):
+def test_huge_counts_allocate_no_memory(intact, can_be_opened):
     data, header = intact
-    for start in range(8, header - 8, 13):
+    for number, start in enumerate(range(8, header - 8, 13)):
+        value = (2**40, 2**64 - 1)[number % 2]
         changed = data[:start] + value.to_bytes(8, "little") + data[start + 8 :]
         assert peak_memory(can_be_opened, changed) < 1 << 20, start
 

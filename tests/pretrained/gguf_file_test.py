@@ -6,9 +6,9 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 KIND = gguf.GGMLQuantizationType
-# Types that the package gguf can also write, without and with blocks.
-WRITABLE = ("F32", "BF16", "Q4_1")
-OTHERS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+NAMES = [
+    "F32", "BF16", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
+]  # fmt: skip
 
 
 def with_tensors(tiny, path, tensors, kinds):
@@ -16,31 +16,19 @@ def with_tensors(tiny, path, tensors, kinds):
     return GGUFFile(tiny.make("llama").write(path, tensors=tensors, kinds=kinds))
 
 
-@pytest.mark.parametrize("name", WRITABLE)
-def test_quantised_weights_are_dequantised(tiny, tmp_path, name):
-    # More rows than one block of dequantisation.
-    weights = np.random.default_rng(0).normal(size=(4200, 256)).astype(np.float32)
-    kind = KIND[name]
-    file = with_tensors(tiny, tmp_path / "m.gguf", {"w": weights}, {"w": kind})
-    weights_read = file.read("w")
-    assert weights_read.dtype == np.float32
-    raw = gguf.quants.quantize(weights, kind)
-    np.testing.assert_array_equal(weights_read, gguf.quants.dequantize(raw, kind))
-    assert np.abs(weights_read - weights).max() < 0.5
-
-
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
     kind = KIND[name]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
-    shape = (2, 3, 512 // elements * size)
+    # More rows than one block of dequantisation.
+    shape = (2, 1100, 512 // elements * size)
     raw = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     # Random scales may be infinite or NaN.
     with np.errstate(all="ignore"):
         file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": kind})
         weights = file.read("w")
         expected = gguf.quants.dequantize(raw, kind)
-    assert weights.shape == (2, 3, 512)
+    assert (weights.shape, weights.dtype) == ((2, 1100, 512), np.float32)
     np.testing.assert_array_equal(weights, expected)
 
 
@@ -51,24 +39,15 @@ def test_a_type_that_cannot_be_dequantised_is_named(tiny, tmp_path):
 
 
 def test_metadata_values_keep_their_types(tiny, tmp_path):
-    values = {
-        "a.number": 3,
-        "a.fraction": 1e-5,
-        "a.flag": False,
-        "a.text": "ä",
-        "a.numbers": [1, 2],
-        "a.flags": [True, False],
-        "a.texts": ["x", ""],
-    }
+    values = {"a.number": 3, "a.fraction": 1e-5, "a.flag": False, "a.text": "ä"}
+    arrays = {"a.numbers": [1, 2], "a.flags": [True, False]}
+    values |= {"a.texts": ["x", ""], **arrays}
     file = GGUFFile(tiny.make("llama").write(tmp_path / "m.gguf", values))
-    assert file.get("a.number", int) == 3
     assert file.get("a.number", float) == 3.0
-    assert file.get("a.fraction", float) == 1e-5
-    assert file.get("a.flag", bool) is False
-    assert file.get("a.text", str) == "ä"
-    assert file.get("a.numbers", np.ndarray).tolist() == [1, 2]
-    assert file.get("a.flags", np.ndarray).tolist() == [True, False]
-    assert file.get("a.texts", list) == ["x", ""]
+    for key in ("a.number", "a.fraction", "a.flag", "a.text", "a.texts"):
+        assert file.get(key, type(values[key])) == values[key]
+    for key, array in arrays.items():
+        assert file.get(key, np.ndarray).tolist() == array
     assert file.find("a.missing", int) is None
     with pytest.raises(UserError, match=r"lacks a\.missing"):
         file.get("a.missing", int)

@@ -35,18 +35,17 @@ def read(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "width, base, scaling",
+    "width, base, values",
     [
-        (128, 5e5, (8.0, 1.0, 4.0, 8192)),
         (64, 5e5, (32.0, 1.0, 4.0, 8192)),
         (128, 5e5, (16.0, 2.0, 6.0, 4096)),
         # No interpolated frequency.
         (8, 1e4, (8.0, 1.0, 4.0, 256)),
     ],
 )
-def test_scaling_of_llama_3_is_recovered(read, width, base, scaling):
-    factor, low, high, length = scaling
-    factors = converted(width, base, *scaling)
+def test_scaling_of_llama_3_is_recovered(read, width, base, values):
+    factor, low, high, length = values
+    factors = converted(width, base, *values)
     rotary = read({"llama.rope.freq_base": base}, factors, width)
     assert rotary.scaling == "llama3"
     assert rotary.factor == factor
@@ -65,49 +64,46 @@ def test_equal_factors_are_linear_or_none(read):
     assert read({}, np.ones(4, np.float32)) == RotaryConfig(5000.0)
 
 
-@pytest.mark.parametrize("factors", [[1, 3, 2, 8], [1, 1, math.nan, 8]])
-def test_other_factors_are_refused(read, factors):
-    with pytest.raises(UserError, match="not those of Llama 3"):
-        read({}, np.array(factors, np.float32))
-
-
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_factors_of_a_scaled_model_are_refused(read, kind):
-    """llama.cpp applies both."""
+def scaling(kind, **values):
     prefix = "llama.rope.scaling"
-    values = {f"{prefix}.type": kind, f"{prefix}.factor": 2.0}
-    with pytest.raises(UserError, match="together with the scaling"):
-        read(values, np.ones(4, np.float32))
+    values = {"type": kind, "factor": 4.0, **values}
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    "values, factors, message",
+    [
+        ({}, [1, 3, 2, 8], "not those of Llama 3"),
+        ({}, [1, 1, math.nan, 8], "not those of Llama 3"),
+        # llama.cpp applies both.
+        (scaling("linear"), [1] * 4, "together with the scaling"),
+        (scaling("yarn"), [1] * 4, "together with the scaling"),
+        (scaling("yarn", yarn_log_multiplier=0.1), None, "is not supported"),
+        ({"llama.rope.dimension_count": 3}, None, "dimension_count cannot be 3"),
+    ],
+)
+def test_other_scalings_are_refused(read, values, factors, message):
+    with pytest.raises(UserError, match=message):
+        read(values, None if factors is None else np.array(factors, np.float32))
 
 
 def test_linear_scaling_has_an_old_and_a_new_key(read):
     expected = RotaryConfig(5000.0, scaling="linear", factor=4.0)
-    new = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    assert read(new) == expected
+    assert read(scaling("linear")) == expected
     assert read({"llama.rope.scale_linear": 4.0}) == expected
-    without_scaling = {
-        "llama.rope.scaling.type": "none",
-        "llama.rope.scaling.factor": 4.0,
-    }
-    assert read(without_scaling) == RotaryConfig(5000.0)
+    assert read(scaling("none")) == RotaryConfig(5000.0)
 
 
 def test_yarn_is_read_with_its_amplitude(read):
-    prefix = "llama.rope.scaling"
-    values = {f"{prefix}.type": "yarn", f"{prefix}.factor": 4.0}
-    rotary = read({**values, f"{prefix}.original_context_length": 32})
+    rotary = read(scaling("yarn", original_context_length=32))
     assert rotary == RotaryConfig(
         5000.0, scaling="yarn", factor=4.0, original_length=32
     )
     assert rotary.amplitude == pytest.approx(0.1 * math.log(4) + 1)
-    rotary = read({**values, f"{prefix}.yarn_attn_factor": 0.5})
+    rotary = read(scaling("yarn", yarn_attn_factor=0.5))
     assert rotary.original_length == 64
     assert rotary.amplitude == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
-    with pytest.raises(UserError, match="yarn_log_multiplier is not supported"):
-        read({**values, f"{prefix}.yarn_log_multiplier": 0.1})
 
 
 def test_partial_rotary_dimensions(read):
     assert read({"llama.rope.dimension_count": 4}).num_rotated(8) == 4
-    with pytest.raises(UserError, match="dimension_count cannot be 3"):
-        read({"llama.rope.dimension_count": 3})

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, trainers
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.pretrained.gguf_file import GGUFFile
@@ -24,7 +24,7 @@ HARD = [
     "the end of the theme, then the anthem; the end.   the the",
 ]
 TEXTS = [*HARD, "The theme of the anthem is the end of the thing they think of."] * 3
-PRE = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken"]
+PRE = ["default", "gpt-2", "llama-bpe", "qwen2", "gpt-4o"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def byte_level(build, trained):
     kind = gguf.TokenType
     kinds = [kind.CONTROL, kind.CONTROL, kind.USER_DEFINED]
     kinds += [kind.NORMAL] * (len(tokens) - 3)
-    merges = merges_of(trained)
+    merges = [*map(" ".join, json.loads(trained.to_str())["model"]["merges"])]
 
     def named(pre, **values):
         fields = {
@@ -81,34 +81,21 @@ def byte_level(build, trained):
     return named
 
 
-def merges_of(tokenizer):
-    return [
-        " ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]
-    ]
-
-
-def reference(trained, *steps):
-    """The same vocabulary with the pre-tokenizer that Hugging Face publishes."""
-    copy = tokenizers.Tokenizer.from_str(trained.to_str())
-    copy.pre_tokenizer = pre_tokenizers.Sequence([*steps])
-    copy.decoder = decoders.ByteLevel()
-    return copy
-
-
-@pytest.mark.parametrize("text", HARD)
-def test_gpt2_and_smollm_split_text_as_published(trained, byte_level, text):
+def test_gpt2_and_smollm_split_text_as_published(trained, byte_level):
+    """The same vocabulary with the pre-tokenizers that Hugging Face publishes."""
     byte_split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
     for pre, steps in (("gpt-2", [byte_split]), ("smollm", [digits, byte_split])):
-        expected = reference(trained, *steps).encode(text).ids
-        assert byte_level(pre).tokenizer.encode(text).ids == expected
+        published = tokenizers.Tokenizer.from_str(trained.to_str())
+        published.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        tokenizer = byte_level(pre).tokenizer
+        for text in HARD:
+            assert tokenizer.encode(text).ids == published.encode(text).ids
 
 
 @pytest.mark.parametrize(
     "pre, text, expected",
     [
-        ("gpt-2", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|·|·1234|€!|\n\n|·x"),
-        ("smollm", "I'LL pay  1234€!\n\n x", "I|'|LL|·pay|··|1|2|3|4|€!|\n\n|·x"),
         ("llama-bpe", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|123|4|€!\n\n|·x"),
         ("qwen2", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|1|2|3|4|€!\n\n|·x"),
         ("dbrx", "I'LL pay  1234€!\n\n x", "I|'LL|·pay|·|·|123|4|€!\n\n|·x"),
@@ -262,10 +249,8 @@ def test_special_tokens_of_phi_3_remove_blanks(build, sentencepiece_values, name
         ({"model": "bert"}, "the unsupported kind 'bert'"),
         ({"pre": "martian"}, "'martian' is not supported; choose one of: gpt-2"),
         ({"tokens": ["a", "b", "a"]}, "the token 'a' twice"),
-        ({"tokens": ["a"]}, "kinds of 1 tokens"),
         ({"merges": ["h zz"]}, "a merge outside its vocabulary, 'h zz'"),
         ({"eos_token_id": 9999}, "eos_token_id = 9999, of 259 tokens"),
-        ({"eos_token_id": None}, "end-of-text token"),
         ({"model": "llama", "scores": [1.0]}, "1 scores of 259 tokens"),
     ],
 )
@@ -274,57 +259,36 @@ def test_invalid_metadata_is_refused(build, values, message):
         build({f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 
-def changed(byte_level, *, end="<|end|>", kinds=True, **values):
-    """The tokenizer with another name of token 0, and all tokens of normal type."""
-    tokens = [end, *byte_level.tokens[1:]]
-    normal = [gguf.TokenType.NORMAL] * len(tokens) if kinds else None
-    return byte_level(
-        "smollm", tokens=tokens, eos_token_id=1, token_type=normal, **values
-    )
-
-
 @pytest.mark.parametrize("kinds", [True, False])
 @pytest.mark.parametrize(
     ("name", "ends"),
     [
-        ("<|im_end|>", True),
         ("[EOT]", True),
         ("<\uff5cend\u2581of\u2581sentence\uff5c>", True),
         # In byte-level vocabularies it is text: an end tag of HTML.
         ("</s>", False),
+        ("<|user_turn|>", False),
     ],
 )
 def test_tokens_that_end_a_turn_do_so_whatever_their_type(
     byte_level, name, ends, kinds
 ):
-    embedded = changed(byte_level, end=name, kinds=kinds)
+    tokens = [name, *byte_level.tokens[1:]]
+    normal = [gguf.TokenType.NORMAL] * len(tokens) if kinds else None
+    embedded = byte_level("smollm", tokens=tokens, eos_token_id=1, token_type=normal)
     assert embedded.end_tokens == ((1, 0) if ends else (1,))
-    if ends:
-        assert embedded.tokenizer.encode(f"the{name}").ids[-1] == 0
+    # Control tokens of files without types are known by their form.
+    control = ends or (name == "<|user_turn|>" and not kinds)
+    assert (embedded.tokenizer.encode(f"the{name}").ids[-1] == 0) is control
 
 
 # Names of llama.cpp; only the first one of each kind of filling in ends a text.
 ENDS = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<eos>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<turn|>",
-    "[e~[",
-    "<end_of_utterance>",
+    "<|eot_id|>", "<|im_end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<eos>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]",
+    "[EOS]", "<|end_of_text|>", "<turn|>", "[e~[", "<end_of_utterance>",
     "<|tool_response>",
-]
+]  # fmt: skip
 INFILL = {
     "fim_pad": ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
     "fim_rep": ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
@@ -354,17 +318,3 @@ def test_every_end_token_of_llama_cpp(byte_level):
         assert ends(*names[1:], names[0]) == {"<|end|>", names[0]}
         given = ends(*names, **{f"{key}_token_id": 9})
         assert given == {"<|end|>", byte_level.tokens[9]}
-
-
-def test_control_tokens_of_files_without_types_are_known_by_their_form(byte_level):
-    embedded = changed(byte_level, end="<|user_turn|>", kinds=False)
-    assert embedded.tokenizer.encode("<|user_turn|>").ids == [0]
-    embedded = changed(byte_level, end="<|user_turn|>")
-    assert embedded.tokenizer.encode("<|user_turn|>").ids != [0]
-
-
-def test_missing_pre_tokenizer_is_named(byte_level, capsys):
-    byte_level(None)
-    assert "does not name its pre-tokenizer (tokenizer.ggml.pre)" in (
-        capsys.readouterr().err
-    )

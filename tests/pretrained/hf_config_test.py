@@ -116,7 +116,6 @@ def test_bias_settings():
     [
         ("llama", {"sliding_window": 8}, None, None),
         ("mistral", {"sliding_window": 8}, 8, None),
-        ("mistral", {"sliding_window": None}, None, None),
         ("mistral", {"max_position_embeddings": 9000}, 4096, None),
         (
             "qwen2",
@@ -143,25 +142,15 @@ def test_sliding_windows(kind, fields, window, layers):
 
 
 @pytest.mark.parametrize(
-    "scaling, length",
-    [
-        (
-            {
-                "type": "dynamic",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-            32,
-        ),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
-        ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
-    ],
+    "kind, factor, original, length",
+    [("dynamic", 4.0, 32, 32), ("yarn", 4.0, 64, 256), ("yarn", None, 16, 64)],
 )
-def test_lengths_with_rope_scaling(scaling, length):
+def test_lengths_with_rope_scaling(kind, factor, original, length):
+    scaling = {"type": kind, "factor": factor}
+    scaling["original_max_position_embeddings"] = original
     config = read({**BASE, "rope_scaling": scaling})
     assert config.max_length == length
-    if scaling["type"] == "yarn":
-        assert config.rotary.factor == (scaling["factor"] or 4)
+    assert kind != "yarn" or config.rotary.factor == 4
 
 
 @pytest.mark.parametrize("name", json.loads((GOLDEN / "rotary.json").read_text()))
@@ -188,17 +177,15 @@ def test_frequencies_equal_those_of_transformers(name):
             "of type 'mamba', which is not supported: choose one",
         ),
         ({"hidden_size": None}, "has no field hidden_size"),
-        ({"hidden_size": 16.5}, "hidden_size in config.json must be an integer"),
         ({"num_key_value_heads": 3}, "not a multiple"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings .* must be true or false"),
         ({"hidden_act": "tanh"}, "the activation 'tanh', which is not supported"),
-        ({"rope_scaling": {"type": "longrope"}}, "divisors has 0 numbers"),
         ({"rope_scaling": {"type": "other"}}, "of type 'other'"),
         ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which models of"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised model \(gptq"),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised model \(gptq\): use the original model",
+            {**GPT2_XL, "scale_attn_by_inverse_layer_idx": True},
+            "sets scale_attn_by_inverse_layer_idx",
         ),
     ],
 )
@@ -206,9 +193,3 @@ def test_unsupported_files_are_refused(change, message):
     with pytest.raises(UserError, match=message) as error:
         read({**BASE, **change})
     assert "\n" not in str(error.value)
-
-
-def test_variants_of_gpt2_are_refused():
-    fields = {**GPT2_XL, "scale_attn_by_inverse_layer_idx": True}
-    with pytest.raises(UserError, match="sets scale_attn_by_inverse_layer_idx"):
-        read(fields)

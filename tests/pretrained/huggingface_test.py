@@ -98,20 +98,18 @@ def test_a_checkpoint_in_several_files(folder):
     assert_refused(path, "incomplete: model-00002-of-00003.safetensors, which")
 
 
-def test_gpt2_names_without_a_prefix(folder):
-    path = folder("gpt2")
+@pytest.mark.parametrize(
+    "name, prefix", [("gpt2", "transformer."), ("llama", "model.")]
+)
+def test_names_without_a_prefix(folder, name, prefix):
+    path = folder(name)
     tensors = load_file(path / "model.safetensors")
-    mask = np.tril(np.ones((40, 40), bool))
-    renamed = {name.removeprefix("transformer."): v for name, v in tensors.items()}
-    # The first published files also contain the causal masks.
-    save_file({**renamed, "h.0.attn.bias": mask}, path / "model.safetensors")
-    assert_logits_of_transformers(path, "gpt2")
-
-
-def test_llama_names_without_a_prefix(folder):
-    path = folder()
-    rewrite(path, lambda ts: {k.removeprefix("model."): t for k, t in ts.items()})
-    assert_logits_of_transformers(path, "llama")
+    renamed = {key.removeprefix(prefix): v for key, v in tensors.items()}
+    if name == "gpt2":
+        # The first published files also contain the causal masks.
+        renamed["h.0.attn.bias"] = np.tril(np.ones((40, 40), bool))
+    save_file(renamed, path / "model.safetensors")
+    assert_logits_of_transformers(path, name)
 
 
 def test_end_tokens_of_tokenizer_and_generation_config(folder):
@@ -198,15 +196,9 @@ def test_inconsistent_sizes_are_refused(folder):
 def test_padding_of_a_tokenizer_is_ignored(folder):
     """Padding to a length of 2 billion would exhaust the memory."""
     path = folder()
-    padding = {
-        "strategy": {"Fixed": 2_000_000_000},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "x",
-    }
-    edit(path / "tokenizer.json", padding=padding)
+    padding = {"strategy": {"Fixed": 2_000_000_000}, "direction": "Right"}
+    padding |= {"pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    edit(path / "tokenizer.json", padding={**padding, "pad_token": "x"})
     assert len(open_folder(path).tokenizer.encode("").ids) <= 1
 
 
@@ -254,9 +246,3 @@ def test_two_different_matrices_of_a_tied_model_are_both_used(folder, capsys):
     params = parameters(path)["trunk"]
     np.testing.assert_array_equal(params["softmax"], 2 * params["embedding"])
     assert "lm_head.weight differ: both are used" in capsys.readouterr().err
-
-
-def test_options_of_generation_are_read(folder):
-    path = folder()
-    edit(path / "generation_config.json", repetition_penalty=1.2)
-    assert open_folder(path).generation == {"repetition_penalty": 1.2}
