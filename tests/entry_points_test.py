@@ -82,24 +82,16 @@ def test_evaluate_proves_equality_and_writes_a_report(folder, evaluations):
     assert result.stdout.count("identical") >= 3
     output = folder / "run" / "evaluation"
     report = json.loads((output / "report.json").read_text())
-    names = ["greedy", "bpd", "ngram:4", "oracle"]
-    assert [method["name"] for method in report["methods"]] == names
     efficiency = {m["name"]: m["block_efficiency"] for m in report["methods"]}
+    assert [*efficiency] == ["greedy", "bpd", "ngram:4", "oracle"]
     assert efficiency["greedy"] == 1
     assert efficiency["oracle"] == max(efficiency.values()) > 1
-    assert report["lattice"]["paths"][-1]["label"] == "Oracle"
     lines = (output / "records.jsonl").read_text().splitlines()
     assert len(lines) == 4 * 3
     assert "4-best 3-gram" in (output / "report.html").read_text()
-    # Drafts have their own table, and a page of the report.
+    # Drafts have their own table.
     assert "neighbours" in result.stdout
-    bpd, ngram = report["methods"][1:3]
-    low, high = ngram["gain_interval"]
-    assert low <= ngram["gain"] <= high
-    assert ngram["nodes"] > bpd["nodes"] == 4
-    assert len(ngram["entropies"]) == 3
-    assert all(entropy > 0 for entropy in ngram["entropies"])
-    assert sum(ngram["accepted"]) == pytest.approx(1)
+    assert report["methods"][2]["nodes"] > report["methods"][1]["nodes"] == 4
 
 
 def test_evaluate_streams_an_answer_and_alternates_methods(folder, evaluations):
@@ -109,15 +101,11 @@ def test_evaluate_streams_an_answer_and_alternates_methods(folder, evaluations):
     assert answered < result.stdout.index("Speed-")
     report = json.loads((folder / "timed" / "report.json").read_text())
     assert report["methods"][0]["speedup"] == 1
-    assert all(method["speedup"] > 0 for method in report["methods"])
     # Nothing was tuned: auto marks the fastest of the table.
     [automatic] = [method for method in report["methods"] if method["automatic"]]
     assert automatic == max(report["methods"], key=lambda method: method["speedup"])
     assert report["settings"]["rounds"] == 2
     assert result.stdout.splitlines()[-1].startswith("Fastest: ")
-    # Progress is shown: a log gets one line for each phase.
-    assert "compiling" in result.stderr
-    assert "decoding" in result.stderr
 
 
 def test_invalid_input_is_refused_and_leaves_no_files(folder):
@@ -153,29 +141,24 @@ def test_help_lists_the_methods_without_a_model(folder):
 
 
 def test_the_answer_to_a_single_prompt_is_streamed(folder):
-    base = ["--model=run", "--prompt=3 times", "--max_new_tokens=16"]
-    several = "--prompts_file=prompts.jsonl"
-    (folder / "prompts.jsonl").write_text('{"prompt": "3 times"}\n{"prompt": "4"}\n')
     (folder / "one.txt").write_text("3 times\n")
-    streamed, steps, of_file, batch, written = results = decode(
+    base = ["--model=run", "--max_new_tokens=16", "--method=ngram:4"]
+    prompt = "--prompt=3 times"
+    streamed, steps, of_file, written = results = decode(
         folder,
-        [*base, "--method=ngram:4"],
-        [*base, "--method=ngram:4", "--show_steps"],
-        [base[0], "--prompts_file=one.txt", base[2], "--method=ngram:4"],
-        ["--model=run", several, "--max_new_tokens=16", "--method=ngram:4"],
-        [*base, "--method=ngram:4", "--output=one.jsonl"],
+        [*base, prompt],
+        [*base, prompt, "--show_steps"],
+        [*base, "--prompts_file=one.txt"],
+        [*base, prompt, "--output=one.jsonl"],
     )
     for result in results:
         assert result.returncode == 0, result.stderr
     [record] = [json.loads(line) for line in (folder / "one.jsonl").open()]
-    text = "3 times" + record["text"]
     summary = "ngram:4: 16 tokens in "
-    assert streamed.stdout.startswith(f"{text}\n")
+    for result in (streamed, steps, of_file):
+        assert result.stdout.startswith(f"3 times{record['text']}\n")
     assert f"\n{summary}" in streamed.stdout
-    assert steps.stdout.startswith(f"{text}\n")
-    assert of_file.stdout.startswith(f"{text}\n")
     assert f"ngram:4, prompt 1: 16 tokens in {record['serial_calls']}" in steps.stdout
-    assert batch.stdout.startswith(f"{text}\n")
     assert written.stdout.startswith(summary)
     assert written.stdout.endswith("; written to one.jsonl\n")
 
