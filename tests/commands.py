@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -141,13 +140,6 @@ def python(
     )
 
 
-def forked(function: Callable[..., object], *arguments: object) -> BaseProcess:
-    """A process, not yet started, that calls a function, in this environment."""
-    return _PROCESSES.Process(
-        target=_call_in, args=(dict(os.environ), function, arguments)
-    )
-
-
 class Script:
     """A Python file that runs in a process of its own, with these arguments.
 
@@ -186,16 +178,6 @@ class Script:
         status = self._process.exitcode
         assert status is not None
         return Done(status, out, err)
-
-
-def _call_in(
-    environment: dict[str, str],
-    function: Callable[..., object],
-    arguments: tuple[object, ...],
-) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    function(*arguments)
 
 
 def _run_script(

@@ -23,7 +23,6 @@ OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)$")
 LISTING = re.compile(r"/storage/v1/b/([^/]+)/o$")
 BUCKET = re.compile(r"/storage/v1/b/([^/]+)$")
 UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o$")
-PAGE = 1000
 
 
 @dataclasses.dataclass
@@ -175,20 +174,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 entries[prefix + head + separator if separator else name] = bool(
                     separator
                 )
-        begin = int(query.get("pageToken") or 0)
-        end = begin + min(int(query.get("maxResults") or PAGE), PAGE)
-        page = list(entries)[begin:end]
         answer: dict[str, Any] = {
             "kind": "storage#objects",
             "items": [
                 _description(bucket, name, self.storage.objects[bucket][name])
-                for name in page
-                if not entries[name]
+                for name, is_folder in entries.items()
+                if not is_folder
             ],
-            "prefixes": [name for name in page if entries[name]],
+            "prefixes": [name for name, is_folder in entries.items() if is_folder],
         }
-        if end < len(entries):
-            answer["nextPageToken"] = str(end)
         self._json(200, answer)
 
     def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> None:

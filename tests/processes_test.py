@@ -2,17 +2,15 @@
 
 import json
 import os
-import pathlib
 import re
 
 import pytest
 
 from bpd_jax.data.generations import open_generations
 from bpd_jax.studies.run_files import open_run
-from tests.commands import Script, call, free_port
+from tests.commands import ROOT, Script, call, free_port
 from tests.experiments.small_studies import bindings
 
-CHILD = pathlib.Path(__file__).with_name("command_process.py")
 MESH = ["--gin.MeshConfig.data=4", "--gin.MeshConfig.model=2"]
 
 # What the library between processes prints to standard output, in pieces.
@@ -27,8 +25,8 @@ def on_two(folder, module, *arguments):
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     children = [
         Script(
-            CHILD,
-            *(module, *arguments, *MESH),
+            ROOT / f"{module.replace('.', '/')}.py",
+            *(*arguments, *MESH),
             *(f"--coordinator_address={address}", "--num_processes=2"),
             f"--process_id={index}",
             folder=folder,

@@ -70,10 +70,10 @@ def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
 
 def test_drafts_do_not_change_the_output(lm):
     prompts = ["Why is the sky blue?", "Count from one to ten."]
-    options = {"max_new_tokens": 16, "batch_size": 2}
+    options = {"max_new_tokens": 8, "batch_size": 2}
     plain, drafted = (
         api.generate(lm, prompts, method, **options)
         for method in ("greedy", "medusa_ngram:16")
     )
     assert [text.text for text in drafted] == [text.text for text in plain]
-    assert sum(t.generation.serial_calls for t in drafted) < 30
+    assert sum(t.generation.serial_calls for t in drafted) < 15

@@ -50,6 +50,7 @@ def test_state_and_data_are_restored(saved, model, one_device):
         restored = checkpoints.restore(abstract)
         data = checkpoints.restore_data()
     assert data == {"given": 70, "best_step": None}
+    assert best_step(folder) is None
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert_equal(restored, state)
     assert sorted(path.name for path in folder.iterdir()) == ["3", "7"]
@@ -93,6 +94,7 @@ def test_missing_checkpoints_are_reported(saved, model, tmp_path):
         load_parameters(tmp_path / "nowhere", model)
     with pytest.raises(UserError, match="no checkpoint of step 5, only 3, 7"):
         load_parameters(saved[0], model, step=5)
+    assert best_step(tmp_path / "nowhere") is None
 
 
 def test_shape_mismatch_is_reported_with_both_shapes(saved, one_device, make_model):
@@ -167,11 +169,6 @@ def test_best_checkpoint_is_kept_beyond_the_newest(states, tmp_path):
         checkpoints.save(8, states[3], {}, 7)
     assert names(tmp_path) == ["7", "8"]
     assert best_step(tmp_path) == 7
-
-
-def test_best_step_is_none_without_a_best_checkpoint(tmp_path, saved):
-    assert best_step(tmp_path / "nowhere") is None
-    assert best_step(saved[0]) is None
 
 
 def test_incomplete_checkpoints_of_a_killed_run_are_ignored(

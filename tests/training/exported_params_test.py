@@ -141,20 +141,19 @@ def test_damaged_files_are_reported(slim, model, make_model):
         load_run_parameters(slim, model)
 
 
-def test_other_folders_are_not_replaced(run, tmp_path, model):
+def test_incomplete_runs_are_not_exported(run, tmp_path, model):
     folder, _ = run
     with pytest.raises(UserError, match="not part of exported parameters"):
         write_exported(folder, folder)
     with pytest.raises(UserError, match="float8"):
         write_exported(folder, tmp_path / "slim", "float8")
-    with pytest.raises(UserError, match=r"model\.json does not exist"):
-        write_exported(tmp_path, tmp_path / "slim")
-    (tmp_path / "empty").mkdir()
-    save_config(model, tmp_path / "empty" / "model.json")
-    with pytest.raises(UserError, match=r"task\.json does not exist"):
-        write_exported(tmp_path / "empty", tmp_path / "slim")
-    for name in ("task.json", "tokenizer.json"):
-        shutil.copy(folder / name, tmp_path / "empty")
-    with pytest.raises(UserError, match="holds no checkpoint"):
-        write_exported(tmp_path / "empty", tmp_path / "slim")
+    for message, names in (
+        (r"model\.json does not exist", ["model.json"]),
+        (r"task\.json does not exist", ["task.json", "tokenizer.json"]),
+        ("holds no checkpoint", []),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_exported(tmp_path, tmp_path / "slim")
+        for name in names:
+            shutil.copy(folder / name, tmp_path)
     assert not (tmp_path / "slim").exists()

@@ -33,33 +33,8 @@ def specs_of(name, compute):
     }
 
 
-def layer(path):
-    """The path without its layer's number, and the number."""
-    for part in path.split("/"):
-        stem, _, number = part.rpartition("_")
-        if number.isdigit() and stem:
-            return path.replace(part, f"{stem}_N"), int(number)
-    return path, 0
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_specs_of_the_papers_models_equal_the_golden_file(name):
     """A layout change must show as a change of partition_specs.json."""
     specs = specs_of(name, ComputeConfig(scan_layers=True))
     assert specs == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_unstacked_layers_have_the_specs_of_stacked_ones(name):
-    stacked = specs_of(name, ComputeConfig(scan_layers=True))
-    for path, shape_and_spec in specs_of(name, ComputeConfig()).items():
-        general, _ = layer(path)
-        if general == path:
-            assert shape_and_spec == stacked[path], path
-        else:
-            before, _, after = general.partition("trunk/")
-            part, _, suffix = after.partition("/")
-            stacked_path = f"{before}trunk/layers/{part.removesuffix('_N')}/{suffix}"
-            shape, spec = stacked[stacked_path]
-            assert shape_and_spec == [shape[1:], spec[1:]], path
-            assert spec[0] is None

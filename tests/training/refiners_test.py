@@ -160,8 +160,8 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
 @pytest.mark.parametrize(
     "kind, targets",
     [
-        pytest.param("markov", "model", marks=pytest.mark.exhaustive),
         ("recurrent", "text"),
+        pytest.param("markov", "model", marks=pytest.mark.exhaustive),
         pytest.param("hydra", "text", marks=pytest.mark.exhaustive),
     ],
 )
@@ -256,16 +256,3 @@ def test_mismatched_settings_are_refused_before_any_write(
     diverging = dataclasses.replace(markov, learning_rate=1e38, steps=40)
     refused("not finite: lower --learning_rate", diverging, model, params, data, output)
     assert not output.exists()
-
-
-def test_no_other_folder_is_replaced(model, params, data, tmp_path):
-    settings = RefinerSettings("markov", steps=2, batch_size=4)
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter").write_text("dear")
-    for output, message in (
-        (tmp_path / "thesis", "not part of a refiner"),
-        (tmp_path / "thesis" / "chapter", "it is a file"),
-        (tmp_path / "thesis" / "chapter" / "x", "cannot write"),
-    ):
-        refused(message, settings, model, params, data, output)
-    assert (tmp_path / "thesis" / "chapter").read_text() == "dear"

@@ -1,9 +1,14 @@
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.data.generations import write_header, write_shard
+from bpd_jax.data.rows import open_rows
+from bpd_jax.data.text_task import TextTask
+from bpd_jax.data.tokenizer import Tokenizer, train_bpe
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_folder import make_run_rows
 from bpd_jax.training.trainer import train
@@ -82,3 +87,19 @@ def test_rows_that_cannot_be_made_again_are_reported(begun):
     shutil.copytree(run.with_name("other") / "data", run / "data")
     with pytest.raises(UserError, match=message):
         train(config, run)
+
+
+def test_rows_of_generations_keep_their_tokens_and_tokenizer(train_config, tmp_path):
+    write_header(tmp_path, base="abc", vocab_size=280, facts={})
+    texts = [np.arange(number, number + 9) for number in range(60)]
+    write_shard(tmp_path, 0, texts, [5] * 60)
+    train_bpe(["one two three"], 257).save(tmp_path / "tokenizer.json")
+    task = TextTask("generations", *[str(tmp_path)] * 2, validation_fraction=0.2)
+    run = tmp_path / "run"
+    make_run_rows(dataclasses.replace(train_config, task=task), run)
+    kept = Tokenizer.load(run / "data" / "train").to_json()
+    assert kept == Tokenizer.load(tmp_path).to_json()
+    rows = [open_rows(run / "data" / split) for split in ("train", "validation")]
+    # Of each text the four tokens after the prompt are in the loss.
+    masks = [each.batch(slice(None)).loss_mask.sum() for each in rows]
+    assert sum(masks) == 4 * 60

@@ -12,25 +12,22 @@ def after(selection, *values):
     return selection
 
 
-def test_the_lowest_loss_and_the_highest_accuracy_are_best():
-    loss = after(Selection("validation_loss"), 3.0, 2.0, 2.5)
-    assert (loss.step, loss.value, loss.waited) == (20, 2.0, 1)
-    accuracy = after(Selection("validation_accuracy_head_2"), 0.3, 0.2, 0.5)
-    assert (accuracy.step, accuracy.value, accuracy.waited) == (30, 0.5, 0)
-
-
-@pytest.mark.parametrize("value", [2.0, 2.5, math.nan, math.inf])
-def test_worse_evaluations_count_towards_patience(value):
-    selection = after(Selection("validation_loss"), 2.0, value, value)
-    assert (selection.step, selection.waited) == (10, 2)
-    assert selection.is_over(2)
-    assert not selection.is_over(3)
-    assert not selection.is_over(None)
-
-
-def test_first_evaluation_of_nan_is_replaced():
-    selection = after(Selection("validation_loss"), math.nan, 2.0)
-    assert (selection.step, selection.value) == (20, 2.0)
+@pytest.mark.parametrize(
+    "name, values, best",
+    [
+        ("validation_loss", [3.0, 2.0, 2.5], (20, 2.0, 1)),
+        ("validation_accuracy_head_2", [0.3, 0.2, 0.5], (30, 0.5, 0)),
+        # An evaluation of nan is replaced by any other, but never replaces one.
+        ("validation_loss", [math.nan, 2.0], (20, 2.0, 0)),
+        ("validation_loss", [2.0, math.nan, math.inf, 2.0], (10, 2.0, 3)),
+    ],
+)
+def test_the_lowest_loss_and_the_highest_accuracy_are_best(name, values, best):
+    selection = after(Selection(name), *values)
+    assert (selection.step, selection.value, selection.waited) == best
+    assert [selection.is_over(patience) for patience in (3, 4, None)] == [
+        *(best[2] >= 3, False, False)
+    ]
 
 
 def test_json_round_trip_depends_on_the_column():
