@@ -1,4 +1,4 @@
-"""The commands `bpd_jax.export` and `bpd_jax.import_heads`.
+"""The commands `export`, `import_heads` and `export_params`.
 
 `outputs_test` shows that they replace no folder of others.
 """
@@ -147,3 +147,22 @@ def test_documented_command_matches_the_heads_of_the_recipe():
     # The default heads cannot be exported, as both pages state.
     with pytest.raises(UserError, match="kind = 'feed_forward'"):
         check_exportable(load_heads(SHIPPED / flags["model"] / "heads").config, VLLM)
+
+
+def test_exported_parameters_load_like_the_run(trained, tmp_path):
+    """`training/exported_params_test` compares the parameters."""
+    flags = f"--model={trained / 'run'}", f"--output={tmp_path / 'slim'}"
+    assert "bytes of parameters" in run(tmp_path, "export_params", flags)
+    original, exported = (
+        load_model(str(path)) for path in (trained / "run", tmp_path / "slim")
+    )
+    assert (exported.config, exported.task) == (original.config, original.task)
+    # It also serves as the rescorer of another model.
+    folders = {"rescorer": str(tmp_path / "slim")}
+    assert load_assets(original, folders).rescorer.config == original.config
+    cases = [
+        (["--output=x"], "error: --model is missing"),
+        (["--model=no", "--output=x"], "is this a run"),
+    ]
+    assert_all_refused("bpd_jax.export_params", cases, tmp_path)
+    assert not (tmp_path / "x").exists()

@@ -23,7 +23,7 @@ def folder(trained, tmp_path_factory):
 def test_trains_into_the_run_folder(folder):
     status, stdout, stderr = commands.call(
         "bpd_jax.train_refiner",
-        *("--model=run", "--kind=recurrent", "--steps=25", "--rank=8"),
+        *("--model=run", "--kind=recurrent", "--steps=2", "--rank=8"),
         folder=folder,
     )
     assert status == 0, stderr
@@ -34,7 +34,7 @@ def test_trains_into_the_run_folder(folder):
     loaded = load_refiner(folder / "run" / "refiners" / "recurrent")
     check_fits(loaded.config, vocab_size=270, d_model=16, block_size=4)
     assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
-    assert loaded.facts["command"].endswith("--steps=25 --rank=8")
+    assert loaded.facts["command"].endswith("--steps=2 --rank=8")
     assert len(loaded.facts["held_out"]["refined_text_accuracy"]) == 3
     # The run can still be resumed.
     assert (folder / "run" / "model.json").exists()

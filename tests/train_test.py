@@ -105,6 +105,7 @@ def test_dry_run_of_heads_uses_the_mesh(trained, tmp_path):
     result = preview(run_folder, mesh, "--gin.MeshConfig.fsdp=8")
     assert result.returncode == 0, result.stderr
     assert "'fsdp': 8, 'model': 1}, 0.00 MB of the model each" in result.stdout
+    assert "states: 1,900 of width 16 in float16" in result.stdout
 
 
 def test_trains_and_starts_from_what_was_trained(folder):

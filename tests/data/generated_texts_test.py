@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import EmptySplitError, split_documents
 from bpd_jax.data.generations import open_generations, write_header, write_shard
-from bpd_jax.data.packing import cut_texts, end_token, split_texts
+from bpd_jax.data.packing import end_token, split_texts
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer, train_bpe
@@ -87,19 +87,6 @@ def test_splits_are_disjoint_and_stable_when_texts_are_added(folder, tmp_path):
         assert held_out & set(range(first, first + len(texts))) == {
             first + row for row in validation
         }
-
-
-def test_worked_example(tmp_path):
-    write_header(tmp_path, base="abc", vocab_size=9, facts={})
-    write_shard(
-        tmp_path, 0, [np.array([1, 2, 3, 4, 5]), np.array([6, 6, 6, 8])], [2, 3]
-    )
-    pieces = cut_texts(open_generations(tmp_path), [0, 1], 3)
-    # The second piece of the second text is the token 8 alone, which has no context.
-    assert [piece.T.tolist() for piece in pieces] == [
-        [[1, 2, 3], [0, 0, 1]],
-        [[4, 5], [1, 1]],
-    ]
 
 
 @pytest.mark.usefixtures("without_seqio")

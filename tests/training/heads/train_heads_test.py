@@ -121,19 +121,6 @@ def test_invalid_settings_are_reported(config, tmp_path, model, params):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_description_of_a_run(config, model, params):
-    plan = module.make_plan(config, model, params)
-    text = module.preview(config, model, params)
-    assert "kernel_in: float32[3, 24, 32]\n" in text
-    assert f"states: {len(plan.positions):,} of width 24 in float16" in text
-    assert "on disk" in text
-    assert f"run: {plan.steps:,} steps" in text
-    heads = dataclasses.replace(config.heads, feature_layers=(0,), condition=5)
-    conditioned = dataclasses.replace(config, heads=heads)
-    text = module.preview(conditioned, model, params)
-    assert f"states: {len(plan.positions):,} of width 48 in float16" in text
-
-
 def test_several_processes_are_refused(monkeypatch, tmp_path, config, model, params):
     monkeypatch.setattr(hosts, "count", lambda: 2)
     with pytest.raises(UserError, match="are trained by one process"):
