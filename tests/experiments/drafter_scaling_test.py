@@ -54,15 +54,12 @@ def write_decoding(folder):
     path.write_text(json.dumps({**about, "methods": methods}))
 
 
-def run(runs):
-    output = runs / "results" / "scaling.json"
-    arguments = [f"--runs={runs}", f"--output={output}"]
-    return call("benchmarks.drafter_scaling", *arguments), output
-
-
 def test_finished_runs_make_a_table_and_a_chart(runs):
     (runs / "results").mkdir()
-    result, output = run(runs)
+    write_decoding(runs / "drafter_4000")
+    output = runs / "results" / "scaling.json"
+    command = ["benchmarks.drafter_scaling", f"--runs={runs}", f"--output={output}"]
+    result = call(*command)
     assert result.returncode == 0, result.stderr
     rows = json.loads(output.read_text())["runs"]
     assert [(row["arm"], row["positions"]) for row in rows] == [
@@ -76,13 +73,7 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
         in result.stdout
     )
     assert output.with_suffix(".svg").read_text().startswith("<svg")
-
-
-def test_times_of_decoding_are_columns_of_the_table(runs):
-    write_decoding(runs / "drafter_4000")
-    result, output = run(runs)
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(output.read_text())["runs"]
+    # Times of decoding are columns of the table.
     assert rows[0]["decoding"] is None
     assert list(rows[1]["decoding"]["searches"]) == ["greedy", "tree:8"]
     title, *lines, _ = result.stdout.splitlines()
@@ -93,6 +84,6 @@ def test_times_of_decoding_are_columns_of_the_table(runs):
     lossy = json.loads(path.read_text())
     lossy["methods"]["block/tree:8"]["of_them_near_ties"] = 0
     path.write_text(json.dumps(lossy))
-    result, _ = run(runs)
+    result = call(*command)
     assert result.returncode
     assert "texts differ from plain decoding by block/tree:8" in result.stderr

@@ -1,9 +1,7 @@
 import pytest
 
 from bpd_jax.decoding.method_text import parse_method
-from experiments.refinements import (
-    unrefined,
-)
+from experiments.refinements import unrefined
 from experiments.searches.study import score_of, search_key
 
 OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_lookup:8"]
@@ -13,15 +11,12 @@ OTHERS = ["greedy", "bpd:heads=4", "bpd", "medusa:32", "medusa:8", "prompt_looku
     "contender, base",
     [
         ("ngram:16@general_2", "bpd"),
-        ("neural:1", "bpd"),
         ("ngram:1:heads=4", "bpd:heads=4"),
-        ("medusa_ngram:8@own", "medusa:8"),
         ("medusa_ngram:8:search=static", "medusa:8"),
         ("medusa_neural:8:order=block", "medusa:8"),
         ("medusa_neural:16", None),  # No tree of 16 nodes was measured.
         ("zero_gram:16", None),
         ("prompt_lookup:8", None),
-        ("draft_model:4", None),
         ("bpd", None),
     ],
 )
@@ -38,8 +33,6 @@ LOOKUP = "medusa_ngram:8:search=best:lookup=8"
         ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=8"], 1),
         ("medusa_ngram:8:lookup=8", ["medusa:8", "medusa:8:lookup=4"], None),
         ("medusa_ngram:8", ["medusa:8:lookup=8"], None),
-        ("ngram:1:lookup=8", ["bpd", "bpd:lookup=8"], 1),
-        ("ngram:1:lookup=8", ["bpd"], None),
         # The gain of another search, or of more candidates, is not one of refinement.
         (LOOKUP, ["medusa:8:lookup=8", "medusa:8:search=best:lookup=8"], 1),
         (LOOKUP, ["medusa:8", "medusa:8:search=best", "medusa:8:lookup=8"], None),
@@ -62,7 +55,6 @@ def composed(contender):
         ("recurrent:4", "beam of {}", "recurrent head"),
         ("neural:4", "beam of {}", "small LM"),
         ("neural:4:mode=parallel", "exact {}-best", "small LM, parallel"),
-        ("hydra:4", "beam of {}", "Hydra heads"),
         ("markov:4", "exact {}-best", "Markov head"),
         ("ngram:1", "exact 1-best", "n-gram"),
         ("neural_ngram:1", "greedy walk", "n-gram + small LM"),

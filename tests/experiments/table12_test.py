@@ -1,3 +1,4 @@
+from bpd_jax.reporting.exhibits import Cell
 from bpd_jax.studies.study_records import LatencyRecord
 from experiments.table12.study import LABELS
 from tests.experiments.builders import exhibit_of
@@ -18,16 +19,8 @@ def test_cells_are_medians_with_their_range_beside_the_paper():
     # The paper's engine comes first, whatever was measured first.
     assert [row.label for row in table12.rows] == [LABELS["fst"], LABELS["viterbi"]]
     one_path, two_paths, *_, sixteen_paths, growth = table12.rows[0].cells
-    assert (one_path.value, one_path.paper, one_path.interval) == (
-        2.0,
-        1.630,
-        (1.0, 3.0),
-    )
-    assert (two_paths.value, two_paths.paper, two_paths.text) == (
-        None,
-        1.751,
-        "not measured",
-    )
+    assert one_path == Cell(2.0, 1.630, (1.0, 3.0))
+    assert two_paths == Cell(paper=1.751, text="not measured")
     assert (sixteen_paths.value, sixteen_paths.paper) == (4.0, 1.983)
     assert (growth.value, growth.paper) == (4.0 / 2.0, 1.983 / 1.630)
     one_path, *_, growth = table12.rows[1].cells

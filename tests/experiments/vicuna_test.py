@@ -60,6 +60,3 @@ def test_chat_template_is_vicunas():
     assert text.endswith(
         "questions. USER: Hello! ASSISTANT: Hi.</s>USER: How are you? ASSISTANT:"
     )
-    system = [{"role": "system", "content": "Be brief."}, *messages[:1]]
-    text = render_chat(template, system, bos_token="<s>", eos_token="</s>")
-    assert text == "<s>Be brief. USER: Hello! ASSISTANT:"
