@@ -87,33 +87,6 @@ def test_findings(full_exhibit):
     assert "On 2 of 2 tasks" in full_exhibit.findings[2].evidence
 
 
-# Ranks and heads differ by 2 and 100 in all, squared: 1 - 6 · 2 / 720 is 0.98, and
-# 1 - 6 · 100 / 720 is 0.17.
-RISING = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0)
-FALLING = RISING[::-1]
-MIXED = (5.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0)
-
-
-@pytest.mark.parametrize(
-    "entropies, holds",
-    [
-        ([RISING, RISING, MIXED], True),
-        ([RISING, MIXED, MIXED], None),
-        ([RISING, RISING, FALLING], False),
-    ],
-)
-def test_entropy_increases_by_ranks_on_most_tasks(entropies, holds):
-    tasks = ["lambada", "squad", "qa"]
-    records = [drafts(t, "11", e) for t, e in zip(tasks, entropies, strict=True)]
-    grows, strictly, *_ = exhibit_of("figure3", records, tasks).findings
-    assert grows.holds is holds
-    assert strictly.holds is False
-    assert "first decrease is after head 7 of 9" in strictly.evidence
-    if holds is None:
-        assert "increases on 1 of 3 tasks and decreases on 0" in grows.evidence
-        assert "correlation is 0.17, on SQUAD" in grows.evidence
-
-
 def test_head_1_is_not_compared_over_another_vocabulary(full_exhibit):
     """From head 2 on entropy increases; that of head 1 is over more tokens."""
     entropies = (3.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
@@ -128,9 +101,7 @@ def test_head_1_is_not_compared_over_another_vocabulary(full_exhibit):
     table, fits = exhibit.tables
     assert [row.cells[-2].text for row in table.rows] == ["-"] * 3
     assert fits.rows[1].cells[3].value is None
-    assert [chart.name for chart in exhibit.charts] == ["figure3_means"]
     grows, *others = exhibit.findings
     assert grows.holds is True
     assert "from head 2 on" in grows.evidence
-    assert [finding.holds for finding in others] == [None] * 4
     assert all("Not judged" in finding.evidence for finding in others)

@@ -94,38 +94,16 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
         text("qa", 1, output=(A, B, D, C)),
     )
     # SQuAD gains two tokens, in example 4 first; QA's best gains one.
-    lattices = (
-        "The lattices are those of SQuAD, example 4, token 1; QA, example 1, token 1."
-    )
-    assert lattices in exhibit.notes
+    blocks = "SQuAD, example 4, token 1; QA, example 1, token 1."
+    assert f"The lattices are those of {blocks}" in exhibit.notes
     picture = exhibit.lattices[0]
-    assert picture.prompt_tail == "Once "
-    assert picture.greedy == ["a", "b", "c"]
-    assert [[c.piece for c in column] for column in picture.positions] == [
-        ["a"],
-        ["x", "b"],
-        ["c", "y"],
-    ]
+    pieces = ["".join(c.piece for c in column) for column in picture.positions]
+    assert (picture.prompt_tail, picture.greedy) == ("Once ", ["a", "b", "c"])
+    assert pieces == ["a", "xb", "cy"]
     assert [(p.label, p.candidates, p.accepted) for p in picture.paths] == [
         ("BPD", [0, 0, 0], 1),
         ("2-best 2-gram", [0, 1, 0], 3),
         ("Oracle", [0, 1, 0], 3),
-    ]
-
-
-def test_steps_show_accepted_and_rejected_tokens():
-    table = build_exhibit(text(output=(A, B, D, C))).tables[0]
-    assert [(c.label, c.group) for c in table.columns] == [
-        ("Tokens", "BPD"),
-        ("Draft", "BPD"),
-        ("Tokens", "2-best 2-gram"),
-        ("Draft", "2-best 2-gram"),
-    ]
-    rows = [[cell.text or cell.value for cell in row.cells] for row in table.rows]
-    assert rows == [
-        [1, "a⟦xc⟧", 2, "ab⟦c⟧"],
-        [1, "b⟦xc⟧", "done", None],
-        [2, "in 2 calls", 2, "in 1 call"],
     ]
 
 
@@ -143,16 +121,7 @@ def test_the_oracle_is_compared_at_shared_positions():
     # An oracle that misses a token is detected.
     worse = text()
     worse.traces[2] = trace("oracle", (0, [A, B], [A, B], 2, 0))
-    bounded = build_exhibit(record, worse).findings[0]
-    assert bounded.holds is False
-    assert "fewer in 1" in bounded.evidence
-    # Drafts from other sources are not bounded, nor by an oracle of fewer heads.
-    free = text()
-    free.traces[1:] = [
-        trace("bpd:lookup=4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
-        trace("prompt_lookup:4", (0, [A, B, C, D], [A, B, C, D], 4, 0)),
-        trace("oracle", (0, [A, B, C], [A, B, C], 3, 0)),
-    ]
-    assert build_exhibit(free).findings[0].evidence.startswith("1 call of 1 method ")
-    free.traces[-1] = trace("oracle:heads=2", (0, [A, B], [A, B], 2, 0))
-    assert build_exhibit(free).findings[0].holds is None
+    assert build_exhibit(record, worse).findings[0].holds is False
+    # Drafts from other sources are not bounded.
+    worse.traces[1] = trace("prompt_lookup:4", (0, [A, B, C], [A, B, C], 3, 0))
+    assert build_exhibit(record, worse).findings[0].holds is True

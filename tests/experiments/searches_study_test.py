@@ -74,30 +74,6 @@ def test_searches_are_a_grid():
     assert cells["NGRAM:16"] == 20.0
 
 
-def test_searches_are_compared_at_equal_numbers_of_drafts():
-    findings = findings_of(
-        {
-            "ngram:16": TWO,
-            "ngram:8:search=beam": ONE,
-            "ngram:16:search=beam": FOUR,
-            "ngram:64:search=best": TWO,
-            "hydra:16": ONE,
-            "hydra:16:search=best": TWO,
-            "hydra:64:search=best": FOUR,
-        }
-    )
-    beams = {
-        statement: findings[statement].holds
-        for statement in findings
-        if "exact drafts" in statement
-    }
-    assert beams == {"16 exact drafts beat those of a beam (n-gram).": False}
-    # Trees are compared with any number of drafts; the evidence has verified tokens.
-    assert findings["A tree of 16 nodes beats a beam of 16 (Hydra heads)."].holds
-    assert findings["A tree of 64 nodes beats a beam of 16 (Hydra heads)."].holds
-    assert findings["A tree of 64 nodes beats 16 drafts (n-gram)."].holds is None
-
-
 def test_every_score_is_compared_with_the_heads_alone():
     accepted = {
         "zero_gram:1": ONE,

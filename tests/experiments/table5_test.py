@@ -95,29 +95,6 @@ def texts_of(contender, repaired_wins, repaired_losses):
     ]
 
 
-@pytest.mark.parametrize(
-    "first, second, repairs, introduces",
-    [
-        ((2, 0), (1, 0), True, True),  # 100 and 50 % of wins, no loss
-        ((2, 0), (1, 1), None, True),  # the second repairs as often in both
-        ((2, 0), (0, 1), False, None),  # the second repairs in losses alone
-        ((0, 0), (0, 0), None, None),
-    ],
-)
-def test_shares_are_compared_for_all_refinements(first, second, repairs, introduces):
-    """All texts are equal, so that no bootstrap sample differs from the data."""
-    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
-    records += texts_of("ngram:1", *first) + texts_of("ngram:16", *second)
-    findings = build_exhibit(records, ("qa",)).findings
-    assert [finding.holds for finding in findings] == [repairs, introduces, None]
-    points = 100 * (first[0] - first[1]) / 2
-    percentage = f"+{points:.1f}" if points else "0.0"
-    assert (
-        f"{percentage} percentage points ({percentage} … {percentage})"
-        in findings[0].evidence
-    )
-
-
 def test_local_neural_rescoring_decides():
     """The paper's table is about it: 100 % of its wins repair, of the n-gram's 0 %."""
     records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]

@@ -79,22 +79,6 @@ def test_cells_are_marked_where_no_rescorer_is_better():
     assert "* On the examples that it was tuned on, alpha = 0" in table.caption
 
 
-def test_weight_decreases_with_bpds_efficiency():
-    """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
-    records = []
-    best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
-    for task, (base, best_alpha) in best.items():
-        records.append(drafts(task, "bpd", base))
-        for alpha in (0.5, 1.0, 2.0):
-            for part in ("tune", "report"):
-                calls = 2 if alpha == best_alpha else 4
-                records.append(drafts(task, f"neural:1:alpha={alpha:g}", calls, part))
-    small, flattery = build_exhibit(records, tuple(best)).findings
-    assert small.holds is None  # three tasks cannot tell
-    assert "over 3 tasks: −1.00 (p = 0.3" in small.evidence
-    assert flattery.holds is True
-
-
 def test_only_common_examples_count():
     """Example 1 was recorded for only one alpha before the run was stopped."""
     records = [
