@@ -25,6 +25,7 @@ from bpd_jax.models.attention import Attended, capped, product
 from bpd_jax.models.cache import numbers
 from bpd_jax.models.partitioning import attention_spec, first_device, has_tensor_cores
 from bpd_jax.models.prefix_kernel import gpu_attention
+from bpd_jax.models.quantized import OneOf
 
 # Slots that XLA reads at a time.
 _BLOCK = 512
@@ -32,8 +33,8 @@ _BLOCK = 512
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Num[Array, "B K H S"],
-    values: Num[Array, "B K S H"],
+    keys: Num[Array, "B K H S"] | OneOf,
+    values: Num[Array, "B K S H"] | OneOf,
     visible: Int[Array, " B"] | Bool[Array, "B T S"],
     positions: Int[Array, "B T"],
     window: int | None = None,
@@ -46,7 +47,7 @@ def prefix_attention(
 
     Args:
       queries: scaled; M is a multiple of T, and the queries of a token are adjacent.
-      keys, values: of the cache; see `KVCache`.
+      keys, values: of the cache; see `KVCache`. A `OneOf` is for kernels alone.
       visible: number of slots that hold a token. In training, a mask may say which
         slots each token sees; then all are read.
       positions: of the T tokens. With a window, slot p holds the token at position p.
@@ -57,9 +58,10 @@ def prefix_attention(
       mesh: devices that split rows and heads; None for one device.
     """
     group = queries.shape[2] // positions.shape[1]
+    cache: tuple[Any, Any] = keys, values
     if visible.ndim > 1:
         mask = jnp.repeat(visible, group, axis=1)
-        return of_mask(queries, keys, values, mask, softcap)
+        return of_mask(queries, *cache, mask, softcap)
     if for_decoding and window is None and softcap is None:
         attended = cpu.prefix_attention(queries, keys, values, visible)
         if attended is not None:
@@ -68,10 +70,10 @@ def prefix_attention(
     attend = functools.partial(
         in_parts if kernel else in_blocks, window=window, softcap=softcap
     )
-    arrays = queries, keys, values, visible, jnp.repeat(positions, group, axis=1)
+    arrays = queries, *cache, visible, jnp.repeat(positions, group, axis=1)
     if mesh is None or mesh.size == 1:
         return attend(*arrays)
-    cached = attention_spec(len(keys), keys.shape[1], mesh, heads_axis=1)
+    cached = attention_spec(len(queries), keys.shape[1], mesh, heads_axis=1)
     rows = PartitionSpec(cached[0])
     # Every device reads up to the longest of its own rows.
     return jax.shard_map(

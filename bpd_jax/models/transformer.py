@@ -385,21 +385,44 @@ class Transformer(nn.Module):
         make = remat_block(self.compute.remat, in_scan=False)
         return make(*self._parts(lambda part: {"name": f"{part}_{layer}"}), layer)
 
-    def _runner(self, layer: int) -> Callable[..., Any]:
-        """What runs a block: in decoding a function that layers of a kind share."""
+    def _layers(self) -> list[Params] | None:
+        """In decoding, the parameters of each block for `_run_block`."""
         trained = self.mesh is not None or self.compute != ComputeConfig()
         if trained or self.is_initializing():
-            return self.blocks[layer]
+            return None
         params = self.variables["params"]
-        names = {part: f"{part}_{layer}" for part in BLOCK_PARTS}
-        parts = {part: params[name] for part, name in names.items() if name in params}
+        names = [
+            {part: f"{part}_{layer}" for part in BLOCK_PARTS}
+            for layer in range(self.config.num_layers)
+        ]
+        return [
+            {part: params[name] for part, name in parts.items() if name in params}
+            for parts in names
+        ]
+
+    def _runner(self, layer: int, layers: list[Params] | None) -> Callable[..., Any]:
+        """What runs a block: in decoding a function that layers of a kind share."""
+        if layers is None:
+            return self.blocks[layer]
         config = self.config
         kinds = [
             (config.window_of(number), config.rotary_of(number))
             for number in range(config.num_layers)
         ]
         first = kinds.index(kinds[layer])
-        return functools.partial(_run_block, config, first, parts)
+        return functools.partial(_run_block, config, first, layers[layer])
+
+    def _loops(
+        self, layers: list[Params] | None, x: Array, cache: KVCache | None
+    ) -> bool:
+        """Whether one body of a loop runs all layers; see `cpu.loops_over_layers`."""
+        config = self.config
+        if layers is None or not config.has_equal_layers:
+            return False
+        plain = config.window_of(0) is None and config.attention_softcap is None
+        kernel = layers[0]["attention"]["query"].get("kernel")
+        reads_cache = plain or cpu.rounds_activations(kernel)
+        return reads_cache and cpu.loops_over_layers(layers, x, cache)
 
     def _scanned(self) -> Any:
         """A scan over all blocks, with stacked parameters; see `stacking`."""
@@ -466,16 +489,23 @@ class Transformer(nn.Module):
             assert cache is None
             assert earlier is None
             x, (new, outputs) = self.layers(x, positions, mask)
+        elif self._loops(by_layer := self._layers(), x, cache):
+
+            def run_block(params: Params, x: Array, *rest: Any) -> Any:
+                return _run_block(self.config, 0, params, x, positions, mask, *rest)
+
+            looped = cpu.loop_over_layers(run_block, by_layer or [], x, cache, earlier)
+            x, (new, outputs) = looped
         else:
             results = []
             for layer in range(self.config.num_layers):
                 of_cache = None if cache is None else cache.of_layer(layer)
                 of_drafts = jax.tree.map(lambda array, i=layer: array[i], earlier)
-                run = self._runner(layer)
+                run = self._runner(layer, by_layer)
                 x, result = run(x, positions, mask, of_cache, of_drafts)
                 results.append(result)
-            by_layer, outputs = zip(*results, strict=True)
-            new = jax.tree.map(lambda *layers: jnp.stack(layers), *by_layer)
+            pairs, outputs = zip(*results, strict=True)
+            new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
         softmax = self.get_variable("params", cpu.SOFTMAX)
         rounds = cpu.rounds_activations(softmax)

@@ -6,7 +6,8 @@ the same in the plain way, or return what they were given.
 Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `product` and
 `logits` multiply with them, `prefix_attention` reads the cache, and `index_of_largest`
 and `largest` choose tokens; `multiplies_quantized` says whether that is fast without
-expanding matrices. `integer_layout` is that of `--precision=int8`, for which
+expanding matrices. `loop_over_layers` runs all layers of a pass with one body, where
+`loops_over_layers` says so. `integer_layout` is that of `--precision=int8`, for which
 `ordered_attention`, `row_norm` and `row_activation` do not depend on the number of
 tokens. `kernels_of` and `load_kernels` are for programs that are kept on disk,
 `return_freed_memory` for what reading or compiling them took.
@@ -23,6 +24,7 @@ from bpd_jax.models.cpu.host_memory import (
 )
 from bpd_jax.models.cpu.kept_kernels import kernels_of, load_kernels
 from bpd_jax.models.cpu.largest import index_of_largest, largest
+from bpd_jax.models.cpu.layer_loop import loop_over_layers, loops_over_layers
 from bpd_jax.models.cpu.layout import (
     SOFTMAX,
     decoding_layout,
@@ -49,6 +51,8 @@ __all__ = [
     "largest",
     "load_kernels",
     "logits",
+    "loop_over_layers",
+    "loops_over_layers",
     "multiplies_quantized",
     "on_cpu",
     "ordered_attention",

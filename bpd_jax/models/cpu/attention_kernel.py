@@ -13,14 +13,15 @@ from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.quantized import OneOf, operands
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
 
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Num[Array, "B K H S"],
-    values: Num[Array, "B K S H"],
+    keys: Num[Array, "B K H S"] | OneOf,
+    values: Num[Array, "B K S H"] | OneOf,
     lengths: Int[Array, " B"],
     tile: Tile | None = None,
 ) -> tuple[Array, Array, Array] | None:
@@ -38,16 +39,28 @@ def prefix_attention(
       less the greatest one; the greatest score `[B, K, M]` of each query; and the sum
       of its exponentials. None if there is no kernel for this device and these arrays.
     """
-    tile = tile or tile_of_processor()
-    known = keys.dtype == values.dtype and keys.dtype in _STORED
-    if not (on_cpu() and known and tile) or values.shape[-1] % tile.width:
+    if not reads(keys, values, tile):
         return None
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
     every = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    tile = tile or tile_of_processor()
+    assert tile is not None
     name = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
     call = jax.ffi.ffi_call(name, (every, rows, rows))
-    mixed, peaks, totals = call(queries.astype(jnp.float32), keys, values, lengths)
+    plain = queries.astype(jnp.float32), lengths
+    mixed, peaks, totals = call(*plain, *operands(keys, values))
     return mixed, peaks, totals
+
+
+def reads(
+    keys: Num[Array, "B K H S"] | OneOf,
+    values: Num[Array, "B K S H"] | OneOf,
+    tile: Tile | None = None,
+) -> bool:
+    """Whether this device has a kernel for such a cache."""
+    tile = tile or tile_of_processor()
+    known = keys.dtype == values.dtype and keys.dtype in _STORED
+    return on_cpu() and known and tile is not None and not values.shape[-1] % tile.width
 
 
 def cache_dtype(dtype: str, width: int) -> str | None:

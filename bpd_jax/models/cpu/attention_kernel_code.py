@@ -91,7 +91,7 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
         b.position_at_end(end)
 
     kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3, *[INT] * 4]
-    return kernel_module("attention_kernel", 4, 3, split, kinds, run)
+    return kernel_module("attention_kernel", 4, 3, split, kinds, run, [1, 2])
 
 
 class _Rows(VectorCode):

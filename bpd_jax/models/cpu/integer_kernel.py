@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float
-from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix
+from bpd_jax.models.quantized import (
+    OneOf,
+    QuantizedMatrix,
+    TiledMatrix,
+    example,
+    operands,
+)
 
 # Numbers in a block that the kernel can read.
 BLOCKS = (16, 32)
@@ -76,11 +82,14 @@ def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
     )
 
 
-def integer_rows(x: Float[Array, "M I"], matrix: TiledMatrix) -> Float[Array, "M O"]:
-    """`x @ matrix.T`, where x is rounded to 8 bits too."""
+def integer_rows(
+    x: Float[Array, "M I"], tiles: TiledMatrix | OneOf
+) -> Float[Array, "M O"]:
+    """`x @ tiles.T`, where x is rounded to 8 bits too."""
     from bpd_jax.models.cpu.integer_kernel_code import integer_module, words_of_block
     from bpd_jax.models.cpu.xla_kernel import register
 
+    matrix: TiledMatrix = example(tiles)
     rows, width = x.shape[0], matrix.words.shape[-1]
     sizes = (width, matrix.bits, matrix.block, matrix.offset, int(matrix.minima))
     name = "_".join(["bpd_jax_integer_rows", *map(str, sizes)])
@@ -89,5 +98,6 @@ def integer_rows(x: Float[Array, "M I"], matrix: TiledMatrix) -> Float[Array, "M
     # The rounded rows.
     words = matrix.words.shape[1] * words_of_block(matrix.block)
     scratch = jax.ShapeDtypeStruct((rows, words), jnp.int32)
-    product: Array = jax.ffi.ffi_call(name, (result, scratch))(x, matrix.words)[0]
+    call = jax.ffi.ffi_call(name, (result, scratch))
+    product: Array = call(x, *operands(tiles))[0]
     return product

@@ -97,7 +97,7 @@ def integer_module(
         for_each(b, first, last, 1, each)
 
     kinds = [_WORDS, FLOATS, _WORDS, *[INT] * 5]
-    return kernel_module("integer_kernel", 2, 2, split, kinds, run)
+    return kernel_module("integer_kernel", 2, 2, split, kinds, run, [1])
 
 
 class _Code:

@@ -23,6 +23,7 @@ from bpd_jax.models.quantized import (
     Packed,
     QuantizedMatrix,
     TiledMatrix,
+    example,
     kernel_rows,
     quantize,
 )
@@ -132,7 +133,7 @@ def rounds_activations(kernel: Any) -> bool:
     Then no number may depend on how many tokens a pass has, not even in its last bit.
     """
     rows = kernel.rows if isinstance(kernel, Packed) else kernel
-    return isinstance(rows, TiledMatrix)
+    return isinstance(example(rows), TiledMatrix)
 
 
 def _in_bfloat16(

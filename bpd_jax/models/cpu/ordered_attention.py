@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.quantized import OneOf, operands
 
 
 def ordered_attention(
@@ -19,8 +20,8 @@ def ordered_attention(
     keys: Float[Array, "B U K H"],
     values: Float[Array, "B U K H"],
     mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
-    prefix_keys: Float[Array, "B K H S"],
-    prefix_values: Float[Array, "B K S H"],
+    prefix_keys: Float[Array, "B K H S"] | OneOf,
+    prefix_values: Float[Array, "B K S H"] | OneOf,
     lengths: Int[Array, " B"],
     first: Int[Array, "B T"] | None = None,
     softcap: float | None = None,
@@ -63,10 +64,9 @@ def ordered_attention(
         keys.transpose(0, 2, 3, 1),
         values.swapaxes(1, 2),
         jnp.repeat(mask.astype(jnp.int8), group, axis=1),
-        prefix_keys,
-        prefix_values,
         lengths,
         jnp.repeat(starts, group, axis=1),
+        *operands(prefix_keys, prefix_values),
     )
     mixed = mixed.reshape(batch, heads, length, group, width).swapaxes(1, 2)
     return mixed.reshape(batch, length, num_heads, width)

@@ -102,7 +102,8 @@ def ordered_module(tile: Tile, width: int, softcap: float | None) -> ir.Module:
             b.branch(end)
         b.position_at_end(end)
 
-    return kernel_module("ordered_attention", 8, 1, split, [*kinds, *[INT] * 5], run)
+    kinds += [INT] * 5
+    return kernel_module("ordered_attention", 8, 1, split, kinds, run, [4, 5])
 
 
 class _Rows(VectorCode):

@@ -28,7 +28,12 @@ from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.integer_kernel import integer_rows
 from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.row_kernel import applies, expanded, rows_times_matrix
-from bpd_jax.models.quantized import Packed, QuantizedMatrix, TiledMatrix
+from bpd_jax.models.quantized import (
+    Packed,
+    QuantizedMatrix,
+    TiledMatrix,
+    example,
+)
 
 _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 
@@ -88,14 +93,12 @@ def logits(
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 
 
-def times_packed(
-    x: Array, rows: Array | QuantizedMatrix | TiledMatrix, dtype: str
-) -> Array:
+def times_packed(x: Array, rows: Any, dtype: str) -> Array:
     """`times_rows` by the kernels for decoding, where there are any.
 
     They have no gradient, and XLA does not spread them over devices.
     """
-    if isinstance(rows, TiledMatrix):
+    if isinstance(example(rows), TiledMatrix):
         total = integer_rows(x.reshape(-1, x.shape[-1]).astype(jnp.float32), rows)
         return total.reshape(*x.shape[:-1], rows.shape[0])
     if not applies(x, rows) or dtype != "float32":

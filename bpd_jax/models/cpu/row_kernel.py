@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.tile import Storage, Tile, tile_of_processor
-from bpd_jax.models.quantized import QuantizedMatrix
+from bpd_jax.models.quantized import OneOf, QuantizedMatrix, example, operands
 
 # Above this many rows XLA's products are as fast: with a matrix in float32, and with
 # one in bfloat16, which XLA first converts to float32.
@@ -29,7 +29,9 @@ MOST_ROWS_QUANTIZED = 192
 _BLOCKS = (16, 32)
 
 
-def applies(x: Array, matrix: Array | QuantizedMatrix) -> bool:
+def applies(
+    x: Array | jax.ShapeDtypeStruct, matrix: Array | QuantizedMatrix | OneOf
+) -> bool:
     """Whether `rows_times_matrix` supports these arrays and is faster than XLA.
 
     Args:
@@ -39,7 +41,7 @@ def applies(x: Array, matrix: Array | QuantizedMatrix) -> bool:
     if not on_cpu() or x.dtype != jnp.float32:
         return False
     tile = tile_of_processor()
-    length = x.shape[-1]
+    length, matrix = x.shape[-1], example(matrix)
     if tile is None or not length or length % tile.width:
         return False
     if isinstance(matrix, QuantizedMatrix):
@@ -50,7 +52,7 @@ def applies(x: Array, matrix: Array | QuantizedMatrix) -> bool:
 
 
 def rows_times_matrix(
-    x: Array, matrix: Array | QuantizedMatrix, tile: Tile | None = None
+    x: Array, matrix: Array | QuantizedMatrix | OneOf, tile: Tile | None = None
 ) -> Array:
     """`x @ matrix.T` in float32, where `applies`.
 
@@ -66,7 +68,7 @@ def rows_times_matrix(
     assert tile is not None
     result = jax.ShapeDtypeStruct((x.shape[0], matrix.shape[0]), jnp.float32)
     name = _register("product", tile, _storage(matrix))
-    return jax.ffi.ffi_call(name, result)(x, *jax.tree.leaves(matrix))
+    return jax.ffi.ffi_call(name, result)(x, *operands(matrix))
 
 
 def expanded(matrix: QuantizedMatrix, tile: Tile | None = None) -> Array:
@@ -76,10 +78,11 @@ def expanded(matrix: QuantizedMatrix, tile: Tile | None = None) -> Array:
         return matrix.values()
     result = jax.ShapeDtypeStruct(matrix.shape, jnp.float32)
     name = _register("expansion", tile, _storage(matrix))
-    return jax.ffi.ffi_call(name, result)(*jax.tree.leaves(matrix))
+    return jax.ffi.ffi_call(name, result)(*operands(matrix))
 
 
-def _storage(matrix: Array | QuantizedMatrix) -> Storage:
+def _storage(matrix: Array | QuantizedMatrix | OneOf) -> Storage:
+    matrix = example(matrix)
     if isinstance(matrix, QuantizedMatrix):
         return Storage(matrix.bits, matrix.block, matrix.minima is not None)
     return Storage(8 * matrix.dtype.itemsize)

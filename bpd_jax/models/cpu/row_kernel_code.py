@@ -59,7 +59,8 @@ def product_module(tile: Tile, stored: Storage) -> ir.Module:
         b.call(product, [*operands, outputs, first, last])
 
     kinds = [FLOATS, *kinds_of(stored), FLOATS] + [INT] * 4
-    return kernel_module("row_kernel", inputs, 1, split, kinds, run)
+    matrix = range(1, inputs)
+    return kernel_module("row_kernel", inputs, 1, split, kinds, run, matrix)
 
 
 def expansion_module(tile: Tile, stored: Storage) -> ir.Module:
@@ -88,7 +89,8 @@ def expansion_module(tile: Tile, stored: Storage) -> ir.Module:
         for_each(b, first, last, 1, each_row)
 
     kinds = [*kinds_of(stored), FLOATS] + [INT] * 3
-    return kernel_module("expansion", stored.arrays, 1, split, kinds, run)
+    matrix = range(stored.arrays)
+    return kernel_module("expansion", len(matrix), 1, split, kinds, run, matrix)
 
 
 def _rows_of_chunk(

@@ -30,6 +30,7 @@ from bpd_jax.models.cpu.llvm_code import (
 )
 
 _NULL = ir.Constant(POINTER, None)
+_WORDS = ir.IntType(32).as_pointer()
 
 # Functions in XLA_FFI_Api.
 _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
@@ -59,15 +60,34 @@ class Split(NamedTuple):
 
 
 class Buffers:
-    """The arguments of a call, followed by its results."""
+    """The arguments of a call, followed by its results.
 
-    def __init__(self, b: ir.IRBuilder, frame: ir.Value, inputs: int, results: int):
+    `chosen` are the numbers of arguments of which a call has several, one of each for
+    every layer; see `operands`.
+    """
+
+    def __init__(
+        self,
+        b: ir.IRBuilder,
+        frame: ir.Value,
+        inputs: int,
+        results: int,
+        chosen: Sequence[int] = (),
+    ):
         self._builder = b
-        groups = ((72, inputs), (112, results))
+        arguments, outputs = (_at(b, frame, offset, POINTER) for offset in (72, 112))
+        plain = [i for i in range(inputs) if i not in chosen]
+        places = {i: INT(place) for place, i in enumerate(plain)}
+        if chosen:
+            index = _at(b, _at(b, arguments, 8 * len(plain), POINTER), 24, _WORDS)
+            layer = b.sext(b.load(index), INT)
+            first = b.add(b.mul(layer, INT(len(chosen))), INT(len(plain) + 1))
+            places |= {i: b.add(first, INT(n)) for n, i in enumerate(chosen)}
+        sources = [(arguments, places[i]) for i in range(inputs)]
+        sources += [(outputs, INT(i)) for i in range(results)]
         self._buffers = [
-            _at(b, _at(b, frame, offset, POINTER), 8 * i, POINTER)
-            for offset, count in groups
-            for i in range(count)
+            _at(b, b.gep(base, [b.mul(place, INT(8))]), 0, POINTER)
+            for base, place in sources
         ]
 
     def data(self, index: int, kind: ir.Type = FLOATS) -> ir.Value:
@@ -87,6 +107,7 @@ def kernel_module(
     split: Callable[[ir.IRBuilder, Buffers], Split],
     kinds: Sequence[ir.Type],
     run: Callable[[ir.IRBuilder, Sequence[ir.Value], ir.Value], None],
+    chosen: Sequence[int] = (),
 ) -> ir.Module:
     """A module whose function `handler` is a target of XLA.
 
@@ -97,6 +118,7 @@ def kernel_module(
       split: emits code that splits a call into chunks.
       kinds: of the values in `Split.values`.
       run: emits code that computes one chunk, from those values and its index.
+      chosen: the arguments that a call chooses; see `Buffers`.
     """
     module = ir.Module(name)
     chunk, b = add_function(module, "chunk", [*kinds, INT])
@@ -113,7 +135,7 @@ def kernel_module(
         for offset, number in ((24, 0), (28, 3), (32, 0)):
             _put(b, metadata, offset, ir.IntType(32)(number))
         b.ret(_NULL)
-    values, chunks, alone = split(b, Buffers(b, frame, inputs, results))
+    values, chunks, alone = split(b, Buffers(b, frame, inputs, results, chosen))
     with b.if_then(alone):
         for_each(b, INT(0), chunks, 1, lambda i: b.call(chunk, [*values, i]))
         b.ret(_NULL)

@@ -1,0 +1,111 @@
+"""A loop over layers computes what the layers compute one after the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bpd_jax.models import cpu
+from bpd_jax.models.blockwise import parameter_shapes
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.cache import KeyValues, commit
+from bpd_jax.models.cpu.integer_kernel import lanes
+from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.model import Model
+from bpd_jax.models.quantized import rounded
+from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.transformer_config import TransformerConfig
+from tests.decoding.random_models import random_params
+
+TRUNK = TransformerConfig(
+    vocab_size=24,
+    num_layers=3,
+    d_model=64,
+    d_ff=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_length=64,
+    activation="silu",
+    gated=True,
+    use_bias=False,
+    qkv_bias=True,
+    norm="rms",
+    rotary=RotaryConfig(100.0),
+)
+
+pytestmark = pytest.mark.skipif(
+    tile_of_processor() is None, reason="this processor has no kernels"
+)
+
+
+def model_of(trunk, precision):
+    """A model in the layout for decoding."""
+    model = Model(
+        BlockwiseConfig(trunk),
+        random_params(parameter_shapes(BlockwiseConfig(trunk)), 0.3, 0),
+    )
+    params = model.params["trunk"]
+    if precision != "float32":
+        params = rounded(params)[0]
+    if precision == "int8":
+        params = cpu.integer_layout(params, trunk.head_width)
+    else:
+        params = cpu.decoding_layout(params)
+    return Model(model.config, {**model.params, "trunk": params})
+
+
+def passes(model):
+    """A pass over four tokens, then one over three drafts, of which two are a chain."""
+    tokens = jnp.array([[3, 1, 4, 1], [5, 9, 2, 6]])
+    positions = jnp.arange(4)[None].repeat(2, 0)
+    triangle = jnp.tril(jnp.ones((2, 4, 4), bool))
+    cache = model.empty_cache(2, 16)
+    _, new, _ = model.forward(tokens, positions, triangle, cache)
+    cache = commit(cache, new, jnp.array([4, 3]))
+    drafts = jnp.array([[7, 8, 9], [1, 2, 3]])
+    mask = jnp.array([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]] * 2)
+    earlier = KeyValues(new.keys[:, :, :1], new.values[:, :, :1])
+    return model.forward(
+        drafts,
+        cache.lengths[:, None] + jnp.array([1, 2, 1]),
+        mask[:, 1:].astype(bool),
+        cache,
+        earlier,
+        layers=(0, 2),
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "stored", "int8"])
+def test_same_numbers_in_a_loop(precision, monkeypatch):
+    if precision == "int8" and lanes() is None:
+        pytest.skip("this processor has no integer products")
+    model = model_of(TRUNK, precision)
+    looped = jax.jit(passes)(model)
+    text = jax.jit(passes).lower(model).as_text()
+    monkeypatch.setattr(cpu, "loops_over_layers", lambda *arguments: False)
+    jax.clear_caches()
+    in_turn = jax.jit(passes)(model)
+    unrolled = jax.jit(passes).lower(model).as_text()
+    for one, other in zip(*map(jax.tree.leaves, (looped, in_turn)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "stablehlo.while" in text
+    assert "stablehlo.while" not in unrolled
+
+
+def test_layers_that_differ_run_in_turn():
+    trunk = model_of(TRUNK, "stored").params["trunk"]
+    layers = [
+        {part: trunk[f"{part}_{layer}"] for part in ("mlp", "attention")}
+        for layer in range(3)
+    ]
+    x = jnp.zeros((1, 2, 64))
+    assert cpu.loops_over_layers(layers, x, None)
+    kernel = layers[1]["mlp"]["input"]["kernel"]
+    rows = dataclasses.replace(kernel.rows, minima=jnp.zeros_like(kernel.rows.scales))
+    layers[1]["mlp"]["input"]["kernel"] = dataclasses.replace(kernel, rows=rows)
+    assert not cpu.loops_over_layers(layers, x, None)
+    # XLA multiplies many rows, for which it needs the matrix itself.
+    assert not cpu.loops_over_layers(layers[::2], jnp.zeros((8, 64, 64)), None)
