@@ -78,7 +78,6 @@ _LONGEST = (
     "shipped_test.py",
     "training/resume_test.py",
     "training/step_test.py",
-    "decoding/verification_test.py",
     "training/refiners_test.py",
     "training/heads/heads_objective_test.py",
     "data/seqio_tasks_test.py",

@@ -73,31 +73,6 @@ def texts_of(folder):
     }
 
 
-def test_a_stopped_run_resumes_with_the_remaining_prompts(model, prompts, tmp_path):
-    """Sampled, so that the texts depend on the indices of their prompts."""
-    options = dataclasses.replace(OPTIONS, temperature=1.5)
-    decoder = Decoder(model, width=4)
-    plain = decoder.decode(GREEDY, prompts, options)
-    task = decoder.task(GREEDY, options)
-    write_header(tmp_path, base="b", vocab_size=13, facts={})
-
-    stop, counts = stopping_after(5)
-    order = shuffled_indices(prompts, 0)
-    with pytest.raises(Stopped):
-        distill(task, prompts, order, tmp_path, texts_per_shard=2, on_progress=stop)
-    done = answered_prompts(prompts, tmp_path)
-    # The fifth text was in a shard that was not full.
-    assert len(done) == 4 == len(open_generations(tmp_path))
-    remaining = [index for index in order if index not in done]
-    distill(task, prompts, remaining, tmp_path, texts_per_shard=2)
-    assert len(shard_paths(tmp_path)) == 4
-    assert texts_of(tmp_path) == {
-        index: (text.input_ids.tolist(), text.output_ids.tolist())
-        for index, text in enumerate(plain)
-    }
-    assert sum(counts[:4]) == sum(len(texts_of(tmp_path)[index][1]) for index in done)
-
-
 @pytest.mark.parametrize(
     "method, layers, include_prompts",
     [
@@ -107,17 +82,21 @@ def test_a_stopped_run_resumes_with_the_remaining_prompts(model, prompts, tmp_pa
         pytest.param("bpd", (0,), True, marks=pytest.mark.exhaustive),
     ],
 )
-def test_states_kept_while_decoding_equal_those_of_the_texts(
+def test_a_stopped_run_resumes_with_texts_and_their_states(
     model, prompts, tmp_path, monkeypatch, method, layers, include_prompts
 ):
-    """The run is stopped once: only the states around the stop are computed again."""
+    """Sampled, so that the texts depend on the indices of their prompts.
+
+    Of the states, only those around the stop are computed again.
+    """
     monkeypatch.setattr(refill, "_SHORTEST", 8)
     monkeypatch.setattr(lengths, "_STEP", 8)
     # Shards of 12 states.
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
     drafter = make_drafter(model, window=None)
     decoder = Decoder(model, width=4, assets=Assets(drafter=drafter))
-    decoded = decoder.task(parse_method(method), OPTIONS)
+    options = dataclasses.replace(OPTIONS, temperature=1.5)
+    decoded = decoder.task(parse_method(method), options)
     task = recording_states(decoded, max(LENGTHS), layers, np.dtype(np.float16))
     header = describe_states(
         "b",
@@ -129,7 +108,7 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
     )
     texts, states = tmp_path / "texts", tmp_path / "states"
     write_header(texts, base="b", vocab_size=13, facts={})
-    stop, _ = stopping_after(5)
+    stop, counts = stopping_after(5)
     order = shuffled_indices(prompts, 0)
     with pytest.raises(Stopped):
         distill(
@@ -142,9 +121,18 @@ def test_states_kept_while_decoding_equal_those_of_the_texts(
             on_progress=stop,
         )
     done = answered_prompts(prompts, texts)
+    # The fifth text was in a shard that was not full.
+    assert len(done) == 4 == len(open_generations(texts))
     writer = StatesWriter(states, header, open_generations(texts))
     remaining = [index for index in order if index not in done]
     distill(task, prompts, remaining, texts, states=writer, texts_per_shard=2)
+    assert len(shard_paths(texts)) == 4
+    found = texts_of(texts)
+    assert found == {
+        index: (text.input_ids.tolist(), text.output_ids.tolist())
+        for index, text in enumerate(decoder.decode(GREEDY, prompts, options))
+    }
+    assert sum(counts[:4]) == sum(len(found[index][1]) for index in done)
     written = {path.name for path in states.glob("states-*.npy")}
     assert {path.name for path in states.iterdir()} == {*written, "states.json"}
 
@@ -219,21 +207,18 @@ def test_an_opening_ends_before_the_message_of_the_user():
     assert conversation_opening(render) == "<|system|>be kind<|user|>"
 
 
-@pytest.mark.parametrize(
-    "layers, include_prompts, gigabytes", [((1, 2), True, "9.0"), ((), False, "2.0")]
-)
-def test_space_of_states(tmp_path, layers, include_prompts, gigabytes):
-    """In half precision, 1,500 or 500 numbers for each position."""
+def test_space_of_states(tmp_path):
+    """In half precision, 1,500 numbers for each position."""
     header = describe_states(
         "b",
         500,
-        layers,
+        (1, 2),
         dtype="float16",
         products="float32",
-        include_prompts=include_prompts,
+        include_prompts=True,
     )
     prompts = 2 * [np.zeros(500_001, np.int32)]
     line = StatesWriter(tmp_path / "states", header, None).describe_size(
         prompts, new_tokens=10**6
     )
-    assert line.startswith(f"states: at most {gigabytes} GB; {tmp_path} has ")
+    assert line.startswith(f"states: at most 9.0 GB; {tmp_path} has ")

@@ -1,54 +1,39 @@
-"""Texts of the loop: exact acceptance on scripts, losslessness on real models."""
+"""Prompts in batches and streams: the loop, its cache, and what it frees."""
 
 import gc
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding import decode_loop
-from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.generate import Task, columns_to_read, generate
+from bpd_jax.decoding import verification
+from bpd_jax.decoding.decode_loop import (
+    Weights,
+    decode_on_device,
+    prefill,
+)
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.generate import columns_to_read, stream
 from bpd_jax.decoding.method_text import parse_method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import (
-    ScriptedModel,
+    STEPS,
+    assert_same,
     make_drafter,
     make_model,
     make_ngram,
     make_prompts,
+    read_texts,
+    sharded_model,
 )
-
-
-def test_acceptance_on_a_script_is_exact():
-    """Heads 2, 3, 4 are right at positions that 1, 2 and 3 divide."""
-    script = tuple(int(t) for t in np.random.default_rng(0).integers(0, 50, 60))
-    model = ScriptedModel(script, right=(1, 2, 3))
-    drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
-    options = DecodeOptions(max_new_tokens=24)
-    [generation] = generate(Task(model, drafter, options), [np.array([9, 9, 9])])
-
-    # The last accepted token of a 3-token prompt stands at position 2.
-    position, accepted, drafts = 2, [], []
-    while sum(accepted) < 24:
-        right = [True] + [position % d == 0 for d in (1, 2, 3)]
-        count = right.index(False) if False in right else 4
-        drafts.append([(script[position + i] + (not right[i])) % 50 for i in range(4)])
-        accepted.append(min(count, 24 - sum(accepted)))
-        position += count
-    assert generation.output_ids.tolist() == list(script[2:26])
-    assert generation.accepted.tolist() == accepted
-    # The limit cut the last draft: tokens past it are not recorded.
-    drafts[-1][accepted[-1] :] = [-1] * (4 - accepted[-1])
-    assert generation.drafts.tolist() == drafts
-    assert generation.serial_calls == len(accepted)
-    assert generation.block_efficiency == 24 / len(accepted)
 
 
 @pytest.mark.parametrize(
@@ -60,46 +45,6 @@ def test_short_prompts_are_read_in_a_half_or_a_quarter(longest, padded, columns)
     prompts = [np.zeros(length) for length in (longest, 3, padded)]
     assert columns_to_read(prompts, [0, 1], padded) == columns
     assert columns_to_read(prompts, [1, 2], padded) == padded
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_texts_do_not_depend_on_the_longest_prompt(batch_size, monkeypatch):
-    decoder = Decoder(make_model(max_length=256), width=4)
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(1, 13, length) for length in (9, 30, 50, 100)]
-    options = DecodeOptions(max_new_tokens=12, batch_size=batch_size)
-    read = []
-    run = decode_loop.run_prompts
-
-    def counted(model, layers, prompts, lengths, columns):
-        read.append(columns)
-        return run(model, layers, prompts, lengths, columns)
-
-    monkeypatch.setattr(decode_loop, "run_prompts", counted)
-    texts = decoder.decode(parse_method("bpd"), prompts, options)
-    # The first calls compile the programs.
-    batches = len(prompts) // batch_size
-    assert read[-batches:] == ([64, 64, 64, 128] if batch_size == 1 else [64, 128])
-    for prompt, text in zip(prompts, texts, strict=True):
-        [alone] = decoder.decode(GREEDY, [prompt], options)
-        assert text.output_ids.tolist() == alone.output_ids.tolist()
-
-
-def test_script_ends_at_its_first_end_of_text():
-    script = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    model = ScriptedModel(script, right=(1, 1, 1))
-    drafter = PathDrafter(Paths(HeadsSource(4, 1)), ExactBest(1))
-    prompts = [np.array([0]), np.array([0] * 5), np.array([0] * 9)]
-    options = DecodeOptions(max_new_tokens=7, end_of_text=7, batch_size=3)
-    outputs = generate(Task(model, drafter, options), prompts)
-    # Row 1 stops in the middle of its second block, row 2 in its first.
-    assert outputs[0].output_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert outputs[0].accepted.tolist() == [4, 3]
-    assert outputs[1].output_ids.tolist() == [5, 6, 7]
-    assert outputs[1].accepted.tolist() == [3]
-    # Row 3 has none and stops at its limit, beside finished rows.
-    assert outputs[2].output_ids.tolist() == [9, 10, 11, 12, 12, 12, 12]
-    assert outputs[2].accepted.sum() == 7
 
 
 def test_prompts_that_do_not_fit_are_refused():
@@ -132,13 +77,141 @@ def test_a_dropped_model_is_freed():
     model = make_model.__wrapped__(2)  # not the one that other tests keep
     assets = Assets(ngram=make_ngram(), drafter=make_drafter(model))
     decoder = Decoder(model, width=4, assets=assets)
-    names = "heads+ngram/best:2:engine=viterbi", "block+ngram/tree:4"
-    methods = list(map(parse_method, names))
-    for method in methods:
-        decoder.decode(method, make_prompts([3]), DecodeOptions(max_new_tokens=3))
-    kept = [decoder.drafter(method).arrays for method in methods]
+    method = parse_method("block+ngram/tree:4")
+    decoder.decode(method, make_prompts([3]), DecodeOptions(max_new_tokens=3))
+    kept = decoder.drafter(method).arrays
     arrays = list(map(weakref.ref, jax.tree.leaves((model, kept))))
     assert len(arrays) > 40
-    del model, assets, decoder, kept, methods, method
+    del model, assets, decoder, kept
     gc.collect()
     assert [array for array in arrays if array() is not None] == []
+
+
+PROMPT = np.array([3, 1, 4, 1, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    "name, calls", [("medusa:8", 1), ("ngram_viterbi:3", 1), ("bpd", 3)]
+)
+def test_pieces_are_those_of_the_serial_calls(name, calls):
+    if "viterbi" in name:
+        pytest.importorskip("numba")
+    decoder = Decoder(
+        make_model(1, num_layers=1), width=3, assets=Assets(ngram=make_ngram())
+    )
+    options = DecodeOptions(max_new_tokens=22, end_of_text=0, temperature=0.7)
+    method = parse_method(name)
+    [decoded] = decoder.decode(method, [PROMPT], options)
+    if calls == 1:
+        streamed = decoder.stream(method, PROMPT, options)
+    else:
+        streamed = stream(decoder.task(method, options), PROMPT, calls=calls)
+    pieces, generations = zip(*streamed, strict=True)
+    assert [len(piece) for piece in pieces] == [
+        sum(decoded.accepted[call : call + calls])
+        for call in range(0, decoded.serial_calls, calls)
+    ]
+    assert np.concatenate(pieces).tolist() == decoded.output_ids.tolist()
+    assert generations[:-1] == (None,) * (len(pieces) - 1)
+    for field in ("output_ids", "serial_calls", "drafts", "accepted", "ranks", "nodes"):
+        got, want = getattr(generations[-1], field), getattr(decoded, field)
+        np.testing.assert_array_equal(got, want, field)
+
+
+@pytest.mark.exhaustive
+def test_one_prompt_streams_from_eight_devices():
+    method, options = parse_method("bpd"), DecodeOptions(max_new_tokens=12)
+    texts = []
+    for mesh in (None, make_mesh(MeshConfig(data=8))):
+        model = make_model(1, num_layers=1)
+        decoder = Decoder(sharded_model(model, mesh) if mesh else model, width=3)
+        pieces = [piece for piece, _ in decoder.stream(method, PROMPT, options)]
+        texts.append(np.concatenate(pieces).tolist())
+    assert jax.device_count() == 8
+    assert texts[0] == texts[1]
+
+
+OPTIONS = StepOptions(end_of_text=0)
+DRAFTER = PathDrafter(Paths(HeadsSource(4, 4)), ExactBest(3))
+
+
+WEIGHTS = Weights(DRAFTER.arrays)
+
+
+def start(model):
+    rng = np.random.default_rng(7)
+    lengths = np.array([6, 2, 8, 1])
+    prompts = rng.integers(1, 13, (4, 8))
+    arrays = prompts, lengths, lengths + np.array([12, 5, 0, 9])
+    return prefill(
+        model,
+        WEIGHTS,
+        DRAFTER,
+        *(jnp.asarray(array, jnp.int32) for array in arrays),
+        (0, jnp.arange(4)),
+        options=OPTIONS,
+        max_calls=12,
+    )
+
+
+def test_cache_always_holds_the_keys_of_the_text():
+    """The cache after block decoding equals that of one pass over the text."""
+    model = make_model(1)
+    final = decode_on_device(model, WEIGHTS, DRAFTER, start(model), OPTIONS)
+    # A row that is finished from the beginning does not change.
+    assert (final.calls[2], final.lengths[2]) == (0, 8)
+    values = np.asarray(final.cache.values)
+    for row, length in enumerate(final.lengths.tolist()):
+        tokens = np.asarray(final.tokens)[row : row + 1, :length]
+        _, _, new, _ = read_texts(model, jnp.asarray(tokens))
+        np.testing.assert_allclose(
+            values[:, row, :, :length],
+            new.values[:, 0].swapaxes(1, 2),
+            atol=1e-4,
+            err_msg=str(row),
+        )
+
+
+def test_loop_donates_its_state_and_never_leaves_the_device():
+    model = make_model(0)
+    state = start(model)
+    compiled = decode_on_device.lower(model, WEIGHTS, DRAFTER, state, OPTIONS).compile()
+    cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.cache))
+    assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
+    assert "callback" not in compiled.as_text()
+    with jax.transfer_guard("disallow"):
+        final = decode_on_device(model, WEIGHTS, DRAFTER, state, OPTIONS)
+        jax.block_until_ready(final)
+    assert final.done.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("heads/tree:24:min_prob=0.1+lookup:4", 12),
+        pytest.param("heads/best:9", 16, marks=pytest.mark.exhaustive),
+        pytest.param("lookup:5", 1, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_passes_over_fewer_nodes_change_nothing(monkeypatch, name, size):
+    """Passes of several sizes against passes over all nodes."""
+    decoder = Decoder(make_model(3), width=3)
+    options = DecodeOptions(max_new_tokens=24)
+    prompts = make_prompts([4, 11, 7])
+    method = parse_method(name)
+    fewer = decoder.decode(method, prompts, options)
+    sizes = []
+
+    def one_size(drafter, tree):
+        sizes.append(tree.size)
+        return (tree.size,)
+
+    # The loop is traced anew, with passes of one size, and is forgotten afterwards.
+    monkeypatch.setattr(verification, "tree_sizes", one_size)
+    decode_on_device.clear_cache()
+    all_nodes = decoder.decode(method, prompts, options)
+    decode_on_device.clear_cache()
+    assert sizes
+    nodes = np.concatenate([text.nodes for text in fewer])
+    assert nodes.min() <= size < nodes.max()
+    assert_same(fewer, all_nodes, *STEPS)

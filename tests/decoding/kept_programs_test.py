@@ -6,11 +6,6 @@ import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
-PROCESS = """
-import json
-import numpy as np
 from bpd_jax.base import compiled
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.decoding import decode_loop
@@ -21,69 +16,68 @@ from bpd_jax.decoding.refill import decode_refilled
 from bpd_jax.drafting.assets import Assets
 from tests.decoding import random_models as random
 
-traced, look = [], decode_loop.look
-
-def counted(*arguments):
-    traced.append(1)
-    return look(*arguments)
-
-decode_loop.look = counted
-compiled._LEAST_SECONDS = 0.0
-keep_compiled()
-model = random.make_model(2, 4, 14, num_layers=1, max_length=64)
-assets = Assets(
-    ngram=random.make_ngram(14),
-    draft_model=random.make_model(3, 1, 14, num_layers=1, max_length=80),
-    markov=random.make_refiner("markov", 14),
-    drafter=random.make_drafter(model, seed=5),
-    eagle=random.make_eagle(model),
-)
-decoder = Decoder(model, width=3, assets=assets)
-rng = np.random.default_rng(0)
-prompts = [rng.integers(1, 14, 2 + n).astype(np.int32) for n in range(3)]
-texts = {}
-for name, options in (
-    ("greedy", {}),
-    ("greedy", {"temperature": 0.8, "seed": 3}),
-    ("heads/tree:6+lookup:3", {}),
-    ("block+markov/tree:6", {"end_of_text": (3, 5)}),
-    ("block/tree:4:price=1.2", {}),
-    ("eagle:2", {}),
-    ("draft_model:2:drafts=2", {"temperature": 0.8, "seed": 3}),
-    ("ngram_fst:3", {}),
-):
-    chosen = DecodeOptions(max_new_tokens=12, batch_size=2, **options)
-    found = decoder.decode(parse_method(name), prompts, chosen)
-    texts[f"{name} {options}"] = [
-        [text.output_ids.tolist(), text.accepted.tolist()] for text in found
-    ]
-task = decoder.task(parse_method("block/tree:4"), chosen)
-texts["refilled"] = [
-    [index, text.tolist()]
-    for index, text, _ in decode_refilled(task, prompts, range(3))
-]
-print(json.dumps([texts, len(traced)]))
-"""
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def run(**variables):
-    """Texts by method, and the number of loops that were traced."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        text=True,
+def decode():
+    """Tokens of some methods: on the device, drawn with a small model, on the host."""
+    model = random.make_model(2, 4, 14, num_layers=1, max_length=64)
+    assets = Assets(
+        ngram=random.make_ngram(14),
+        draft_model=random.make_model(3, 1, 14, num_layers=1, max_length=80),
+        markov=random.make_refiner("markov", 14),
+        drafter=random.make_drafter(model, seed=5),
     )
-    return json.loads(done.stdout)
+    decoder = Decoder(model, width=3, assets=assets)
+    prompts = random.make_prompts([2, 3, 4], 14)
+    texts = []
+    for name, options in (
+        ("block+markov/tree:6", {"end_of_text": (3, 5)}),
+        ("draft_model:2:drafts=2", {"temperature": 0.8, "seed": 3}),
+        ("ngram_fst:3", {}),
+    ):
+        chosen = DecodeOptions(max_new_tokens=12, batch_size=2, **options)
+        texts += [
+            [text.output_ids.tolist(), text.accepted.tolist()]
+            for text in decoder.decode(parse_method(name), prompts, chosen)
+        ]
+    task = decoder.task(parse_method("block/tree:4"), chosen)
+    refilled = decode_refilled(task, prompts, range(3))
+    return texts + [[index, text.tolist()] for index, text, _ in refilled]
+
+
+def main():
+    """Prints the texts, and the number of loops that were traced."""
+    traced, look = [], decode_loop.look
+
+    def counted(*arguments):
+        traced.append(1)
+        return look(*arguments)
+
+    decode_loop.look = counted
+    compiled._LEAST_SECONDS = 0.0
+    keep_compiled()
+    print(json.dumps([decode(), len(traced)]))
 
 
 def test_texts_are_those_of_jit(tmp_path, monkeypatch):
-    by_jit, _ = run(JAX_COMPILATION_CACHE_DIR="")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    first, traced = run(XDG_CACHE_HOME=str(tmp_path))
-    again, traced_again = run(XDG_CACHE_HOME=str(tmp_path))
-    assert len(by_jit) == 9
-    assert by_jit == first == again
-    assert (traced, traced_again) == (8, 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = "from tests.decoding.kept_programs_test import main; main()"
+    first, again = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                check=True,
+                cwd=ROOT,
+                env=dict(os.environ),
+                stdout=subprocess.PIPE,
+                text=True,
+            ).stdout
+        )
+        for _ in range(2)
+    )
+    texts, traced = first
+    assert traced > 0
+    assert again == [texts, 0]
+    assert decode() == texts

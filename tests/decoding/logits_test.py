@@ -2,19 +2,21 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.logits import adjusted, texts_of_nodes
+from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.drafting.assets import Assets
-from bpd_jax.drafting.draft_tree import DraftTree
-from bpd_jax.models.attention import causal_mask
-from tests.decoding.random_models import make_drafter, make_model, make_ngram
+from tests.decoding.random_models import (
+    make_drafter,
+    make_model,
+    make_ngram,
+    read_texts,
+)
 
 V = 14
 OPTIONS = [
@@ -77,20 +79,6 @@ def test_adjustments_are_those_of_transformers(changes):
         np.testing.assert_allclose(got[row, node], want, rtol=1e-5)
 
 
-def test_text_of_a_node_is_that_of_its_path():
-    tree = DraftTree(
-        tokens=jnp.array([[5, 6, 7, 8]]),
-        parents=jnp.array([[-1, 0, 1, 0]]),
-        depths=jnp.array([[0, 1, 2, 1]]),
-        ranks=jnp.zeros((1, 4), int),
-        valid=jnp.ones((1, 4), bool),
-    )
-    tokens = jnp.array([[1, 2, 0, 0, 0, 0]])
-    texts, lengths = texts_of_nodes(tokens, jnp.array([2]), tree, 3)
-    shown = [t[:n].tolist() for t, n in zip(texts[0], lengths[0], strict=True)]
-    assert shown == [[1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 7], [1, 2, 5, 8]]
-
-
 @pytest.fixture(scope="module")
 def decoder():
     model = make_model(3, 4, V, num_layers=1, max_length=64)
@@ -99,28 +87,17 @@ def decoder():
     return Decoder(model, width=3, assets=assets)
 
 
-@jax.jit
-def all_logits(model, tokens):
-    positions = jnp.arange(tokens.shape[1])[None]
-    mask = causal_mask(jnp.ones_like(tokens))
-    hidden, *_ = model.forward(tokens, positions, mask)
-    return model.next_token_logits(hidden)
-
-
 def naive(decoder, prompt, options, count):
     """One pass over the whole text for every token."""
     text = list(prompt)
     for _ in range(count):
         # Of one length, so that one program is compiled.
         tokens = jnp.asarray([text + [0] * (len(prompt) + count - len(text))])
-        logits = all_logits(decoder.model, tokens)[0, len(text) - 1]
+        logits = read_texts(decoder.model, tokens)[0][0, len(text) - 1]
         text.append(int(reference(logits, text, len(prompt), options).argmax()))
         if text[-1] == options.end_of_text:
             break
     return text[len(prompt) :]
-
-
-METHODS = ["heads+ngram/tree:6", "block/tree:5+lookup:3"]
 
 
 def test_every_method_decodes_the_adjusted_text(decoder):
@@ -130,8 +107,9 @@ def test_every_method_decodes_the_adjusted_text(decoder):
     assert want != naive(decoder, prompt.tolist(), DecodeOptions(), 12)
     sampled = dataclasses.replace(options, temperature=1.0, min_p=0.05)
     [plain] = decoder.decode(parse_method("greedy"), [prompt], sampled)
-    for name in METHODS:
-        [output] = decoder.decode(parse_method(name), [prompt], options)
-        assert output.output_ids.tolist() == want, name
-        [output] = decoder.decode(parse_method(name), [prompt], sampled)
-        assert output.output_ids.tolist() == plain.output_ids.tolist(), name
+    for name, chosen, tokens in (
+        ("heads+ngram/tree:6", options, want),
+        ("block/tree:5+lookup:3", sampled, plain.output_ids.tolist()),
+    ):
+        [output] = decoder.decode(parse_method(name), [prompt], chosen)
+        assert output.output_ids.tolist() == tokens, name

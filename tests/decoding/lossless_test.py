@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.decoding import generate
+from bpd_jax.decoding import decode_loop, generate
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
@@ -23,7 +23,6 @@ from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.evaluation.equality import differences, first_difference
 from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.quantized import expanded
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS
 from tests.decoding.random_models import (
@@ -117,12 +116,6 @@ DRAFTERS = [
 ]
 
 
-def often(names):
-    """All methods; those that are not in `names` are marked exhaustive."""
-    mark = pytest.mark.exhaustive
-    return [n if n in names else pytest.param(n, marks=mark) for n in METHODS]
-
-
 def test_all_parts_and_aliases_are_covered():
     names = [*METHODS, "greedy", "auto"]
     methods = [parse_method(name) for name in names]
@@ -212,7 +205,9 @@ def check_all(make_decoder, name, examples, *, forms=1, **options):
     assert any(serial < tokens for tokens, serial in calls)
 
 
-@pytest.mark.parametrize("name", often(DISTINCT))
+@pytest.mark.parametrize(
+    "name", [*DISTINCT, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ALIKE)]
+)
 def test_trees_in_a_batch(make_decoder, name):
     check_all(make_decoder, name, 3, batch_size=5)
 
@@ -272,107 +267,55 @@ GEMMA = {
 }
 
 
-@pytest.mark.parametrize(
-    "trunk, name",
-    [(LLAMA, "medusa:8"), (GEMMA, "block:3+neural/tree:6+lookup:4")],
-    ids=["llama", "gemma"],
-)
-def test_architectures(make_decoder, trunk, name):
-    check_all(lambda seed: make_decoder(seed, **trunk), name, 2, batch_size=5)
-
-
 # Rows of a whole number of blocks.
 BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 
 
 @pytest.mark.parametrize(
-    "name, devices", [("medusa:8", 1), ("block+ngram/tree:6:price=1.2", 8)]
+    "fields, name, devices",
+    [
+        ({"draft_vocabulary": 7}, "markov:3", 1),
+        ({"draft_vocabulary": 7}, "hydra:3", 1),
+        ({"block_size": 2}, "zero_gram:3", 1),
+        ({"block_size": 7}, "zero_gram:3", 1),
+        (LLAMA, "medusa:8", 1),
+        (GEMMA, "block:3+neural/tree:6+lookup:4", 1),
+        (BLOCKS, "medusa:8", 1),
+        (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
+    ],
+    ids=str,
 )
-def test_quantized_weights(make_decoder, name, devices):
+def test_other_models(make_decoder, fields, name, devices):
     make = make_decoder if devices == 1 else sharded(make_decoder)
-    check_all(lambda seed: make(seed, **BLOCKS), name, 2, batch_size=5)
-
-
-# GPT-2, Llama, and all further options.
-INTEGERS = {
-    "gpt2": {"d_model": 32, "d_ff": 64},
-    "llama": BLOCKS,
-    "gemma": {**GEMMA, "d_model": 32, "d_ff": 64},
-}
+    check_all(lambda seed: make(seed, **fields), name, 2, batch_size=5)
 
 
 @pytest.mark.skipif(lanes() is None, reason="no integer products on this processor")
 @pytest.mark.parametrize(
-    "trunk, name",
+    "fields, name, verification",
     [
-        ("gpt2", "zero_gram:4"),
-        ("llama", "block:3+neural/tree:6+lookup:4"),
-        ("gemma", "medusa:8"),
-        ("gemma", "block:3+neural/tree:6+lookup:4"),
+        ({}, "zero_gram:4", BATCHED),
+        (BLOCKS, "block:3+neural/tree:6+lookup:4", TREE),
+        (GEMMA, "medusa:8", TREE),
     ],
+    ids=["gpt2", "llama", "gemma"],
 )
-def test_integer_products(make_decoder, trunk, name):
+def test_integer_products(make_decoder, fields, name, verification):
     """Rounding activations to 8 bits turns the least difference into a whole step."""
-    fields = {**INTEGERS[trunk], "int8": True, "products": True}
-    options = {"verification": BATCHED if name == "zero_gram:4" else TREE}
+    sizes = {"d_model": 32, "d_ff": 64, "int8": True, "products": True}
 
     def make(seed):
-        decoder = make_decoder(seed, **fields)
+        decoder = make_decoder(seed, **{**fields, **sizes})
         assert decoder.model.precision == "int8"
         assert decoder.default_method.search == Tree(8, price=1.6)
         return decoder
 
-    check_all(make, name, 2, batch_size=5, **options)
-
-
-def test_quantized_weights_give_the_text_of_their_values(make_decoder):
-    prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14)]
-    options = DecodeOptions(max_new_tokens=24, batch_size=4)
-    decoder = make_decoder(3, **BLOCKS)
-    params = expanded(decoder.model.params)
-    plain = Decoder(decoder.model.with_params(params), width=3)
-    texts = [
-        d.decode(parse_method("greedy"), prompts, options) for d in (decoder, plain)
-    ]
-    assert_same(*texts, "output_ids")
-
-
-@pytest.mark.parametrize("block_size", [2, 7])
-def test_any_number_of_heads(make_decoder, block_size):
-    def make(seed):
-        return make_decoder(seed, block_size)
-
-    check_all(make, "zero_gram:3", 3, batch_size=5)
+    check_all(make, name, 2, batch_size=5, verification=verification)
 
 
 def sharded(make_decoder):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     return functools.partial(make_decoder, mesh=mesh)
-
-
-# One method on the device with tables, one on the host, one with an argument for every
-# row, and two of a block drafter.
-FEW = [
-    "ngram_device:3:adaptive=1",
-    "ngram_viterbi:4",
-    "oracle",
-    "block+ngram/best:3",
-    "block+markov/tree:6:price=1.2",
-]
-
-
-@pytest.mark.parametrize("name", often(FEW))
-def test_eight_devices(make_decoder, name):
-    """Five prompts in a batch of eight, that is two on each of four groups."""
-    check_all(sharded(make_decoder), name, 2, batch_size=5)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name", ["zero_gram:4", "medusa_ngram:6:search=static", "block+ngram/best:3"]
-)
-def test_chains_on_eight_devices(make_decoder, name):
-    check_all(sharded(make_decoder), name, 2, batch_size=5, verification=BATCHED)
 
 
 # Drafters with a memory of the text, in the order of what they remember: states of the
@@ -409,9 +352,16 @@ def test_drafts_do_not_depend_on_the_columns_that_are_read(
     monkeypatch.setattr(generate, "padded_length", lambda n: -(-n // 8) * 8)
     whole = decoder.decode(method, prompts, options)
     monkeypatch.setattr(generate, "_SHORTEST_READ", 8)
-    columns = [generate.columns_to_read(prompts, [row], 32) for row in range(5)]
-    assert columns == [8, 8, 16, 8, 32]
+    read, run = [], decode_loop.run_prompts
+
+    def counted(model, layers, prompts, lengths, columns):
+        read.append(columns)
+        return run(model, layers, prompts, lengths, columns)
+
+    monkeypatch.setattr(decode_loop, "run_prompts", counted)
     parts = decoder.decode(method, prompts, options)
+    # The first calls compile the programs.
+    assert read[-5:] == [8, 8, 16, 8, 32] or devices == 8
     assert_same(parts, whole, "output_ids", "accepted", "proposed")
 
 

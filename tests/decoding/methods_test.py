@@ -27,26 +27,12 @@ from tests.decoding.random_models import make_model, make_ngram
     "text, composed, label",
     [
         ("greedy", "none", "Greedy"),
-        ("bpd", "heads/greedy", "BPD"),
         ("bpd:heads=2", "heads:2/greedy", "BPD (heads 2)"),
-        ("zero_gram:16", "heads/best:16", "16-best 0-gram"),
-        ("ngram:1", "heads+ngram/best:1", "1-best 3-gram"),
         ("ngram_fst:4", "heads+ngram/best:4:engine=fst", "4-best 3-gram (fst)"),
-        (
-            "ngram:4:k=8:alpha=0.5",
-            "heads:k=8+ngram:alpha=0.5/best:4",
-            "4-best 3-gram (k 8, alpha 0.5)",
-        ),
         (
             "ngram:32:search=best:adaptive=1",
             "heads+ngram:adaptive=1/tree:32",
             "Tree of 32, 3-gram (adaptive)",
-        ),
-        ("ngram:1:search=greedy", "heads+ngram/greedy", "Greedy walk, 3-gram"),
-        (
-            "ngram:16:search=beam",
-            "heads+ngram/beam:16",
-            "16-best 3-gram (search beam)",
         ),
         (
             "neural_ngram:2:alpha=0.7:beta=0.3",
@@ -66,8 +52,11 @@ from tests.decoding.random_models import make_model, make_ngram
         ("hydra:6:search=best", "hydra/tree:6", "Tree of 6, Hydra"),
         ("prompt_lookup:4:match=2", "lookup:4:match=2", "Prompt lookup of 4 (match 2)"),
         ("draft_model:3:drafts=2", "draft_model:3/chains:2", "Draft model, 3 tokens"),
-        ("draft_model:3:search=best", "draft_model:3/tree:4", "Tree of 4, Draft model"),
-        ("oracle", "heads/oracle", "Oracle"),
+        (
+            "draft_model:3+neural/chains:2",
+            "draft_model:3+neural/chains:2",
+            "Draft model, 3 tokens, neural, 2 chains",
+        ),
     ],
 )
 def test_aliases(text, composed, label):
@@ -113,10 +102,8 @@ def test_settings_of_compositions_are_changed_as_those_of_aliases():
     assert lookup.name == "block/tree:8+lookup:8:match=2"
 
 
-@pytest.mark.parametrize("text", ["heads+markov+ngram:alpha=0.5/tree:32+lookup:8"])
-def test_parts_compose(text):
-    method = parse_method(text)
-    assert method.name == text
+def test_parts_compose():
+    method = parse_method("heads+markov+ngram:alpha=0.5/tree:32+lookup:8")
     assert [part.name for part in method.all_parts] == [
         "heads",
         "markov",
@@ -134,11 +121,6 @@ def test_parts_compose(text):
     assert method.without("alpha").composed == "heads+markov+ngram/tree:32+lookup:8"
 
 
-def test_labels_of_chains_name_the_refiners():
-    label = parse_method("draft_model:3+neural/chains:2").label()
-    assert label == "Draft model, 3 tokens, neural, 2 chains"
-
-
 def test_numbers_and_searches_have_defaults():
     assert parse_method("ngram").count == 1
     assert parse_method("medusa").count == 32
@@ -150,55 +132,35 @@ def test_numbers_and_searches_have_defaults():
     "text, message",
     [
         ("", "unknown method"),
-        ("BPD", "unknown method"),
         ("medusa_ngrams", "did you mean medusa_ngram"),
         ("heads+ngarm/best:4", "no refiner 'ngarm'.*did you mean ngram"),
-        ("heads+ngram/bset:4", "no search 'bset'.*did you mean best"),
         ("ngram:0", "1 to 1024"),
-        ("ngram:", "an integer from 1 to 1024, not ''"),
-        ("ngram:5000", "1 to 1024"),
         ("bpd:4", "takes no number"),
         ("ngram:4:p=3", "do not have the setting p"),
         ("ngram:4:k", "'k' is not a setting"),
         ("ngram:4:k=3:k=4", "each once"),
-        ("heads:k=3:k=4/best:2", "each once"),
         ("ngram:4:k=0", "k must be an integer"),
-        ("ngram:4:k=many", "k must be an integer"),
-        ("ngram:4:alpha=-1", "alpha must be a finite number of at least 0"),
         ("ngram:4:alpha=nan", "alpha must be a finite number"),
         ("ngram:4:search=greedy", "one path"),
-        ("draft_model:4:drafts=2:search=greedy", "one path"),
         ("medusa:8:search=beam", "static or best"),
-        ("ngram:4:search=fast", "search must be one of"),
-        ("ngram:4:search=best:normalise=1", "do not have the setting normalise"),
-        ("medusa_neural:8:order=rank", "one of path, block"),
-        ("medusa_neural:8:search=best:order=block", "not have the setting order"),
         ("heads+ngram+ngram/best:2", "once only"),
-        ("heads/best:4+heads", "no source 'heads'"),
         ("heads+lookup:4/best:4", "after the search"),
         ("heads/best:4+lookahead:3", "only one lookup"),
         ("lookup:4/best:4", "complete method"),
-        ("none+ngram", "complete method"),
         (
             "ngram/best:4",
             "no method or source 'ngram'; ngram is a refiner, as in heads",
         ),
         ("tree:4", "tree is a search, as in heads.ngram/tree"),
         ("heads+block/tree:4", "no refiner 'block'; block is a source"),
-        ("prompt_lookup:4:match=33", "match must be an integer from 1 to 32"),
         ("eagle/tree:8:price=1.5", "eagle must read the tokens of every call"),
         ("heads+neural/tree:8:price=1.5", "neural must read the tokens"),
-        ("lookahead:4:order=1", "order must be an integer from 2 to 32"),
-        ("prompt_lookup:4:k=2", "do not have the setting k"),
-        ("ngram:4:drafts=3", "'drafts=3' is not a setting of ngram"),
         ("neural:2:search=exact", "an exact search needs refiners with finitely"),
         ("heads/best:k=2", "'k' is not a setting of best, which takes paths"),
         ("ngram:" + "9" * 900, "from 1 to 1024"),
         ("heads/best:" + "9" * 5000, "at most 1000 characters, not 5011"),
         (16, "must be a name such as ngram:16, not 16"),
-        ("bpd:lookup=0", "must be an integer from 1 to 1024"),
         ("hydra+ngram/tree:16", "ngram needs a lattice source, but .* of hydra"),
-        ("draft_model+recurrent/best:2", "recurrent needs a lattice source"),
         ("hydra/oracle", "the oracle needs a lattice source"),
     ],
 )
@@ -263,17 +225,14 @@ def test_help_names_every_part_setting_and_alias():
     "name, message",
     [
         ("ngram:2", "needs an n-gram model: build one with"),
-        ("medusa_ngram", "needs an n-gram model"),
         ("neural", "needs a small language model"),
-        ("draft_model", "needs a smaller language model"),
         ("hydra", "needs a trained hydra refiner: train one with"),
-        ("markov", "needs a trained markov refiner"),
         ("zero_gram:65", "asks for 65 drafts, but the lattice of 4 heads and 4"),
         ("zero_gram:4:k=14", "asks for 14 candidates, but there are only 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
         ("auto", "auto is not a method by itself"),
-        ("hydra+neural/best:2", "needs a trained hydra"),
         ("heads+ngram/oracle", "refiners change nothing"),
+        ("lookahead:200", "verifies 1200 tokens in every serial call"),
     ],
 )
 def test_methods_without_their_assets_are_refused(name, message):
@@ -287,6 +246,15 @@ def test_a_tree_counts_nodes_where_there_are_few_paths():
     assert decoder.drafter(parse_method("zero_gram:2:k=1:search=best")).max_nodes == 2
     with pytest.raises(UserError, match="asks for 2 drafts, but the lattice"):
         decoder.drafter(parse_method("zero_gram:2:k=1"))
+
+
+def test_drawn_drafts_cannot_be_combined_with_lookup():
+    decoder = Decoder(make_model(0), width=4)
+    speculative = DecodeOptions(temperature=1.0, acceptance="speculative")
+    with pytest.raises(UserError, match="cannot be combined with lookup"):
+        decoder.drafter(parse_method("medusa:8:lookup=4"), speculative)
+    # Deterministic drafts can.
+    decoder.drafter(parse_method("zero_gram:2:lookup=4"), speculative)
 
 
 def test_assets_must_fit_the_model():
@@ -310,29 +278,18 @@ def test_assets_must_fit_the_model():
     "fields, message",
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
-        ({"temperature": -1.0}, "temperature must be"),
-        ({"batch_size": 0}, "batch_size must be"),
         ({"seed": 2**32}, "seed must be"),
         ({"end_of_text": "</s>"}, "end_of_text must be"),
-        ({"top_k": 0}, "top_k must be"),
-        ({"top_p": 0.0}, "top_p must be"),
-        ({"acceptance": "lossy"}, "acceptance must be"),
         ({"acceptance": "speculative"}, "give a temperature above 0"),
-        ({"verification": "none"}, "verification must be"),
-        ({"stop": ("",)}, "stop must be"),
         ({"stop": "end"}, "stop must be"),
-        ({"stop": (1,)}, "stop must be"),
         ({"temperature": "hot"}, "temperature must be"),
-        ({"temperature": float("inf")}, "temperature must be"),
         ({"temperature": 1e-300}, "temperature must be 0"),
         ({"stop": ("a", "\udcff")}, "stop must be UTF-8"),
         ({"top_p": 1.5}, "top_p must be"),
-        ({"acceptance": "typical"}, "typical acceptance needs sampling"),
         (
             {"acceptance": "speculative", "temperature": 1.0, "stride": 1},
             "speculative acceptance cannot be combined with stride",
         ),
-        ({"typical_epsilon": -0.1}, "typical_epsilon must be"),
         ({"typical_delta": 1.5}, "typical_delta must be"),
     ],
 )

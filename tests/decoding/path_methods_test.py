@@ -6,6 +6,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import SPECULATIVE, DecodeOptions
+from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from tests.decoding.random_models import (
     make_model,
@@ -30,17 +31,6 @@ def prompts():
     return make_prompts([5, 1, 30])
 
 
-def test_reach_of_the_small_model_includes_lookup(decoder):
-    def reach(name):
-        drafter = decoder.drafter(parse_method(name))
-        return getattr(drafter, "first", drafter).paths.others[0].small.reach
-
-    assert reach("neural") == LENGTH
-    assert reach("neural:lookup=1") == LENGTH
-    # The certain token and six copied ones.
-    assert reach("neural:lookup=6") == 7
-
-
 @pytest.mark.parametrize("acceptance", ["exact", SPECULATIVE])
 def test_draft_model_equal_to_the_model_is_always_accepted(prompts, acceptance):
     model = make_model(0, block_size=1, num_layers=1)
@@ -63,8 +53,6 @@ def test_draft_model_equal_to_the_model_is_always_accepted(prompts, acceptance):
         ("draft_model:4:k=2:drafts=3", "different first tokens"),
         ("draft_model:600:drafts=2", "more than 1024"),
         ("draft_model:4:k=14", "13 tokens"),
-        ("neural:2:search=exact", "search=beam"),
-        ("medusa_ngram:8:normalise=0", "not have the setting normalise"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(decoder, name, message):
@@ -77,19 +65,13 @@ def test_settings_that_do_not_fit_are_refused(decoder, name, message):
     [
         ("markov", "hydra", LENGTH, "pass it as --hydra"),
         ("hydra", "hydra", 5, "5 heads"),
-        ("recurrent", None, LENGTH, "train one with"),
     ],
 )
 def test_refiners_that_do_not_fit_are_refused(kind, refiner_kind, heads, message):
     model = make_model(0, block_size=LENGTH, num_layers=1)
-    refiner = refiner_kind and make_refiner(refiner_kind, heads=heads)
-
-    def build():
-        decoder = Decoder(model, width=WIDTH, assets=Assets(**{kind: refiner}))
-        return decoder.drafter(parse_method(kind))
-
+    assets = Assets(**{kind: make_refiner(refiner_kind, heads=heads)})
     with pytest.raises(UserError, match=message):
-        build()
+        Decoder(model, width=WIDTH, assets=assets).drafter(parse_method(kind))
 
 
 @pytest.mark.parametrize("name", ["neural", "draft_model"])
@@ -105,3 +87,19 @@ def test_texts_longer_than_the_small_model_reads_are_refused(prompts, name):
             run(parse_method(name), prompts, options)
     with pytest.raises(UserError, match="prompt 1 has 30 tokens"):
         decoder.stream(parse_method(name), prompts[2], options)
+
+
+def test_the_lattice_is_no_wider_than_the_draft_vocabulary():
+    # The vocabulary has 13 tokens, so that a decoder may have a width of 8.
+    model = make_model(draft_vocabulary=7)
+    refiners = {kind: make_refiner(kind) for kind in ("markov", "hydra")}
+    decoder = Decoder(model, width=8, assets=Assets(ngram=make_ngram(), **refiners))
+    for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "hydra:3", "oracle"):
+        with pytest.raises(UserError, match=r"lattice_width = 8 .* only 7 tokens"):
+            decoder.drafter(parse_method(name))
+        decoder.drafter(parse_method(f"{name}:k=7"))
+    for name in ("greedy", "bpd", "prompt_lookup:3"):
+        decoder.drafter(parse_method(name))
+    options = DecodeOptions(max_new_tokens=4)
+    texts = decoder.decode(parse_method("greedy"), make_prompts([5]), options)
+    assert record(decoder, texts, options, width=10).model.width == 7

@@ -13,11 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding import loading
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner
@@ -87,13 +85,9 @@ def test_a_folder_decodes_without_and_with_heads(folder):
     greedy = api.generate(plain, prompts, "greedy", **options)
     assert plain.decoder().default_method == prompt_lookup()
     assert headed.decoder().default_method == bpd()
-    for lm, method in (
-        (plain, None),
-        (headed, "greedy"),
-        (headed, None),
-    ):
-        drafted = api.generate(lm, prompts, method, **options)
-        assert drafted[0].method == parse_method(method or lm.decoder().default_method)
+    for lm in (plain, headed):
+        drafted = api.generate(lm, prompts, None, **options)
+        assert drafted[0].method == lm.decoder().default_method
         for a, b in zip(greedy, drafted, strict=True):
             assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
 
@@ -103,15 +97,6 @@ def test_fingerprint_is_stable():
     loaded = load_model(str(GOLDEN / "llama"))
     key = fingerprint(loaded.config, loaded.params)
     assert key == "644efe10fd8b7719"
-
-
-def test_heads_of_any_folder_must_fit_the_model(folder, tmp_path):
-    loaded = load_model(str(folder))
-    write_heads(loaded, tmp_path / "mine")
-    assert load_model(str(folder), str(tmp_path / "mine")).config.block_size == 4
-    write_heads(loaded, tmp_path / "others", base="0123456789abcdef")
-    with pytest.raises(UserError, match="0123456789abcdef"):
-        load_model(str(folder), str(tmp_path / "others"))
 
 
 def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
@@ -134,10 +119,9 @@ def test_accuracies_of_other_heads_are_not_used(folder, tmp_path):
     assert find_tuning(load_model(str(folder))) is None
     shutil.copytree(tmp_path / "other", run_folder / "heads")
     assert find_tuning(load_model(str(folder))) is None
-    for damaged in ("{", "[]", '{"format": 2}'):
-        tuning.write_text(damaged)
-        with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
-            load_assets(headed)
+    tuning.write_text('{"format": 2}')
+    with pytest.raises(UserError, match=r"drafting.json .* run bpd_jax.tune again"):
+        load_assets(headed)
 
 
 def test_all_processes_have_the_tuning_of_the_first(folder, monkeypatch):
@@ -152,11 +136,10 @@ def test_damaged_accuracies_are_reported(folder, tmp_path):
     write_heads(load_model(str(folder)), tmp_path / "heads")
     header = tmp_path / "heads" / "heads.json"
     fields = json.loads(header.read_text())
-    for damaged in ([0.5, 0.2], [["often"]], 3):
-        fields["facts"]["accuracies"] = damaged
-        header.write_text(json.dumps(fields))
-        with pytest.raises(UserError, match=r"heads\.json has no valid accuracies"):
-            load_model(str(folder), str(tmp_path / "heads"))
+    fields["facts"]["accuracies"] = [["often"]]
+    header.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"heads\.json has no valid accuracies"):
+        load_model(str(folder), str(tmp_path / "heads"))
 
 
 def test_refiners_of_another_model_are_refused(folder, tmp_path):
@@ -225,18 +208,7 @@ def test_missing_model_package_is_reported(monkeypatch):
         load_model("smollm2")
 
 
-def test_user_assets_take_precedence_over_shipped_ones(folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(loading, "SHIPPED", tmp_path / "shipped")
-    loaded = load_model(str(folder))
-    for name in ("shipped", "mine"):
-        (tmp_path / name / "ngram").mkdir(parents=True)
-    folders = (tmp_path / "mine", tmp_path / "shipped")
-    with_folders = dataclasses.replace(loaded, asset_folders=folders)
-    assert with_folders.find_asset("ngram") == tmp_path / "mine" / "ngram"
-    assert with_folders.find_asset("rescorer") is None
-
-
-def test_results_of_runs_in_asset_folders_are_found(folder, tmp_path):
+def test_results_of_runs_take_precedence_over_shipped_assets(folder, tmp_path):
     loaded = load_model(str(folder))
     folders = (tmp_path / "mine", tmp_path / "shipped")
     loaded = dataclasses.replace(loaded, asset_folders=folders)
@@ -245,6 +217,7 @@ def test_results_of_runs_in_asset_folders_are_found(folder, tmp_path):
         path.mkdir(parents=True)
     (run / "config.gin").touch()
     # The run is not finished.
+    assert loaded.find_asset("rescorer") is None
     assert loaded.find_asset("drafter") == shipped
     (run / "drafter").mkdir()
     assert loaded.find_asset("drafter") == run / "drafter"

@@ -1,26 +1,26 @@
-"""Models to decode: random ones, and scripted ones whose acceptance is known."""
+"""Random models to decode, with drafters, refiners and n-grams."""
 
 import dataclasses
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.drafting.assets import AttachedDrafter, AttachedEagle
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.drafting.assets import Assets, AttachedDrafter, AttachedEagle
 from bpd_jax.models import cpu
+from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.heads_files import save_heads
-from bpd_jax.models.model import Model, top_candidates
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import replicated
 from bpd_jax.models.quantized import is_quantized, rounded
 from bpd_jax.models.refiner_files import LoadedRefiner
@@ -31,71 +31,13 @@ from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class ScriptedModel:
-    """A model that always continues with a script, whatever it has read.
-
-    Position p of the text is followed by `script[p]`; head j ≥ 2 at position p
-    guesses `script[p + j - 1]` where `right[j - 2]` divides p, else a wrong token.
-    """
-
-    script: tuple[int, ...]
-    right: tuple[int, ...]
-    vocab_size: int = 50
-
-    mesh = None
-
-    @property
-    def block_size(self) -> int:
-        return len(self.right) + 1
-
-    @property
-    def config(self):
-        trunk = types.SimpleNamespace(max_length=1000, vocab_size=self.vocab_size)
-        return types.SimpleNamespace(trunk=trunk, draft_vocab_size=self.vocab_size)
-
-    def empty_cache(self, batch, slots):
-        return KVCache(
-            keys=(jnp.zeros((batch, 1, 1, slots)),),
-            values=(jnp.zeros((batch, 1, slots, 1)),),
-            lengths=jnp.zeros(batch, jnp.int32),
-        )
-
-    def forward(self, tokens, positions, mask, cache=None, *, layers=()):
-        kv = tokens[None, :, :, None, None].astype(jnp.float32)
-        hidden = positions[..., None].astype(jnp.float32)
-        return hidden, KeyValues(kv, kv), jnp.zeros((*tokens.shape, 0))
-
-    def next_token_logits(self, hidden):
-        return self._one_hot(self.greedy_tokens(hidden))
-
-    def greedy_tokens(self, hidden):
-        return self._script(hidden[..., 0].astype(jnp.int32))
-
-    head_features = ()
-
-    def block_candidates(self, hidden, block_size, width, *conditions):
-        position = hidden[..., 0].astype(jnp.int32)
-        heads = []
-        for ahead, divisor in enumerate(self.right, start=1):
-            guess = self._script(position + ahead)
-            wrong = (guess + 1) % self.vocab_size
-            heads.append(jnp.where(position % divisor == 0, guess, wrong))
-        logits = jnp.stack([self._one_hot(head) for head in heads], axis=-2)
-        return top_candidates(logits[:, : block_size - 1], width)
-
-    def _script(self, position):
-        return jnp.asarray(self.script)[jnp.minimum(position, len(self.script) - 1)]
-
-    def _one_hot(self, token):
-        return 10.0 * (token[..., None] == jnp.arange(self.vocab_size))
-
-
 # Equal models are made once: finding out their shapes takes longer than decoding.
 @functools.cache
-def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
-    """A small transformer with random parameters, and logits well apart."""
+def make_model(seed=0, block_size=4, vocab_size=13, draft_vocabulary=None, **trunk):
+    """A small transformer with random parameters, and logits well apart.
+
+    With a draft vocabulary, every second token is in it.
+    """
     fields = {"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2}
     config = BlockwiseConfig(
         TransformerConfig(vocab_size, **{**fields, "max_length": 160, **trunk}),
@@ -112,6 +54,12 @@ def make_model(seed=0, block_size=4, vocab_size=13, **trunk):
                 target[name] = jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
 
     fill(_shapes(config), params)
+    if draft_vocabulary:
+        heads = dataclasses.replace(config.heads, draft_vocabulary=draft_vocabulary)
+        ids = np.arange(0, vocab_size, 2, dtype=np.int32)[:draft_vocabulary]
+        trunk = BlockwiseConfig(config.trunk)
+        params["heads"] = random_heads(trunk, params, heads, ids)
+        config = dataclasses.replace(config, heads=heads)
     return Model(config, params)
 
 
@@ -264,6 +212,21 @@ def make_ngram(vocab_size=13):
     texts = make_prompts([60] * 10, vocab_size, seed=5)
     counts = count_ngrams(texts, order=3, vocab_size=vocab_size, end_of_text=0)
     return estimate_katz(counts)
+
+
+def make_small_decoder():
+    """A decoder with four heads of one layer, and a trigram model of random texts."""
+    model = make_model(num_layers=1, max_length=64)
+    return Decoder(model, width=6, assets=Assets(ngram=make_ngram()))
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def read_texts(model, tokens, layers=()):
+    """Logits, hidden states, keys and values, and layers, from one pass over texts."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    mask = causal_mask(jnp.ones_like(tokens))
+    hidden, new, features = model.forward(tokens, positions, mask, layers=layers)
+    return model.next_token_logits(hidden), hidden, new, features
 
 
 # The fields of a generation that do not depend on time.

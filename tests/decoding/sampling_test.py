@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,25 +17,6 @@ from bpd_jax.decoding.sampling import (
 
 SAMPLING = StepOptions(temperature=1.0)
 filter_once = jax.jit(filtered, static_argnums=1)
-
-
-def test_samples_follow_the_softmax():
-    logits = np.log([0.5, 0.3, 0.2])
-    count = 20_000
-    keys = row_keys(1, jnp.array([0]))
-    positions = jnp.arange(count)[None]
-    for temperature in (1.0, 0.5):
-        drawn = choose(
-            jnp.broadcast_to(jnp.asarray(logits), (1, count, 3)),
-            positions,
-            keys,
-            StepOptions(temperature=temperature),
-        )
-        want = np.exp(logits / temperature)
-        want /= want.sum()
-        share = np.bincount(np.asarray(drawn)[0], minlength=3) / count
-        # Four standard deviations of a share.
-        np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
 
 
 def test_the_draw_depends_on_row_and_position_alone():
@@ -80,20 +62,30 @@ def test_filters_follow_their_definitions(scores, top_k, top_p, temperature):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_choices_follow_the_filtered_logits_with_ties():
-    """Tokens 1, 2, 4 and 5 are tied at the limit of top-k, which keeps two of them."""
-    logits, count = jnp.array([3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 0.0]), 4000
+@pytest.mark.parametrize(
+    "filters, kept",
+    [
+        ({"temperature": 1.0}, 7),
+        ({"temperature": 0.5}, 7),
+        # Tokens 1, 2, 4 and 5 are tied at the limit of top-k, which keeps two of them.
+        ({"temperature": 1.0, "top_k": 4}, 4),
+        ({"temperature": 1.0, "top_k": 4, "top_p": 0.95}, 4),
+    ],
+)
+def test_choices_follow_the_filtered_logits_with_ties(filters, kept):
+    logits, count = jnp.array([3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 0.0]), 10_000
     keys, positions = row_keys(0, jnp.array([0])), jnp.arange(count)[None]
-    for top_p in (1.0, 0.95):
-        options = StepOptions(temperature=1.0, top_k=4, top_p=top_p)
-        filtered_logits = filter_once(logits, options)
-        assert jnp.flatnonzero(jnp.isfinite(filtered_logits)).tolist() == [0, 1, 2, 3]
-        rows = jnp.broadcast_to(logits, (1, count, 7))
-        drawn = choose(rows, positions, keys, options)
-        share = np.bincount(np.asarray(drawn)[0], minlength=7) / count
-        want = jax.nn.softmax(filtered_logits)
-        np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
-        assert not share[4:].any()
+    options = StepOptions(**filters)
+    filtered_logits = filter_once(logits, options)
+    finite = jnp.flatnonzero(jnp.isfinite(filtered_logits)).tolist()
+    assert finite == list(range(kept))
+    rows = jnp.broadcast_to(logits, (1, count, 7))
+    drawn = choose(rows, positions, keys, options)
+    share = np.bincount(np.asarray(drawn)[0], minlength=7) / count
+    # Four standard deviations of a share.
+    want = jax.nn.softmax(filtered_logits)
+    np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
+    assert not share[kept:].any()
 
 
 def test_rounding_changes_as_few_draws_with_top_k_as_without():

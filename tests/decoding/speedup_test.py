@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding import speedup, verification
+from bpd_jax.decoding import speedup
 from bpd_jax.decoding.call_costs import PassCosts, measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.method_text import parse_method
@@ -21,6 +21,7 @@ from bpd_jax.decoding.speedup import (
     predict,
     tuned_choice,
 )
+from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -72,17 +73,11 @@ def costs(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize(
-    "nodes, seconds",
-    [(1, 1.0), (2, 1.5), (4, 2.5), (5, 3.5), (8, 6.5), (12, 10.5)],
-)
-def test_costs_are_interpolated_and_extrapolated_linearly(nodes, seconds):
+def test_costs_are_interpolated_and_extrapolated_linearly():
     """Measured at 1, 2 and 4, with slope 1/2, and at 8, with slope 1."""
     costs = PassCosts(1, {1: 1.0, 2: 1.5, 4: 2.5, 8: 6.5})
-    assert costs.at(nodes) == pytest.approx(seconds)
-
-
-def test_single_measurement_is_used_for_all_sizes():
+    found = [costs.at(nodes) for nodes in (1, 2, 4, 5, 8, 12)]
+    assert found == pytest.approx([1.0, 1.5, 2.5, 3.5, 6.5, 10.5])
     assert PassCosts(1, {4: 2.5}).at(9) == 2.5
 
 
@@ -136,19 +131,21 @@ def test_calls_are_charged_with_the_pass_of_their_drafts(decoder, replay, costs)
 
 
 @pytest.mark.parametrize(
-    "method, sizes",
+    "method, verification, sizes",
     [
-        ("bpd", (4,)),
-        ("zero_gram:9", (12, 23)),
-        ("prompt_lookup:4", (1, 5)),
-        ("heads/tree:8+lookup:4", (8, 12)),
-        ("heads/tree:16:min_prob=0.05+lookup:8", (8, 16, 24)),
+        ("bpd", TREE, (4,)),
+        ("zero_gram:9", TREE, (12, 23)),
+        ("zero_gram:9", BATCHED, (9 * 4,)),
+        ("prompt_lookup:4", TREE, (1, 5)),
+        ("heads/tree:8+lookup:4", TREE, (8, 12)),
+        ("heads/tree:16:min_prob=0.05+lookup:8", TREE, (8, 16, 24)),
     ],
 )
-def test_passes_are_compiled_for_the_sizes_that_are_charged(decoder, method, sizes):
+def test_passes_are_compiled_for_the_sizes_that_are_charged(
+    decoder, method, verification, sizes
+):
     drafter = decoder.drafter(parse_method(method))
-    assert verification.pass_sizes(drafter, TREE) == sizes
-    assert sizes[-1] == drafter.max_nodes
+    assert pass_sizes(drafter, verification) == sizes
 
 
 def test_slow_methods_are_not_timed_and_come_last(decoder, replay, costs):
@@ -203,30 +200,6 @@ def test_one_replay_serves_all_batch_sizes(decoder, costs, monkeypatch):
     assert speedups[4] == pytest.approx(20 / max(calls))
 
 
-def test_methods_that_cannot_be_the_fastest_are_not_replayed(decoder, replay, costs):
-    """Passes are expensive, except those over the four tokens of BPD or fewer."""
-    costs(lambda size: 0.010 if size <= 4 else 1.0)
-    predictions = predict(decoder, replay, [BPD, SEVERAL], [1])[1]
-    assert {p.method: p.replayed for p in predictions} == {
-        GREEDY: True,
-        BPD: True,
-        SEVERAL: False,
-    }
-    assert predictions[-1].method == SEVERAL
-
-
-def test_batched_verification_counts_the_nodes_of_every_chain(decoder, prompts, costs):
-    costs(lambda size: 0.010)
-    options = dataclasses.replace(OPTIONS, verification=BATCHED)
-    replay = record(decoder, decoder.decode(GREEDY, prompts, options), options)
-    predictions = predict(decoder, replay, [BPD, SEVERAL], [2])[2]
-    assert {p.method: p.nodes for p in predictions} == {
-        GREEDY: 1,
-        BPD: 4,
-        SEVERAL: 9 * 4,
-    }
-
-
 def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     """Two rows become four; the real measurements run on a mesh too."""
     model = make_model(3, num_layers=1, vocab_size=16)
@@ -279,38 +252,36 @@ def test_the_fastest_is_chosen_where_passes_are_cheap(decoder, prompts, costs):
     assert str(choice).endswith(". Predicted for greedy decoding.")
 
 
-def prediction(name, speedup, drafting):
-    return Prediction(parse_method(name), 2.0, 8, 0.012, drafting, speedup)
+@pytest.mark.parametrize(
+    "speedups, chosen",
+    [
+        ({"greedy": 1.0}, "greedy"),
+        # Within the error of a prediction.
+        ({"bpd": 1.04, "greedy": 1.0}, "greedy"),
+        ({"oracle": 3.0, "bpd": 1.5}, "bpd"),
+    ],
+)
+def test_choice_from_predictions(speedups, chosen):
+    predictions = [
+        Prediction(parse_method(name), 2.0, 8, 0.012, 0.0, speedup)
+        for name, speedup in speedups.items()
+    ]
+    assert Choice.among(predictions).method == parse_method(chosen)
 
 
-def test_choice_from_plain_decoding_alone():
-    choice = Choice.among([prediction("greedy", 1.0, 0.0)])
-    assert choice.method == GREEDY
-    assert str(choice) == "greedy: there is no other method to choose from."
-
-
-def test_the_oracle_is_not_chosen():
-    predictions = [prediction("oracle", 3.0, 0.0), prediction("bpd", 1.5, 0.0)]
-    assert Choice.among(predictions).method == BPD
-
-
-def test_a_gain_within_the_error_of_a_prediction_is_no_gain():
-    plain = prediction("greedy", 1.0, 0.0)
-    assert Choice.among([prediction("bpd", 1.04, 0.0), plain]).method == GREEDY
-
-
-def test_prompts_are_required(decoder):
-    with pytest.raises(UserError, match="needs prompts"):
-        choose_method(decoder, [], OPTIONS)
-
-
-def test_unpredictable_methods_are_refused(decoder, prompts):
-    for name, message in (
-        ("lookahead", "cannot be replayed"),
-        ("auto", "name a method"),
-    ):
-        with pytest.raises(UserError, match=message):
-            choose_method(decoder, prompts, OPTIONS, methods=[parse_method(name)])
+@pytest.mark.parametrize(
+    "name, count, message",
+    [
+        ("bpd", 0, "needs prompts"),
+        ("lookahead", 2, "cannot be replayed"),
+        ("auto", 2, "name a method"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused(
+    decoder, prompts, name, count, message
+):
+    with pytest.raises(UserError, match=message):
+        choose_method(decoder, prompts[:count], OPTIONS, methods=[parse_method(name)])
 
 
 def test_small_models_must_hold_the_texts():
@@ -356,13 +327,10 @@ def test_default_method_is_a_candidate(monkeypatch, backend, width, expected):
 
 def test_the_default_tree_depends_on_the_costs_of_products():
     model = make_model(0, num_layers=2)
-    drafter = make_drafter(model, feature_layers=(0, 1))
-    assets = Assets(drafter=drafter, ngram=make_ngram())
+    assets = Assets(drafter=make_drafter(model), ngram=make_ngram())
     stored = dataclasses.replace(model, params=rounded(model.params)[0])
-    assert [
-        Decoder(m, width=4, assets=assets).default_method.search
-        for m in (model, stored)
-    ] == [Tree(8, price=1.4), Tree(4, price=1.6)]
+    default = Decoder(stored, width=4, assets=assets).default_method
+    assert default.search == Tree(4, price=1.6)
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])

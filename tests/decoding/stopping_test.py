@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,14 +9,10 @@ from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.generate import Task, generate
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.stopping import StopTable, cut_at_stop
-from bpd_jax.drafting.path_drafter import PathDrafter, Paths
-from bpd_jax.drafting.searches.best import ExactBest
-from bpd_jax.drafting.sources.heads import HeadsSource
-from tests.decoding.random_models import ScriptedModel, make_model, make_prompts
+from tests.decoding.random_models import make_model, make_prompts
 
 # Few different bytes, so that stop texts overlap, repeat and contain each other.
 pieces = st.binary(min_size=0, max_size=3).map(lambda b: bytes(97 + x % 3 for x in b))
@@ -39,20 +34,6 @@ def test_automaton_equals_a_search(stops, vocabulary, text):
         assert (state == len(table) - 1) == any(stop in read for stop in stops)
 
 
-def test_batch_equals_its_rows():
-    table = StopTable.of([b"aba"], [b"a", b"b", b"ab", b"xabax"])
-    tokens = jnp.array([[0, 1, 0, 1], [2, 2, 1, 1], [1, 0, 3, 0], [1, 1, 1, 0]])
-    states, stopped = table.run(jnp.array([0, 0, 0, 2]), tokens)
-    assert stopped.tolist() == [
-        [False, False, True, True],
-        [False, True, True, True],
-        [False, False, True, True],
-        # `ab` was read before, but then came `b`.
-        [False, False, False, False],
-    ]
-    assert states[3].tolist() == [0, 0, 0, 1]
-
-
 @pytest.mark.parametrize(
     "text, stops, want",
     [
@@ -62,16 +43,13 @@ def test_batch_equals_its_rows():
         ("xabc", ["abc", "b"], "xa"),  # `b` is complete first
         ("xabc", ["b", "ab"], "x"),  # both at once: the longer one
         ("stop", ["stop"], ""),
+        # A last token may run on past the stop text that ended the row.
+        ("abc", ["bcd", "c"], "ab"),
+        ("abcde", ["bcd", "c"], "ab"),
     ],
 )
 def test_cut_at_stop(text, stops, want):
     assert cut_at_stop(text, stops) == want
-
-
-def test_the_cut_does_not_depend_on_the_tokens():
-    """A last token may run on past the stop text that ended the row."""
-    stops = ["bcd", "c"]
-    assert cut_at_stop("abc", stops) == cut_at_stop("abcde", stops) == "ab"
 
 
 # Tokens 0 … 12 of the random models as texts.
@@ -97,6 +75,9 @@ def test_rows_end_at_their_own_stop_texts(name):
     # Across three tokens, across two, and in the middle of three.
     stops = [b"".join(texts[row][n : n + 3]) for row, n in ((0, 5), (1, 12), (2, 17))]
     stops[1], stops[2] = stops[1][:2], stops[2][1:]
+    # One that begins in the prompt does not end its row.
+    stops.append(BYTES[prompts[3][-1]] + texts[3][0])
+    assert not texts[3][0].startswith(stops[3])
     stopped = dataclasses.replace(options, stop=tuple(s.decode() for s in stops))
     outputs = decoder.decode(parse_method(name), prompts, stopped)
     ends = []
@@ -113,18 +94,6 @@ def test_rows_end_at_their_own_stop_texts(name):
         # Tokens of the draft past the stop text are not counted.
         assert len(got.accepted) == got.serial_calls
     assert len(set(ends)) > 2
-
-
-def test_a_stop_text_must_not_begin_in_the_prompt():
-    # The text is `b c a b c`, after a prompt that ends in `a`.
-    model = ScriptedModel((1, 2, 0, 1, 2, 0, 1, 2), right=(1, 1), vocab_size=3)
-    drafter = PathDrafter(Paths(HeadsSource(3, 1)), ExactBest(1))
-    stops = StopTable.of([b"abc"], [b"a", b"b", b"c"])
-    options = DecodeOptions(max_new_tokens=8, stop=("abc",))
-    task = Task(model, drafter, options, stops)
-    [generation] = generate(task, [np.array([0])])
-    assert generation.output_ids.tolist() == [1, 2, 0, 1, 2]
-    assert generation.accepted.tolist() == [3, 2]
 
 
 def test_stop_texts_need_a_tokenizer():

@@ -137,9 +137,13 @@ def reader():
 
 
 @pytest.mark.parametrize(
-    "verification", [TREE, pytest.param(BATCHED, marks=pytest.mark.exhaustive)]
+    "name, verification",
+    [
+        *((name, TREE) for name in PROPOSALS),
+        ("medusa:8", BATCHED),
+        pytest.param("zero_gram:3", BATCHED, marks=pytest.mark.exhaustive),
+    ],
 )
-@pytest.mark.parametrize("name", PROPOSALS)
 def test_loop_equals_the_python_twin(reader, name, verification):
     prompts = make_prompts([5, 1, 12, 7], seed=1)
     options = DecodeOptions(
