@@ -173,28 +173,20 @@ def make_model(seed: int, block_size: int = 1, num_layers: int = 1) -> Model:
     return random_models.make_model(seed, block_size, TOKENS, num_layers=num_layers)
 
 
-@jax.jit
-def _read(model, tokens):
-    size = tokens.shape[0]
-    mask = jnp.tril(jnp.ones((1, size, size), bool))
-    positions = jnp.arange(size)[None]
-    hidden, new, _ = model.forward(tokens[None], positions, mask)
-    logits = model.next_token_logits(hidden[0])
-    return jax.nn.log_softmax(logits), new.values[:, 0].swapaxes(1, 2)
-
-
 def slow_read(model: Model, text) -> np.ndarray:
     """log p of the next token `[V]`, by one pass over the whole text."""
-    tokens = np.zeros(48, np.int32)
-    tokens[: len(text)] = text
-    return np.asarray(_read(model, tokens)[0])[len(text) - 1]
+    tokens = np.zeros((1, 48), np.int32)
+    tokens[0, : len(text)] = text
+    logits = random_models.read_texts(model, tokens)[0]
+    return np.asarray(jax.nn.log_softmax(logits[0, len(text) - 1]))
 
 
 def slow_values(model: Model, text) -> np.ndarray:
     """A text's values `[layer, K, T, H]`, by one pass over all of it."""
-    tokens = np.zeros(48, np.int32)
-    tokens[: len(text)] = text
-    return np.asarray(_read(model, tokens)[1])[:, :, : len(text)]
+    tokens = np.zeros((1, 48), np.int32)
+    tokens[0, : len(text)] = text
+    values = random_models.read_texts(model, tokens)[2].values[:, 0]
+    return np.asarray(values).swapaxes(1, 2)[:, :, : len(text)]
 
 
 def make_view(model: Model, lengths=(5, 2, 9), slots=32, seed=0) -> View:
@@ -298,13 +290,15 @@ def check_every_search(paths, view: View, offer) -> None:
         chains = [[first, *path] for path in _naive_beam(plain, 3)]
         assert beam.tokens[row].reshape(3, LENGTH).tolist() == chains
         assert static.tokens[row].tolist() == [first, *_naive_tree(ranked)]
-        prefixes = {-1: (), 0: ()}
-        for node in range(1, NODES):
-            parent = int(best.parents[row, node])
-            prefixes[node] = (*prefixes[parent], int(best.tokens[row, node]))
+        want = [(), *TOPOLOGY.choices]
+        parents = [want.index(node[:-1]) for node in TOPOLOGY.choices]
+        assert static.parents[row].tolist() == [-1, *parents]
+        assert static.depths[row].tolist() == [*map(len, want)]
         want = sorted(normal, key=lambda path: -normal[path])[:NODES]
-        assert set(prefixes.values()) == set(want)
-        assert bool(best.valid[row].all())
+        nodes = np.argsort(best.ranks[row])
+        assert [path_to(best, row, node)[1:] for node in nodes] == want
+        assert static.valid[row].all()
+        assert best.valid[row].all()
 
 
 def path_to(tree, row, node) -> tuple[int, ...]:

@@ -1,26 +1,40 @@
-"""Beams, exact search and best-first trees against brute force over all prefixes."""
+"""Beams, best-first and static trees against brute force over all prefixes."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
+from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.path_drafter import Paths
+from bpd_jax.drafting.refiners.neural import NeuralRefiner
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
+from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.searches.static import (
+    StaticTree,
+    Topology,
+    expected_tree,
+    parallel_chains,
+)
 from bpd_jax.drafting.searches.tree import BestFirst
+from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.heads import HeadsSource
+from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
     all_paths,
     assert_best,
     grow_drafts,
+    lattice_of,
+    make_model,
+    make_view,
     naive_steps,
     ngram_model,
-    path_to,
-    path_tokens,
     random_lattice,
     random_view,
+    slow_read,
     whole_text,
 )
 
@@ -55,28 +69,6 @@ def chains_of(tree, row):
     return tokens[tree.valid[row].reshape(-1, LENGTH)[:, 0]]
 
 
-def beam(steps, count):
-    """Textbook beam search."""
-    paths = [((), 0.0)]
-    for _ in range(LENGTH - 1):
-        longer = [
-            ((*picks, w), score + step)
-            for picks, score in paths
-            for w, step in enumerate(steps(picks))
-        ]
-        paths = sorted(longer, key=lambda path: -path[1])[:count]
-    return [picks for picks, _ in paths]
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_beam_search_equals_a_naive_one(scene, count):
-    lattice, grow, steps = scene
-    tree = grow(BeamSearch(count))
-    for row in range(3):
-        want = [path_tokens(lattice, row, picks) for picks in beam(steps[row], count)]
-        assert [tuple(chain) for chain in chains_of(tree, row).tolist()] == want
-
-
 @pytest.mark.parametrize("search", [BeamSearch(40), ExactBest(40)])
 def test_large_searches_return_all_paths_in_order(scene, search):
     lattice, grow, steps = scene
@@ -95,31 +87,6 @@ def prefix_scores(steps):
             step = step - np.log(np.exp(step).sum())
             scores[picks] = scores[picks[:-1]] + step[picks[-1]]
     return scores
-
-
-@pytest.mark.parametrize("count", [1, 9, 60])
-def test_best_first_takes_the_most_probable_prefixes(scene, count):
-    lattice, grow, steps = scene
-    search = BestFirst(count)
-    tree = grow(search)
-    size = search.max_nodes(LENGTH, WIDTH)
-    assert tree.size == size == min(count, 40)
-    for row in range(3):
-        scores = prefix_scores(steps[row])
-        want = sorted(scores, key=lambda picks: -scores[picks])[:size]
-        assert tree.valid[row].all()
-        by_rank = [None] * size
-        for node in range(size):
-            path = path_to(tree, row, node)
-            assert tree.parents[row, node] < node
-            assert len(path) == tree.depths[row, node] + 1
-            by_rank[tree.ranks[row, node]] = path
-        # Ranks follow the order of probabilities.
-        assert by_rank == [path_tokens(lattice, row, picks) for picks in want]
-    leaves = [
-        len(set(range(size)) - set(tree.parents[row].tolist())) for row in range(3)
-    ]
-    assert max(leaves) <= search.max_drafts(LENGTH, WIDTH)
 
 
 @pytest.mark.parametrize("min_prob", [0.02, 0.2])
@@ -173,3 +140,115 @@ def test_undefined_scores_leave_the_certain_token_of_a_tree():
     assert tree.tokens[0, 0] == lattice.tokens[0, 0, 0]
     for name in ("tokens", "parents", "depths", "ranks", "valid"):
         np.testing.assert_array_equal(getattr(tree, name)[1], getattr(want, name)[1])
+
+
+NODES = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1), (2, 0, 0)]
+
+
+def test_the_shape_of_a_topology():
+    topology = Topology.of(NODES[::-1])
+    assert list(topology.choices) == NODES
+    assert topology.depth == 4
+    assert topology.num_leaves == 5  # 1, 00, 010, 011, 200
+    small = topology.within(3, 2)
+    assert small.choices == ((0,), (1,), (0, 0), (0, 1))
+    assert Topology.of([]).depth == Topology.of([]).num_leaves == 1
+
+
+def test_descendants_of_impossible_nodes_are_invalid():
+    lattice = random_lattice(2, batch=1, length=3, width=2)
+    log_probs = lattice.log_probs.copy()
+    log_probs[0, 1, 1] = -np.inf
+    lattice = Lattice(lattice.tokens, log_probs, lattice.entropies)
+    view, paths = random_view(lattice), Paths(HeadsSource(3, 2))
+    topology = Topology.of([(0,), (1,), (0, 0), (1, 0)])
+    [tree] = grow_drafts(paths, view, StaticTree(topology))
+    assert tree.valid.tolist() == [[True, True, False, True, False]]
+
+
+TREE = Topology.of(
+    [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)]
+)
+GREEDY_PATH = [0, 1, 4, 7]
+
+
+@pytest.mark.parametrize("with_neural", [False, True])
+def test_a_refined_block_has_the_ranks_of_the_greedy_path(with_neural):
+    """Against Algorithm 2, under an n-gram model, alone and with a small LM."""
+    base, small = make_model(0, block_size=4), make_model(3)
+    ngram = make_ngram()
+    arrays = WeightedParams(Weight.of(8.0), small.params)
+    neural = NeuralRefiner(SmallLM(small.sizes, 4), arrays)
+    paths = Paths(
+        HeadsSource(4, 3),
+        (NGramRefiner.from_model(ngram, 3.0),),
+        (neural,) if with_neural else (),
+    )
+    for seed in (1, 2):
+        view = make_view(base, seed=seed)
+        lattice = lattice_of(view)
+        greedy, by_path, block = grow_drafts(
+            paths, view, BeamSearch(1), StaticTree(TREE), StaticTree(TREE, None, True)
+        )
+        for row in range(3):
+            text, ranked = whole_text(view, row), []
+            for position in range(1, 4):
+                tokens = lattice.tokens[row, position]
+                log_probs = [ngram.log_prob(text[-2:], int(token)) for token in tokens]
+                scores = lattice.log_probs[row, position] + 3.0 * np.array(log_probs)
+                if with_neural:
+                    scores = scores + 8.0 * slow_read(small, text)[tokens]
+                ranked.append([int(tokens[i]) for i in np.argsort(-scores)])
+                text = [*text, ranked[-1][0]]
+            want = [ranked[len(node) - 1][node[-1]] for node in TREE.choices]
+            assert block.tokens[row, 1:].tolist() == want
+            # Both trees contain the draft of Algorithm 2.
+            for tree in (block, by_path):
+                path = tree.tokens[row, GREEDY_PATH]
+                assert path.tolist() == greedy.tokens[row].tolist()
+        assert block.parents.tolist() == by_path.parents.tolist()
+        # Scores that depend on the path rank other paths differently.
+        assert block.tokens.tolist() != by_path.tokens.tolist()
+
+
+def every_tree(accuracies, num_nodes):
+    """All sets of nodes with their parents, besides the root."""
+    nodes = [
+        node
+        for length in range(1, len(accuracies) + 1)
+        for node in itertools.product(*(range(len(r)) for r in accuracies[:length]))
+    ]
+    for chosen in itertools.combinations(nodes, min(num_nodes - 1, len(nodes))):
+        if all(not node[:-1] or node[:-1] in chosen for node in chosen):
+            yield chosen
+
+
+@pytest.mark.parametrize("num_nodes", range(1, 6))
+@pytest.mark.parametrize("seed", range(3))
+def test_the_expected_tree_is_the_best(num_nodes, seed):
+    rng = np.random.default_rng(seed)
+    accuracies = tuple(
+        tuple(float(a) for a in -np.sort(-rng.dirichlet(np.ones(3)))) for _ in range(2)
+    )
+
+    def expected(nodes):
+        return sum(
+            math.prod(accuracies[j][rank] for j, rank in enumerate(node))
+            for node in nodes
+        )
+
+    tree = expected_tree(accuracies, num_nodes)
+    assert len(tree.choices) == num_nodes - 1
+    best = max(expected(nodes) for nodes in every_tree(accuracies, num_nodes))
+    assert expected(tree.choices) == pytest.approx(best)
+
+
+def test_expected_tree_is_no_deeper_than_its_heads():
+    tree = expected_tree(((0.5, 0.2), (0.4,)), 100)
+    assert tree.choices == ((0,), (1,), (0, 0), (1, 0))
+    assert expected_tree((), 4).choices == ()
+
+
+def test_parallel_chains_differ_in_their_first_token():
+    chains = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0))
+    assert parallel_chains(2, 3).choices == chains

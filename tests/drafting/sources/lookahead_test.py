@@ -3,7 +3,6 @@
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -135,17 +134,3 @@ def test_memory_and_tree_equal_the_twin(window, order, guesses, pool_size):
             twin.learn(level, int(count[row]))
         memory = learn(memory, tree, choices, count)
     assert used > 8
-
-
-def test_a_text_does_not_depend_on_its_batch():
-    drafter = LookaheadDrafter(4, 3, 2)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (3, 20)))
-    lengths = jnp.array([20, 11, 3])
-    start = jax.jit(lambda *prompts: drafter.start(None, Prompts(*prompts, None, None)))
-    batched = start(tokens, lengths)
-    for row in range(3):
-        unbatched = start(tokens[row : row + 1], lengths[row : row + 1])
-        for single_row, all_rows in zip(
-            jax.tree.leaves(unbatched), jax.tree.leaves(batched), strict=True
-        ):
-            assert single_row[0].tolist() == all_rows[row].tolist()

@@ -1,15 +1,54 @@
-"""Merging against a dictionary of prefixes, unrolling against paths to the roots."""
+"""Trees: ancestors, merging, unrolling and unions, against paths to the roots."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, from_drafts
+from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.lattice import Drafts
 from bpd_jax.drafting.merging import merge_prefixes, union, unroll
-from tests.drafting.naive import path_to, prefixes
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
+from bpd_jax.drafting.searches.best import ExactBest
+from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.drafting.sources.lookup import PromptLookup
+from bpd_jax.drafting.sources.none import PlainDrafter
+from bpd_jax.drafting.union import UnionDrafter
+from tests.drafting.naive import (
+    path_to,
+    prefixes,
+    random_lattice,
+    random_view,
+)
+
+
+def test_drafts_become_chains():
+    drafts = Drafts(jnp.array([[[1, 2, 3], [1, 2, 4]]]), jnp.array([[-1.0, -jnp.inf]]))
+    tree = from_drafts(drafts)
+    assert tree.tokens.tolist() == [[1, 2, 3, 1, 2, 4]]
+    assert tree.parents.tolist() == [[-1, 0, 1, -1, 3, 4]]
+    assert tree.depths.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert tree.ranks.tolist() == [[0, 0, 0, 1, 1, 1]]
+    assert tree.valid.tolist() == [[True] * 3 + [False] * 3]
+
+
+def test_a_node_sees_itself_and_its_ancestors_only():
+    rng = np.random.default_rng(0)
+    parents = np.array([[rng.integers(-1, i) if i else -1 for i in range(12)]] * 2)
+    parents[1] = np.arange(-1, 11)
+    mask = np.asarray(ancestor_mask(jnp.asarray(parents), max_depth=12))
+    for row in range(2):
+        for node in range(12):
+            seen = set()
+            ancestor = node
+            while ancestor >= 0:
+                seen.add(ancestor)
+                ancestor = parents[row, ancestor]
+            assert set(np.flatnonzero(mask[row, node])) == seen
+
 
 SIZE, DEPTH = 14, 5
 SEEDS = given(seed=st.integers(0, 10_000))
@@ -63,13 +102,6 @@ def assert_is_merged(merged, tree, limit):
 
 @FEW
 @SEEDS
-def test_merging_keeps_one_node_per_prefix(seed):
-    tree = random_tree(seed)
-    assert_is_merged(merge(tree, SIZE, DEPTH), tree, SIZE)
-
-
-@FEW
-@SEEDS
 def test_children_of_merged_chains_are_ordered_by_rank(seed):
     chains = random_chains(seed)
     merged = merge(chains, 16, 4)
@@ -80,10 +112,10 @@ def test_children_of_merged_chains_are_ordered_by_rank(seed):
         assert (np.diff(ranks[row, children]) > 0).all()
 
 
-@pytest.mark.parametrize("limit", [1, 6])
+@pytest.mark.parametrize("limit", [1, 6, SIZE])
 @FEW
 @SEEDS
-def test_nodes_beyond_the_limit_are_dropped(limit, seed):
+def test_merging_keeps_one_node_per_prefix_up_to_the_limit(limit, seed):
     tree = random_tree(seed)
     merged = merge(tree, limit, DEPTH)
     assert merged.size == limit
@@ -130,3 +162,34 @@ def test_union_holds_both_trees_and_ranks_the_first_higher(seed):
         assert {p: r for p, r in merged_ranks.items() if p not in first_ranks} == {
             p: r for p, r in new.items() if p not in first_ranks
         }
+
+
+def test_a_union_has_the_sizes_and_entropies_of_its_parts():
+    lattice = random_lattice(0, batch=3)
+    view = random_view(lattice)
+    first = PathDrafter(Paths(HeadsSource(4, 3)), ExactBest(4))
+    drafter = UnionDrafter(first, PromptLookup(7))
+    memory = drafter.start(
+        drafter.arrays, Prompts(view.tokens, view.lengths, None, None)
+    )
+
+    @jax.jit
+    def propose():
+        seen, _ = drafter.look(view, drafter.arrays, memory)
+        return drafter.propose(seen, drafter.arrays), drafter.entropies(seen)
+
+    tree, entropies = jax.device_get(propose())
+    assert tree.size == drafter.max_nodes == first.max_nodes + 7
+    assert drafter.max_depth == 8
+    np.testing.assert_array_equal(entropies[:, :4], lattice.entropies)
+    assert np.isnan(entropies[:, 4:]).all()
+    for row in range(3):
+        # The certain token is the root of both, and each prefix is one node.
+        assert int(tree.valid[row].sum()) == len(prefixes(tree, row))
+        assert ((tree.parents[row] < 0) & tree.valid[row]).sum() == 1
+
+
+def test_without_heads_there_are_no_entropies():
+    union = UnionDrafter(PlainDrafter(), PromptLookup(3))
+    seen = (jnp.zeros(2), None)
+    assert union.entropies(seen) is None
