@@ -11,14 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.base.errors import UserError
-from bpd_jax.models.cache import KeyValues
-from bpd_jax.models.context_cache import append, cache_of_slots, slot_positions
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
+from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_confidence, with_softmax
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_params
 
@@ -90,25 +86,6 @@ def test_states_depend_on_the_tokens_of_the_window_alone():
     assert (np.abs(other - states).max((1, 2)) > 1e-3).all()
 
 
-def test_last_token_is_read_by_a_linear_function_of_normalised_states():
-    functions, params = drafter(reads_last_token=True)
-    features, lengths = texts([3, 8])
-    anchors, last = anchors_of(2), features[:, 2]
-    bound = functions.module.bind({"params": params})
-    added = bound._condition(anchors[:, None], last[:, None])[:, 0]
-    parts = np.split(np.concatenate([last, anchors], -1), 3, axis=-1)
-    parts = [x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-3) for x in parts]
-    expected = np.concatenate(parts, -1) @ params["query_condition"]["kernel"]
-    np.testing.assert_allclose(added, expected, rtol=1e-4, atol=1e-5)
-    # Without it the drafter is one that does not read the last token.
-    plain_functions, _ = drafter()
-    rest = {name: x for name, x in params.items() if name != "query_condition"}
-    plain = states_after(plain_functions, 16, rest, features, lengths, anchors)
-    zeros = {**rest, "query_condition": {"kernel": jnp.zeros((36, 36))}}
-    states = states_after(functions, 16, zeros, features, lengths, anchors)
-    np.testing.assert_allclose(states, plain, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("window, seed", [(4, 0), (6, 1), (None, 2)])
 def test_appended_tokens_equal_a_prefilled_text(window, seed):
     """Random prompts and numbers of accepted tokens, 0 included."""
@@ -144,34 +121,6 @@ def test_appended_tokens_equal_a_prefilled_text(window, seed):
                 appended[row, :, : visible[row]],
                 prefilled[row, :, : visible[row]],
                 atol=1e-5,
-            )
-
-
-@pytest.mark.parametrize("slots", [3, 5])
-def test_cache_holds_the_last_tokens_of_every_row(slots):
-    """Against lists: token n of row r has the key 100 r + n."""
-    rng = np.random.default_rng(2)
-    lengths, kept = np.zeros(3, int), [[], [], []]
-    empty = jnp.zeros((1, 3, slots, 1, 1))
-    cache = cache_of_slots(KeyValues(empty, empty), jnp.zeros(3, int))
-    append_tokens = jax.jit(append)
-    for _ in range(12):
-        counts = rng.integers(0, 5, 3)
-        token_keys = 100 * np.arange(3)[:, None] + lengths[:, None] + np.arange(4) + 1.0
-        new = jnp.asarray(token_keys)[None, :, :, None, None]
-        cache = append_tokens(cache, KeyValues(new, -new), jnp.asarray(counts))
-        for row in range(3):
-            kept[row] += token_keys[row, : counts[row]].tolist()
-        lengths += counts
-        positions = np.asarray(slot_positions(cache.lengths, slots))
-        for row in range(3):
-            num_kept = min(len(kept[row]), slots)
-            slot_keys = np.asarray(cache.keys[0][row, 0, 0, :num_kept])
-            assert sorted(slot_keys) == sorted(kept[row][-slots:])
-            expected = [kept[row][position] for position in positions[row, :num_kept]]
-            assert slot_keys.tolist() == expected
-            np.testing.assert_array_equal(
-                cache.values[0][row, 0, :num_kept, 0], -slot_keys
             )
 
 
@@ -222,34 +171,6 @@ def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
     )
     entropy = -np.sum(np.exp(expected) * expected, -1)
     np.testing.assert_allclose(entropies, entropy, rtol=1e-4)
-
-
-def test_the_markov_head_is_a_refiner():
-    functions, params = drafter(markov_rank=3)
-    config, refiner = markov_refiner(functions, params)
-    assert config.level_scale is False
-    tokens = jnp.asarray(VOCABULARY)[None, None]
-    scores = markov_scores(refiner, jnp.array([[7]]), tokens, 2)
-    head = params["markov"]
-    expected = head["output"] @ head["embedding"][7]
-    np.testing.assert_allclose(scores[0, 0], expected, rtol=1e-5)
-    with pytest.raises(UserError, match="no Markov head"):
-        markov_refiner(*drafter())
-
-
-@pytest.mark.parametrize("reads_markov", [False, True])
-def test_confidences_are_a_logistic_regression(reads_markov):
-    functions, params = drafter(
-        markov_rank=3, confidence=True, confidence_reads_markov=reads_markov
-    )
-    states, previous = anchors_of(2), jnp.array([4, 9])
-    found = functions.confidence_logits(params, states, previous)
-    inputs = np.asarray(states)
-    if reads_markov:
-        inputs = np.concatenate([inputs, params["markov"]["embedding"][previous]], -1)
-    weights = params["confidence"]
-    logits = inputs @ weights["kernel"][:, 0] + weights["bias"][0]
-    np.testing.assert_allclose(found, logits, rtol=1e-4)
 
 
 def test_confidence_is_the_probability_of_the_first_candidate():

@@ -14,35 +14,6 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import TransformerConfig
 
 
-def keys_of(cache):
-    """One layer, one head of width 1: the keys of every row by slot."""
-    return np.asarray(cache.keys[0])[:, 0, 0]
-
-
-def cache_of(values, lengths):
-    array = jnp.asarray(values, jnp.float32)
-    return KVCache(
-        keys=(array[:, None, None],),
-        values=(-array[:, None, :, None],),
-        lengths=jnp.asarray(lengths),
-    )
-
-
-def test_rows_commit_different_lengths_at_their_own_slots():
-    cache = cache_of([[1, 2, 3] + [0] * 6, [4] + [0] * 8], [3, 1])
-    assert cache.slots == 9
-    block = jnp.asarray([[5, 6, 90], [7, 8, 9]], jnp.float32)[None, :, :, None, None]
-    cache = commit(cache, KeyValues(block, -block), jnp.array([2, 3]))
-    assert cache.lengths.tolist() == [5, 4]
-    assert keys_of(cache)[0, :5].tolist() == [1, 2, 3, 5, 6]
-    assert keys_of(cache)[1, :4].tolist() == [4, 7, 8, 9]
-    np.testing.assert_array_equal(cache.values[0][:, 0, :, 0], -keys_of(cache))
-    # A rejected slot (90) is overwritten by the next commit.
-    cache = commit(cache, KeyValues(block, -block), jnp.array([1, 0]))
-    assert keys_of(cache)[0, 5] == 5
-    assert cache.lengths.tolist() == [6, 4]
-
-
 def test_every_layer_and_head_is_stored_at_its_own_index():
     config = TransformerConfig(9, num_layers=3, d_model=8, d_ff=8, num_heads=2)
     cache = empty_cache(config, batch=2, slots=6)

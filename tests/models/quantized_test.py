@@ -38,13 +38,6 @@ def test_values_are_scaled_integers(bits):
     assert matrix.values("bfloat16").dtype == jnp.bfloat16
 
 
-def test_its_description_has_its_size():
-    matrix, _ = random(4, rows=1000)
-    assert matrix.nbytes == 1000 * (64 + 2 * 16)
-    text = "QuantizedMatrix(1000 × 128, 4 bits in blocks of 32, 0.1 MB)"
-    assert repr(matrix) == text
-
-
 def test_quantizing_rounds_to_127_steps_of_the_largest():
     values = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     values[2, 32:] = 0

@@ -1,6 +1,5 @@
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,25 +49,6 @@ def test_initial_values_do_not_depend_on_stacking():
     unstacked = unstack_layers(stacked)
     jax.tree.map(np.testing.assert_array_equal, unstacked, plain)
     jax.tree.map(np.testing.assert_array_equal, stack_layers(unstacked, 2), stacked)
-
-
-def test_boxes_name_the_new_axis():
-    init = functools.partial(init_boxed, MODEL, compute=STACKED)
-    boxed = jax.eval_shape(init, jax.random.key(0))
-    kernel = boxed["trunk"]["layers"]["attention"]["query"]["kernel"]
-    assert kernel.names == ("layer", "embed", "heads", "kv")
-    # The scan itself creates the same boxes.
-    lm = BlockwiseLM(MODEL, STACKED)
-    ids = jnp.zeros((1, 2), jnp.int32)
-    variables = jax.eval_shape(lm.init, jax.random.key(0), ids, ids, Segments(ids))
-    scan_boxes = variables["params"]
-    assert jax.tree.structure(scan_boxes) == jax.tree.structure(boxed)
-    shapes = [
-        jax.tree.map(lambda x: (x.shape, x.dtype), unbox(t))
-        for t in (scan_boxes, boxed)
-    ]
-    assert shapes[0] == shapes[1]
-    assert nn.get_partition_spec(scan_boxes) == nn.get_partition_spec(boxed)
 
 
 @pytest.mark.parametrize(

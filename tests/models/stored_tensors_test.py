@@ -106,7 +106,6 @@ def test_damaged_files_are_reported(tmp_path, content):
         ("[]", None, "'a' is missing"),
         ('{"a": "float32 4"}', None, "shape that is stated"),
         ('{"a": "float32 -3"}', None, "described by 'float32 -3'"),
-        ('{"a": "float32 999999999"}', None, "too large"),
         # A stream that expands to 10 MB.
         (
             '{"a": "int8 10000000"}',
@@ -124,8 +123,7 @@ def test_forged_packed_files_are_refused(tmp_path, about, change, message):
         read_tensors(path)
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 4, 1)])
-def test_scales_of_another_shape_are_refused(shape):
+def test_scales_of_another_shape_are_refused():
     stored = lowered("a", np.ones((2, 4), np.float32), "int8", (0,))
     with pytest.raises(ValueError, match="scales of a have shape"):
-        raised(stored | {"a.scale": np.ones(shape, np.float32)})
+        raised(stored | {"a.scale": np.ones(3, np.float32)})

@@ -1,4 +1,4 @@
-"""The trunk as a Llama: caches, trees, segments and outputs of layers.
+"""The trunk as a Llama: caches, trees, windows and outputs of layers.
 
 `tests/pretrained/huggingface_test.py` compares it with transformers.
 """
@@ -24,7 +24,7 @@ from bpd_jax.models.transformer_config import (
     TransformerConfig,
     check_feature_layers,
 )
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import make_model, random_params
 
 TRUNK = TransformerConfig(
     vocab_size=24,
@@ -67,28 +67,6 @@ def one_pass(config, tokens, layers=()):
     mask = triangle(*tokens.shape)
     params = parameters(config)
     return forward(config, params, tokens, positions, mask, layers=layers)
-
-
-def test_chunks_with_a_cache_equal_one_pass():
-    """The hidden states, and the outputs of layers."""
-    tokens = np.random.default_rng(3).integers(0, 24, (2, 8)).astype(np.int32)
-    want, _, want_features = one_pass(LLAMA, tokens, layers=(0, 1))
-    cache = Model(LLAMA).empty_cache(2, 16)
-    parts, features, begin = [], [], 0
-    for size in (4, 4):
-        part = tokens[:, begin : begin + size]
-        positions = np.asarray(cache.lengths)[:, None] + np.arange(size)
-        mask = triangle(*part.shape)
-        arguments = (parameters(LLAMA), part, positions, mask, cache)
-        hidden, new, outputs = forward(LLAMA, *arguments, layers=(0, 1))
-        cache = commit(cache, new, np.full(2, size, np.int32))
-        parts.append(hidden)
-        features.append(outputs)
-        begin += size
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, atol=5e-5)
-    np.testing.assert_allclose(
-        jnp.concatenate(features, axis=1), want_features, rtol=1e-4, atol=1e-4
-    )
 
 
 def test_every_path_of_a_tree_equals_one_pass():
@@ -134,31 +112,6 @@ def test_every_path_of_a_tree_equals_one_pass():
     np.testing.assert_allclose(jnp.concatenate(levels, axis=1), hidden, atol=5e-5)
     for got, want in zip(jax.tree.leaves(earlier), jax.tree.leaves(new), strict=True):
         np.testing.assert_allclose(got, want, atol=5e-5)
-
-
-def test_later_tokens_and_other_segments_change_nothing():
-    tokens = np.array([[5, 6, 7, 8, 9, 10]])
-    positions = jnp.array([[0, 1, 2, 0, 1, 2]])
-    mask = causal_mask(jnp.array([[1, 1, 1, 2, 2, 2]]))
-    packed, *_ = forward(LLAMA, parameters(LLAMA), tokens, positions, mask)
-    changed_tokens = tokens.copy()
-    changed_tokens[0, 2] = 1
-    changed, *_ = forward(LLAMA, parameters(LLAMA), changed_tokens, positions, mask)
-    np.testing.assert_array_equal(packed[0, :2], changed[0, :2])
-    assert np.abs(packed[0, 2] - changed[0, 2]).max() > 1e-3
-    np.testing.assert_array_equal(packed[0, 3:], changed[0, 3:])
-    unpacked, *_ = one_pass(LLAMA, jnp.asarray(tokens[:, 3:]))
-    np.testing.assert_allclose(packed[0, 3:], unpacked[0], atol=1e-5)
-
-
-def test_bfloat16_compute_keeps_float32_parameters_and_logits():
-    config = BlockwiseConfig(dataclasses.replace(TRUNK, dtype="bfloat16"))
-    hidden, new, _ = one_pass(config, jnp.ones((1, 3), jnp.int32))
-    assert hidden.dtype == new.keys.dtype == jnp.bfloat16
-    params = parameters(config)
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    logits = Model(config, params).next_token_logits(hidden)
-    assert logits.dtype == jnp.float32
 
 
 def test_features_are_the_outputs_of_layers():
@@ -215,3 +168,56 @@ def test_shapes_are_those_of_initial_parameters():
         shapes = parameter_shapes(config)
         assert shapes == unbox(jax.eval_shape(init))
         assert list(shapes["trunk"]) == sorted(shapes["trunk"])
+
+
+WINDOW = 6
+
+
+@jax.jit
+def read(model, *arguments):
+    """Logits of a pass, and the keys and values."""
+    hidden, new, _ = model.forward(*arguments)
+    return model.next_token_logits(hidden), new
+
+
+def whole(model, tokens, window=None):
+    """Logits of a pass over whole texts, with a mask made by hand."""
+    positions = jnp.arange(tokens.shape[1])
+    mask = causal_mask(jnp.ones_like(tokens))
+    if window is not None:
+        mask &= positions[:, None] - positions < window
+    return read(model, tokens, positions[None], mask)
+
+
+@pytest.mark.parametrize("layers", [None, (1,)])
+def test_windows_hold_in_whole_texts_and_with_the_cache(layers):
+    sizes = {"num_layers": 2, "max_length": 64, "rotary": RotaryConfig()}
+    model = make_model(3, 4, 14, window=WINDOW, windowed_layers=layers, **sizes)
+    trunk = dataclasses.replace(model.config.trunk, window=None)
+    plain = Model(dataclasses.replace(model.config, trunk=trunk), model.params)
+    text = jnp.asarray(np.random.default_rng(0).integers(1, 14, (1, 20)), jnp.int32)
+    want, new = whole(model, text)
+    unlimited, _ = whole(plain, text)
+    if layers is None:
+        by_hand, _ = whole(plain, text, WINDOW)
+        np.testing.assert_allclose(want, by_hand, atol=1e-5)
+    # Within one window nothing changes; beyond it something does.
+    np.testing.assert_allclose(want[:, :WINDOW], unlimited[:, :WINDOW], atol=1e-5)
+    assert abs(want[:, -1] - unlimited[:, -1]).max() > 1e-4
+
+    # The last five tokens after a cache, as one chain and as two separate chains.
+    start = 15
+    first = jax.tree.map(lambda x: x[:, :, :start], new)
+    cache = commit(model.empty_cache(1, 40), first, jnp.array([start]))
+    tokens, positions = text[:, start:], jnp.arange(start, 20)[None]
+    chain = jnp.tril(jnp.ones((1, 5, 5), bool))
+    logits, _ = read(model, tokens, positions, chain, cache)
+    np.testing.assert_allclose(logits, want[:, start:], atol=1e-4)
+    logits, _ = read(
+        model,
+        jnp.tile(tokens, (1, 2)),
+        jnp.tile(positions, (1, 2)),
+        jnp.tile(chain[:, None], (1, 2, 1, 1)),
+        cache,
+    )
+    np.testing.assert_allclose(logits, jnp.tile(want[:, start:], (1, 2, 1)), atol=1e-4)

@@ -35,13 +35,6 @@ def test_kernels_are_transposed_over_their_summed_axes():
         np.testing.assert_array_equal(kernel.rows, rows.astype(np.float32))
 
 
-def test_heads_only_get_a_softmax():
-    kernel = jnp.ones((3, 1, 16, 16))
-    packed = decoding_layout({"kernel": kernel, "softmax": jnp.full((7, 16), 0.1)})
-    assert packed["kernel"] is kernel
-    assert packed[SOFTMAX].dtype == "float32"
-
-
 def test_layout_for_decoding_names_the_softmax():
     embedding = jnp.ones((7, 16))
     kernel = jnp.ones((16, 6))

@@ -28,16 +28,23 @@ def tree_mask(rng, batch, length):
 
 
 # Batch, tokens, heads, heads of keys, features, slots, cap and window.
+SIZES = [
+    (2, 9, 4, 2, 32, 130, None, None),
+    (1, 1, 3, 3, 64, 40, None, None),
+    (1, 7, 4, 2, 32, 100, 3.0, None),
+    (2, 6, 2, 1, 16, 60, None, 9),
+]
+AVX2 = Tile(8, 2, 4)
+
+
 @pytest.mark.parametrize(
-    "sizes",
+    "sizes, tile",
     [
-        (1, 1, 3, 3, 64, 40, None, None),
-        (2, 9, 4, 2, 32, 130, None, None),
-        (1, 7, 4, 2, 32, 100, 3.0, None),
-        (2, 6, 2, 1, 16, 60, None, 9),
+        *((sizes, None) for sizes in SIZES),
+        (SIZES[0], AVX2),
+        *(pytest.param(x, AVX2, marks=pytest.mark.exhaustive) for x in SIZES[1:]),
     ],
 )
-@pytest.mark.parametrize("tile", [None, Tile(8, 2, 4)], ids=["widest", "avx2"])
 def test_trees_give_the_bits_of_single_tokens(sizes, tile):
     batch, length, heads, kv_heads, width, slots, softcap, window = sizes
     rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.cpu.products import float32_sums, logits, product, times_rows
+from bpd_jax.models.cpu.products import float32_sums, logits, product
 from bpd_jax.models.quantized import Packed, quantize
 
 
@@ -41,23 +41,6 @@ def test_products_with_quantized_matrices_are_those_with_their_values(dtype):
         ):  # fmt: skip
             assert stored.dtype == same.dtype
             np.testing.assert_array_equal(stored, same)
-
-
-def test_float32_products_are_unchanged():
-    x, kernel = random(2, 3, 16, dtype="float32"), random(16, 5, dtype="float32")
-    plain = jnp.tensordot(x, kernel, 1)
-    np.testing.assert_array_equal(product(x, kernel, 1, "float32"), plain)
-    with float32_sums():
-        np.testing.assert_array_equal(product(x, kernel, 1, "float32"), plain)
-    np.testing.assert_array_equal(
-        times_rows(x, kernel.T, "float32"), jnp.einsum("...D,VD->...V", x, kernel.T)
-    )
-
-
-def test_gradients_of_float32_kernels_have_no_float32_products():
-    x, kernel = random(2, 16), random(16, 5, dtype="float32")
-    jaxpr = jax.make_jaxpr(jax.grad(lambda k: product(x, k, 1, "bfloat16").sum()))
-    assert "preferred_element_type=float32" not in str(jaxpr(kernel))
 
 
 def weighted(x, kernel, axes):

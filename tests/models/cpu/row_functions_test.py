@@ -1,10 +1,12 @@
-"""Norms and activations: those of Flax and jax, for any number of rows."""
+"""Norms, activations and the largest numbers, for any number of rows."""
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.models.cpu import index_of_largest, largest
 from bpd_jax.models.cpu.row_functions import row_activation, row_norm
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.layers import ACTIVATIONS
@@ -51,3 +53,24 @@ def test_activations_are_those_of_jax(name):
         np.testing.assert_allclose(result, expected, atol=1e-5, rtol=1e-5)
         alone = row_activation(name, x[5:6], None if factor is None else factor[5:6])
         np.testing.assert_array_equal(alone, jax.numpy.asarray(result)[5:6])
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 1700])
+def test_index_of_largest_is_that_of_numpy(size):
+    generator = np.random.default_rng(size)
+    # Few different numbers, so that most rows have several largest ones.
+    logits = generator.integers(-3, 3, (2, 3, size)).astype(np.float32)
+    logits[0, 1] = -np.inf
+    chosen = index_of_largest(jnp.asarray(logits))
+    np.testing.assert_array_equal(chosen, logits.argmax(-1))
+    assert chosen.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("size, count", [(300, 5), (640, 4), (1700, 16), (1700, 1)])
+def test_largest_is_top_k(size, count):
+    generator = np.random.default_rng(size)
+    logits = generator.integers(-30, 30, (2, 3, size)).astype(np.float32)
+    values, indices = largest(jnp.asarray(logits), count)
+    expected = jax.lax.top_k(logits, count)
+    np.testing.assert_array_equal(values, expected[0])
+    np.testing.assert_array_equal(indices, expected[1])
