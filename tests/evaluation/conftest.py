@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.generate import Generation
-from tests.evaluation.random_decoder import VOCAB, random_decoder
+from tests.decoding.random_models import make_prompts, make_small_decoder
 
 
 @pytest.fixture(scope="session")
 def prompts():
-    rng = np.random.default_rng(3)
-    return [rng.integers(0, VOCAB, n).astype(np.int32) for n in (5, 9, 3)]
+    return make_prompts([5, 9, 3], seed=3)
 
 
 @pytest.fixture(scope="session")
 def decoder():
-    return random_decoder()
+    return make_small_decoder()
 
 
 @pytest.fixture(scope="session")

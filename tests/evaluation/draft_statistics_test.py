@@ -79,16 +79,6 @@ def test_calls_of_a_text_of_four_tokens():
     assert oracle_calls(candidates, np.array([1, 2, 3, 4])).tolist() == [[3, 3], [3, 2]]
 
 
-def test_calls_yield_no_tokens_past_the_end():
-    """The candidates contain the text 7 7 7: two calls with one head, else one."""
-    assert oracle_calls(np.full((3, 4, 1), 7), np.full(3, 7)).tolist() == [
-        [2],
-        [1],
-        [1],
-        [1],
-    ]
-
-
 @pytest.fixture(scope="module")
 def recorded(decoder, prompts):
     options = DecodeOptions(max_new_tokens=40, end_of_text=0, batch_size=3)

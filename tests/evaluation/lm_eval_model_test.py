@@ -73,21 +73,12 @@ def test_long_contexts_are_truncated_on_the_left(harness):
         harness.generate_until([request("x", {})])
 
 
-def test_generated_text_is_scored_as_greedy(harness):
-    [text] = harness.generate_until([request(CONTEXTS[0], {"max_gen_toks": 9})])
-    scores = harness.loglikelihood(
-        [request(CONTEXTS[0], text), request(CONTEXTS[0], text[:-1] + "#")]
-    )
-    assert [greedy for _, greedy in scores] == [True, False]
-    assert all(type(score) is float for score, _ in scores)
-    assert scores[0][0] > scores[1][0]
-
-
 def test_rolling_score_equals_the_score_of_the_text(harness):
     texts = ["3 times 4 is 12.", "", "7"]
     rolling = harness.loglikelihood_rolling([request(text) for text in texts])
     scores = harness.loglikelihood([request("", text) for text in texts])
     assert rolling == [score for score, _ in scores]
+    assert all(type(score) is float for score in rolling)
     assert rolling[1] == 0.0
     begin, end = texts[0][:7], texts[0][7:]
     parts = harness.loglikelihood([request("", begin), request(begin, end)])
@@ -140,7 +131,6 @@ def test_answers_are_cached_unless_sampled(harness):
 @pytest.mark.parametrize(
     "settings, options",
     [
-        ({}, {}),
         ({"until": ["\n", "", "Q:"]}, {"stop": ("\n", "Q:")}),
         ({"max_tokens": 9, "max_new_tokens": 8}, {"max_new_tokens": 8}),
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {}),
@@ -159,24 +149,15 @@ def test_settings_of_a_task_are_converted_to_options(settings, options):
     assert settings == before
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"num_beams": 4}, "a task sets num_beams"),
-        ({"temperature": -1}, "temperature must be"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        decode_options(settings, DEFAULTS)
+def test_settings_that_cannot_be_met_are_refused():
+    with pytest.raises(UserError, match="a task sets num_beams"):
+        decode_options({"num_beams": 4}, DEFAULTS)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ({"ngrams": "x"}, "unknown model argument 'ngrams': give model, method, heads"),
-        ({"model": ""}, "'model' is missing: give model=NAME"),
-        ({"method": "neural"}, "needs a small language model"),
         ({"chat_template_args": "x"}, "chat_template_args must be a mapping such as"),
         ({"max_length": 97}, r"max_length must be an integer from 2 to 96"),
     ],
@@ -221,12 +202,6 @@ def test_chats_are_rendered_with_the_models_template(harness):
     assert text == "<user>3 times 4?<|endoftext|>\n<assistant>It is "
     with pytest.raises(UserError, match="an empty conversation"):
         chat_model.apply_chat_template([])
-    thinking = loaded.with_template({"enable_thinking": False})
-    assert thinking.chat.variables == {"enable_thinking": False}
-    with pytest.raises(UserError, match="no variable 'thinking'; it has enable_"):
-        loaded.with_template({"thinking": False})
-    with pytest.raises(UserError, match=r"leave out its variables \(x\)"):
-        harness.lm.loaded.with_template({"x": 1})
     assert chat_model.chat_template(True) == chat.template
     assert chat_model.tokenizer_name == harness.lm.loaded.name
     # Special tokens of the template are encoded as such, and the first only once.

@@ -1,15 +1,17 @@
-"""Records are written to files and read, also from damaged files."""
+"""Settings and records of studies."""
 
 import dataclasses
 import json
 import lzma
+import pathlib
 
 import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.studies import run_files
-from bpd_jax.studies.results import ContenderDrafts
+from bpd_jax.studies.results import ContenderDrafts, StudyRun
+from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_records import (
     Call,
     DraftRecord,
@@ -19,6 +21,46 @@ from bpd_jax.studies.study_records import (
     Trace,
     call_positions,
 )
+
+
+def config(**changes):
+    fields = {"study": "table4", "model": "demo", "tasks": ["held_out"]}
+    return StudyConfig(**{**fields, **changes})
+
+
+def test_same_settings_give_the_same_texts():
+    """Other contenders, tasks or labels change no text; lengths do."""
+    base = config(contenders=["ngram:1"])
+    same_lengths = config(contenders=["bpd"], tasks=["squad"], shown=3)
+    assert base.same_texts(json.loads(json.dumps({"settings": same_lengths.settings})))
+    assert not base.same_texts({"settings": config(max_new_tokens=99).settings})
+    assert not base.same_texts({})
+    # Records of earlier versions have no lengths by task.
+    earlier = {k: v for k, v in same_lengths.settings.items() if k != "decode_lengths"}
+    assert base.same_texts({"settings": earlier})
+    longer = config(decode_lengths={"held_out": 9})
+    assert longer.new_tokens("held_out") == 9
+    assert longer.new_tokens("squad") == base.max_new_tokens
+    assert not longer.same_texts({"settings": earlier})
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"tasks": []}, "tasks is empty"),
+        ({"contenders": ["bpd", "bpd"]}, "without repetition"),
+        ({"contenders": ["ngram:1@own"]}, "requires the set 'own'"),
+        ({"assets": {"own": {"ngrams": "a"}}}, "unknown kind 'ngrams'"),
+        ({"speculative": ["bpd"]}, "speculative names 'bpd'"),
+        ({"tuners": {"ngram": "neural:1"}}, "to a contender of that class"),
+        ({"tuners": {"trees": "medusa:4"}}, "the classes ngram, neural"),
+        ({"tuners": {"ngram": "ngram:1:alpha=2"}}, "class without alpha"),
+        ({"tuners": {"ngram": "ngram:1"}, "alphas": [-1.0]}, "alphas must be a list"),
+    ],
+)
+def test_invalid_settings_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        config(**changes)
 
 
 def draft(accepted="21321", example=0, contender="bpd", part="report", **changes):
@@ -169,9 +211,7 @@ LINE = {**dataclasses.asdict(draft()), "kind": "draft"}
             json.dumps,
             (
                 {**LINE, "task": 3},
-                {**LINE, "accepted": "20321"},
                 {**LINE, "nodes": 2**64},
-                {**LINE, "colour": 1},
                 {**LINE, "entropy_counts": [3]},
             ),
         ),
@@ -197,3 +237,40 @@ def test_invalid_results_are_refused(tmp_path):
         with pytest.raises(UserError, match=rf"cannot read .*records\.jsonl\.{ending}"):
             run_files.open_run(tmp_path)
         path.unlink()
+
+
+def run_of(*keys):
+    """Records of (contender, task, example) and perhaps part."""
+    records = [
+        DraftRecord(task, example, *(part or ["report"]), name, "1", "1", "0", "1", 1)
+        for name, task, example, *part in keys
+    ]
+    return StudyRun(pathlib.Path(), "table4", {"tasks": {"a": "A", "b": "B"}}, records)
+
+
+def test_only_shared_examples_are_compared():
+    run = run_of(
+        ("bpd", "b", 0),
+        ("bpd", "a", 2),
+        ("bpd", "a", 1),
+        ("ngram:1", "a", 1),
+        ("ngram:1", "a", 2, "tune"),
+        ("ngram:1", "b", 0),
+        ("ngram:1", "b", 1),
+    )
+    assert run.contenders == ["bpd", "ngram:1"]
+    paired = run.paired(["bpd", "ngram:1"])
+    expected = [("a", 1), ("b", 0)]
+    assert [[(r.task, r.example) for r in records] for records in paired] == [
+        expected
+    ] * 2
+    assert [*map(len, run.paired(["bpd", "ngram:1"], "a", "tune"))] == [0, 0]
+
+
+def test_the_oracle_is_the_widest_of_all_heads():
+    run = run_of(
+        ("oracle:k=2", "a", 1), ("oracle:k=16", "a", 1), ("oracle:heads=3", "a", 1)
+    )
+    assert run.oracle == "oracle:k=16"
+    assert run_of(("oracle", "a", 1), ("oracle:k=4", "a", 1)).oracle == "oracle"
+    assert run_of(("bpd", "a", 1)).oracle is None
