@@ -48,7 +48,7 @@ QWEN = """\
 """
 
 
-def test_features_of_the_qwen_template():
+def test_features_of_published_templates():
     text = render_chat(QWEN, [SYSTEM, USER])
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -56,9 +56,9 @@ def test_features_of_the_qwen_template():
         "<|im_start|>assistant\n"
     )
     # Not escaped, as HTML would be.
-    assert render_chat("{{ messages[0].content | tojson }}", [USER]) == (
-        '" Is 1 < 2 & 3?\\n"'
-    )
+    template = "{{ bos_token }}{{ messages[0].content | tojson }}"
+    text = render_chat(template, [USER], bos_token="<s>")
+    assert text == '<s>" Is 1 < 2 & 3?\\n"'
     with pytest.raises(UserError, match="rendered: Unexpected role: judge"):
         render_chat(QWEN, [{"role": "judge", "content": ""}])
 
@@ -103,7 +103,7 @@ PLAIN = (
     "{% if m.role == 'assistant' %}{{ NEWLINE }}{% endif %}"
     "{{ CONTENT }}END\n{% endfor %}"
 )
-CONTENTS = ("", "end", "assistant", "<", "\n", " x", "x ", "x\n\n", "Is\n it", "<end>")
+CONTENTS = ("", "end", "assistant", "\n", " x", "x ", "x\n\n", "Is\n it", "<end>")
 
 
 @pytest.mark.parametrize(

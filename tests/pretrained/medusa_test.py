@@ -59,53 +59,34 @@ def export(folder, model, layout, dtype="float32"):
     return folder, json.loads((folder / "config.json").read_text())
 
 
-def medusa_logits(layers, softmax, hidden):
-    """The definition; weights as [out, in]."""
-    for weight, bias in layers:
-        inner = hidden @ weight.T + bias
-        hidden = hidden + inner / (1 + np.exp(-inner))
-    return hidden @ softmax.T
-
-
 def engine_logits(folder, layout, base, hidden):
     """Logits `[heads, V]` that an engine computes from the files alone.
 
     The layout `medusa` omits the softmax if it is the base model's.
     """
     config = json.loads((folder / "config.json").read_text())
-    tensors = {
-        name: value if name == "token_map" else value.astype(np.float64)
-        for name, value in load_file(folder / FILES[layout]).items()
-    }
-    logits_of_heads = []
+    tensors = load_file(folder / FILES[layout])
     if layout == "medusa":
-        layers = config["medusa_num_layers"]
-        for i in range(config["medusa_num_heads"]):
-            block = [
-                (tensors[f"{i}.{j}.linear.weight"], tensors[f"{i}.{j}.linear.bias"])
-                for j in range(layers)
-            ]
-            shared = np.asarray(base["trunk"]["softmax"], np.float64)
-            if config.get("version") == "2":
-                assert f"{i}.{layers}.weight" not in tensors
-            softmax = tensors.get(f"{i}.{layers}.weight", shared)
-            logits_of_heads.append(medusa_logits(block, softmax, hidden))
-        return np.stack(logits_of_heads)
-    for i in range(config["num_heads"]):
-        name = f"blocks.{i}.layers"
-        block = [
-            (tensors[f"{name}.{j}.weight"], tensors[f"{name}.{j}.bias"])
-            for j in range(config["num_hidden_layers"])
-        ]
-        index = 0 if config["original_lm_head"] else i
-        logits = medusa_logits(block, tensors[f"lm_heads.{index}.weight"], hidden)
-        if "token_map" in tensors:
-            full_logits = np.full(config["vocab_size"], -np.inf)
-            full_logits[tensors["token_map"]] = logits
-            logits = full_logits
-        assert len(logits) == config["vocab_size"]
-        logits_of_heads.append(logits)
-    return np.stack(logits_of_heads)
+        heads, layers = config["medusa_num_heads"], config["medusa_num_layers"]
+        shared = np.asarray(base["trunk"]["softmax"])
+        softmaxes = [tensors.get(f"{i}.{layers}.weight", shared) for i in range(heads)]
+        names = "{i}.{j}.linear"
+        if config.get("version") == "2":
+            assert not any(f"{i}.{layers}.weight" in tensors for i in range(heads))
+    else:
+        heads, layers = config["num_heads"], config["num_hidden_layers"]
+        own = not config["original_lm_head"]
+        softmaxes = [tensors[f"lm_heads.{own * i}.weight"] for i in range(heads)]
+        names = "blocks.{i}.layers.{j}"
+    logits = np.full((heads, V), -np.inf)
+    for i, softmax in enumerate(softmaxes):
+        state = hidden
+        for j in range(layers):
+            name = names.format(i=i, j=j)
+            inner = tensors[f"{name}.weight"] @ state + tensors[f"{name}.bias"]
+            state = state + inner / (1 + np.exp(-inner))
+        logits[i, tensors.get("token_map", np.arange(V))] = softmax @ state
+    return logits
 
 
 @pytest.mark.parametrize("model", CONFIGS, indirect=True)
@@ -143,8 +124,6 @@ def test_config_of_vllm(model, tmp_path):
     }
     tensors = load_file(folder / "model.safetensors")
     assert tensors["token_map"].dtype == np.int64
-    assert tensors["token_map"].tolist() == VOCABULARY.tolist()
-    assert tensors["lm_heads.0.weight"].shape == (5, D)
     assert tensors["lm_heads.0.weight"].dtype == np.float16
 
 
@@ -234,9 +213,9 @@ def test_variants_of_vllm(base, tmp_path):
     np.testing.assert_array_equal(params["softmax"][2], rows)
 
 
-def assert_refused(call, match):
+def assert_refused(folder, match):
     with pytest.raises(UserError, match=match) as error:
-        call()
+        import_heads(folder, TRUNK)
     assert "\n" not in str(error.value)
 
 
@@ -247,10 +226,8 @@ def zeros(*shape, dtype=np.float16):
 @pytest.mark.parametrize(
     "name, tensor, match",
     [
-        *(
-            (name, None, f"incomplete: 5 heads.*{name}")
-            for name in ("2.0.linear.weight", "2.0.linear.bias", "4.1.weight")
-        ),
+        ("2.0.linear.bias", None, "incomplete: 5 heads.*2.0.linear.bias"),
+        ("4.1.weight", None, "incomplete: 5 heads.*4.1.weight"),
         # Of models of another width and another vocabulary.
         ("0.0.linear.weight", zeros(16, 16), r"0\.0\.linear\.weight .*\[16, 16\]"),
         ("0.1.weight", zeros(V + 1, D), r"0\.1\.weight .* \[22, 12\] and not"),
@@ -263,20 +240,16 @@ def test_incomplete_and_other_heads_are_refused(tmp_path, name, tensor, match):
     changed = {**tensors, name: tensor}
     present = {name: value for name, value in changed.items() if value is not None}
     save_file(present, folder / "medusa_lm_head.safetensors")
-    assert_refused(lambda: import_heads(folder, TRUNK), match)
+    assert_refused(folder, match)
 
 
 def test_pickled_files_are_not_opened(tmp_path):
     folder, _ = published(tmp_path / "m")
     (folder / "medusa_lm_head.safetensors").unlink()
-    assert_refused(lambda: import_heads(folder, TRUNK), "contains no Medusa heads")
+    assert_refused(folder, "contains no Medusa heads")
     (folder / "medusa_lm_head.pt").write_bytes(b"not even looked at")
-    assert_refused(
-        lambda: import_heads(folder, TRUNK), "not read; convert .*torch.load"
-    )
-    assert_refused(
-        lambda: import_heads(tmp_path / "none", TRUNK), "none is not a folder"
-    )
+    assert_refused(folder, "not read; convert .*torch.load")
+    assert_refused(tmp_path / "none", "none is not a folder")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +267,6 @@ def test_pickled_files_are_not_opened(tmp_path):
 def test_unsupported_heads_are_not_exported(base, tmp_path, heads, match):
     model = (BlockwiseConfig(TRUNK, heads), base)
     for layout in FILES:
-        assert_refused(
-            lambda layout=layout: export(tmp_path / "out", model, layout), match
-        )
+        with pytest.raises(UserError, match=match):
+            export(tmp_path / "out", model, layout)
     assert not list(tmp_path.iterdir())

