@@ -62,15 +62,6 @@ def test_findings_of_table4():
     assert zero.holds is None
 
 
-def test_an_oracle_bounds_only_drafts_of_as_few_candidates():
-    drafts = [draft("bpd", "squad", "1111"), draft("ngram:16", "squad", "4321")]
-    drafts += [draft("oracle:k=2", "squad", "2121")]
-    for more, holds in (([], None), ([draft("ngram:1:k=2", "squad", "1111")], True)):
-        exhibit = exhibit_of("table4", [*drafts, *more])
-        (bound,) = [f for f in exhibit.findings if "upper bound" in f.statement]
-        assert bound.holds is holds
-
-
 def test_table3_compares_before_and_after():
     """Half of the two pairs equal before, none after; runs of 2 and of 1.
 

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.model."""
-
 import dataclasses
 import math
 
@@ -63,16 +61,6 @@ def test_end_of_text_must_not_have_a_unigram(trigrams):
         dataclasses.replace(trigrams, end_of_text=10)
     with pytest.raises(UserError, match="unigram of this token"):
         dataclasses.replace(trigrams, end_of_text=0)
-
-
-def test_perplexity_is_that_of_single_predictions(trigrams):
-    sequences = [[0, 1, 0], [], [2]]
-    scores = []
-    for sequence in sequences:
-        text = [trigrams.bos, *sequence, trigrams.eos]
-        scores += [trigrams.log_prob(text[:i], text[i]) for i in range(1, len(text))]
-    expected = math.exp(-sum(scores) / len(scores))
-    assert trigrams.evaluate(sequences).perplexity == pytest.approx(expected)
 
 
 def test_perplexity_overflows_to_infinity():

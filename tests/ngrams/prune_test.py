@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.prune."""
-
 import numpy as np
 import pytest
 

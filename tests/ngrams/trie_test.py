@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.trie and its compiled loops."""
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

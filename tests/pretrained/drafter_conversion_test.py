@@ -190,38 +190,27 @@ def test_trained_drafter_is_exported(tmp_path, trained):
     assert config["sample_from_anchor"] is True
     assert config["aux_hidden_state_layer_ids"] == [2, 4]
     assert config["sliding_window_non_causal"] is True
-    half_precision = export(tmp_path / "half", first, params, dtype="bfloat16")
-    rounded = import_drafter(half_precision, MODEL, params).tensors["fusion/kernel"]
-    np.testing.assert_allclose(
-        rounded.astype("f"), first.tensors["fusion/kernel"], rtol=1e-2
-    )
+    half = export(tmp_path / "half", first, params, dtype="bfloat16")
+    rounded = import_drafter(half, MODEL, params).tensors["fusion/kernel"]
+    expected = first.tensors["fusion/kernel"].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(rounded.astype(jnp.bfloat16), expected)
 
 
-@pytest.mark.parametrize(
-    "rotary",
-    [
-        RotaryConfig(700.0, scaling="linear", factor=2.0),
-        RotaryConfig(1e4, 1.0, "llama3", 8.0, 32, 1.0, 4.0),
-        RotaryConfig(1e4, 1.0, "yarn", 4.0, 16, truncate=False),
-    ],
-    ids=lambda rotary: rotary.scaling,
-)
-def test_rotary_settings_round_trip(tmp_path, trained, rotary):
-    drafter = load_drafter(trained)
-    config = dataclasses.replace(drafter.config, rotary=rotary)
-    changed = dataclasses.replace(drafter, config=config)
-    export(tmp_path / "out", changed, model_params())
-    imported = import_drafter(tmp_path / "out", MODEL, model_params()).config.rotary
-    np.testing.assert_allclose(imported.frequencies(8), rotary.frequencies(8))
-    assert imported.amplitude == pytest.approx(rotary.amplitude)
+def test_rotary_settings_round_trip(tmp_path, trained):
+    """A golden drafter has YaRN."""
+    linear = RotaryConfig(700.0, scaling="linear", factor=2.0)
+    for rotary in (linear, RotaryConfig(1e4, 1.0, "llama3", 8.0, 32, 1.0, 4.0)):
+        drafter = load_drafter(trained)
+        config = dataclasses.replace(drafter.config, rotary=rotary)
+        changed = dataclasses.replace(drafter, config=config)
+        folder = export(tmp_path / rotary.scaling, changed, model_params())
+        assert import_drafter(folder, MODEL, model_params()).config.rotary == rotary
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"query_key_norm": False}, "query_key_norm"),
-        ({"convolution_taps": 2}, "DFlash2"),
-        ({"activation": "gelu"}, "gelu"),
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
 )
@@ -261,17 +250,8 @@ def with_tensors(folder, name, changes):
     [
         (RICHEST, {"speculators_model_type": "dflash2"}, "dflash2"),
         (RICHEST, {"aux_hidden_state_layer_ids": [0, 2]}, "embedding"),
-        (RICHEST, {"aux_hidden_state_layer_ids": [1, 5]}, "4 layers"),
         (RICHEST, {"mask_token_id": 24}, "mask token"),
         (RICHEST, {LAYERS: WINDOW}, "sliding_window_non_causal"),
-        (
-            RICHEST,
-            {
-                LAYERS: {**WINDOW, "layer_types": ["sliding_attention", "full"]},
-                "sliding_window_non_causal": True,
-            },
-            "some of its layers",
-        ),
         (RICHEST, {LAYERS: {"hidden_size": 16}}, "width 16"),
         (RICHEST, {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("dflash", {"architectures": ["DFlash3DraftModel"]}, "DFlash3DraftModel"),

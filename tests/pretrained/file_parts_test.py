@@ -57,15 +57,6 @@ def test_names_outside_the_folder_are_refused(folder, name):
     assert "does not list the parts" in error_of(folder)
 
 
-def test_a_failed_split_leaves_no_files(tmp_path):
-    with pytest.raises(UserError, match="cannot split"):
-        split_file(tmp_path / "nowhere", tmp_path / "parts", 5)
-    assert not (tmp_path / "parts").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="1 or more"):
-        split_file(tmp_path / "file", tmp_path / "parts", 0)
-
-
 def test_a_known_model_is_read_from_its_parts(tiny, tmp_path, monkeypatch):
     """On a host without the package that contains the model."""
     path = tiny.make("llama").write(tmp_path / "tiny.gguf")

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.pretrained.generation_settings."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of `bounded_memory` and `sorted_runs` in bpd_jax.ngrams.counting."""
-
 import functools
 import json
 import pathlib
@@ -173,7 +171,6 @@ def test_folders_with_other_contents_are_unchanged(tmp_path, text):
     [
         ([], {"memory": 10}, "memory is 10 bytes"),
         ([], {"min_counts": [1]}, "min_counts has 1 numbers for 4 orders"),
-        ([], {"min_counts": [2, 2, 2, 2]}, "the first 1"),
         ([], {}, "text holds no text to count"),
         ([[1]] * 57 + [[1, V]], {}, f"text: sequence 58 holds the token {V}"),
     ],

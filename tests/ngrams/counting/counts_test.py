@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.counting.counts."""
-
 from collections import Counter
 
 import numpy as np

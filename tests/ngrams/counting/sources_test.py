@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.counting.sources."""
-
 import json
 import pickle
 

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.counting.token_files."""
-
 import gzip
 
 import numpy as np
@@ -36,11 +34,9 @@ def test_lines_become_sequences(tmp_path, monkeypatch, block):
     "line, message",
     [
         (b"1_0", "line 2: '1_0' is not a token id"),
-        (b"1 \xff", r"line 2: '\\\\xff' is not a token id"),
         ("٣".encode(), "line 2: '٣' is not a token id"),
         (b"7 99999999999", "line 2: '99999999999' is not a token id"),
         (b"7 " + b"9" * 5000, r"line 2: '9+ … 9+' is not a token id"),
-        (b"0" * 5000 + b"7 x", "line 2: 'x' is not a token id"),
     ],
 )
 def test_other_texts_are_refused(tmp_path, line, message):
@@ -80,7 +76,6 @@ def test_end_of_text_separates_the_documents_of_an_array(
     "array, message",
     [
         (np.zeros((2, 3), int), r"int64 of shape \[2, 3\]"),
-        (np.zeros(3), "float64 of shape"),
         (np.array([1, -2, 3]), "index 1: -2 is not a token id"),
         (np.array([1, 2, 2**31]), "index 2: 2147483648 is not a token id"),
     ],

@@ -1,12 +1,10 @@
-"""Tests of bpd_jax.ngrams.counting.windows."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.ngrams.counting import windows
-from bpd_jax.ngrams.counting.windows import Counted, Packing
+from bpd_jax.ngrams.counting.windows import Packing
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=20)
 
@@ -73,35 +71,6 @@ def test_windows_are_sorted_and_counted(sequences, order, vocab_size):
         assert len(digits) <= windows_by_part.most
         expected = slow_windows(stream.tolist(), packing)
         assert dict(zip(digits, counts, strict=True)) == expected
-
-
-@given(
-    st.lists(
-        st.dictionaries(
-            st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 3)),
-            st.integers(1, 9),
-            max_size=12,
-        ),
-        min_size=1,
-        max_size=7,
-    )
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_merging_adds_the_counts_of_equal_windows(lists):
-    expected = {}
-    packed = []
-    for window_counts in lists:
-        window_counts[7, 1] = 2  # All lists have this row in common.
-        for row, count in window_counts.items():
-            expected[row] = expected.get(row, 0) + count
-        rows = np.array(sorted(window_counts), np.uint64)
-        counts = np.array(
-            [window_counts[row] for row in sorted(window_counts)], np.int64
-        )
-        packed.append(Counted(rows, counts))
-    rows, counts = windows.merged(packed)
-    assert [tuple(row) for row in rows.tolist()] == sorted(expected)
-    assert counts.tolist() == [expected[row] for row in sorted(expected)]
 
 
 @given(

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.formats.arpa_kernels."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,15 +27,6 @@ def test_numbers_are_written_to_seven_digits(value):
     assert parsed(text) == float(text)
     # Formatting is idempotent.
     assert formatted(float(text)) == text
-
-
-def test_nan_is_formatted_as_empty_text():
-    letters, begins = format_numbers(np.array([np.nan, -1.5, np.nan, 2.0, np.nan]))
-    assert letters.tobytes() == b"-1.52"
-    assert begins.tolist() == [0, 0, 4, 4, 5, 5]
-    letters, begins = format_numbers(np.full(2, np.nan))
-    assert letters.tobytes() == b""
-    assert begins.tolist() == [0, 0, 0]
 
 
 @given(st.from_regex(r"\A[+-]?[0-9]{0,9}(\.[0-9]{0,9})?([eE][+-]?[0-9]{1,2})?\Z"))

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.formats.arpa."""
-
 import dataclasses
 import gzip
 
@@ -81,8 +79,6 @@ def test_files_of_other_programs_are_read(tmp_path):
     "old, new, message",
     [
         ("ngram 2=3", "ngram 2=4", r"line 17: 4 2-grams were announced"),
-        ("ngram 2=3", "ngram 2=2", r"line 15: expected \\end"),
-        ("ngram 1=4", "ngram 1=0", r"no unigrams"),
         ("ngram 2=3", "ngram\x0c2=3", r"line 4: expected \\1-grams:"),
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
         ("-0.6\t1", "-0.6", r"line 10: this is not a 1-gram: '-0.6'"),
@@ -90,7 +86,6 @@ def test_files_of_other_programs_are_read(tmp_path):
         ("-0.6\t1", "0.6\t1", r"line 10: the log-probability '0.6' is above 0"),
         ("-0.6\t1", "nan\t1", r"line 10: 'nan' is not a logarithm"),
         ("-0.2\t0 1", "-0.2\t0 7", r"line 14: a token is outside 0 ... 1"),
-        ("-0.2\t0 1", "-0.2\t0 the", r"line 14: 'the' is not a token"),
         ("-0.6\t1", f"-0.6\t{10**9}", r"small\.arpa.*1000000000, is more than"),
         ("-0.6\t1", "-0.6\t" + "9" * 5000, r"line 10: '9+ … 9+' is not a token"),
         ("-0.2\t0 1", "-0.2\t0 <s>", r"line 14: <s> must be the first"),

@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.formats.openfst."""
-
 import dataclasses
 
 import numpy as np

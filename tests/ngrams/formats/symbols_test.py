@@ -1,5 +1,3 @@
-"""Tests of bpd_jax.ngrams.formats.symbols."""
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +68,6 @@ def test_files_that_are_not_symbol_tables_are_refused(tmp_path, content, message
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        ("<eps> 0\na 1\nb 2\n", ["a", "b"]),
         ("-\t0\r\na\t1\r\n", ["a"]),
         ("b\t2\na\t1\n<eps>\t0\n\n", ["a", "b"]),
         ("<eps> 0\na 1\n#0 2\n<s> 3\n</s> 4\n", ["a", "#0", "<s>", "</s>"]),
