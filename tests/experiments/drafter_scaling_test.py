@@ -8,11 +8,8 @@ from tests.commands import call
 
 
 def write_run(folder, kind, config, positions, tokens):
-    figures = {
-        "tokens_per_call": tokens,
-        "top": {"1": [0.5, 0.25, 0.125], "16": [0.9, 0.8, 0.7]},
-        "chain": [0.5, 0.2, 0.1],
-    }
+    top = {"1": [0.5, 0.25, 0.125], "16": [0.9, 0.8, 0.7]}
+    figures = {"tokens_per_call": tokens, "top": top, "chain": [0.5, 0.2, 0.1]}
     facts = {
         **figures,
         "train": figures | {"tokens_per_call": tokens + 1},
@@ -39,15 +36,9 @@ def runs(tmp_path):
 
 
 def write_decoding(folder):
-    row = {
-        "block_efficiency": 1.5,
-        "ms_per_serial_call": 20.25,
-        "ms_drafting_alone": 2.0,
-        "speedup": 1.3,
-        "texts_that_differ": 1,
-        "of_them_near_ties": 1,
-        "nodes_per_call": 8,
-    }
+    row = {"block_efficiency": 1.5, "ms_per_serial_call": 20.25, "speedup": 1.3}
+    row |= {"ms_drafting_alone": 2.0, "nodes_per_call": 8}
+    row |= {"texts_that_differ": 1, "of_them_near_ties": 1}
     methods = {"greedy": row, "block/greedy": row, "block/tree:8": row}
     about = {"device": "cpu", "date": "2026-01-01", "prompts": 8, "new_tokens": 48}
     path = folder / "decoding.json"
@@ -62,11 +53,9 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
     result = call(*command)
     assert result.returncode == 0, result.stderr
     rows = json.loads(output.read_text())["runs"]
-    assert [(row["arm"], row["positions"]) for row in rows] == [
-        ("block drafter of 2 layers", 1000),
-        ("block drafter of 2 layers", 4000),
-        ("heads", 1000),
-    ]
+    drafter = "block drafter of 2 layers"
+    arms = [(row["arm"], row["positions"]) for row in rows]
+    assert arms == [(drafter, 1000), (drafter, 4000), ("heads", 1000)]
     assert rows[1]["epochs"] == 2
     assert (
         "layers | 4,000 | 1.90 (2.90) | 50 / 25 / 12 % (50 / 25 / 12 %)"

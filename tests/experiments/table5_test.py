@@ -4,7 +4,7 @@ import pytest
 
 from experiments import printed
 from experiments.table5.study import COUNTS, count_positions
-from tests.experiments.builders import draft, exhibit_of
+from tests.experiments.builders import draft, exhibit_of, values_of
 
 
 def drafts(task, contender, accepted, equal, example=0, part="report"):
@@ -49,18 +49,9 @@ def test_wins_and_losses_of_two_tasks():
     ]
     exhibit = build_exhibit(records)
     [table] = exhibit.tables
-    rows = {row.label: [cell.value for cell in row.cells] for row in table.rows}
+    rows = values_of(table)
     # One win in each half of SQuAD: margins 2 - 1 and 1, so p = 2 / 4 before Holm's 3.
-    assert rows["SQUAD"] == [
-        1,
-        3,
-        pytest.approx(100 / 3),
-        pytest.approx(100 / 3),
-        1,
-        0,
-        0,
-        1,
-    ]
+    assert rows["SQUAD"] == pytest.approx([1, 3, 100 / 3, 100 / 3, 1, 0, 0, 1])
     assert rows["QA"] == [2, 0, None, None, 1, 100, 0, 1]
     assert rows["All"][:2] == [3, 3]
     assert rows["All"][4:7] == [2, 50, 0]
@@ -80,25 +71,17 @@ def test_wins_and_losses_of_two_tasks():
     assert "holds on 6 of 7 tasks" in repairs.evidence
 
 
-def texts_of(contender, repaired_wins, repaired_losses):
-    """Eight texts with two wins and two losses each, of which so many repair."""
-    marks = {count: "0" * count + "1" * (2 - count) for count in range(3)}
-    return [
-        drafts(
-            "qa",
-            contender,
-            "2211",
-            marks[repaired_wins] + marks[repaired_losses],
-            example,
+def test_local_neural_rescoring_decides():
+    """The paper's table is about it: 100 % of its wins repair, of the n-gram's 0 %."""
+    records = [
+        drafts("qa", contender, accepted, equal, example)
+        for contender, accepted, equal in (
+            ("bpd", "1122", "1111"),
+            ("neural:1", "2211", "0011"),
+            ("ngram:1", "2211", "1100"),
         )
         for example in range(8)
     ]
-
-
-def test_local_neural_rescoring_decides():
-    """The paper's table is about it: 100 % of its wins repair, of the n-gram's 0 %."""
-    records = [drafts("qa", "bpd", "1122", "1111", example) for example in range(8)]
-    records += texts_of("neural:1", 2, 0) + texts_of("ngram:1", 0, 2)
     repairs, *_ = build_exhibit(records, ("qa",)).findings
     assert repairs.holds is True
     assert "ngram:1: 0.0 % of wins repair, 100.0 % of losses" in repairs.evidence

@@ -19,14 +19,8 @@ LABELS = {
 def record(contender, task="qa", example=0, *, calls, seconds, **fields):
     """A timing of twelve tokens, by default of greedy decoding."""
     plain = {"temperature": 0.0, "round": 0, "tokens": 12, "identical": True}
-    return TimingRecord(
-        task=task,
-        example=example,
-        contender=contender,
-        calls=calls,
-        seconds=seconds,
-        **{**plain, **fields},
-    )
+    about = {"task": task, "example": example, "contender": contender}
+    return TimingRecord(calls=calls, seconds=seconds, **about, **{**plain, **fields})
 
 
 def build_exhibit(*records):
@@ -74,16 +68,10 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
 
 
 def test_texts_of_different_lengths_are_compared_per_token():
+    other = {"temperature": 1.0, "tokens": 24, "identical": None}
     exhibit = build_exhibit(
         record("greedy", temperature=1.0, calls=12, seconds=6.0),
-        record(
-            "bpd (speculative)",
-            temperature=1.0,
-            tokens=24,
-            calls=8,
-            seconds=4.0,
-            identical=None,
-        ),
+        record("bpd (speculative)", calls=8, seconds=4.0, **other),
     )
     table = measured(exhibit)[0][0]
     assert table.name == "table_e_t1"

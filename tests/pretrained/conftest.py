@@ -28,13 +28,7 @@ TOKENS = ["<end>", "<begin>", *ALPHABET, "he"]
 
 @dataclasses.dataclass(frozen=True)
 class TinyModel:
-    """A model of random weights.
-
-    Attributes:
-      architecture: in GGUF's name.
-      config: of the trunk.
-      weights: in Hugging Face's names and layout.
-    """
+    """A model of random weights, which have Hugging Face's names and layout."""
 
     architecture: str
     config: TransformerConfig
@@ -78,23 +72,23 @@ class TinyModel:
 
     def values(self) -> dict[str, Any]:
         """The metadata of its file."""
-        config, prefix = self.config, self.architecture
+        config = self.config
         metadata = {
-            f"{prefix}.context_length": config.max_length,
-            f"{prefix}.embedding_length": config.d_model,
-            f"{prefix}.block_count": config.num_layers,
-            f"{prefix}.feed_forward_length": config.d_ff,
-            f"{prefix}.attention.head_count": config.num_heads,
+            "context_length": config.max_length,
+            "embedding_length": config.d_model,
+            "block_count": config.num_layers,
+            "feed_forward_length": config.d_ff,
+            "attention.head_count": config.num_heads,
         }
         if config.rotary is None:
-            metadata[f"{prefix}.attention.layer_norm_epsilon"] = config.norm_epsilon
+            metadata["attention.layer_norm_epsilon"] = config.norm_epsilon
         else:
-            metadata[f"{prefix}.attention.layer_norm_rms_epsilon"] = config.norm_epsilon
-            metadata[f"{prefix}.attention.head_count_kv"] = config.kv_heads
-            metadata[f"{prefix}.rope.freq_base"] = config.rotary.base
-            if config.head_dim is not None:
-                metadata[f"{prefix}.attention.key_length"] = config.head_dim
-        return {**metadata, **tokenizer_values()}
+            metadata["attention.layer_norm_rms_epsilon"] = config.norm_epsilon
+            metadata["attention.head_count_kv"] = config.kv_heads
+            metadata["rope.freq_base"] = config.rotary.base
+            metadata["attention.key_length"] = config.head_dim
+        values = {f"{self.architecture}.{key}": x for key, x in metadata.items()}
+        return {**values, **tokenizer_values()}
 
     def stored(self) -> dict[str, np.ndarray]:
         """Its tensors by GGUF's names, in the layout of llama.cpp's converter."""
@@ -150,27 +144,17 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray],
     kinds: Mapping[str, gguf.GGMLQuantizationType],
 ) -> pathlib.Path:
-    """Writes a GGUF file.
+    """Writes a GGUF file; values and tensors that are None are omitted.
 
-    Args:
-      path: of the file.
-      architecture: for `general.architecture`.
-      values: further metadata; None is omitted, an int becomes uint32.
-      tensors: by name; None is omitted.
-      kinds: quantisation of tensors, by default F32. Raw blocks are given as uint8.
+    An int becomes uint32. Tensors are quantised to `kinds`, by default F32; raw blocks
+    are given as uint8.
     """
     writer = gguf.GGUFWriter(path, architecture)
+    add = {bool: writer.add_bool, int: writer.add_uint32}
+    add |= {float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in values.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+        if value is not None:
+            add[type(value)](key, value)
     for name, tensor in tensors.items():
         if tensor is None:
             continue

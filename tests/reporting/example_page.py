@@ -29,13 +29,11 @@ TASKS = ["LAMBADA", "SQuAD", "SAMSum", "XSum"]
 PAPER = {
     "BPD": [3.12, 2.08, 1.27, 1.13],
     "2-gram": [3.06, 2.09, 1.31, 1.17],
-    "4-gram": [3.05, 2.07, 1.29, 1.16],
     "61M": [3.10, 2.10, 1.39, 1.23],
-    "16-best 0-gram": [3.23, 2.18, 1.37, 1.18],
     "16-best 4-gram": [3.29, 2.22, 1.45, 1.26],
     "Oracle, 16": [3.67, 2.45, 1.95, 1.55],
 }
-GROUPS = ["", "1-best", "1-best", "1-best", "p-best", "p-best", "bound"]
+GROUPS = ["", "1-best", "1-best", "p-best", "bound"]
 FACTS = {
     "command": "python -m experiments.run table4 --size=smollm2 --limit=50",
     "date": "2025-01-31",
@@ -47,12 +45,7 @@ FACTS = {
     "trunk": "30 layers, 576 / 1536 wide",
     "heads": 8,
     "examples": {"squad": {"report": 24, "tune": 12}, "rag": {"report": 15, "tune": 9}},
-    "settings": {
-        "max_new_tokens": 64,
-        "longest_prompt": 384,
-        "longest_whole": 768,
-        "lattice_width": 16,
-    },
+    "settings": {"max_new_tokens": 64, "longest_prompt": 384, "lattice_width": 16},
     "left_out": {"neural:1@narrow": "there is no model 'narrow'."},
 }
 
@@ -66,7 +59,7 @@ def table4() -> Exhibit:
             for value, column in zip(values, PAPER.values(), strict=True)
         ]
         rows.append(Row(task, cells, strong=task == "XSum"))
-    rows[-1].cells[3] = Cell(paper=1.23, text="not measured")
+    rows[-1].cells[2] = Cell(paper=1.23, text="not measured")
     columns = [Column(name, group) for name, group in zip(PAPER, GROUPS, strict=True)]
     gains = Table(
         "table4_gain",
@@ -193,16 +186,10 @@ def explorer_text(task: str, example: int, prompt: str, text: str) -> ExplorerTe
 def example_page(lattice: LatticePicture) -> Page:
     """A page of four studies with three texts to step through."""
     figure3, figure6 = figures()
-    figure4 = Exhibit(
-        "figure4",
-        "A lattice",
-        "Figure 4",
-        "Where do the drafts of one block part?",
-        lattices=[lattice],
-    )
+    figure4 = Exhibit("figure4", "A lattice", "Figure 4", "Where?", lattices=[lattice])
     story = (
-        "The old lighthouse keeper climbed the stairs, lit the lamp, and wrote in his "
-        "book: the sea is calm tonight.\nNo ship was seen before the morning came."
+        "The old lighthouse keeper climbed the stairs, lit the lamp, and wrote: "
+        "the sea is calm tonight.\nNo ship was seen before the morning came."
     )
     return Page(
         "Drafts in blockwise parallel decoding",
