@@ -99,8 +99,7 @@ def test_tpu_dry_run_prints_the_commands():
     assert "--node-id=paper --zone" in bucket.stdout
     assert "--runtime-version=v2-alpha-tpuv5-lite" in bucket.stdout
     assert "mountpoint" not in bucket.stdout
-    assert "bpd_jax.evaluate --model=gs://B/w --output=gs://B/e" in evaluate.stdout
-    assert "--output=gs://B/e --distributed" in evaluate.stdout
+    assert "bpd_jax.evaluate --model=gs://B/w --output=gs://B/e --d" in evaluate.stdout
     # Words that are repeated stay.
     assert f"experiments.run {' '.join(STUDY)} --distributed table4" in study.stdout
     assert "worker.sh stop" in stop.stdout

@@ -21,18 +21,11 @@ def test_halves_of_a_text_are_decoded_on_their_own():
     np.testing.assert_allclose(values[1], [2, 2])  # ratio of calls
 
 
-def texts(efficiency, ratio, task):
-    efficiency, ratio = (np.array([x, x], float) for x in (efficiency, ratio))
-    return _Texts(efficiency, ratio, np.zeros_like(ratio), np.array(task))
-
-
 def test_ranks_within_tasks_remove_what_tasks_differ_in():
     # Tasks with a high efficiency gain more, but within each, weak texts gain more.
-    both = texts(
-        [1, 2, 3, 4, 11, 12, 13, 14],
-        [4, 3, 2, 1, 14, 13, 12, 11],
-        [0, 0, 0, 0, 1, 1, 1, 1],
-    )
+    efficiency = np.array([[1.0, 2, 3, 4, 11, 12, 13, 14]] * 2)
+    ratio = np.array([[4.0, 3, 2, 1, 14, 13, 12, 11]] * 2)
+    both = _Texts(efficiency, ratio, np.zeros_like(ratio), np.repeat([0, 1], 4))
     assert split_correlation(both).value > 0.5
     within = split_correlation(both, within=True)
     assert within.value == pytest.approx(-1)

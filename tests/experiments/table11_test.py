@@ -8,17 +8,9 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.token_cost import ModelSize
 from tests.experiments.builders import draft, exhibit_of, rows_of
 
-SIZE = ModelSize(
-    trunk_parameters=1000,
-    trunk_weights=900,
-    head_parameters=100,
-    head_weights=400,
-    layers=3,
-    attention_width=10,
-    kv_width=5,
-    block_size=3,
-)
-RESCORER = ModelSize(50, 40, 0, 0, layers=1, attention_width=4, kv_width=4)
+# Parameters and weights of the trunk and of the heads, layers, and widths.
+SIZE = ModelSize(1000, 900, 100, 400, 3, attention_width=10, kv_width=5, block_size=3)
+RESCORER = ModelSize(50, 40, 0, 0, 1, attention_width=4, kv_width=4)
 SIZES = {
     "model": dataclasses.asdict(SIZE),
     "rescorers": {"": dataclasses.asdict(RESCORER)},
@@ -38,14 +30,10 @@ def table(exhibit, name):
 
 def test_all_42_cells_of_table_11_are_reproduced():
     exhibit = build_exhibit()
-    pairs = [
-        (cell.value, cell.paper)
-        for row in table(exhibit, "table11").values()
-        for cell in row
-    ]
-    assert len(pairs) == 6 * 7
-    for value, paper in pairs:
-        assert value == pytest.approx(paper, abs=5.01e-4)
+    cells = [cell for row in table(exhibit, "table11").values() for cell in row]
+    assert len(cells) == 6 * 7
+    for cell in cells:
+        assert cell.value == pytest.approx(cell.paper, abs=5.01e-4)
     assert exhibit.findings[0].holds is True
     assert "42 of 42 cells" in exhibit.findings[0].evidence
 

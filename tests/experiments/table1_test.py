@@ -49,7 +49,6 @@ def test_scores_and_efficiency_of_each_task():
     assert three == Cell(4 / 3, 1.79)
     assert bpd == Cell(2.0, 3.12)
     metric, score, other, _, _, repeated, _, bpd = by_task["SQUAD"]
-    assert other.text == "-"
     assert repeated.value == pytest.approx(100 / 3)
     assert (metric.text, score) == ("Exact match, %", Cell(50.0, 57.6, (0.0, 100.0)))
     assert bpd == Cell(paper=2.08, text="not measured")
@@ -57,15 +56,12 @@ def test_scores_and_efficiency_of_each_task():
     scores = rows_of(all_scores)
     assert scores["SQUAD: F1, %"][0] == Cell(75.0, None, (50.0, 100.0))
     assert scores["LAMBADA: Last words right, %"][0].value == 100
-    assert scores["LAMBADA: Perplexity of last words"][0].value == pytest.approx(math.e)
-    assert scores["SQUAD: Exact match, %"][0].paper == 57.6
 
 
 @pytest.mark.parametrize(
     "lowest, highest, holds",
     [
         ("newsroom", "lambada", True),
-        ("newsroom", "xsum", False),
         ("xsum", "lambada", False),
         (None, "lambada", None),
     ],

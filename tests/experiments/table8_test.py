@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.experiments.builders import draft, exhibit_of, rows_of
+from tests.experiments.builders import draft, exhibit_of, rows_of, values_of
 
 TEN = {5: "2222222222", 10: "1111111111", 2: "5555555555", 4: "3333333333"}
 """Accepted tokens at each of ten positions, by the resulting number of calls."""
@@ -27,28 +27,19 @@ def test_alpha_is_chosen_on_tuning_examples_and_reported_on_others():
         name = f"ngram:1:alpha={alpha:g}@own"
         records += [drafts("squad", name, tune, "tune"), drafts("squad", name, report)]
     # Not part of a family: one without a weight, one without other weights.
-    records += [
-        drafts("squad", "ngram:1@own", 5),
-        drafts("squad", "neural:1:alpha=1", 5),
-    ]
-    exhibit = build_exhibit(
-        records, labels={"ngram:1:alpha=0@own": "1-best (k 4, alpha 0.0)"}
-    )
+    records.append(drafts("squad", "ngram:1@own", 5))
+    records.append(drafts("squad", "neural:1:alpha=1", 5))
+    labels = {"ngram:1:alpha=0@own": "1-best (k 4, alpha 0.0)"}
+    exhibit = build_exhibit(records, labels=labels)
     [table] = exhibit.tables
     assert table.title == "The weight alpha: 1-best (k 4)"
     squad = rows_of(table)["SQUAD"]
-    assert (squad[0].value, squad[0].paper) == (2.0, 0.75)
-    assert squad[1].value == 2.0
-    assert squad[2].value == pytest.approx(100)
-    assert squad[3].value == 1.0
+    assert squad[0].paper == 0.75
     # 2 tokens a call, of 1 by BPD and 5 by the oracle: a quarter of the way.
-    assert squad[4].value == 25
-    assert squad[5].value == 10 / 4
-    assert (squad[6].value, squad[7].value) == (1.0, 2.5)
+    values = values_of(table)
+    assert values["SQUAD"] == pytest.approx([2, 2, 100, 1, 25, 10 / 4, 1, 2.5])
+    assert values["All, one alpha"] == values["SQUAD"]
     assert rows_of(table)["QA"][0].text == "not measured"
-    assert [c.value for c in rows_of(table)["All, one alpha"]] == [
-        c.value for c in squad
-    ]
     [chart] = exhibit.charts
     assert [line.label for line in chart.series] == ["SQUAD", "All"]
     assert (chart.series[0].x, chart.series[0].y) == ([1.0, 2.0], [2.5, 2.0])
@@ -63,14 +54,8 @@ def test_cells_are_marked_where_no_rescorer_is_better():
     """On the tuning text alpha = 0 takes 4 calls, 1 takes 5; on the other, 10 and 5."""
     records = [
         drafts("squad", f"ngram:1:alpha={alpha}", calls, part)
-        for alpha, part, calls in [
-            (0, "tune", 4),
-            (1, "tune", 5),
-            (2, "tune", 10),
-            (0, "report", 10),
-            (1, "report", 5),
-            (2, "report", 10),
-        ]
+        for part, numbers in (("tune", (4, 5, 10)), ("report", (10, 5, 10)))
+        for alpha, calls in enumerate(numbers)
     ]
     [table] = build_exhibit(records).tables
     squad = rows_of(table)["SQUAD"]
