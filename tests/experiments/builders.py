@@ -49,10 +49,8 @@ def run_of(study, records, tasks=(), **facts):
 
 
 def rows_of(table):
-    """The cells of a table by the label of their row."""
     return {row.label: row.cells for row in table.rows}
 
 
 def values_of(table):
-    """The values of a table by the label of their row."""
     return {label: [c.value for c in cells] for label, cells in rows_of(table).items()}

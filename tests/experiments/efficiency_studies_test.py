@@ -10,7 +10,6 @@ TASKS = ("squad", "xsum")
 
 
 def exhibit_of(study, records, tasks=TASKS, **facts):
-    """The exhibit of a run whose labels are in capitals."""
     labels = {record.contender: record.contender.upper() for record in records}
     return builders.exhibit_of(study, records, tasks, labels=labels, **facts)
 

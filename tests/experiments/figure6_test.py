@@ -16,7 +16,6 @@ def build_exhibit(records, tasks=("squad", "qa", "rag")):
 
 @pytest.fixture
 def records():
-    """Two and three heads, k = 1 … 3."""
     return [
         oracle("squad", 12, [[12, 8, 7], [6, 4, 4]]),
         oracle("squad", 12, [[12, 8, 7], [6, 4, 2]], example=1),

@@ -24,7 +24,6 @@ RUN = ["--", "train", PRETRAIN, "--workdir=../share/w"]
 
 
 def refuse(module, cases):
-    """Every command ends with one sentence that contains its message."""
     for result, message in zip(start(module, *cases.values()), cases, strict=True):
         assert_refused(result, message)
         assert result.stderr.count("\n") == 1
@@ -211,7 +210,6 @@ def test_job_that_ends_by_itself_is_not_requeued(cluster, tmp_path, status):
 
 
 def _signal(script, tmp_path, number):
-    """The status of a script that gets a signal while its srun works."""
     file = tmp_path / "job.sh"
     file.write_text(script)
     with subprocess.Popen(["bash", str(file)], start_new_session=True) as shell:

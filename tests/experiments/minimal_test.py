@@ -43,7 +43,6 @@ def model():
 
 
 def library_model(params):
-    """The library's model with these parameters."""
     config = BlockwiseConfig(
         TransformerConfig(
             SIZE, bpd.LAYERS, bpd.WIDTH, bpd.HIDDEN, bpd.ATTENTION_HEADS,

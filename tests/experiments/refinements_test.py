@@ -44,7 +44,6 @@ def test_counterparts_have_the_same_lookup_and_search(contender, others, base):
 
 
 def composed(contender):
-    """The contender with its method as a composition of parts."""
     method, at, assets = contender.partition("@")
     return parse_method(method).composed + at + assets
 

@@ -76,7 +76,6 @@ def test_header_describes_the_source_that_drafts(context, with_drafter):
 
 
 def test_records_equal_those_of_decoding(context):
-    """Tokens and calls of the replayed records equal those of the decoding loop."""
     examples = context.examples("held_out")
     assert [example.part for example in examples] == ["tune", "report", "report"]
     prompts = [example.input_ids for example in examples]

@@ -35,8 +35,6 @@ STUDIES = {
 
 
 class Step(NamedTuple):
-    """A command: its words, and the folders under runs/ that it reads and makes."""
-
     words: list[str]
     reads: set[str]
     makes: str
@@ -77,7 +75,6 @@ def step_of(line):
 
 
 def read_by_studies(path, steps):
-    """The folders under runs/ that a study takes for its models."""
     files, bindings = [path], []
     for step in steps:
         if step.words[0] == "experiments.run":
@@ -123,7 +120,6 @@ def test_larger_models_and_those_of_sweeps_have_the_names_of_the_sequence():
 
 
 def write_data(folder):
-    """A few records of each data set that the sequence reads, of made-up words."""
     rng = np.random.default_rng(0)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "un")]
     words = ["".join(rng.choice(syllables, 3)) for _ in range(400)]

@@ -6,7 +6,6 @@ from bpd_jax.studies.study_config import StudyConfig
 
 
 def bindings(trained: pathlib.Path) -> list[str]:
-    """Settings that fit the small model."""
     return [
         f"--gin.StudyConfig.model={str(trained / 'run')!r}",
         f"--gin.StudyConfig.assets={{'own_2': {{'ngram': '{trained / 'run/ngram'}'}}}}",
@@ -17,7 +16,6 @@ def bindings(trained: pathlib.Path) -> list[str]:
 
 
 def config_of(trained, **changes):
-    """A study of the small model on three short texts."""
     settings = {
         "study": "table4",
         "model": str(trained / "run"),

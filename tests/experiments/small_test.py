@@ -40,7 +40,6 @@ done
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """A folder in which the recipe has run, and its commands."""
     folder = recipe_folder(tmp_path_factory.mktemp("small"))
     for task in TRAINED:
         path = folder / "data" / task / "train.jsonl.gz"
@@ -52,7 +51,6 @@ def recipe(tmp_path_factory):
 
 
 def recipe_folder(folder):
-    """A folder with the recipe, the committed model and the stub."""
     shutil.copytree(
         ROOT / "experiments/small/model", folder / "experiments/small/model"
     )
@@ -63,7 +61,6 @@ def recipe_folder(folder):
 
 
 def run_recipe(folder, *stages):
-    """Runs the recipe and returns the words of each command."""
     result = subprocess.run(
         ["bash", RECIPE, "text/*.txt", "data", *stages],
         cwd=folder,
@@ -80,7 +77,6 @@ def run_recipe(folder, *stages):
 
 
 def trainings(commands):
-    """The configuration of each training run, by the name of its folder."""
     configs = {}
     for words in commands:
         if words[1] != "bpd_jax.train":

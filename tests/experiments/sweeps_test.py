@@ -90,7 +90,6 @@ def test_dry_runs(storage):
 
 
 def test_table_shows_whatever_is_there(tmp_path):
-    """Values that are not finite, an evaluation, and a point without anything."""
     nan, folder = float("nan"), tmp_path / "rescorers_tiny"
     rows = [
         {"step": 2, "validation_loss": 2.5, "validation_loss_head_1": nan},

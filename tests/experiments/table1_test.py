@@ -67,7 +67,6 @@ def test_scores_and_efficiency_of_each_task():
     ],
 )
 def test_the_order_of_tasks_is_compared_with_the_paper(lowest, highest, holds):
-    """Differences of half a token per call exceed the noise, equal values do not."""
     yields = {lowest: ["1111", "1111"], highest: ["3111", "4111"]}
     records = [
         draft("bpd", task, accepted, example=example)

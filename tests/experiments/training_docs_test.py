@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def commands(page: str) -> list[list[str]]:
-    """The module and the arguments of every command of a page."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [
         shlex.split(line, comments=True)[2:]

@@ -205,6 +205,13 @@ def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     assert not output.exists()
 
 
+def test_missing_models_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"there is no .*missing"):
+        load_model(tmp_path / "missing")
+    with pytest.raises(UserError, match="an n-gram model"):
+        load_model(tmp_path)
+
+
 def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
     added = {"vocab_size": 20, "unseen_log_prob": -1000}
     make(tmp_path / "model", tokens=tokens, max_ngrams=40, **added)

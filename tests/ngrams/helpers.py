@@ -39,7 +39,6 @@ class Sequences(TokenSource):
 
 
 def sequences_of(batches: Iterable[TokenBatch]) -> list[list[int]]:
-    """The sequences of all batches."""
     return [
         part.tolist()
         for tokens, lengths in batches
@@ -60,7 +59,6 @@ def as_text(counts: NGramCounts) -> str:
 def assert_same(
     actual: NGramArrays, expected: NGramArrays, *, rtol: float = 0, atol: float = 0
 ) -> None:
-    """Checks that the n-grams are equal, and their values up to a tolerance."""
     assert actual.vocab_size == expected.vocab_size
     assert actual.sizes == expected.sizes
     for name in ("keys", *actual.values):
@@ -71,14 +69,12 @@ def assert_same(
 
 
 def same_folders(first: pathlib.Path, second: pathlib.Path) -> bool:
-    """Whether two folders have the same files, byte for byte."""
     names = sorted(path.name for path in first.iterdir())
     equal, _, _ = filecmp.cmpfiles(first, second, names, shallow=False)
     return sorted(equal) == names == sorted(path.name for path in second.iterdir())
 
 
 def ngram_set(arrays: NGramArrays) -> set[tuple[int, ...]]:
-    """Returns the symbols of all n-grams."""
     return {
         tuple(row)
         for order in range(1, len(arrays.keys) + 1)

@@ -53,17 +53,14 @@ def test_inconsistent_counts_are_refused():
         with pytest.raises(UserError, match="the extensions of a history are more"):
             estimate_katz(changed)
 
-
-def test_counts_of_begins_only_are_refused():
     begins = NGramCounts(1, (np.array([2]),), (np.array([3]),), ())
-    with pytest.raises(UserError, match="there is no unigram but <s>"):
-        estimate_katz(begins)
-
-
-def test_mass_of_a_complete_history_is_not_lost_without_eos():
-    # The n-grams 0, 1, 0 0, 0 1 and 1 0.
+    # The n-grams 0, 1, 0 0, 0 1 and 1 0: the mass of a complete history would be lost.
     keys = np.array([0, 1]), np.array([0, 1, 4])
     numbers = np.array([4, 2]), np.array([2, 2, 1])
-    counts = NGramCounts(2, keys, numbers, (np.array([4.0, 2.0]),))
-    with pytest.raises(UserError, match="the counts lack </s>"):
-        estimate_katz(counts)
+    endless = NGramCounts(2, keys, numbers, (np.array([4.0, 2.0]),))
+    for counts, message in (
+        (begins, "there is no unigram but <s>"),
+        (endless, "the counts lack </s>"),
+    ):
+        with pytest.raises(UserError, match=message):
+            estimate_katz(counts)

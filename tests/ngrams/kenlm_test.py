@@ -37,7 +37,6 @@ def model(request):
 
 @pytest.fixture(params=["plain", "gzip", "through OpenFst"])
 def scorer(request, model, tmp_path):
-    """KenLM's model of a written file."""
     path = tmp_path / "model.arpa"
     if request.param == "gzip":
         path = tmp_path / "model.arpa.gz"

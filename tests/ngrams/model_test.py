@@ -10,7 +10,6 @@ from tests.ngrams.helpers import assert_same
 
 
 def slow_log_prob(model, context, token):
-    """The back-off rule, computed with dictionaries."""
     scores, weights = {}, {}
     for order in range(1, model.order + 1):
         for index, row in enumerate(model.ngrams(order).tolist()):
@@ -45,22 +44,18 @@ def test_probabilities_follow_the_back_off_rule(trigrams):
         assert trigrams.log_prob(context.tolist(), int(token)) == pytest.approx(score)
 
 
-def test_symbols_outside_the_vocabulary_are_refused(trigrams):
-    with pytest.raises(ValueError, match="symbols must be from"):
-        trigrams.log_prob([0], trigrams.width)
-
-
 def test_end_of_text_stands_for_both_boundaries(trigrams, document_model):
     assert document_model.log_prob([0, 1], 9) == trigrams.log_prob([0, 1], trigrams.eos)
     assert document_model.log_prob([0, 9], 1) == trigrams.log_prob([trigrams.bos], 1)
     assert document_model.log_prob([9, 0], 1) == trigrams.log_prob([trigrams.bos, 0], 1)
 
 
-def test_end_of_text_must_not_have_a_unigram(trigrams):
-    with pytest.raises(UserError, match="outside the vocabulary"):
-        dataclasses.replace(trigrams, end_of_text=10)
-    with pytest.raises(UserError, match="unigram of this token"):
-        dataclasses.replace(trigrams, end_of_text=0)
+def test_symbols_outside_the_vocabulary_are_refused(trigrams):
+    with pytest.raises(ValueError, match="symbols must be from"):
+        trigrams.log_prob([0], trigrams.width)
+    for end, message in ((10, "outside the vocabulary"), (0, "unigram of this token")):
+        with pytest.raises(UserError, match=message):
+            dataclasses.replace(trigrams, end_of_text=end)
 
 
 def test_perplexity_overflows_to_infinity():

@@ -15,7 +15,6 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
 
 
 def sums_by_query(model):
-    """Sums the probabilities of all events after each history."""
     return [
         sums_after(model, model.ngrams(length) if length else np.zeros((1, 0), int))
         for length in range(model.order)

@@ -119,7 +119,6 @@ def forge(folder, name, array):
     ],
 )
 def test_forged_arrays_are_refused(tmp_path, kind, name, change):
-    """Arrays with valid checksums but invalid contents."""
     counts = count_ngrams([[0, 1, 2], [0, 1]], order=2, vocab_size=3)
     original = counts if kind == "counts" else estimate_katz(counts)
     original.save(tmp_path / "made")

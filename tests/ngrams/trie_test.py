@@ -10,7 +10,6 @@ KEYS = (np.array([0, 1, 3, 4]), np.array([1, 3, 8, 15]))
 
 
 def keys_of(grams):
-    """Keys of n-grams with all prefixes, by the definition."""
     keys, index_of = [], {(): 0}
     for order in range(1, max(map(len, grams)) + 1):
         level = sorted(gram for gram in grams if len(gram) == order)

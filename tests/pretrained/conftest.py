@@ -67,7 +67,6 @@ class TinyModel:
         return cls(architecture, config, weights)
 
     def read(self, name: str) -> np.ndarray:
-        """Implements the protocol `Tensors`."""
         return self.weights[name]
 
     def values(self) -> dict[str, Any]:
@@ -124,7 +123,6 @@ class TinyModel:
 
 
 def tokenizer_values() -> dict[str, Any]:
-    """A byte-level tokenizer of the tokens above."""
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     return {
         "tokenizer.ggml.model": "gpt2",

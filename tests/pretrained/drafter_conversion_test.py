@@ -225,7 +225,6 @@ WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
 def changed_copy(folder, name, changes):
-    """A copy of a golden drafter with other settings in its `config.json`."""
     shutil.copytree(GOLDEN / name, folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -15,7 +15,6 @@ SCALES = {
 
 
 def random_blocks(name, rows=3, length=512):
-    """Random rows of blocks: every bit is used."""
     elements, size = gguf.GGML_QUANT_SIZES[KIND[name]]
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (rows * length // elements, size), np.uint8)

@@ -44,7 +44,6 @@ def can_be_opened(tmp_path_factory):
 
 
 def peak_memory(call, *arguments):
-    """The peak memory of a call in bytes."""
     tracemalloc.start()
     try:
         call(*arguments)

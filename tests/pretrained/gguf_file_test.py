@@ -12,7 +12,6 @@ NAMES = [
 
 
 def with_tensors(tiny, path, tensors, kinds):
-    """A file of these tensors; its values do not matter."""
     return GGUFFile(tiny.make("llama").write(path, tensors=tensors, kinds=kinds))
 
 

@@ -29,8 +29,6 @@ PRE = ["default", "gpt-2", "llama-bpe", "qwen2", "gpt-4o"]
 
 @pytest.fixture(scope="module")
 def build(tiny, tmp_path_factory):
-    """A function that writes tokenizer metadata to a file and reads the tokenizer."""
-
     def built(values, vocab_size=5000):
         path = tmp_path_factory.mktemp("tokenizer") / "m.gguf"
         file = GGUFFile(tiny.make("llama").write(path, values))
@@ -41,7 +39,6 @@ def build(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained():
-    """The tokens and merges of a byte-level BPE of 400 tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -59,7 +56,6 @@ def trained():
 
 @pytest.fixture(scope="module")
 def byte_level(build, trained):
-    """A function from the name of a pre-tokenizer to a tokenizer with it."""
     vocabulary = trained.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.get)
     kind = gguf.TokenType

@@ -45,8 +45,6 @@ def assert_logits_of_transformers(folder, name):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of a golden folder, to be changed."""
-
     def copy(name="llama"):
         shutil.copytree(GOLDEN / name, tmp_path / name)
         return tmp_path / name
@@ -55,7 +53,6 @@ def folder(tmp_path):
 
 
 def edit(path, **changes):
-    """Changes fields of a JSON file; None removes one."""
     fields = json.loads(path.read_text()) if path.exists() else {}
     fields = {**fields, **changes}
     path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
@@ -201,13 +198,11 @@ def test_padding_of_a_tokenizer_is_ignored(folder):
 
 
 def rewrite(path, change):
-    """Writes the tensors of a folder again, changed by `change`."""
     tensors = load_file(path / "model.safetensors")
     save_file(change(tensors), path / "model.safetensors")
 
 
 def tied(folder):
-    """A folder of a tied model, and its embedding."""
     path = folder()
     edit(path / "config.json", tie_word_embeddings=True)
     rewrite(path, lambda ts: {k: t for k, t in ts.items() if k != "lm_head.weight"})

@@ -38,12 +38,10 @@ FILES = {"vllm": "model.safetensors", "medusa": "medusa_lm_head.safetensors"}
 
 @pytest.fixture(scope="module")
 def base():
-    """Random parameters of a model without heads."""
     return random_params(parameter_shapes(BlockwiseConfig(TRUNK)), 0.3, 0)
 
 
 def with_heads(base, heads):
-    """The model with random heads."""
     model = BlockwiseConfig(TRUNK, heads)
     return model, {**base, "heads": random_heads(model, base, heads, VOCABULARY)}
 

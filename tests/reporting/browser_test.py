@@ -89,7 +89,6 @@ class Browser:
         return json.loads(message)
 
     def call(self, method, **params):
-        """Sends a command and returns its result; events before it are kept."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -101,7 +100,6 @@ class Browser:
         return answer["result"]
 
     def run(self, expression):
-        """The value of a JavaScript expression."""
         result = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True
         )
@@ -109,7 +107,6 @@ class Browser:
         return result["result"].get("value")
 
     def open(self, address, width=1440, height=900):
-        """Loads a page, and waits until its script has run."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -129,7 +126,6 @@ class Browser:
             time.sleep(0.05)
 
     def click(self, selector):
-        """Clicks with the mouse on the middle of an element."""
         x, y = self.run(
             f"(() => {{const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'});"
@@ -191,7 +187,6 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def check_messages_and_requests(browser, page):
-    """Checks that the browser reported no errors and requested only the page."""
     browser.events.clear()
     yield
     assert browser.complaints() == []
@@ -209,7 +204,6 @@ def tokens(browser, selector):
 
 
 def displayed_tokens(text, indices):
-    """Tokens as the explorer displays them."""
     pieces = (text.pieces[index].replace("\u202e", "\\u202e") for index in indices)
     signs = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "·"})
     return [piece.translate(signs) or "∅" for piece in pieces]

@@ -34,7 +34,6 @@ PROMPTS = [
 
 
 def decode(prompt_index: int, method: str, accepted: int) -> DecodeRecord:
-    """A record whose drafts end with a wrong token."""
     prompt, text = PROMPTS[prompt_index]
     pieces = words_of(text)
     steps = [

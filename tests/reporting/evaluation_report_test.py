@@ -22,7 +22,6 @@ from tests.reporting.page_test import Parsed
 
 
 def with_changed_method(report, name, **changes):
-    """The report with one method changed."""
     methods = [
         dataclasses.replace(method, **changes) if method.name == name else method
         for method in report.methods

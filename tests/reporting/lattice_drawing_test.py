@@ -17,7 +17,6 @@ PATHS = [Path("BPD", [0, 0, 0], 1), Path("n-gram", [0, 1, 0], 2)]
 
 
 def drawn(paths=PATHS):
-    """The drawing, whose rectangles lie inside it."""
     lattice = LatticePicture("x =", POSITIONS, paths, [" a", "<c&", "f"])
     svg = ElementTree.fromstring(lattice_drawing.draw(lattice)).find("./div/svg")
     left, top, width, height = map(float, svg.get("viewBox").split())

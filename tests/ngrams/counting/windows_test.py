@@ -10,7 +10,6 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_si
 
 
 def digits_of(rows, packing):
-    """The digits of packed windows, by long division."""
     windows_digits = []
     for row in rows.tolist():
         digits = []

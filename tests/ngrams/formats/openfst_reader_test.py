@@ -38,7 +38,6 @@ def test_round_trip_restores_the_model_to_float32(sequences, order, extra):
 
 
 def built(model, **options):
-    """The automaton of a model in pynini."""
     automaton = openfst.automaton_of(model, **options)
     return pynini.Fst.read_from_string(openfst.encode(automaton))
 
@@ -96,7 +95,6 @@ def test_missing_pynini_is_one_sentence(trigrams, tmp_path, monkeypatch):
 
 
 def changed(model, **changes):
-    """The automaton of a model with some of its arrays replaced."""
     automaton = openfst.automaton_of(model)
     return automaton._replace(
         **{name: change(automaton) for name, change in changes.items()}

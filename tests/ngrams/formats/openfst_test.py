@@ -14,13 +14,11 @@ pynini = pytest.importorskip("pynini")
 
 
 def built(model, *, continuous=False):
-    """The automaton of a model in pynini."""
     automaton = automaton_of(model, continuous=continuous)
     return pynini.Fst.read_from_string(encode(automaton))
 
 
 def histories(model):
-    """The histories in the order of their states, by the definition."""
     known = {()}
     for order in range(2, model.order + 1):
         known.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
@@ -30,7 +28,6 @@ def histories(model):
 
 
 def arc_by_arc(model):
-    """OpenGrm's layout built from dictionaries with one call per arc."""
     grams = {
         tuple(row): (
             model.log_probs[order - 1][index],
@@ -65,7 +62,6 @@ def arc_by_arc(model):
 
 
 def forced_cost(automaton, tokens):
-    """Cost of the path that takes epsilon arcs only if there is no other arc."""
     state, cost = automaton.start(), 0.0
     for token in tokens:
         arcs = {arc.ilabel: arc for arc in automaton.arcs(state)}
