@@ -1,6 +1,5 @@
 """Code in docs/ and in docstrings runs as printed; numbers on pages are recorded."""
 
-import ast
 import doctest
 import importlib
 import pathlib
@@ -57,23 +56,6 @@ def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     assert scores == sorted(scores, reverse=True)
     html = (tmp_path / "runs" / "tour" / "lattice.html").read_text()
     assert html.count('class="path"') == 4  # two in the legend, two in the picture
-
-
-@pytest.mark.parametrize("page", [NGRAMS, DECODING], ids=lambda page: page.stem)
-def test_imports_of_the_tours_exist(page: pathlib.Path) -> None:
-    """Every name of bpd_jax in the Python blocks, which `make test-all` runs."""
-    imports = [
-        node
-        for block in blocks(page, "python")
-        for node in ast.walk(ast.parse(block))
-        if isinstance(node, ast.ImportFrom) and node.module is not None
-    ]
-    assert imports
-    for node in imports:
-        module = importlib.import_module(node.module)
-        for alias in node.names:
-            if not hasattr(module, alias.name):
-                importlib.import_module(f"{node.module}.{alias.name}")
 
 
 @pytest.mark.exhaustive

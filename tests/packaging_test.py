@@ -255,16 +255,17 @@ def test_bpd_lists_and_runs_commands(installed, tmp_path):
 
 
 def test_commands_are_the_entry_points_of_the_package():
-    programs = {
-        file.stem
-        for file in (ROOT / "bpd_jax").glob("*.py")
-        if any(
-            isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-            for node in ast.parse(file.read_text()).body
-        )
-    } - {"__main__"}
-    assert {name for name, _ in commands()} == programs
-    assert {"decode", "train", "build_ngram"} <= programs
+    """Tests call `cli.run(main)`; `python -m bpd_jax.NAME` must do the same."""
+    programs = {}
+    for file in (ROOT / "bpd_jax").glob("*.py"):
+        _, main, end = file.read_text().partition('if __name__ == "__main__":\n')
+        if main and file.stem != "__main__":
+            programs[file.stem] = end.strip()
+    assert {name for name, _ in commands()} == programs.keys()
+    assert {"decode", "train", "build_ngram"} <= programs.keys()
+    assert programs.pop("lm_eval") == "main()"
+    runs = "cli.run(main", "process_flags.run(main"
+    assert all(end.startswith(runs) for end in programs.values())
     assert all(description.endswith((".", "`.")) for _, description in commands())
 
 

@@ -9,8 +9,6 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
 
 def status_of(main, *arguments, **options):
     """The exit status of a command."""
@@ -53,21 +51,6 @@ def test_help_exits_with_status_0(capsys):
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""
-
-
-def test_every_command_runs_as_a_module():
-    """Tests call `cli.run(main)`; `python -m bpd_jax.NAME` must do the same."""
-    files = [
-        file
-        for file in (ROOT / "bpd_jax").glob("*.py")
-        if "\ndef main() -> None:" in file.read_text()
-    ]
-    assert len(files) > 10
-    for file in files:
-        end = file.read_text().rpartition('if __name__ == "__main__":\n')[2]
-        special = file.stem in ("__main__", "lm_eval")
-        runs = {"main()"} if special else {"cli.run(main)", "process_flags.run(main)"}
-        assert end.strip() in runs, file
 
 
 def test_positional_arguments_are_passed_to_main_on_request():

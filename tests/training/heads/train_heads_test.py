@@ -32,37 +32,39 @@ def config(data):
     )
 
 
-@pytest.mark.parametrize("mode", ["cache", "ring"])
-def test_training_learns_the_next_tokens(
-    tmp_path, config, mode, model, params, base_key
-):
-    config = dataclasses.replace(config, mode=mode, ring_positions=600)
+def test_heads_are_trained_on_states_in_memory(tmp_path, config, model, params):
+    config = dataclasses.replace(config, mode="ring", ring_positions=600, epochs=12)
     held_out = train_heads(config, model, params, tmp_path)
-    loaded = load_heads(tmp_path / "heads")
-    assert (loaded.config, loaded.base, loaded.base_name) == (HEADS, base_key, "tiny")
     # Tokens have two possible successors: four tokens for head 2, eight for head 3.
     top, coverage = held_out.tops(), held_out.coverage
     assert 0.6 < min(coverage) < 1
-    assert top[1][0] > 0.15
     assert top[4][0] > 0.8 * coverage[0]
     assert top[8][1] > 0.7 * coverage[1]
     assert top[16][0] <= coverage[0]
+    assert not (tmp_path / "states").exists()
+
+
+def test_trained_heads_are_attached_to_their_model(
+    tmp_path, config, model, params, base_key
+):
+    config = dataclasses.replace(config, epochs=1)
+    held_out = train_heads(config, model, params, tmp_path)
+    assert (tmp_path / "states").exists()
+    loaded = load_heads(tmp_path / "heads")
+    assert (loaded.config, loaded.base, loaded.base_name) == (HEADS, base_key, "tiny")
     assert loaded.facts["accuracies"] == held_out.accuracies
     assert np.shape(held_out.accuracies) == (3, 16)
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    validation = [row for row in rows if "validation_loss" in row]
-    losses = [row["validation_loss"] for row in validation]
-    assert losses[-1] < losses[0] - 0.3
-    assert validation[-1]["validation_top_4_head_3"] == top[4][1]
-    assert "accuracy_head_4" in rows[0]
+    rows, column = read_rows(tmp_path / "metrics.jsonl"), "validation_top_4_head_3"
+    [*_, last] = [row[column] for row in rows if column in row]
+    assert last == held_out.tops()[4][1]
     assert "folder" not in (tmp_path / "heads" / "heads.json").read_text()
-    counts = module.make_plan(config, model, params).counts
+    # The draft vocabulary is that of the most frequent tokens.
     attached_config, attached = attach_heads(model, params, loaded)
     assert attached_config.heads == HEADS
     vocabulary = np.asarray(attached["heads"]["vocabulary"])
+    counts = module.make_plan(config, model, params).counts
     left_out = np.setdiff1d(np.arange(len(counts)), vocabulary)
     assert counts[vocabulary].min() >= counts[left_out].max()
-    assert (tmp_path / "states").exists() == (mode == "cache")
 
 
 def test_resumed_run_equals_an_uninterrupted_one(
@@ -100,12 +102,10 @@ def test_resumed_run_equals_an_uninterrupted_one(
 
 
 def test_conditioned_heads_are_trained(tmp_path, config, model, params):
+    """`heads_objective_test` compares their gradients."""
     heads = BlockHeadsConfig(3, 16, reads_anchor=True, feature_layers=(0,))
-    config = dataclasses.replace(config, heads=heads, epochs=12, products="bfloat16")
+    config = dataclasses.replace(config, heads=heads, epochs=1, products="bfloat16")
     train_heads(config, model, params, tmp_path)
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
-    assert losses[-1] < losses[0] - 0.3
     assert load_heads(tmp_path / "heads").config == heads
 
 
