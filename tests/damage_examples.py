@@ -46,7 +46,6 @@ from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.studies import run_files
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
-from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests.data.rows_test import write_rows
 
@@ -218,22 +217,6 @@ add(
     _read_checkpoint,
     "run/3/**/*",
     reseal=_reseal_checkpoint,
-)
-
-
-def _write_slim(folder: pathlib.Path) -> None:
-    _write_checkpoint(folder / "run", "checkpoints")
-    save_config(RUN, folder / "run" / "model.json")
-    for name in ("task.json", "tokenizer.json"):
-        (folder / "run" / name).write_text("{}")
-    write_exported(folder / "run", folder / "slim")
-
-
-add(
-    "slim",
-    _write_slim,
-    lambda folder: load_run_parameters(folder / "slim", RUN),
-    "slim/*",
 )
 
 

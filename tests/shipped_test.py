@@ -1,8 +1,6 @@
 """The files shipped for SmolLM2: their sizes, and that they belong to this model."""
 
 import importlib.util
-import itertools
-import json
 
 import pytest
 
@@ -34,20 +32,10 @@ def test_shipped_files_are_small(name):
     assert 0 < total <= SIZES[name] * 1_000_000
 
 
-def assert_names_no_machine(facts):
-    text = json.dumps(facts)
+@pytest.mark.parametrize("kind", ["drafter", "heads"])
+def test_facts_name_no_folder_of_a_machine(kind):
+    text = (SMOLLM2 / kind / f"{kind}.json").read_text()
     assert not any(folder in text for folder in ("/tmp", "/home", "/root"))
-
-
-def test_heads_record_their_training():
-    heads = load_heads(SMOLLM2 / "heads")
-    assert heads.config.num_heads == 9
-    assert len(heads.facts["accuracies"]) == 8
-    # The accuracy decreases with the distance of the head, within noise.
-    top1 = [head[0] for head in heads.facts["accuracies"]]
-    assert all(later < earlier + 0.005 for earlier, later in itertools.pairwise(top1))
-    assert {"settings", "positions", "versions"} <= heads.facts.keys()
-    assert_names_no_machine(heads.facts)
 
 
 def test_ngrams_are_over_the_models_tokens():
@@ -60,7 +48,6 @@ def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
     drafter = load_drafter(SMOLLM2 / "drafter")
     # Held-out texts; the paper's heads of the same model reach 1.3.
     assert drafter.facts["tokens_per_call"] > 2
-    assert_names_no_machine(drafter.facts)
     assert drafter.base == load_heads(SMOLLM2 / "heads").base == lm.loaded.fingerprint
     assert lm.loaded.model.block_size == 9
     assets = lm.assets

@@ -74,15 +74,6 @@ def test_validation_records_may_come_from_the_train_split(squad_task):
         dataclasses.replace(squad_task, validation_from="test")
 
 
-def test_max_examples_selects_the_first_of_each_split(squad_task):
-    task = dataclasses.replace(squad_task, max_examples=25)
-    assert (
-        list(read_examples(task, "train"))
-        == list(read_examples(squad_task, "train"))[:25]
-    )
-    assert len(list(read_examples(task, "validation"))) == 12
-
-
 def test_examples_without_a_target_are_skipped(tmp_path):
     task = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
     empty = [{**XSUM, "summary": summary} for summary in ("", None)]

@@ -65,13 +65,6 @@ def test_every_epoch_visits_every_row_in_another_order(rows):
     assert first_tokens(next(reseeded)) != order[:10]
 
 
-def test_batch_may_be_larger_than_the_corpus(rows):
-    batch = next(RowIterator(rows, 25, seed=0))
-    counts = np.bincount(batch.tokens[:, 0], minlength=10)
-    assert counts.sum() == 25
-    assert set(counts) == {2, 3}
-
-
 @given(steps=st.integers(0, 30), batch_size=st.sampled_from([2, 4, 14]))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_restored_iterator_continues(tmp_path_factory, steps, batch_size):

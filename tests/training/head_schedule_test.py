@@ -18,13 +18,6 @@ def weights_at(schedule: HeadSchedule, step: int, base=ONES) -> list[float]:
 @pytest.mark.parametrize(
     "schedule, base, table",
     [
-        (HeadSchedule(), (1.0, 0.5, 2.0), {1: [0.5, 2.0], 1000: [0.5, 2.0]}),
-        (HeadSchedule(decay=0.5), (2.0, 1.0, 1.0, 4.0), {1: [0.5, 0.25, 0.5]}),
-        (
-            HeadSchedule(ramp_steps=4),
-            ONES,
-            {1: [0.25] * 2, 2: [0.5] * 2, 3: [0.75] * 2, 4: [1.0] * 2, 99: [1.0] * 2},
-        ),
         (
             # The example of the docstring.
             HeadSchedule(decay=0.5, ramp_steps=50, add_every=100),
@@ -47,7 +40,7 @@ def weights_at(schedule: HeadSchedule, step: int, base=ONES) -> list[float]:
             {1: [0.2], 10: [0.2], 11: [0.6], 12: [1.0], 13: [1.0]},
         ),
     ],
-    ids=["default", "decay", "ramp", "docstring", "waiting"],
+    ids=["docstring", "waiting"],
 )
 def test_weights_of_a_schedule(schedule, base, table):
     weights = np.array([weights_at(schedule, step, base) for step in table])

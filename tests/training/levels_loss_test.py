@@ -10,7 +10,6 @@ import pytest
 from bpd_jax.training import levels_loss as module
 from bpd_jax.training.levels_loss import (
     by_level,
-    chunk_size,
     levels_loss,
     levels_ranks,
 )
@@ -119,10 +118,3 @@ def test_levels_with_matrices_of_their_own_are_separate(chunks):
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     np.testing.assert_allclose(ranked, losses, rtol=1e-5)
     np.testing.assert_array_equal(ranks == 0, hits)
-
-
-def test_chunks_divide_the_positions():
-    assert chunk_size(2048, 8192) == 1024
-    assert chunk_size(2048, 49152) == 128
-    assert chunk_size(7, 100) == 7
-    assert chunk_size(7, 2**22) == 1
