@@ -32,8 +32,8 @@ def bytes_lm():
 
 
 def test_methods_give_the_same_completions(lm):
-    plain = api.generate(lm, PROMPTS, "greedy", max_new_tokens=20, batch_size=3)
-    drafted = api.generate(lm, PROMPTS, "medusa:8", max_new_tokens=20, batch_size=3)
+    plain = api.generate(lm, PROMPTS, "greedy", max_new_tokens=24, batch_size=3)
+    drafted = api.generate(lm, PROMPTS, "medusa:8", max_new_tokens=24, batch_size=3)
     assert [c.text for c in drafted] == [c.text for c in plain]
     assert [c.block_efficiency for c in plain] == [1.0] * 3
     for completion in drafted:
@@ -63,22 +63,25 @@ def test_a_prompt_may_be_token_ids(lm):
     ids = lm.encode(PROMPTS[0])
     assert ids[0] == lm.loaded.tokenizer.end_of_text
     texts = {
-        api.generate(lm, [prompt], "bpd", max_new_tokens=8)[0].text
+        api.generate(lm, [prompt], "medusa:8", max_new_tokens=24)[0].text
         for prompt in (PROMPTS[0], ids, ids.tolist(), tuple(ids.tolist()))
     }
     assert len(texts) == 1
 
 
 def test_completion_ends_before_the_stop_text(lm):
-    [complete] = api.generate(lm, PROMPTS[:1], max_new_tokens=30)
-    stop = complete.text[4:6]
-    [single_stop] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=stop)
-    [two_stops] = api.generate(lm, PROMPTS[:1], max_new_tokens=30, stop=["#", stop])
-    assert (
-        single_stop.text == two_stops.text == complete.text[: complete.text.index(stop)]
-    )
+    def complete(**options):
+        [completion] = api.generate(
+            lm, PROMPTS[:1], "medusa:8", max_new_tokens=24, **options
+        )
+        return completion
+
+    whole = complete()
+    stop = whole.text[4:6]
+    one, two = complete(stop=stop), complete(stop=["#", stop])
+    assert one.text == two.text == whole.text[: whole.text.index(stop)]
     # Decoding ended there too.
-    assert len(single_stop.generation.output_ids) < len(complete.generation.output_ids)
+    assert len(one.generation.output_ids) < len(whole.generation.output_ids)
 
 
 @pytest.mark.parametrize(
