@@ -118,6 +118,7 @@ def test_parse_clears_gin_bindings(write):
         ("STEPS = 3\n", r"bad.gin:1: nothing uses STEPS"),
         ("TrainConfig.steps = %gin.REQUIRED\n", r"TrainConfig.steps has no value"),
         ("N = %gin.REQUIRED\nTrainConfig.steps = %N\n", r"N has no value: add --gin.N"),
+        ("TrainConfig.steps = 3\n", r"TrainConfig.\w+ has no value: no file sets it"),
         ("include 'nowhere.gin'\n", r"bad.gin:1 names .* nowhere.gin, which does not"),
         ("include 'bad.gin'\n", r"bad.gin:1 includes bad.gin, which includes itself"),
         ("import no.such\n", r"bad.gin:1: No module named 'no'"),

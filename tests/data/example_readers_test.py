@@ -30,46 +30,28 @@ def test_examples_are_in_the_order_of_files_and_lines(squad_task):
     assert existing_splits(squad_task) == ("train", "validation")
 
 
-def test_single_files_are_split_by_the_topic_of_records(tmp_path, squad_task):
+@pytest.mark.parametrize("single", [True, False], ids=["one file", "validation_from"])
+def test_one_split_is_divided_by_the_topic_of_records(tmp_path, squad_task, single):
+    """Both parts together are the split `train`; no paragraph is in both."""
     lines = b""
     for file in example_files(squad_task, "train"):
         lines += gzip.decompress(file.path.read_bytes())
     (tmp_path / "all.jsonl").write_bytes(lines)
-    task = ExampleTask(
-        "squad", files=str(tmp_path / "all.jsonl"), validation_fraction=0.3
-    )
-    train = list(read_examples(task, "train"))
-    held_out = list(read_examples(task, "validation"))
-    assert len(train) + len(held_out) == 60
-
-    def topics(examples):
-        return {example.inputs.partition("context: ")[2] for example in examples}
-
-    assert topics(train).isdisjoint(topics(held_out))
-    assert len(topics(train)) + len(topics(held_out)) == 20
-    with pytest.raises(UserError, match=r"no split 'test'"):
-        next(read_examples(task, "test"))
-
-
-def test_validation_records_may_come_from_the_train_split(squad_task):
-    """Both parts together are the split `train`; no paragraph is in both."""
-    divided = dataclasses.replace(
-        squad_task, validation_from="train", validation_fraction=0.3
-    )
+    changes = {"files": str(tmp_path / "all.jsonl")} if single else {}
+    changes |= {} if single else {"validation_from": "train"}
+    task = dataclasses.replace(squad_task, validation_fraction=0.3, **changes)
     train, held_out = (
-        {e.id: e for e in read_examples(divided, split)}
+        sorted(example[1:] for example in read_examples(task, split))
         for split in ("train", "validation")
     )
-    undivided = {e.id: e for e in read_examples(squad_task, "train")}
-    assert train | held_out == undivided
-    assert train
-    assert held_out
-    assert not set(train) & set(held_out)
-    contexts = [
-        {e.inputs.partition("context: ")[2] for e in part.values()}
+    undivided = [example[1:] for example in read_examples(squad_task, "train")]
+    assert sorted(train + held_out) == sorted(undivided)
+    topics = [
+        {inputs.partition("context: ")[2] for inputs, _ in part}
         for part in (train, held_out)
     ]
-    assert not contexts[0] & contexts[1]
+    assert all(topics)
+    assert topics[0].isdisjoint(topics[1])
     with pytest.raises(UserError, match=r"validation_from .*'test'"):
         dataclasses.replace(squad_task, validation_from="test")
 

