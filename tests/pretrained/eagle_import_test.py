@@ -5,13 +5,12 @@ The logits of `golden_drafters` were computed by speculators; see
 """
 
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
@@ -132,7 +131,6 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
     ("tensors", "message"),
     [
         ({"d2t": np.zeros(24, int), "t2d": np.ones(24, bool)}, None),
-        ({"d2t": np.zeros(9, int)}, r"d2t .* shape \[9\], but config.json declares 24"),
         ({"d2t": 23 - 2 * np.arange(24)}, "changes the order"),
         ({"t2d": np.arange(24) < 9}, "config.json and t2d .* different tokens"),
     ],
@@ -154,17 +152,11 @@ def test_an_undeclared_draft_vocabulary_is_refused(tmp_path, tensors, message):
 
 def test_its_own_embeddings_and_layer_numbers_are_read(tmp_path):
     """The embeddings differ a little; `layer_ids` count the embedding as 0."""
-    folder = tmp_path / "drafter"
-    shutil.copytree(GOLDEN / "eagle3", folder)
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    shared = target_params("eagle3")["trunk"]["embedding"]
-    for own in (np.asarray(shared), np.asarray(shared) * np.float32(1.01)):
-        save_file({**tensors, "embed_tokens.weight": own}, path)
-        np.testing.assert_array_equal(load(folder, "eagle3")[1]["embedding"], own)
-    fields = json.loads((folder / "config.json").read_text())
-    fields["eagle_config"] = {"layer_ids": [1, 2, 4]}
-    (folder / "config.json").write_text(json.dumps(fields))
+    own = np.asarray(target_params("eagle3")["trunk"]["embedding"]) * np.float32(1.01)
+    folder = with_tensors(tmp_path / "own", "eagle3", {"embed_tokens.weight": own})
+    np.testing.assert_array_equal(load(folder, "eagle3")[1]["embedding"], own)
+    numbers = {"eagle_config": {IDS: None, "layer_ids": [1, 2, 4]}}
+    folder = changed_copy(tmp_path / "numbers", "eagle3", numbers)
     assert load(folder, "eagle3")[0].config.feature_layers == (0, 1, 3)
 
 

@@ -84,11 +84,9 @@ def test_a_checkpoint_in_several_files(folder):
     names, weight_map = sorted(tensors), {}
     for number in range(3):
         file = f"model-{number + 1:05}-of-00003.safetensors"
-        part = {name: tensors[name] for name in names[number::3]}
-        save_file(part, path / file)
-        weight_map.update(dict.fromkeys(part, file))
-    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        save_file({name: tensors[name] for name in names[number::3]}, path / file)
+        weight_map.update(dict.fromkeys(names[number::3], file))
+    edit(path / "model.safetensors.index.json", metadata={}, weight_map=weight_map)
     assert_logits_of_transformers(path, "llama_untied")
     (path / "model-00002-of-00003.safetensors").unlink()
     assert_refused(path, "incomplete: model-00002-of-00003.safetensors, which")

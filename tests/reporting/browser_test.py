@@ -28,25 +28,16 @@ for end, number in zip(ends, (3, 4)):
 os.execv(sys.argv[3], sys.argv[3:])
 """
 FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
     "--remote-debugging-pipe",
-]
+]  # fmt: skip
 SECONDS = 60
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class Browser:
-    """A minimal client of the DevTools protocol, over a pipe.
-
-    Attributes:
-      events: the events that the browser has sent.
-    """
+    """A minimal client of the DevTools protocol, over a pipe."""
 
     def __init__(self, profile):
         input_end, self._out = os.pipe()
@@ -179,21 +170,20 @@ def page(paper_report, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def one_browser(tmp_path_factory):
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
 
 
-@pytest.fixture(autouse=True)
-def check_messages_and_requests(browser, page):
-    browser.events.clear()
-    yield
-    assert browser.complaints() == []
-    assert {url.partition("#")[0] for url in browser.addresses()} <= {
-        page,
-        "about:blank",
-    }
+@pytest.fixture
+def browser(one_browser, page):
+    """Checks afterwards that there were no errors, and only the page was requested."""
+    one_browser.events.clear()
+    yield one_browser
+    assert one_browser.complaints() == []
+    requested = {url.partition("#")[0] for url in one_browser.addresses()}
+    assert requested <= {page, "about:blank"}
 
 
 def tokens(browser, selector):
