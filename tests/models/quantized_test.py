@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import serialization
 
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize
@@ -66,9 +65,3 @@ def test_arrays_are_sharded_in_whole_blocks():
         for sharding in jax.tree.leaves(odd.shardings(mesh, "model", "fsdp"))
     }
     assert specs == {jax.P(None, None)}
-
-
-def test_it_is_saved_and_restored_as_any_tree():
-    matrix, _ = random(4)
-    restored = serialization.from_bytes(matrix, serialization.to_bytes(matrix))
-    jax.tree.map(np.testing.assert_array_equal, restored, matrix)

@@ -33,15 +33,6 @@ def states(seed, *shape):
     return jnp.asarray(values, jnp.float32)
 
 
-def test_hydra_keeps_the_precision_of_the_model():
-    hidden = states(6, 2, WIDTH).astype(jnp.bfloat16)
-    embedded = states(7, 2, 3, 1, WIDTH).astype(jnp.bfloat16)
-    result = trained_refiners.hydra_states(
-        HYDRA, parameters(HYDRA), hidden, embedded, 1
-    )
-    assert result.dtype == jnp.bfloat16
-
-
 def test_a_new_refiner_changes_nothing():
     key = jax.random.key(1)
     hidden, candidates = states(8, 2, WIDTH), tokens(9, 2, 3, 4)

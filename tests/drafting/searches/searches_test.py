@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.neural import NeuralRefiner
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
@@ -153,17 +152,6 @@ def test_the_shape_of_a_topology():
     small = topology.within(3, 2)
     assert small.choices == ((0,), (1,), (0, 0), (0, 1))
     assert Topology.of([]).depth == Topology.of([]).num_leaves == 1
-
-
-def test_descendants_of_impossible_nodes_are_invalid():
-    lattice = random_lattice(2, batch=1, length=3, width=2)
-    log_probs = lattice.log_probs.copy()
-    log_probs[0, 1, 1] = -np.inf
-    lattice = Lattice(lattice.tokens, log_probs, lattice.entropies)
-    view, paths = random_view(lattice), Paths(HeadsSource(3, 2))
-    topology = Topology.of([(0,), (1,), (0, 0), (1, 0)])
-    [tree] = grow_drafts(paths, view, StaticTree(topology))
-    assert tree.valid.tolist() == [[True, True, False, True, False]]
 
 
 TREE = Topology.of(
