@@ -20,12 +20,8 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_si
 def as_dict(counts):
     return {
         tuple(row): int(number)
-        for order in range(1, len(counts.keys) + 1)
-        for row, number in zip(
-            counts.ngrams(order).tolist(),
-            counts.counts[order - 1],
-            strict=True,
-        )
+        for order, numbers in enumerate(counts.counts, start=1)
+        for row, number in zip(counts.ngrams(order).tolist(), numbers, strict=True)
     }
 
 

@@ -14,11 +14,8 @@ def digits_of(rows, packing):
     for row in rows.tolist():
         digits = []
         for word, length in zip(row, packing.lengths.tolist(), strict=True):
-            part = []
-            for _ in range(length):
-                word, digit = divmod(word, packing.base)
-                part.append(digit)
-            digits += part[::-1]
+            places = range(length - 1, -1, -1)
+            digits += [word // packing.base**place % packing.base for place in places]
         windows_digits.append(tuple(digits))
     return windows_digits
 
