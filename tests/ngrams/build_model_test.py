@@ -177,6 +177,16 @@ def test_invalid_settings_are_refused_before_counting(
         make(tmp_path / "x", tokens=tokens, vocab_size=10, **arguments)
 
 
+def test_empty_split_is_refused_before_counting(tmp_path, no_counting):
+    # None of these documents falls into the validation split of two percent.
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    train_bpe(["some text"], 257).save(tmp_path / "vocabulary" / "tokenizer.json")
+    text = {"text": str(tmp_path / "*.txt"), "vocabulary": f"{tmp_path}/vocabulary"}
+    with pytest.raises(UserError, match=r"validation split.*--heldout_text"):
+        make(tmp_path / "x", heldout_split="validation", **text)
+
+
 @pytest.mark.parametrize("output", ["/", ".", "ids.txt", "ids.txt/model", "precious"])
 def test_invalid_outputs_are_refused_before_counting(
     tmp_path, tokens, no_counting, monkeypatch, output
@@ -230,6 +240,7 @@ def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
         ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split applies"),
         ({"model": "a", "order": 3}, "--order applies to --task, --text, --gen"),
         ({"counts": "x", "split": "train"}, "--split applies to --task, --text and"),
+        ({"text": "x", "heldout_text": "y", "vocabulary": "bpe:9"}, "is trained on"),
         ({"tokens": "x", "heldout_text": "a", "heldout_tokens": "b"}, "at most one"),
     ],
 )

@@ -79,6 +79,8 @@ def test_files_of_other_programs_are_read(tmp_path):
     "old, new, message",
     [
         ("ngram 2=3", "ngram 2=4", r"line 17: 4 2-grams were announced"),
+        ("ngram 1=4", "ngram 1=3", r"line 10: expected \\2-grams"),
+        ("ngram 1=4", "ngram 1=0", r"no unigrams"),
         ("ngram 2=3", "ngram\x0c2=3", r"line 4: expected \\1-grams:"),
         ("\\end\\\n", "", r"truncated: it ends after line 16"),
         ("-0.6\t1", "-0.6", r"line 10: this is not a 1-gram: '-0.6'"),
@@ -146,8 +148,13 @@ def test_symbol_table_may_contain_unk(trigrams, tmp_path):
     assert_same(model, read_text(tmp_path, SMALL))
     with pytest.raises(UserError, match="'1' is not in the symbol table"):
         read_text(tmp_path, text, symbols=["<unk>", "2"])
-    with pytest.raises(UserError, match="1 entries for 10 tokens"):
-        write_arpa(trigrams, tmp_path / "model.arpa", ["a"])
+    for symbols, message in (
+        (["a"], "1 entries for 10 tokens"),
+        ([*"abcdefghi", "j k"], "blank"),
+        ([*"abcdefghi", "<s>"], "<s>"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_arpa(trigrams, tmp_path / "model.arpa", symbols)
 
 
 def test_only_ascii_blanks_separate_names(tmp_path):
