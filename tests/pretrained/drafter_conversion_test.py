@@ -211,6 +211,9 @@ def test_rotary_settings_round_trip(tmp_path, trained):
     ("changes", "message"),
     [
         ({"query_key_norm": False}, "query_key_norm"),
+        ({"reads_last_token": True}, "reads_last_token"),
+        ({"convolution_taps": 2}, "DFlash2"),
+        ({"activation": "gelu"}, "gelu"),
         ({"rotary": RotaryConfig(fraction=0.5)}, "rotary"),
     ],
 )
@@ -248,6 +251,8 @@ def with_tensors(folder, name, changes):
     ("name", "changes", "message"),
     [
         (RICHEST, {"speculators_model_type": "dflash2"}, "dflash2"),
+        (RICHEST, {"markov_head_type": "gated"}, "gated"),
+        (RICHEST, {LAYERS: {"model_type": "gemma3"}}, "gemma3"),
         (RICHEST, {"aux_hidden_state_layer_ids": [0, 2]}, "embedding"),
         (RICHEST, {"mask_token_id": 24}, "mask token"),
         (RICHEST, {LAYERS: WINDOW}, "sliding_window_non_causal"),
@@ -255,6 +260,7 @@ def with_tensors(folder, name, changes):
         (RICHEST, {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("dflash", {"architectures": ["DFlash3DraftModel"]}, "DFlash3DraftModel"),
         ("dflash2", {"is_causal": None}, "is_causal"),
+        ("dflash2", {"draft_vocab_size": 9}, "draft_vocab_size"),
         ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
     ],

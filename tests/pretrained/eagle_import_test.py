@@ -131,6 +131,7 @@ def test_damaged_tensors_are_refused(tmp_path, changes, message):
     ("tensors", "message"),
     [
         ({"d2t": np.zeros(24, int), "t2d": np.ones(24, bool)}, None),
+        ({"d2t": np.zeros(9, int)}, r"d2t .* shape \[9\], but config.json declares 24"),
         ({"d2t": 23 - 2 * np.arange(24)}, "changes the order"),
         ({"t2d": np.arange(24) < 9}, "config.json and t2d .* different tokens"),
     ],

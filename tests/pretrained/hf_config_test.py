@@ -155,6 +155,7 @@ def test_frequencies_equal_those_of_transformers(name):
         ),
         ({"hidden_size": None}, "has no field hidden_size"),
         ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"hidden_act": "tanh"}, "the activation 'tanh', which is not supported"),
         ({"rope_scaling": {"type": "other"}}, "of type 'other'"),
         ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which models of"),
