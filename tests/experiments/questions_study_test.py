@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.studies.study_records import TUNE, EntropyRecord
-from experiments.questions.study import _Texts, halves, split_correlation
+from experiments.questions.study import _Texts, split_correlation
 from tests.experiments.builders import draft, exhibit_of, values_of
 
 # Calls of 8 positions: a text of 1 needs 8, one of 2 needs 4, one of 4 needs 2.
@@ -13,12 +13,6 @@ HALF = {1: "11111111", 2: "21212121", 4: "43214321"}
 
 def text(contender, first, second, **fields):
     return draft(contender, "squad", HALF[first] + HALF[second], **fields)
-
-
-def test_halves_of_a_text_are_decoded_on_their_own():
-    values = halves(text("bpd", 1, 2), text("ngram:1", 2, 4))
-    np.testing.assert_allclose(values[0], [1, 2])  # block efficiency of BPD
-    np.testing.assert_allclose(values[1], [2, 2])  # ratio of calls
 
 
 def test_ranks_within_tasks_remove_what_tasks_differ_in():

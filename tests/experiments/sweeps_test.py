@@ -9,7 +9,7 @@ from bpd_jax.base import configuration
 from bpd_jax.storage.files import read_json
 from bpd_jax.training.config import TrainConfig
 from experiments.launch.command import TRAIN, parse_program
-from experiments.sweeps.catalog import SWEEPS, Sweep
+from experiments.sweeps.catalog import SWEEPS
 from tests.commands import assert_refused, start
 from tests.json_lines import write_json_lines
 
@@ -21,14 +21,6 @@ TPU = [
 ]
 RESCORERS = ["--sweep=rescorers", "--size=tiny"]
 NAMES = ["layers=1,width=64", "layers=1,width=128"]
-
-
-def test_a_grid_is_the_product_of_its_axes():
-    axes = {"a": {"1": ("x",), "2": ()}, "b": {"3": ("y", "z")}}
-    assert Sweep("", {"tiny": (("base",), axes)}).points("tiny") == {
-        "a=1,b=3": ("base", "x", "y", "z"),
-        "a=2,b=3": ("base", "y", "z"),
-    }
 
 
 @pytest.mark.parametrize("name, size", SIZES)

@@ -3,7 +3,6 @@
 import pytest
 
 from experiments import printed
-from experiments.table5.study import COUNTS, count_positions
 from tests.experiments.builders import draft, exhibit_of, values_of
 
 
@@ -13,23 +12,6 @@ def drafts(task, contender, accepted, equal, example=0, part="report"):
 
 def build_exhibit(records, tasks=("squad", "qa")):
     return exhibit_of("table5", records, tasks)
-
-
-def test_every_position_is_counted_once():
-    """Columns: tie; tie that repairs; win that repairs; win that repairs one of two
-    repeats only; win that introduces; loss that repairs; loss without change."""
-    vanilla = drafts("qa", "bpd", "2111234", "0122010")
-    refined = drafts("qa", "ngram:1", "2123421", "0001300")
-    assert dict(zip(COUNTS, count_positions(vanilla, refined), strict=True)) == {
-        "ties": 2,
-        "wins": 3,
-        "wins_repair": 1,
-        "wins_regress": 1,
-        "losses": 2,
-        "losses_repair": 1,
-        "losses_regress": 0,
-    }
-    assert tuple(printed.TABLE5["squad"]) == COUNTS
 
 
 def test_wins_and_losses_of_two_tasks():

@@ -56,14 +56,11 @@ def test_metadata_values_keep_their_types(tiny, tmp_path):
 
 
 def test_missing_files_and_other_formats_are_named(tmp_path):
-    empty_file, other_format = tmp_path / "empty.gguf", tmp_path / "other.gguf"
-    empty_file.touch()
-    other_format.write_bytes(b"GGML and something")
+    (tmp_path / "empty.gguf").touch()
     for path, message in (
         (tmp_path / "none.gguf", "cannot read .*No such file"),
         (tmp_path, "cannot read .*Is a directory"),
-        (empty_file, "is not a GGUF file"),
-        (other_format, "is not a GGUF file"),
+        (tmp_path / "empty.gguf", "is not a GGUF file"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             GGUFFile(path)

@@ -64,13 +64,8 @@ def byte_level(build, trained):
     merges = [*map(" ".join, json.loads(trained.to_str())["model"]["merges"])]
 
     def named(pre, **values):
-        fields = {
-            "pre": pre,
-            "tokens": tokens,
-            "token_type": kinds,
-            "merges": merges,
-            **values,
-        }
+        fields = {"pre": pre, "tokens": tokens, "token_type": kinds, "merges": merges}
+        fields |= values
         return build({f"tokenizer.ggml.{key}": value for key, value in fields.items()})
 
     named.tokens = tokens
@@ -172,21 +167,15 @@ def sentencepiece_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentencepiece_values(sentencepiece_model):
-    kind = gguf.TokenType
-    ids = range(sentencepiece_model.get_piece_size())
-
-    def kind_of(id):
-        if sentencepiece_model.is_unknown(id):
-            return kind.UNKNOWN
-        if sentencepiece_model.is_control(id):
-            return kind.CONTROL
-        return kind.BYTE if sentencepiece_model.is_byte(id) else kind.NORMAL
-
+    kind, model = gguf.TokenType, sentencepiece_model
+    ids = range(model.get_piece_size())
+    kinds = [kind.BYTE if model.is_byte(id) else kind.NORMAL for id in ids]
+    kinds[:3] = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL]
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [sentencepiece_model.id_to_piece(id) for id in ids],
-        "tokenizer.ggml.scores": [sentencepiece_model.get_score(id) for id in ids],
-        "tokenizer.ggml.token_type": [kind_of(id) for id in ids],
+        "tokenizer.ggml.tokens": [model.id_to_piece(id) for id in ids],
+        "tokenizer.ggml.scores": [model.get_score(id) for id in ids],
+        "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -216,13 +205,8 @@ def test_space_prefix_can_be_disabled(build, sentencepiece_values):
 
 
 def test_special_ids_that_a_sentencepiece_file_lacks(build, sentencepiece_values):
-    values = {
-        key: value
-        for key, value in sentencepiece_values.items()
-        if not key.endswith("_token_id")
-    }
-    absent = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos")]
-    embedded = build({**values, **dict.fromkeys(absent)})
+    absent = [key for key in sentencepiece_values if key.endswith("_token_id")]
+    embedded = build({**sentencepiece_values, **dict.fromkeys(absent)})
     assert (embedded.begin_of_text, embedded.end_tokens) == (1, (2,))
     assert embedded.begin_text == "<s>"
     assert embedded.tokenizer.model.unk_token == "<unk>"

@@ -46,13 +46,10 @@ GPT2_XL = {
 def test_configs_of_older_versions_are_equivalent(name):
     """Before version 5, `rope_theta` was outside `rope_scaling`, which had a `type`."""
     fields = json.loads((GOLDEN / name / "config.json").read_text())
-    older = {**fields, "rope_parameters": None}
     scaling = dict(fields["rope_parameters"])
-    older["rope_theta"] = scaling.pop("rope_theta")
-    older["rope_scaling"] = None
-    if scaling["rope_type"] != "default":
-        older["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
-        del older["rope_scaling"]["rope_type"]
+    older = {**fields, "rope_parameters": None, "rope_theta": scaling.pop("rope_theta")}
+    scaling["type"] = scaling.pop("rope_type")
+    older["rope_scaling"] = None if scaling["type"] == "default" else scaling
     assert read(older) == read(fields)
 
 
