@@ -1,4 +1,4 @@
-"""Statistics of drafts by hand; the oracle's grid, also against the oracle method."""
+"""Statistics of drafts by hand; the grid of the oracle against the oracle method."""
 
 import numpy as np
 import pytest
@@ -56,27 +56,6 @@ def test_statistics_cover_all_calls_of_all_prompts(make_generation):
     # Of head 2 three times, of head 3 once, of head 4 never.
     assert statistics.entropies == (3.0, 2.0)
     assert statistics.accepted == pytest.approx((1 / 3, 1 / 3, 0, 1 / 3))
-
-
-def test_calls_of_a_text_of_four_tokens():
-    """The text is 1 2 3 4; calls yield, at each position:
-
-    position  head 2 (2 … 4)  head 3 (3, 4)  k=1 h=2  k=1 h=3  k=2 h=2  k=2 h=3
-    0         X 2             3 X            1        1        2        3
-    1         3 X             X 4            2        2        2        3
-    2         X X             X X            1        1        1        1
-    3         past the end                   1        1        1        1
-    """
-    candidates = np.array(
-        [
-            [[X, 2], [3, X]],
-            [[3, X], [X, 4]],
-            [[X, X], [X, X]],
-            [[4, 1], [1, 4]],
-        ]
-    )
-    # k = 1: at 0, 1 (two tokens), 3. k = 2, h = 2: at 0, 2, 3. k = 2, h = 3: at 0, 3.
-    assert oracle_calls(candidates, np.array([1, 2, 3, 4])).tolist() == [[3, 3], [3, 2]]
 
 
 @pytest.fixture(scope="module")

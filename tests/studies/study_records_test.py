@@ -5,7 +5,6 @@ import json
 import lzma
 import pathlib
 
-import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
@@ -19,7 +18,6 @@ from bpd_jax.studies.study_records import (
     LatencyRecord,
     TimingRecord,
     Trace,
-    call_positions,
 )
 
 
@@ -78,22 +76,6 @@ def draft(accepted="21321", example=0, contender="bpd", part="report", **changes
         accepted=accepted,
         **{**fields, **changes},
     )
-
-
-def test_calls_start_after_the_tokens_of_the_previous_call():
-    """Two tokens at position 0 and three at 2: two calls for five tokens."""
-    assert call_positions(np.array([2, 1, 3, 2, 1])).tolist() == [0, 2]
-    assert draft().calls == 2
-    assert draft().tokens == 5
-
-
-def test_efficiency_is_a_ratio_of_sums():
-    records = [draft(), draft("1111")]
-    tokens, calls = ContenderDrafts(records).sums
-    assert tokens.tolist() == [5, 4]
-    assert calls.tolist() == [2, 4]
-    assert ContenderDrafts(records).efficiency == 9 / 6
-    assert ContenderDrafts([]).efficiency is None
 
 
 def test_a_gain_is_in_percent():
