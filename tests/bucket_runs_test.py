@@ -9,11 +9,11 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.storage.paths import as_path
-from bpd_jax.training import metrics
 from bpd_jax.training.checkpoint_files import _check_digests, whole_steps
 from bpd_jax.training.checkpoints import best_step, load_parameters
 from tests.commands import call
 from tests.train_test import write_run
+from tests.training.runs import logged
 
 PREFIX = "runs/demo"
 RUN = f"gs://bpd-test/{PREFIX}"
@@ -67,14 +67,7 @@ def test_a_killed_run_resumes_bit_exactly(run, storage):
         for workdir in (RUN, run / "local")
     ]
     jax.tree.map(np.testing.assert_array_equal, *parameters)
-    logs = [
-        [
-            {k: v for k, v in row.items() if "per_second" not in k}
-            for row in metrics.read_rows(as_path(workdir) / metrics.FILE_NAME)
-        ]
-        for workdir in (RUN, run / "local")
-    ]
-    assert logs[0] == logs[1]
+    assert logged(RUN) == logged(run / "local")
     names = storage.objects["bpd-test"]
     assert not [name for name in names if name.endswith(".part")]
 

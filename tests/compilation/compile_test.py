@@ -122,31 +122,39 @@ def test_invalid_flags_are_refused(tmp_path):
         assert_refused(result, message)
 
 
+def compiled(folder, topology, *flags):
+    """What the command prints, and its figures of every program."""
+    output = folder / "figures.json"
+    flags = f"--topology={topology}", "--gin.MeshConfig.fsdp=2", *flags
+    result = run(*flags, f"--output={output}")
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout, json.loads(output.read_text())["programs"]
+
+
+def check_memory(program, usable):
+    memory = program["memory_per_core"]
+    assert 0 < memory["needed"] < memory["usable"] == int(usable * 2**30)
+    assert memory["donated"] == pytest.approx(memory["arguments"], rel=0.1)
+    assert program["collectives"]["all-gather"] > 0
+
+
 @NEEDS_CUDA
 def test_train_and_decode_steps_are_compiled_without_a_gpu(tmp_path):
-    output = tmp_path / "figures.json"
-    result = run(
-        "--topology=h100:4",
-        "--program=train,decode",
-        "--num_ngrams=100000",
-        "--prompt_tokens=64",
-        "--max_new_tokens=32",
-        "--gin.MeshConfig.fsdp=2",
-        f"--output={output}",
+    printed, programs = compiled(
+        tmp_path,
+        "h100:4",
+        *("--program=train,decode", "--num_ngrams=100000"),
+        *("--prompt_tokens=64", "--max_new_tokens=32"),
     )
-    assert result.returncode == 0, result.stderr
-    assert "h100:4: 4 GPUs" in result.stdout
-    assert "2 × 2 × 1" in result.stdout
-    assert "Traceback" not in result.stderr
-    figures = json.loads(output.read_text())
-    train = figures["programs"]["train"]
-    memory = train["memory_per_core"]
-    assert 0 < memory["needed"] < memory["usable"] == 79 * 2**30
-    assert memory["donated"] == pytest.approx(memory["arguments"], rel=0.1)
+    assert "h100:4: 4 GPUs" in printed
+    assert "2 × 2 × 1" in printed
+    train = programs["train"]
+    check_memory(train, 79)
     # The state, without the batch.
-    assert train["read_bytes_per_core"] == pytest.approx(memory["donated"], rel=0.1)
-    assert train["collectives"]["all-gather"] > 0
-    assert figures["programs"]["decode"]["mesh"] == train["mesh"]
+    donated = train["memory_per_core"]["donated"]
+    assert train["read_bytes_per_core"] == pytest.approx(donated, rel=0.1)
+    assert programs["decode"]["mesh"] == train["mesh"]
 
 
 @NEEDS_CUDA
@@ -157,27 +165,17 @@ def test_a_step_that_does_not_fit_a_gpu_is_refused():
 
 @NEEDS_LIBTPU
 def test_train_step_is_compiled_without_a_tpu(tmp_path):
-    output, text = tmp_path / "figures.json", tmp_path / "hlo"
-    result = run(
-        "--topology=v5e:2x2",
-        "--gin.MeshConfig.fsdp=2",
-        f"--output={output}",
-        f"--hlo={text}",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "v5e:2x2: 4 cores" in result.stdout
-    figures = json.loads(output.read_text())
-    train = figures["programs"]["train"]
-    memory = train["memory_per_core"]
-    assert 0 < memory["needed"] < memory["usable"] == int(15.75 * 2**30)
-    assert memory["donated"] == pytest.approx(memory["arguments"], rel=0.1)
+    text = tmp_path / "hlo"
+    printed, programs = compiled(tmp_path, "v5e:2x2", f"--hlo={text}")
+    assert "v5e:2x2: 4 cores" in printed
+    train = programs["train"]
+    check_memory(train, 15.75)
     least = train["minimum_seconds"]
     assert least["compute"] == train["model_flops_per_core"] / 197e12
     assert least["reading"] == train["read_bytes_per_core"] / 8.19e11
     program = (text / "train.txt").read_text()
     assert program.startswith("HloModule jit_step")
     assert "splash_mha_fwd" in program
-    assert train["collectives"]["all-gather"] > 0
 
 
 @NEEDS_LIBTPU
@@ -199,12 +197,8 @@ def test_programs_that_do_not_fit_in_memory_are_refused():
 
 @NEEDS_LIBTPU
 def test_train_step_is_compiled_for_two_slices(tmp_path):
-    output = tmp_path / "figures.json"
-    flags = ["--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=2"]
-    result = run(*flags, f"--output={output}")
-    assert result.returncode == 0, result.stderr
-    assert "2 × v5e:2x2: 8 cores" in result.stdout
-    train = json.loads(output.read_text())["programs"]["train"]
-    assert train["mesh"] == {"data": 4, "fsdp": 2, "model": 1}
+    printed, programs = compiled(tmp_path, "v5e:2x2", "--slices=2")
+    assert "2 × v5e:2x2: 8 cores" in printed
+    assert programs["train"]["mesh"] == {"data": 4, "fsdp": 2, "model": 1}
     refused = run("--topology=v5e:2x2", "--slices=2", "--gin.MeshConfig.fsdp=8")
     assert_refused(refused, "data = 1 is not a multiple of the 2 TPU slices")

@@ -35,3 +35,11 @@ def save_rows(
         "fingerprint": {"length": length},
     }
     (folder / "rows.json").write_text(json.dumps(fields | header))
+
+
+def save_indices(
+    folder: pathlib.Path, rows: int, first: int = 0, **header: Any
+) -> None:
+    """Writes rows of four tokens whose first is their index, counted from `first`."""
+    tokens = np.arange(first, first + rows)[:, None] + np.arange(4) * 100
+    save_rows(folder, tokens, np.tile([1, 1, 2, 0], (rows, 1)), **header)

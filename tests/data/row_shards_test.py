@@ -8,23 +8,16 @@ from bpd_jax.data import row_shards
 from bpd_jax.data import rows as rows_file
 from bpd_jax.data.row_shards import shard_name
 from bpd_jax.data.rows import RowIterator, open_rows
-from tests.data.row_files import save_rows
+from tests.data.row_files import save_indices
 
 SIZES = (3, 5, 1, 4)
 
 
 def write_shard(folder, first, size):
-    """Rows whose first token is their index."""
-    tokens = np.arange(first, first + size)[:, None] + np.arange(4) * 100
-    segment_ids = np.tile([1, 1, 2, 0], (size, 1))
-    save_rows(
-        folder,
-        tokens,
-        segment_ids,
-        segment_ids == 2,
-        fingerprint={"length": 4, "shard": [first, 4]},
-        cut={"inputs": size, "tokens": 1},
-    )
+    mask = np.tile([False, False, True, False], (size, 1))
+    about = {"fingerprint": {"length": 4, "shard": [first, 4]}}
+    about |= {"cut": {"inputs": size, "tokens": 1}}
+    save_indices(folder, size, first, loss_mask=mask, **about)
 
 
 @pytest.fixture

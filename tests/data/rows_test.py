@@ -11,13 +11,11 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.permutation import Permutation
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
 from bpd_jax.storage.paths import as_path
-from tests.data.row_files import save_rows
+from tests.data.row_files import save_indices
 
 
-def write_rows(folder, rows=10, length=4):
-    """Rows whose first token is their index."""
-    tokens = np.arange(rows)[:, None] + np.arange(length) * 100
-    save_rows(folder, tokens, np.tile([1, 1, 2, 0][:length], (rows, 1)))
+def write_rows(folder, rows=10):
+    save_indices(folder, rows)
     return open_rows(folder)
 
 

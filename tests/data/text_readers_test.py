@@ -79,21 +79,3 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
             list(text_readers.read_json_fields(path, ["text"]))
-
-
-def test_all_texts_of_an_optional_field_are_read(tmp_path):
-    path = tmp_path / "a.jsonl"
-    for lines, field, expected in (
-        (
-            '{"a": {"b": ["one", "two"]}}\n{"a": {"b": []}}\n{"a": null}\n'
-            '{"a": {"b": null}}\n{"a": {"b": [null]}}\n',
-            "a/b",
-            [["one", "two"], [], [], [], []],
-        ),
-        ('{"a": "short"}\n{"a": null}\n', "a", [["short"], []]),
-    ):
-        path.write_text(lines)
-        records = list(text_readers.read_json_fields(path, [field], field))
-        assert [record[field] for _, record in records] == expected
-    with pytest.raises(UserError, match="line 2 has no text in the field 'a'"):
-        list(text_readers.read_json_fields(path, ["a"]))

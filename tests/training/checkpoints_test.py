@@ -60,16 +60,6 @@ def test_state_and_data_are_restored(saved, model, one_device):
     ]
 
 
-def test_restores_onto_another_mesh(saved, model):
-    folder, state = saved
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
-    abstract = abstract_state(model, OPTIMIZER, mesh)
-    with Checkpoints(folder) as checkpoints:
-        restored = checkpoints.restore(abstract)
-    assert_equal(restored, state)
-    assert restored.params["trunk"]["embedding"].sharding.mesh == mesh
-
-
 def test_parameters_are_loaded_without_the_optimizer(saved, states, model):
     folder, state = saved
     assert_equal(load_parameters(folder, model), state.params)

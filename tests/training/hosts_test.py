@@ -16,11 +16,10 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training import hosts
 from bpd_jax.training.exported_params import load_run_parameters
-from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.trainer import train
 from tests.commands import Script, assert_refused, free_port
-from tests.training.runs import parameters
+from tests.training.runs import logged, parameters
 
 CHILD = pathlib.Path(__file__).with_name("hosts_process.py")
 
@@ -73,17 +72,12 @@ def assert_close(left, right, first_step=1):
         parameters(right),
     )
     rows = [
-        [row for row in read_rows(run / "metrics.jsonl") if row["step"] >= first_step]
+        [row for row in logged(run) if row["step"] >= first_step]
         for run in (left, right)
     ]
     assert rows[0]
     for left_row, right_row in zip(*rows, strict=True):
-        speed = {"tokens_per_second"}
-        assert left_row.keys() - speed == right_row.keys() - speed
-        for name in left_row.keys() - speed:
-            np.testing.assert_allclose(
-                left_row[name], right_row[name], rtol=1e-3, atol=1e-5
-            )
+        assert left_row == pytest.approx(right_row, rel=1e-3, abs=1e-5)
 
 
 @pytest.fixture(scope="module")

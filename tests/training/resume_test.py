@@ -71,30 +71,6 @@ def test_best_checkpoint_is_decoded_and_early_stop_is_remembered(
     assert best_step(tmp_path / "checkpoints") == 7
 
 
-def test_old_best_is_kept_until_the_new_column_has_a_best(
-    train_config, tmp_path, monkeypatch
-):
-    config = dataclasses.replace(
-        train_config, evaluate_every=1, checkpoint_every=1, keep_checkpoints=1, steps=3
-    )
-    script(monkeypatch, [4.0, 5.0, 5.0])
-    train(config, tmp_path)
-    assert steps(tmp_path) == [1, 3]
-    reweighted = dataclasses.replace(config, head_weights=(1.0, 0.5, 0.5), steps=6)
-    script(monkeypatch, [9.0, 9.5, 8.0])
-    saved = []
-    original_save = trainer.Checkpoints.save
-
-    def save(self, step, state, data, best):
-        original_save(self, step, state, data, best)
-        saved.append((best, self.steps()))
-
-    monkeypatch.setattr(trainer.Checkpoints, "save", save)
-    train(dataclasses.replace(reweighted, evaluate_every=2), tmp_path)
-    # Step 4 has the first loss of the new weights, which is no lower than the old one.
-    assert saved == [(4, [4]), (4, [4, 5]), (4, [4, 6])]
-
-
 def test_best_evaluation_is_saved_between_checkpoints(
     train_config, tmp_path, monkeypatch
 ):

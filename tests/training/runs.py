@@ -7,7 +7,9 @@ import jax
 
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training.checkpoints import load_parameters
+from bpd_jax.training.metrics import FILE_NAME, read_rows
 
 
 def parameters(run: str | os.PathLike[str], step: int | None = None) -> Params:
@@ -15,3 +17,11 @@ def parameters(run: str | os.PathLike[str], step: int | None = None) -> Params:
     folder = pathlib.Path(run)
     model = load_config(folder / "model.json")
     return jax.device_get(load_parameters(folder / "checkpoints", model, step))
+
+
+def logged(run: str | os.PathLike[str]) -> list[dict[str, float]]:
+    """The rows of the log without speeds, which differ from run to run."""
+    return [
+        {name: value for name, value in row.items() if "per_second" not in name}
+        for row in read_rows(as_path(run) / FILE_NAME)
+    ]

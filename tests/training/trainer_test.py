@@ -16,7 +16,7 @@ from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import trainer
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-from tests.training.runs import parameters
+from tests.training.runs import logged, parameters
 
 
 class Killed(Exception):
@@ -45,15 +45,7 @@ def finished(train_config, tmp_path_factory):
 
 def assert_same_run(left, right):
     jax.tree.map(np.testing.assert_array_equal, parameters(left), parameters(right))
-    # Speeds differ from run to run, and everything else is equal.
-    rows = [
-        [
-            {name: value for name, value in row.items() if name != "tokens_per_second"}
-            for row in read_rows(folder / "metrics.jsonl")
-        ]
-        for folder in (left, right)
-    ]
-    assert rows[0] == rows[1]
+    assert logged(left) == logged(right)
 
 
 def test_run_folder_is_complete(finished, train_config):

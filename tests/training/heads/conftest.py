@@ -16,8 +16,10 @@ from bpd_jax.data.generations import (
 )
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
-from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 VOCAB, WIDTH = 61, 24
 MODEL = BlockwiseConfig(TransformerConfig(VOCAB, 1, WIDTH, 32, 4, max_length=48))
@@ -76,3 +78,18 @@ def data(tmp_path_factory: pytest.TempPathFactory, base_key: str) -> pathlib.Pat
 @pytest.fixture(scope="session")
 def texts(data: pathlib.Path) -> Generations:
     return open_generations(data)
+
+
+@pytest.fixture
+def config(data: pathlib.Path) -> HeadsTrainConfig:
+    return HeadsTrainConfig(
+        model="some/folder/tiny",
+        data=str(data),
+        heads=BlockHeadsConfig(4, 32, draft_vocabulary=20),
+        optimizer=OptimizerConfig(1e-2, warmup_steps=5),
+        batch_size=128,
+        epochs=15,
+        held_out=0.1,
+        evaluate_every=40,
+        checkpoint_every=50,
+    )

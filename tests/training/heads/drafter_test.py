@@ -17,7 +17,6 @@ from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.drafter_batches import BlockBatch
 from bpd_jax.training.heads.drafter_objective import DrafterObjective, bounded_scale
-from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.train_heads import train_heads
 from bpd_jax.training.metrics import read_rows
 from tests.decoding.random_models import random_params
@@ -28,18 +27,9 @@ DRAFTER = BlockDrafterConfig(
 
 
 @pytest.fixture
-def config(data):
-    return HeadsTrainConfig(
-        model="some/folder/tiny",
-        data=str(data),
-        heads=DRAFTER,
-        optimizer=OptimizerConfig(1e-2, warmup_steps=5),
-        batch_size=64,
-        epochs=12,
-        held_out=0.1,
-        anchors_per_row=8,
-        evaluate_every=40,
-        checkpoint_every=50,
+def config(config):
+    return dataclasses.replace(
+        config, heads=DRAFTER, batch_size=64, epochs=12, anchors_per_row=8
     )
 
 
