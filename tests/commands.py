@@ -180,6 +180,32 @@ class Script:
         return Done(status, out, err)
 
 
+def on_two(
+    path: pathlib.Path,
+    arguments: Callable[[str, int], Iterable[str]],
+    folder: pathlib.Path,
+) -> list[Done]:
+    """Runs a file in two processes of four devices.
+
+    Args:
+      path: the file.
+      arguments: its arguments, for the coordinator's address and the process's index.
+      folder: receives what they print.
+    """
+    address = f"127.0.0.1:{free_port()}"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
+    children = [
+        Script(
+            path,
+            *arguments(address, index),
+            folder=folder,
+            environment={"XLA_FLAGS": flags},
+        )
+        for index in range(2)
+    ]
+    return [child.wait(timeout=300) for child in children]
+
+
 def _run_script(
     arguments: list[str],
     out: pathlib.Path,

@@ -1,14 +1,14 @@
 """Commands that two processes of four devices run together, against one process."""
 
 import json
-import os
 import re
 
 import pytest
 
 from bpd_jax.data.generations import open_generations
 from bpd_jax.studies.run_files import open_run
-from tests.commands import ROOT, Script, call, free_port
+from tests import commands
+from tests.commands import ROOT, call
 from tests.experiments.small_studies import bindings
 
 MESH = ["--gin.MeshConfig.data=4", "--gin.MeshConfig.model=2"]
@@ -21,20 +21,13 @@ BETWEEN = re.compile(
 
 def on_two(folder, module, *arguments):
     """Runs a command in two processes; process 1 prints nothing."""
-    address = f"127.0.0.1:{free_port()}"
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    children = [
-        Script(
-            ROOT / f"{module.replace('.', '/')}.py",
-            *(*arguments, *MESH),
-            *(f"--coordinator_address={address}", "--num_processes=2"),
-            f"--process_id={index}",
-            folder=folder,
-            environment={"XLA_FLAGS": flags},
-        )
-        for index in range(2)
-    ]
-    first, second = (child.wait(timeout=300) for child in children)
+
+    def flags(address, index):
+        joined = f"--coordinator_address={address}", "--num_processes=2"
+        return *arguments, *MESH, *joined, f"--process_id={index}"
+
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    first, second = commands.on_two(file, flags, folder)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert not BETWEEN.sub("", second.stdout)
     return first.stdout

@@ -95,16 +95,6 @@ def test_cache_is_reused_and_refused_for_other_tasks(squad_task, cached):
         seqio_cache.use_cache(other_task, cached)
 
 
-@pytest.mark.exhaustive
-def test_documents_are_cached(text_task, tmp_path):
-    task = dataclasses.replace(text_task, vocabulary="gpt3")
-    cache_task(task, str(tmp_path), ["--runner=DirectRunner"], least_files=1)
-    uncached = read(task, "train")
-    seqio_cache.use_cache(task, str(tmp_path))
-    assert read(task, "train", use_cached=True) == uncached
-    assert len(uncached) > 10
-
-
 def test_invalid_input_leaves_no_files(squad_task, tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
     task = dataclasses.replace(squad_task, files=str(tmp_path / "{split}.jsonl"))

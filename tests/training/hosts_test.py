@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import os
 import pathlib
 import pickle
 import re
@@ -18,7 +17,7 @@ from bpd_jax.training import hosts
 from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.trainer import train
-from tests.commands import Script, assert_refused, free_port
+from tests.commands import Script, assert_refused, free_port, on_two
 from tests.training.runs import logged, parameters
 
 CHILD = pathlib.Path(__file__).with_name("hosts_process.py")
@@ -33,20 +32,13 @@ def train_on_two(config, run, folder, stop=0, fault="", victim=1):
     pickled = folder / "config.pickle"
     pickled.write_bytes(pickle.dumps(config))
     paths = [folder / f"{index}.npy" for index in range(2)]
-    stops = [stop if index == victim else 0 for index in range(2)]
-    address = f"127.0.0.1:{free_port()}"
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-    children = [
-        Script(
-            CHILD,
-            *(str(pickled), str(run), str(path)),
-            *(address, "2", str(index), str(stop), fault),
-            folder=folder,
-            environment={"XLA_FLAGS": flags},
-        )
-        for index, (path, stop) in enumerate(zip(paths, stops, strict=True))
-    ]
-    results = [child.wait(timeout=240) for child in children]
+
+    def arguments(address, index):
+        step = str(stop if index == victim else 0)
+        files = str(pickled), str(run), str(paths[index])
+        return *files, address, "2", str(index), step, fault
+
+    results = on_two(CHILD, arguments, folder)
     statuses = [result.returncode for result in results]
     printed = [(result.stdout, result.stderr) for result in results]
     rows = [np.load(path) if path.exists() else [] for path in paths]
@@ -334,10 +326,5 @@ def test_sigterm_ends_processes_that_do_not_ask_for_it(tmp_path):
         "time.sleep(1)\n"
         "signal.raise_signal(signal.SIGTERM)\n"
     )
-    address = f"127.0.0.1:{free_port()}"
-    children = [
-        Script(child, address, str(index), folder=tmp_path, environment={})
-        for index in range(2)
-    ]
-    statuses = [child.wait(timeout=60).returncode for child in children]
-    assert statuses == [-signal.SIGTERM] * 2
+    results = on_two(child, lambda address, index: (address, str(index)), tmp_path)
+    assert [result.returncode for result in results] == [-signal.SIGTERM] * 2
