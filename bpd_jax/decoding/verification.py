@@ -24,6 +24,7 @@ from bpd_jax.decoding.options import BATCHED, StepOptions
 from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.merging import merge_prefixes, unroll
+from bpd_jax.models import cpu
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model
 
@@ -120,10 +121,11 @@ def verify(
         )
         path = jnp.maximum(accepted.path, 0)
         index = path[None, :, :, None, None]
+
         # Without the mode, XLA would ask of every number whether it is within bounds.
-        select = functools.partial(
-            jnp.take_along_axis, indices=index, axis=2, mode="clip"
-        )
+        def select(x: Array) -> Array:
+            return cpu.in_order(jnp.take_along_axis(x, index, axis=2, mode="clip"))
+
         return Verified(
             tree=tree,
             accepted=accepted,

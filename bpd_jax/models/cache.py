@@ -115,15 +115,14 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
     All T slots are written, so `lengths + T` must not exceed S in rows that are not
     finished; rows whose count is 0 keep their text.
     """
-    keys, values = new.keys.transpose(0, 1, 3, 4, 2), new.values.swapaxes(2, 3)
     starts = cache.lengths
     return KVCache(
         keys=tuple(
-            write_rows(buffer, keys[layer], starts, axis=3)
+            write_rows(buffer, new.keys[layer].transpose(0, 2, 3, 1), starts, axis=3)
             for layer, buffer in enumerate(cache.keys)
         ),
         values=tuple(
-            write_rows(buffer, values[layer], starts, axis=2)
+            write_rows(buffer, new.values[layer].swapaxes(1, 2), starts, axis=2)
             for layer, buffer in enumerate(cache.values)
         ),
         lengths=cache.lengths + counts,

@@ -33,7 +33,13 @@ from bpd_jax.models.cpu.layout import (
     rounds_activations,
 )
 from bpd_jax.models.cpu.ordered_attention import ordered_attention
-from bpd_jax.models.cpu.products import float32_sums, logits, product, summed_rows
+from bpd_jax.models.cpu.products import (
+    float32_sums,
+    in_order,
+    logits,
+    product,
+    summed_rows,
+)
 from bpd_jax.models.cpu.row_functions import row_activation, row_norm
 from bpd_jax.models.cpu.tile import multiplies_quantized
 
@@ -43,6 +49,7 @@ __all__ = [
     "compile_for",
     "decoding_layout",
     "float32_sums",
+    "in_order",
     "index_of_largest",
     "integer_layout",
     "is_packed",

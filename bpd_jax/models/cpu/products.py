@@ -166,6 +166,14 @@ def summed_rows(x: Array, y: Array) -> Array:
     return _wide_sum(transposed, y, ((1,), (0,)))
 
 
+def in_order(x: Array) -> Array:
+    """x with its axes in order in memory, so that XLA does not copy it for each slice.
+
+    A gather has them in another order, and layers would each have a copy of all.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if on_cpu() else x
+
+
 def _wide_sum(x: Array, y: Array, axes: tuple[tuple[int], tuple[int]]) -> Array:
     return jax.lax.dot_general(
         x, y, (axes, ((), ())), preferred_element_type=jnp.float32
