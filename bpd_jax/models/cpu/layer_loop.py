@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Params, PyTree
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.cpu import attention_kernel, row_kernel
+from bpd_jax.models.cpu.attention_kernel import reads
 from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.row_kernel import applies
 from bpd_jax.models.quantized import OneOf, Packed, TiledMatrix
 
 # Larger arrays than norms and biases, of all layers, would take long to stack.
@@ -104,12 +105,12 @@ def _kind(layer: Params) -> Any:
 
 
 def _has_attention(cache: KVCache) -> bool:
-    reads = attention_kernel.reads(cache.keys[0], cache.values[0])
-    return reads and cache.lengths.ndim == 1  # Not the mask of a training pass.
+    # Lengths are a mask in a training pass.
+    return cache.lengths.ndim == 1 and reads(cache.keys[0], cache.values[0])
 
 
 def _has_kernel(matrix: Any, x: Array) -> bool:
     if isinstance(matrix, TiledMatrix):
         return True
     rows = math.prod(x.shape[:-1]), matrix.shape[1]
-    return row_kernel.applies(jax.ShapeDtypeStruct(rows, x.dtype), matrix)
+    return applies(jax.ShapeDtypeStruct(rows, x.dtype), matrix)
