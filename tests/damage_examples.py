@@ -28,7 +28,8 @@ from bpd_jax.models.blockwise_config import (
     save_config,
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import load_drafter, save_drafter
+from bpd_jax.models.drafter_files import _FILES as DRAFTER_FILES
+from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -69,6 +70,11 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {}
+
+# The shapes of a drafter are traced, which takes longer than reading it.
+load_drafter = dataclasses.replace(
+    DRAFTER_FILES, shapes=functools.cache(DRAFTER_FILES.shapes)
+).load
 
 
 def add(name: str, *arguments: Any, **named: Any) -> None:
