@@ -318,6 +318,13 @@ def sharded(make_decoder):
     return functools.partial(make_decoder, mesh=mesh)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", METHODS)
+def test_eight_devices(make_decoder, name):
+    """A few methods on eight devices are always in `meshes_test.py`."""
+    check_all(sharded(make_decoder), name, 2, batch_size=5)
+
+
 # Drafters with a memory of the text, in the order of what they remember: states of the
 # trunk, of the drafters, of a rescorer and a draft model, counts, tokens.
 REMEMBERING = [
