@@ -3,6 +3,7 @@
 import pytest
 
 from bpd_jax.studies.study_records import TUNE, EngineRecord
+from experiments.comparisons import weak_gain_most
 from tests.experiments import builders
 from tests.experiments.builders import draft, values_of
 
@@ -167,3 +168,14 @@ def test_incomplete_runs_are_shown(study):
     drafts += [draft("ngram:8", "squad", "211"), draft("ngram:8", "xsum", "31")]
     drafts += [draft("oracle", task, "321") for task in (*TASKS, "rag")]
     assert exhibit_of(study, drafts, tasks=[*TASKS, "rag"]).tables
+
+
+def test_weak_tasks_gain_most_if_ranks_are_anticorrelated():
+    base = {task: 1.0 + number for number, task in enumerate("abcdef")}
+    falling = {task: value + 1 for task, value in base.items()}  # by 100, 50, 33 … %
+    growing = {task: value**2 for task, value in base.items()}
+    assert weak_gain_most("W.", base, falling).holds is True
+    assert "−1.00" in weak_gain_most("W.", base, falling).evidence
+    assert weak_gain_most("W.", base, growing).holds is False
+    three_tasks = {task: base[task] for task in "abc"}
+    assert weak_gain_most("W.", three_tasks, falling).holds is None

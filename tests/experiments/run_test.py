@@ -229,6 +229,7 @@ def test_weights_are_tuned_per_task(context, tmp_path, trained):
         tuners={"ngram": "ngram:1", "neural": "neural:1"},
         alphas=(0, 1, 20),
     )
+    assert config.same_texts({"settings": context.config.settings})
     tuned = StudyContext(config, tmp_path)
     untuned = tuned.made_with("ngram:2")
     tune(tuned)

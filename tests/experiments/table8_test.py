@@ -75,3 +75,19 @@ def test_only_common_examples_count():
     squad = rows_of(table)["SQUAD"]
     assert (squad[0].value, squad[1].value) == (1.0, 2.5)
     assert squad[2].text == squad[3].text == squad[4].text == "not measured"
+
+
+def test_weight_decreases_with_bpds_efficiency():
+    """BPD takes 10, 5 and 4 calls; alphas 2, 1 and 0.5 are best."""
+    records = []
+    best = {"a": (10, 2.0), "b": (5, 1.0), "c": (4, 0.5)}
+    for task, (base, best_alpha) in best.items():
+        records.append(drafts(task, "bpd", base))
+        for alpha in (0.5, 1.0, 2.0):
+            for part in ("tune", "report"):
+                calls = 2 if alpha == best_alpha else 4
+                records.append(drafts(task, f"neural:1:alpha={alpha:g}", calls, part))
+    small, flattery = build_exhibit(records, tuple(best)).findings
+    assert small.holds is None  # three tasks cannot tell
+    assert "over 3 tasks: −1.00 (p = 0.3" in small.evidence
+    assert flattery.holds is True
