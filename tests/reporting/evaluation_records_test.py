@@ -113,9 +113,8 @@ def test_a_lattice_contains_only_possible_candidates():
         paths=[BlockPath("BPD", [0, 0], 1), BlockPath("Oracle", [0, 1], 2)],
     )
     picture = evaluation_records.lattice_picture(view, decode, PIECES.__getitem__)
-    assert picture.prompt_tail == "ab"
     pieces = [[c.piece for c in position] for position in picture.positions]
     assert pieces == [["c"], ["a", "b"]]
     assert picture.positions[1][1].log_prob == -1.0
-    assert picture.greedy == ["c", "b"]
+    assert (picture.prompt_tail, picture.greedy) == ("ab", ["c", "b"])
     assert [(p.label, p.accepted) for p in picture.paths] == [("BPD", 1), ("Oracle", 2)]

@@ -118,12 +118,11 @@ def test_markup_in_text_is_escaped(paper_report):
         [Row(NASTY, [Cell(1.0, text=NASTY)])],
         NASTY,
     )  # fmt: skip
+    facts = {NASTY: NASTY, "model": NASTY, "gin": f"{NASTY}\n{NASTY}"}
+    finding = Finding(NASTY, True, NASTY)
     exhibit = Exhibit(
-        "table4", NASTY, NASTY, NASTY, [table],
-        findings=[Finding(NASTY, True, NASTY)],
-        notes=[NASTY],
-        facts={NASTY: NASTY, "model": NASTY, "gin": f"{NASTY}\n{NASTY}"},
-    )  # fmt: skip
+        "table4", NASTY, NASTY, NASTY, [table], [], [], [finding], [NASTY], facts
+    )
     explored = dataclasses.replace(
         paper_report.texts[0], key=NASTY, group=NASTY, title=NASTY, prompt=NASTY
     )

@@ -78,21 +78,14 @@ def test_latex_has_every_number_in_its_cell():
         r"\textbf{+12.0 \%}",
     ]
     assert r"\label{tab:table4_smollm2}" in text
-    assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
-        ("begin", "table"),
-        ("begin", "tabular"),
-        ("end", "tabular"),
-        ("end", "table"),
-    ]
+    environments = re.findall(r"\\(?:begin|end)\{(\w+)\}", text)
+    assert environments == ["table", "tabular", "tabular", "table"]
     for command in ("interval", "printed", "codepoint"):
         assert text.index(rf"\providecommand{{\{command}}}") < text.index(r"\begin")
     without_escapes = re.sub(r"\\[{}]", "", text)
     assert without_escapes.count("{") == without_escapes.count("}")
+    # Groups span their columns.
     assert r"\begin{tabular}{lrrrr}" in text
-
-
-def test_groups_span_their_columns():
-    text = table_latex(TABLE, "table4")
     assert r"\multicolumn{2}{c}{} & \multicolumn{2}{c}{1-best} & " in text
     assert re.findall(r"\\cmidrule\S+", text) == [r"\cmidrule(lr){3-4}"]
     assert r"4-gram, $\alpha$" in text
@@ -101,14 +94,8 @@ def test_groups_span_their_columns():
 def test_latex_of_model_output_is_latin_1():
     """Unescaped characters are those of the font encodings T1 and TS1."""
     output = "⟦a⏎⇥b·∅⟧ “ça” 日 😀 ł\u202e\x1b\tπ"
-    table = Table(
-        "table2",
-        output,
-        output,
-        [Column(output, output)],
-        [Row(output, [Cell(text=output)])],
-        output,
-    )
+    columns, rows = [Column(output, output)], [Row(output, [Cell(text=output)])]
+    table = Table("table2", output, output, columns, rows, output)
     text = table_latex(table, "table2")
     assert all((c.isprintable() and ord(c) < 256) or c in "\n\t" for c in text)
     assert escape(output) == (
