@@ -283,7 +283,16 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
         (BLOCKS, "medusa:8", 1),
         (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
     ],
-    ids=str,
+    ids=[
+        "markov-draft_vocabulary",
+        "hydra-draft_vocabulary",
+        "two_heads",
+        "seven_heads",
+        "llama",
+        "gemma",
+        "int8",
+        "int8-mesh",
+    ],
 )
 def test_other_models(make_decoder, fields, name, devices):
     make = make_decoder if devices == 1 else sharded(make_decoder)
