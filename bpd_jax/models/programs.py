@@ -8,6 +8,7 @@ such as a drafting method of another package, nothing is kept.
 """
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import io
@@ -74,20 +75,26 @@ class Program:
         donate: Sequence[str] = (),
     ):
         self._name = function.__qualname__
-        self._jitted: Any = jax.jit(
-            function, static_argnames=static, donate_argnames=donate
+        self._jit = functools.partial(
+            jax.jit, function, static_argnames=static, donate_argnames=donate
         )
-        self.lower = self._jitted.lower
+        self.lower: Any = self._jit().lower
         names = list(inspect.signature(function).parameters)
         self._static = [names.index(name) for name in static]
         self._constants = [names.index(name) for name in constants]
         self._loaded: dict[Any, Callable[..., Any]] = {}
         compiled.on_forget.append(self.clear_cache)
 
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        """Made late, because the options depend on the devices."""
+        return self._jit(compiler_options=cpu.compiler_options())
+
     def clear_cache(self) -> None:
         """Forgets all programs in memory."""
         self._loaded.clear()
-        self._jitted.clear_cache()
+        if "_jitted" in vars(self):
+            self._jitted.clear_cache()
 
     def __call__(self, *arguments: Any) -> Any:
         if not compiled.keeps_programs():
@@ -119,7 +126,7 @@ class Program:
         except Exception:  # Of other packages, or what cannot be pickled.
             sources = None
         if sources is None:
-            return self._jitted.lower(*arguments).compile()
+            return self.lower(*arguments).compile(cpu.compiler_options())
         # Two steps, so that new source files that trace to the same program share it.
         settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
         known = [self._name.encode(), _environment(), pickled, settings.encode()]
@@ -127,7 +134,7 @@ class Program:
         name = compiled.read_kept("trace", [*known, sources])
         program = _kept_program(name, device) if name else None
         if program is None:
-            lowered = self._jitted.lower(*arguments)
+            lowered = self.lower(*arguments)
             name = compiled.digest([*known, lowered.as_text().encode()])
             program, seconds = _kept_program(name, device), math.inf
             if program is None:
@@ -158,7 +165,7 @@ def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
-        program = lowered.compile()
+        program = lowered.compile(cpu.compiler_options())
     seconds = time.perf_counter() - start
     if compiled.is_quick(seconds):
         return program, seconds
@@ -245,6 +252,6 @@ def _environment() -> bytes:
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
         (jax.device_count(), cpu.on_cpu(), cpu.multiplies_quantized()),
-        (np.__version__, sys.version, compiled.processor()),
+        (np.__version__, sys.version, compiled.processor(), cpu.COMPILER_OPTIONS),
     )
     return repr(parts).encode()

@@ -10,14 +10,20 @@ expanding matrices. `loop_over_layers` runs all layers of a pass with one body, 
 `loops_over_layers` says so. `integer_layout` is that of `--precision=int8`, for which
 `ordered_attention`, `row_norm` and `row_activation` do not depend on the number of
 tokens. `kernels_of` and `load_kernels` are for programs that are kept on disk,
-`return_freed_memory` for what reading or compiling them took.
+`return_freed_memory` for what reading or compiling them took, and `compiler_options`
+for compiling them sooner.
 Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left, such as a
 size that depends on the device, asks `on_cpu`, whose answer `compile_for` sets where
 programs are compiled for other devices.
 """
 
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
-from bpd_jax.models.cpu.device import compile_for, on_cpu
+from bpd_jax.models.cpu.device import (
+    COMPILER_OPTIONS,
+    compile_for,
+    compiler_options,
+    on_cpu,
+)
 from bpd_jax.models.cpu.host_memory import (
     keep_freed_memory,
     return_freed_memory,
@@ -44,9 +50,11 @@ from bpd_jax.models.cpu.row_functions import row_activation, row_norm
 from bpd_jax.models.cpu.tile import multiplies_quantized
 
 __all__ = [
+    "COMPILER_OPTIONS",
     "SOFTMAX",
     "cache_dtype",
     "compile_for",
+    "compiler_options",
     "decoding_layout",
     "float32_sums",
     "in_order",
