@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-# Programs that compile faster than they load are not cached.
-_LEAST_SECONDS = 1.0
+# Programs that compile faster than they load are not cached: those of jax, which must
+# be traced to be loaded, and whole ones.
+_LEAST_SECONDS, _LEAST_SECONDS_WHOLE = 1.0, 0.2
 
 # Bytes of a digest.
 _DIGEST = 32
@@ -52,8 +53,8 @@ def keeps_programs() -> bool:
 
 
 def is_quick(seconds: float) -> bool:
-    """Whether what takes so long to compile is not kept."""
-    return seconds < _LEAST_SECONDS
+    """Whether a whole program that takes so long to compile is not kept."""
+    return seconds < _LEAST_SECONDS_WHOLE
 
 
 def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:

@@ -78,7 +78,8 @@ class Program:
         self._jit = functools.partial(
             jax.jit, function, static_argnames=static, donate_argnames=donate
         )
-        self.lower: Any = self._jit().lower
+        self._traced = self._jit()
+        self.lower: Any = self._traced.lower
         names = list(inspect.signature(function).parameters)
         self._static = [names.index(name) for name in static]
         self._constants = [names.index(name) for name in constants]
@@ -97,6 +98,9 @@ class Program:
             self._jitted.clear_cache()
 
     def __call__(self, *arguments: Any) -> Any:
+        # A part of another program takes its options from there.
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments)):
+            return self._traced(*arguments)
         if not compiled.keeps_programs():
             return self._jitted(*arguments)
         constants, static, varying = [], [], []

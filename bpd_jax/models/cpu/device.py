@@ -1,11 +1,12 @@
 """Whether the devices are CPUs."""
 
 import functools
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-COMPILER_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+COMPILER_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 """Without XLA's newer emitters of elementwise code a decode loop compiles in two thirds
 of the time, and is as fast."""
 
@@ -25,7 +26,7 @@ def compile_for(platform: str) -> None:
     _compiled_for.append(platform)
 
 
-def compiler_options() -> dict[str, bool] | None:
+def compiler_options() -> dict[str, Any] | None:
     """`COMPILER_OPTIONS` on a CPU, if this version of XLA has them."""
     return COMPILER_OPTIONS if on_cpu() and _has_options() else None
 
@@ -33,7 +34,7 @@ def compiler_options() -> dict[str, bool] | None:
 @functools.cache
 def _has_options() -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=COMPILER_OPTIONS)()
+        jax.jit(lambda: 0).lower().compile(COMPILER_OPTIONS)
     except jax.errors.JaxRuntimeError:
         return False
     return True
