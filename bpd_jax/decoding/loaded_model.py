@@ -189,8 +189,12 @@ class LoadedModel:
         loaded = self._in_dtype("float32").rounded()
         width = loaded.config.trunk.head_width
         trunk = cpu.integer_layout(loaded.params["trunk"], width)
-        params = {**loaded.params, "trunk": trunk}
-        return dataclasses.replace(loaded, model=loaded.model.with_params(params))
+        model = dataclasses.replace(
+            loaded.model,
+            params={**loaded.params, "trunk": trunk},
+            cache_dtype=cpu.cache_dtype(INT8, width),
+        )
+        return dataclasses.replace(loaded, model=model)
 
     def _in_dtype(self, dtype: str) -> "LoadedModel":
         """Returns the model with activations, products and matrices of this dtype.

@@ -14,6 +14,7 @@ from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.quantized import OneOf, operands
+from bpd_jax.models.transformer_config import INT8
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
 
@@ -66,13 +67,15 @@ def reads(
 def cache_dtype(dtype: str, width: int) -> str | None:
     """The dtype of the cache on this device; None for that of activations.
 
-    On a CPU, XLA converts a bfloat16 cache to float32 in every pass.
+    On a CPU, XLA converts a bfloat16 cache to float32 in every pass. With products of
+    integers the cache has 16 bits per number too: reading it is most of what a pass of
+    many rows, or of long texts, does besides them.
 
     Args:
-      dtype: of activations.
+      dtype: of activations, or `int8`; see `PRECISIONS`.
       width: H, number of features of a head.
     """
-    if dtype != "bfloat16" or not on_cpu():
+    if dtype not in ("bfloat16", INT8) or not on_cpu():
         return None
     tile = tile_of_processor()
     kernel = tile is not None and width % tile.width == 0

@@ -102,7 +102,7 @@ class _Rows(VectorCode):
     """
 
     def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):
-        super().__init__(module, tile, width, stored)
+        super().__init__(module, tile, width)
         arrays = [stored.as_pointer()] * 2
         kinds = [FLOATS, *arrays, FLOATS, FLOATS, FLOATS, INT, INT]
         self.function, self.b = add_function(module, f"rows_{tile.rows}", kinds)

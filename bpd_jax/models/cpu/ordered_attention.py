@@ -10,7 +10,8 @@ bits need that, because they turn the least difference into one of a whole step.
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.base.typing import Array, Bool, Float, Int, Num
+from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.quantized import OneOf, operands
 
@@ -20,8 +21,8 @@ def ordered_attention(
     keys: Float[Array, "B U K H"],
     values: Float[Array, "B U K H"],
     mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"],
-    prefix_keys: Float[Array, "B K H S"] | OneOf,
-    prefix_values: Float[Array, "B K S H"] | OneOf,
+    prefix_keys: Num[Array, "B K H S"] | OneOf,
+    prefix_values: Num[Array, "B K S H"] | OneOf,
     lengths: Int[Array, " B"],
     first: Int[Array, "B T"] | None = None,
     softcap: float | None = None,
@@ -34,8 +35,9 @@ def ordered_attention(
       keys: of new tokens; a token comes after all new ones that it sees.
       values: of the same tokens.
       mask: which new keys a token sees, itself among them.
-      prefix_keys: of the cache, float32.
-      prefix_values: of the cache.
+      prefix_keys: of the cache: float32, or the bits of bfloat16 (see `KVCache`), to
+        which new keys and values are then rounded, as they will be in the cache.
+      prefix_values: of the cache, in the same dtype.
       lengths: int32.
       first: the first slot that a token sees, int32; None for slot 0.
       softcap: see `attention`.
@@ -55,9 +57,13 @@ def ordered_attention(
     folded = queries.reshape(batch, length, heads, group, width).swapaxes(1, 2)
     folded = folded.reshape(batch, heads, -1, width) * width**-0.5
     starts = jnp.zeros((batch, length), jnp.int32) if first is None else first
-    sizes = (tile.width, tile.outputs, tile.rows, width, softcap or 0.0)
+    half = prefix_keys.dtype == BITS
+    if half:
+        # A conversion there and back would be removed by XLA.
+        keys, values = (jax.lax.reduce_precision(x, 8, 7) for x in (keys, values))
+    sizes = (tile.width, tile.outputs, tile.rows, width, softcap or 0.0, int(half))
     name = "_".join(["bpd_jax_ordered_attention", *map(str, sizes)])
-    register(name, lambda: ordered_module(tile, width, softcap))
+    register(name, lambda: ordered_module(tile, width, softcap, half))
     result = jax.ShapeDtypeStruct(folded.shape, jnp.float32)
     mixed = jax.ffi.ffi_call(name, result)(
         folded,

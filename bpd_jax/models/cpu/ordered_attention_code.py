@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from bpd_jax.models.cpu.llvm_code import (
-    FLOAT,
     FLOATS,
+    HALVES,
     INT,
     POINTER,
     accumulate,
@@ -30,7 +30,9 @@ _WORDS = _WORD.as_pointer()
 _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
 
 
-def ordered_module(tile: Tile, width: int, softcap: float | None) -> ir.Module:
+def ordered_module(
+    tile: Tile, width: int, softcap: float | None, half: bool
+) -> ir.Module:
     """The kernel as LLVM's intermediate representation.
 
     Arguments of `handler`: queries `[B, K, M, H]`, new keys `[B, K, H, U]` and values
@@ -42,8 +44,10 @@ def ordered_module(tile: Tile, width: int, softcap: float | None) -> ir.Module:
       tile: rows of queries, and vectors of slots, that registers hold.
       width: H, a multiple of the tile's width.
       softcap: see `attention`.
+      half: whether keys and values of the cache are bfloat16.
     """
-    kinds = [FLOATS, FLOATS, FLOATS, POINTER, FLOATS, FLOATS, _WORDS, _WORDS, FLOATS]
+    stored = HALVES if half else FLOATS
+    kinds = [FLOATS, FLOATS, FLOATS, POINTER, stored, stored, _WORDS, _WORDS, FLOATS]
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
@@ -98,7 +102,8 @@ def ordered_module(tile: Tile, width: int, softcap: float | None) -> ir.Module:
             choice.add_case(INT(number), block)
             b.position_at_end(block)
             size = Tile(tile.width, tile.outputs, number)
-            b.call(_Rows(b.module, size, width, softcap).function, arguments)
+            rows_code = _Rows(b.module, size, width, stored, softcap)
+            b.call(rows_code.function, arguments)
             b.branch(end)
         b.position_at_end(end)
 
@@ -115,11 +120,16 @@ class _Rows(VectorCode):
     """
 
     def __init__(
-        self, module: ir.Module, tile: Tile, width: int, softcap: float | None
+        self,
+        module: ir.Module,
+        tile: Tile,
+        width: int,
+        stored: ir.Type,
+        softcap: float | None,
     ) -> None:
-        super().__init__(module, tile, width, FLOAT)
+        super().__init__(module, tile, width)
         self.softcap = softcap
-        kinds = [FLOATS, FLOATS, FLOATS, POINTER, FLOATS, FLOATS, _WORDS, FLOATS]
+        kinds = [FLOATS, FLOATS, FLOATS, POINTER, stored, stored, _WORDS, FLOATS]
         self.function, self.b = add_function(
             module, f"rows_{tile.rows}", [*kinds, *[INT] * 3]
         )

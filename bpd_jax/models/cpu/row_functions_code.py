@@ -81,7 +81,7 @@ class _Row(VectorCode):
         arrays: Sequence[ir.Value],
         length: ir.Value,
     ) -> None:
-        super().__init__(b.module, Tile(width, 1, 1), width, FLOAT)
+        super().__init__(b.module, Tile(width, 1, 1), width)
         self.b, self.length = b, length
         *self.inputs, self.result = arrays
 

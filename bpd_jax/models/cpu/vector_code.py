@@ -28,8 +28,8 @@ class VectorCode:
 
     b: ir.IRBuilder
 
-    def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):
-        self.tile, self.width, self.stored = tile, width, stored
+    def __init__(self, module: ir.Module, tile: Tile, width: int) -> None:
+        self.tile, self.width = tile, width
         self.module, self.rows = module, range(tile.rows)
         self.vector = ir.VectorType(FLOAT, tile.width)
 
@@ -68,8 +68,9 @@ class VectorCode:
         place = b.gep(array, [at])
         if mask is None:
             return load_floats(b, place, wide)
-        kind = ir.VectorType(self.stored, wide)
-        size = 2 if self.stored is HALF else 4
+        stored = place.type.pointee
+        kind = ir.VectorType(stored, wide)
+        size = 2 if stored is HALF else 4
         bits = ir.VectorType(ir.IntType(1), wide)
         suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
         kinds = [kind.as_pointer(), _WORD, bits, kind]

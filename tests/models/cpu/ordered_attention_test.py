@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.attention import attention, near
+from bpd_jax.models.cache import BITS, numbers
 from bpd_jax.models.cpu.ordered_attention import ordered_attention
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.prefix_attention import of_mask
@@ -38,14 +39,20 @@ AVX2 = Tile(8, 2, 4)
 
 
 @pytest.mark.parametrize(
-    "sizes, tile",
+    "sizes, tile, dtype",
     [
-        *((sizes, None) for sizes in SIZES),
-        (SIZES[0], AVX2),
-        *(pytest.param(x, AVX2, marks=pytest.mark.exhaustive) for x in SIZES[1:]),
+        *((sizes, None, "float32") for sizes in SIZES),
+        (SIZES[0], AVX2, "float32"),
+        (SIZES[0], None, BITS),
+        (SIZES[0], AVX2, BITS),
+        *(
+            pytest.param(sizes, tile, dtype, marks=pytest.mark.exhaustive)
+            for sizes in SIZES[1:]
+            for tile, dtype in ((AVX2, "float32"), (None, BITS))
+        ),
     ],
 )
-def test_trees_give_the_bits_of_single_tokens(sizes, tile):
+def test_trees_give_the_bits_of_single_tokens(sizes, tile, dtype):
     batch, length, heads, kv_heads, width, slots, softcap, window = sizes
     rng = np.random.default_rng(0)
 
@@ -54,9 +61,19 @@ def test_trees_give_the_bits_of_single_tokens(sizes, tile):
 
     queries = random(batch, length, heads, width)
     keys, values = random(2, batch, length, kv_heads, width)
+
+    def stored(array):
+        array = jnp.asarray(array)
+        if dtype != BITS:
+            return array
+        return jax.lax.bitcast_convert_type(array.astype(jnp.bfloat16), BITS)
+
+    def read(array):
+        return numbers(array).astype(jnp.float32)
+
     cached = (
-        random(batch, kv_heads, width, slots),
-        random(batch, kv_heads, slots, width),
+        stored(random(batch, kv_heads, width, slots)),
+        stored(random(batch, kv_heads, slots, width)),
     )
     lengths = jnp.asarray(rng.integers(slots // 2, slots - 9, batch), jnp.int32)
     mask = tree_mask(rng, batch, length)
@@ -75,9 +92,10 @@ def test_trees_give_the_bits_of_single_tokens(sizes, tile):
         if first is not None:
             seen = seen & (jnp.arange(slots) >= first[:, :, None])
             seen = jnp.repeat(seen, group, axis=1)
-        return of_mask(folded, *cached, seen, softcap)
+        return of_mask(folded, *map(read, cached), seen, softcap)
 
-    other = attention(queries, keys, values, jnp.asarray(mask), prefix, softcap)
+    new = [read(stored(array)) for array in (keys, values)]
+    other = attention(queries, *new, jnp.asarray(mask), prefix, softcap)
     np.testing.assert_allclose(together, other, atol=2e-6)
 
     extended = [
@@ -93,8 +111,8 @@ def test_trees_give_the_bits_of_single_tokens(sizes, tile):
             n = int(lengths[b])
             own_keys, own_values = (array[b : b + 1].copy() for array in extended)
             for i, u in enumerate(ancestors):
-                own_keys[0, :, :, n + i] = keys[b, u]
-                own_values[0, :, n + i] = values[b, u]
+                own_keys[0, :, :, n + i] = stored(keys[b, u])
+                own_values[0, :, n + i] = stored(values[b, u])
             at = slice(b, b + 1), slice(t, t + 1)
             alone = attend(
                 *(array[at] for array in (queries, keys, values)),
