@@ -1,7 +1,6 @@
 """The machine code of `integer_kernel`, as LLVM's intermediate representation.
 
-The calling thread rounds the rows of x; then all threads multiply them with groups of W
-outputs.
+Threads round the rows of x, then multiply them with groups of W outputs.
 """
 
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ _WORDS = _WORD.as_pointer()
 _ROWS = {16: 8, 8: 4}
 
 _CHUNK = 1 << 16  # Numbers of the matrix in a chunk.
+_ROUNDED = 8  # Rows that are rounded in a chunk.
 _SINGLE = 1 << 17  # A call of fewer products is processed by one thread.
 _LINE = 64  # Bytes of a cache line.
 
@@ -62,27 +62,38 @@ def integer_module(
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         rows, length = buffers.size(0, 0), buffers.size(0, 1)
         groups, blocks = buffers.size(1, 0), buffers.size(1, 1)
-        x, matrix, y, rounded = map(buffers.data, range(4), (FLOATS, *kinds[:3]))
-        stride = b.mul(blocks, INT(words_of_block(block)))
-        rounding = code.rounding(b.module)
-
-        def each(m: ir.Value) -> None:
-            source = b.gep(x, [b.mul(m, length)])
-            b.call(rounding, [source, b.gep(rounded, [b.mul(m, stride)]), blocks])
-
-        for_each(b, INT(0), rows, 1, each)
+        x, matrix, y, rounded = map(buffers.data, range(4), kinds)
+        before = b.sdiv(b.add(rows, INT(_ROUNDED - 1)), INT(_ROUNDED))
         size = b.sdiv(INT(_CHUNK), b.mul(length, INT(width)))
         size = b.select(b.icmp_signed("<", size, INT(1)), INT(1), size)
         products = b.mul(b.mul(rows, length), b.mul(groups, INT(width)))
         return Split(
-            values=[matrix, y, rounded, rows, blocks, groups, buffers.size(2, 1), size],
-            chunks=b.sdiv(b.add(groups, b.sub(size, INT(1))), size),
+            values=[
+                *(x, matrix, y, rounded),
+                *(rows, length, blocks, groups, buffers.size(2, 1), size, before),
+            ],
+            chunks=b.add(before, b.sdiv(b.add(groups, b.sub(size, INT(1))), size)),
             alone=b.icmp_signed("<", products, INT(_SINGLE)),
+            before=before,
         )
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
-        matrix, y, rounded, rows, blocks, groups, outputs, size = values
-        first = b.mul(chunk, size)
+        x, matrix, y, rounded, *numbers = values
+        rows, length, blocks, groups, outputs, size, before = numbers
+        with b.if_then(b.icmp_signed("<", chunk, before)):
+            stride = b.mul(blocks, INT(words_of_block(block)))
+            rounding = code.rounding(b.module)
+
+            def rounds(m: ir.Value) -> None:
+                source = b.gep(x, [b.mul(m, length)])
+                b.call(rounding, [source, b.gep(rounded, [b.mul(m, stride)]), blocks])
+
+            begin = b.mul(chunk, INT(_ROUNDED))
+            end = b.add(begin, INT(_ROUNDED))
+            end = b.select(b.icmp_signed("<", end, rows), end, rows)
+            for_each(b, begin, end, 1, rounds)
+            b.ret_void()
+        first = b.mul(b.sub(chunk, before), size)
         last = b.add(first, size)
         last = b.select(b.icmp_signed("<", last, groups), last, groups)
         of_group = b.mul(blocks, INT(code.words * width))
@@ -96,7 +107,7 @@ def integer_module(
 
         for_each(b, first, last, 1, each)
 
-    kinds = [_WORDS, FLOATS, _WORDS, *[INT] * 5]
+    kinds = [FLOATS, _WORDS, FLOATS, _WORDS, *[INT] * 7]
     return kernel_module("integer_kernel", 2, 2, split, kinds, run, [1])
 
 

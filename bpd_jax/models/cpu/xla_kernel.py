@@ -37,7 +37,7 @@ _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 64, 136, 144
 
 # Fields of the state of a call that threads share, followed by the values of the call;
 # 8 bytes each.
-_FIELDS = ("next", "done", "users", "chunks")
+_FIELDS = ("next", "done", "users", "chunks", "before")
 
 # The engines that own the machine code of registered kernels, by name. XLA calls the
 # code until the process ends.
@@ -52,11 +52,13 @@ class Split(NamedTuple):
       values: inputs of every chunk: pointers and integers of 64 bits.
       chunks: number of chunks.
       alone: whether the calling thread processes all chunks.
+      before: number of the first chunks, which the others wait for.
     """
 
     values: Sequence[ir.Value]
     chunks: ir.Value
     alone: ir.Value
+    before: ir.Value = INT(0)
 
 
 class Buffers:
@@ -135,11 +137,12 @@ def kernel_module(
         for offset, number in ((24, 0), (28, 3), (32, 0)):
             _put(b, metadata, offset, ir.IntType(32)(number))
         b.ret(_NULL)
-    values, chunks, alone = split(b, Buffers(b, frame, inputs, results, chosen))
-    with b.if_then(alone):
+    work_of_call = split(b, Buffers(b, frame, inputs, results, chosen))
+    values, chunks = work_of_call.values, work_of_call.chunks
+    with b.if_then(work_of_call.alone):
         for_each(b, INT(0), chunks, 1, lambda i: b.call(chunk, [*values, i]))
         b.ret(_NULL)
-    _share(b, module, frame, work, values, chunks)
+    _share(b, module, frame, work, work_of_call)
     b.ret(_NULL)
     return module
 
@@ -237,10 +240,11 @@ def _add_work(module: ir.Module, chunk: ir.Function) -> ir.Function:
     free = intrinsic(module, "free", ir.VoidType(), [POINTER])
     function, b = add_function(module, "work", [POINTER])
     (state,) = function.args
-    claim, compute, leave = (
-        function.append_basic_block(name) for name in ("claim", "compute", "leave")
+    claim, wait, compute, leave = (
+        function.append_basic_block(name)
+        for name in ("claim", "wait", "compute", "leave")
     )
-    chunks = b.load(_field(b, state, "chunks"))
+    chunks, before = (b.load(_field(b, state, x)) for x in ("chunks", "before"))
     values = [
         _at(b, state, 8 * (len(_FIELDS) + i), argument.type)
         for i, argument in enumerate(chunk.args[:-1])
@@ -248,7 +252,12 @@ def _add_work(module: ir.Module, chunk: ir.Function) -> ir.Function:
     b.branch(claim)
     b.position_at_end(claim)
     index = b.atomic_rmw("add", _field(b, state, "next"), INT(1), "monotonic")
-    b.cbranch(b.icmp_signed("<", index, chunks), compute, leave)
+    b.cbranch(b.icmp_signed("<", index, chunks), wait, leave)
+    b.position_at_end(wait)
+    # Threads work on those already, as chunks are claimed in order.
+    done = b.load_atomic(_field(b, state, "done"), "acquire", 8)
+    first = b.icmp_signed("<", index, before)
+    b.cbranch(b.or_(first, b.icmp_signed(">=", done, before)), compute, wait)
     b.position_at_end(compute)
     b.call(chunk, [*values, index])
     b.atomic_rmw("add", _field(b, state, "done"), INT(1), "release")
@@ -271,10 +280,10 @@ def _share(
     module: ir.Module,
     frame: ir.Value,
     work: ir.Function,
-    values: Sequence[ir.Value],
-    chunks: ir.Value,
+    split: Split,
 ) -> None:
     """Works on this thread and on those of XLA that are idle."""
+    values, chunks = split.values, split.chunks
     malloc = intrinsic(module, "malloc", POINTER, [INT])
     interface, context = _at(b, frame, 16, POINTER), _at(b, frame, 24, POINTER)
     call = ir.FunctionType(POINTER, [POINTER]).as_pointer()
@@ -298,7 +307,8 @@ def _share(
     state = b.call(malloc, [INT(8 * (len(_FIELDS) + len(values)))])
     # This thread holds two references: for its work, and to wait for the others.
     users = b.add(helpers, INT(2))
-    for i, value in enumerate([INT(0), INT(0), users, chunks, *values]):
+    fields = INT(0), INT(0), users, chunks, split.before
+    for i, value in enumerate([*fields, *values]):
         _put(b, state, 8 * i, value)
     free = intrinsic(module, "free", ir.VoidType(), [POINTER])
 
