@@ -12,6 +12,7 @@ from bpd_jax.models.cpu.llvm_code import (
     FLOATS,
     INT,
     POINTER,
+    Repeated,
     add_function,
     for_each,
     fused,
@@ -126,7 +127,7 @@ class _Code:
         """Rounds a row. Arguments: x, the rounded row, the number of blocks."""
         function, b = add_function(module, "rounding", [FLOATS, _WORDS, INT])
         x, rounded, blocks = function.args
-        signs = ir.Constant(self.integers, [0x7FFFFFFF] * self.width)
+        signs = Repeated(self.integers, 0x7FFFFFFF)
         bytes_ = ir.VectorType(ir.IntType(8), self.width)
         whole = self._number(_ROUND)
 
@@ -150,7 +151,7 @@ class _Code:
             inverse = b.fdiv(FLOAT(_LARGEST), largest)
             finite = b.fcmp_ordered("<", inverse, FLOAT(float("inf")))
             inverse = splat(b, b.select(finite, inverse, FLOAT(0.0)), self.width)
-            total = ir.Constant(self.integers, [0] * self.width)
+            total = Repeated(self.integers, 0)
             for place, vector in zip(places, vectors, strict=True):
                 shifted = b.fadd(b.fmul(vector, inverse), whole)
                 integers = b.sub(
@@ -256,7 +257,7 @@ class _Code:
                 added = b.load(b.gep(of_x[m], [b.add(after, INT(1))]))
                 dots.append(splat(b, added, self.width))
             else:
-                dots.append(ir.Constant(self.integers, [0] * self.width))
+                dots.append(Repeated(self.integers, 0))
         for number, quad in enumerate(quads):
             for m in range(rows):
                 four = splat(b, b.load(b.gep(of_x[m], [INT(number)])), self.width)
@@ -296,8 +297,8 @@ class _Code:
         vectors = [self._load(b, at, place, self.integers) for place in places]
         if self.bits == 8:
             return vectors
-        half = ir.Constant(self.integers, [0x0F0F0F0F] * self.width)
-        four = ir.Constant(self.integers, [4] * self.width)
+        half = Repeated(self.integers, 0x0F0F0F0F)
+        four = Repeated(self.integers, 4)
         low = [b.and_(vector, half) for vector in vectors]
         return low + [b.and_(b.lshr(vector, four), half) for vector in vectors]
 
@@ -314,8 +315,8 @@ class _Code:
         pairs = ir.VectorType(ir.IntType(16), 2 * self.width)
         kinds = [pairs] * 2
         multiply = intrinsic(b.module, "llvm.x86.avx2.pmadd.wd", self.integers, kinds)
-        eight = ir.Constant(pairs, [8] * pairs.count)
-        low = ir.Constant(pairs, [255] * pairs.count)
+        eight = Repeated(pairs, 8)
+        low = Repeated(pairs, 255)
         quad, four = b.bitcast(quad, pairs), b.bitcast(four, pairs)
         even = b.call(multiply, [b.and_(quad, low), b.ashr(b.shl(four, eight), eight)])
         odd = b.call(multiply, [b.lshr(quad, eight), b.ashr(four, eight)])
@@ -350,5 +351,5 @@ class _Code:
         loaded.align = 4
         return loaded
 
-    def _number(self, value: float) -> ir.Constant:
-        return ir.Constant(self.floats, [value] * self.width)
+    def _number(self, value: float) -> Repeated:
+        return Repeated(self.floats, value)

@@ -80,11 +80,21 @@ def load_floats(b: ir.IRBuilder, place: ir.Value, width: int) -> ir.Value:
     return widened(b, loaded)
 
 
+class Repeated(ir.Constant):
+    """A vector that repeats a constant; LLVM reads it sooner than all its numbers."""
+
+    def __init__(self, kind: ir.VectorType, value: Any) -> None:
+        super().__init__(kind, ir.Constant(kind.element, value))
+
+    def _get_reference(self) -> str:
+        return f"splat ({self.constant[0]})"
+
+
 def splat(b: ir.IRBuilder, number: ir.Value, width: int) -> ir.Value:
     """A vector that repeats a number."""
     one = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
     one = b.insert_element(one, number, ir.IntType(32)(0))
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    lanes = Repeated(ir.VectorType(ir.IntType(32), width), 0)
     return b.shuffle_vector(one, one, lanes)
 
 
@@ -99,7 +109,7 @@ def widened(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     if vector.type.element is FLOAT:
         return vector
     words = ir.VectorType(ir.IntType(32), vector.type.count)
-    high = b.shl(b.zext(vector, words), ir.Constant(words, [16] * words.count))
+    high = b.shl(b.zext(vector, words), Repeated(words, 16))
     return b.bitcast(high, ir.VectorType(FLOAT, words.count))
 
 

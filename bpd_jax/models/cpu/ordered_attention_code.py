@@ -15,6 +15,7 @@ from bpd_jax.models.cpu.llvm_code import (
     HALVES,
     INT,
     POINTER,
+    Repeated,
     accumulate,
     add_function,
     for_each,
@@ -252,8 +253,8 @@ class _Rows(VectorCode):
         b, number = self.b, self._constant
         words = ir.VectorType(_WORD, self.tile.width)
         bits = b.bitcast(score, words)
-        size = b.and_(bits, ir.Constant(words, [0x7FFFFFFF] * words.count))
-        sign = b.and_(bits, ir.Constant(words, [0x80000000] * words.count))
+        size = b.and_(bits, Repeated(words, 0x7FFFFFFF))
+        sign = b.and_(bits, Repeated(words, 0x80000000))
         power = b.fmul(b.bitcast(size, self.vector), number(-2 / self.softcap))
         power = self._exp(power)
         tanh = b.fdiv(b.fsub(number(1.0), power), b.fadd(number(1.0), power))
@@ -278,7 +279,7 @@ class _Rows(VectorCode):
         load = intrinsic(self.module, f"llvm.masked.load.v{wide}i8.p0", kind, kinds)
         place = b.gep(self.seen, [b.add(b.mul(self.new, INT(m)), at)])
         place = b.bitcast(place, kind.as_pointer())
-        zeros = ir.Constant(kind, [0] * wide)
+        zeros = Repeated(kind, 0)
         loaded = b.call(load, [place, _WORD(1), self._mask(at, self.new), zeros])
         return b.icmp_signed("!=", loaded, zeros)
 

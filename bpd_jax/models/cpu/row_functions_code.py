@@ -9,6 +9,7 @@ from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     FLOATS,
     INT,
+    Repeated,
     accumulate,
     for_each,
     intrinsic,
@@ -145,7 +146,7 @@ class _Row(VectorCode):
 
     def _size(self, x: ir.Value) -> ir.Value:
         words = ir.VectorType(_WORD, self.tile.width)
-        bits = ir.Constant(words, [0x7FFFFFFF] * words.count)
+        bits = Repeated(words, 0x7FFFFFFF)
         return self.b.bitcast(self.b.and_(self.b.bitcast(x, words), bits), self.vector)
 
     def _sigmoid(self, x: ir.Value) -> ir.Value:

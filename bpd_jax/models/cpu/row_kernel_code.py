@@ -12,6 +12,7 @@ from bpd_jax.models.cpu.llvm_code import (
     FLOATS,
     INT,
     POINTER,
+    Repeated,
     add_function,
     for_each,
     fused,
@@ -151,7 +152,7 @@ def _add_tile(
     k.add_incoming(INT(0), entry)
     k.add_incoming(following, loop)
     for place in places:
-        sums[place].add_incoming(ir.Constant(vector, [0.0] * tile.width), entry)
+        sums[place].add_incoming(Repeated(vector, 0.0), entry)
         sums[place].add_incoming(added[place], loop)
     b.cbranch(b.icmp_signed("<", following, length), loop, done)
     b.position_at_end(done)

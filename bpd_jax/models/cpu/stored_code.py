@@ -13,6 +13,7 @@ from bpd_jax.models.cpu.llvm_code import (
     HALVES,
     INT,
     POINTER,
+    Repeated,
     add_function,
     for_each,
     fused,
@@ -94,8 +95,8 @@ def _integers(
         return b.sext(loaded, words)
     wide = b.zext(loaded, words)
     if first < _HALF_BLOCK:
-        return b.and_(wide, ir.Constant(words, [15] * width))
-    return b.lshr(wide, ir.Constant(words, [4] * width))
+        return b.and_(wide, Repeated(words, 15))
+    return b.lshr(wide, Repeated(words, 4))
 
 
 def expansion(module: ir.Module, stored: Storage, width: int) -> ir.Function:

@@ -7,8 +7,10 @@ from llvmlite import ir
 from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     HALF,
+    Repeated,
     intrinsic,
     load_floats,
+    splat,
     widened,
 )
 from bpd_jax.models.cpu.tile import Tile
@@ -46,8 +48,8 @@ class VectorCode:
             result = self._fma(result, x, number(1 / math.factorial(power)))
         words = ir.VectorType(_WORD, self.tile.width)
 
-        def whole(value: int) -> ir.Constant:
-            return ir.Constant(words, [value] * self.tile.width)
+        def whole(value: int) -> Repeated:
+            return Repeated(words, value)
 
         exponent = b.add(b.bitcast(shifted, words), whole(127))
         scale = b.bitcast(b.shl(exponent, whole(23)), self.vector)
@@ -76,7 +78,7 @@ class VectorCode:
         kinds = [kind.as_pointer(), _WORD, bits, kind]
         name = f"llvm.masked.load.{suffix}.p0"
         masked_load = intrinsic(self.module, name, kind, kinds)
-        nothing = ir.Constant(kind, [0 if size == 2 else 0.0] * wide)
+        nothing = Repeated(kind, 0 if size == 2 else 0.0)
         place = b.bitcast(place, kind.as_pointer())
         loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
         return widened(b, loaded)
@@ -93,13 +95,9 @@ class VectorCode:
     def _greater(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
-    def _constant(self, value: float) -> ir.Constant:
-        return ir.Constant(self.vector, [value] * self.tile.width)
+    def _constant(self, value: float) -> Repeated:
+        return Repeated(self.vector, value)
 
     def _spread(self, number: ir.Value) -> ir.Value:
         """A vector whose numbers are all the same one."""
-        kind = ir.VectorType(number.type, self.tile.width)
-        one = self.b.insert_element(ir.Constant(kind, ir.Undefined), number, _WORD(0))
-        places = ir.VectorType(_WORD, self.tile.width)
-        zeros = ir.Constant(places, [0] * self.tile.width)
-        return self.b.shuffle_vector(one, one, zeros)
+        return splat(self.b, number, self.tile.width)
