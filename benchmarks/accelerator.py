@@ -51,6 +51,7 @@ from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import JobSettings, Part, Row
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import each, integer
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
@@ -64,7 +65,9 @@ ONLY = flags.DEFINE_string("only", "", "only jobs whose name contains this text.
 MISSING = flags.DEFINE_bool("missing", False, "only jobs without a result.")
 MINUTES = flags.DEFINE_float("minutes", 14.0, "time limit of all parts together.")
 ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.")
-BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["1", "8", "32"], "prompts together.")
+BATCH_SIZES = cli.DEFINE_checked(
+    "batch_sizes", "1,8,32", "prompts together.", each(integer(1))
+)
 TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
 OUTPUT = flags.DEFINE_string(
     "output", str(results.FOLDER), "folder of the results, also under gs://."
@@ -121,9 +124,8 @@ def _check_flags() -> None:
             f"--part={','.join(PART.value)} is unknown: choose from "
             f"{', '.join(results.PARTS)}."
         )
-    sizes = cli.whole_numbers("batch_sizes") or ()
-    if not sizes or min(sizes) < 1 or ROUNDS.value < 1:
-        raise UserError("--batch_sizes and --rounds must be 1 or more.")
+    if ROUNDS.value < 1:
+        raise UserError("--rounds must be 1 or more.")
     if TINY.value and flags.FLAGS["output"].using_default_value:
         raise UserError("--tiny measures nothing: give another folder as --output.")
 
@@ -199,8 +201,7 @@ def _part(part: str, folder: pathlib.Path, limit: float, sender: Connection) -> 
         **{k: v for k, v in records.about("accelerator").items() if k != "device"},
     }
     sender.send(about)
-    sizes = tuple(cli.whole_numbers("batch_sizes") or ())
-    settings = JobSettings(TINY.value, ROUNDS.value, sizes, limit)
+    settings = JobSettings(TINY.value, ROUNDS.value, BATCH_SIZES.value, limit)
     done = {
         row["job"]
         for row in results.read(folder)

@@ -26,6 +26,7 @@ from absl import flags
 
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import each, integer, parse_value
 from bpd_jax.data.generations import (
     HEADER,
     KIND,
@@ -81,9 +82,9 @@ ANSWERED_FOLDERS = flags.DEFINE_multi_string(
 STATES = flags.DEFINE_string(
     "states", None, "folder for the model's states, which training on the texts needs."
 )
-FEATURE_LAYERS = flags.DEFINE_list(
+FEATURE_LAYERS = flags.DEFINE_string(
     "feature_layers",
-    [],
+    None,
     "layers whose outputs are stored with the final hidden states, counted from 0, as "
     "a block drafter or conditioned heads need them, or `default` for those of a block "
     "drafter without FEATURE_LAYERS; with layers, those of prompts are stored too.",
@@ -183,10 +184,11 @@ def _states_writer(
 ) -> tuple[StatesWriter | None, tuple[int, ...]]:
     """The writer of states, in process 0 if there are --states, and their layers."""
     trunk = loaded.config.trunk
-    if FEATURE_LAYERS.value == ["default"]:
+    layers: tuple[int, ...] = ()
+    if FEATURE_LAYERS.value == "default":
         layers = usual_layers(trunk.num_layers)
-    else:
-        layers = cli.whole_numbers("feature_layers") or ()
+    elif listed := FEATURE_LAYERS.value:
+        layers = parse_value("--feature_layers", listed, each(integer(0)))
     if not STATES.value:
         if layers:
             raise UserError("--feature_layers needs --states: name a folder for them.")

@@ -17,6 +17,7 @@ from absl import flags
 
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import each, integer
 from bpd_jax.decoding.asset_files import TUNING, TUNING_FORMAT
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.replay import record
@@ -32,8 +33,8 @@ from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage import files
 from bpd_jax.training import hosts, process_flags
 
-BATCH_SIZES = flags.DEFINE_list(
-    "batch_sizes", ["1"], "numbers of prompts decoded together."
+BATCH_SIZES = cli.DEFINE_checked(
+    "batch_sizes", "1", "numbers of prompts decoded together.", each(integer(1))
 )
 flags.set_default(prompt_flags.NUM_PROMPTS, 16)
 
@@ -44,9 +45,7 @@ _LEAST_GUESSES, _RANKS = 50, 10
 
 def main() -> None:
     """Measures the model, prints predictions, and saves them."""
-    sizes = cli.whole_numbers("batch_sizes") or ()
-    if not sizes or min(sizes) < 1:
-        raise UserError("--batch_sizes must be positive integers, as in 1,8.")
+    sizes = BATCH_SIZES.value
     methods = prompt_flags.methods()
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded

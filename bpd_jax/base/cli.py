@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,14 @@ from absl import app, flags, logging
 from bpd_jax.base import startup
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.base.errors import UserError, shortened
-from bpd_jax.base.settings import REPEATED, checks_of, help_of, parse_setting
+from bpd_jax.base.settings import (
+    REPEATED,
+    Check,
+    checks_of,
+    documented_attributes,
+    fields_of,
+    parse_value,
+)
 
 # absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()
@@ -108,7 +116,8 @@ def exit_on_errors() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         sys.exit(startup.INTERRUPTED)
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and startup.is_unread(sys.stdout):
+        is_unread = startup.readiness(sys.stdout) & select.POLLERR
+        if isinstance(error, BrokenPipeError) and is_unread:
             startup.discard(sys.stdout)
             sys.exit(_UNREAD)
         sentence = _sentence(error)
@@ -169,14 +178,23 @@ def required(flag: str) -> str:
     raise UserError(f"--{flag} is missing: {flags.FLAGS[flag].help}")
 
 
-# By `Check.flag`.
-_DEFINE: dict[Any, Callable[..., Any]] = {
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    bool: flags.DEFINE_bool,
-    REPEATED: flags.DEFINE_multi_string,
-    None: flags.DEFINE_string,
-}
+class _CheckedParser(flags.ArgumentParser):
+    """Reads the value of a flag, which must pass a check."""
+
+    def __init__(self, name: str, check: Check) -> None:
+        self._name, self._check = f"--{name}", check
+        self.syntactic_help = check.description
+
+    def parse(self, argument: str) -> Any:
+        """The value; raises a `UserError` if the check fails."""
+        return parse_value(self._name, argument, self._check)
+
+
+def DEFINE_checked(
+    name: str, default: str | None, about: str, check: Check
+) -> flags.FlagHolder[Any]:
+    """Defines a flag whose value passes a check, as `flags.DEFINE_integer` does."""
+    return flags.DEFINE(_CheckedParser(name, check), name, default, about)
 
 
 def define_flags(kind: type, *names: str) -> None:
@@ -184,36 +202,24 @@ def define_flags(kind: type, *names: str) -> None:
 
     A flag that is not given is None, and the field keeps its default.
     """
-    checks, helps = checks_of(kind), help_of(kind)
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    about: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        about |= documented_attributes(base.__doc__ or "")
+    fields, checks = fields_of(kind), checks_of(kind)
     for name in names or checks:
-        check, default, text = checks[name], defaults[name], helps[name]
+        check, default, text = checks[name], fields[name].default, about[name]
         if default not in (None, dataclasses.MISSING, ()):
             text = f"{text.rstrip('.')}; default {default}."
-        if isinstance(check.flag, tuple):
-            flags.DEFINE_enum(name, None, check.flag, text)
-            continue
-        _DEFINE[check.flag](name, None, text)
+        if check.flag is bool:
+            flags.DEFINE_bool(name, None, text)
+        elif check.flag is REPEATED:
+            flags.DEFINE_multi_string(name, None, text)
+        else:
+            DEFINE_checked(name, None, text, check)
 
 
 def flag_values(kind: type) -> dict[str, Any]:
     """The values of the fields that are set by flags."""
-    values = {}
-    for name, check in checks_of(kind).items():
-        value = flags.FLAGS[name].value if name in flags.FLAGS else None
-        if value is not None:
-            is_text = check.flag is None
-            values[name] = parse_setting(kind, name, value, "--") if is_text else value
-    return values
-
-
-def whole_numbers(flag: str) -> tuple[int, ...] | None:
-    """Returns the numbers of a list flag such as `--min_counts=1,1,2,4`, or None."""
-    texts: list[str] = flags.FLAGS[flag].value or []
-    try:
-        return tuple(map(int, texts)) or None
-    except ValueError:
-        raise UserError(
-            f"--{flag}={','.join(texts)} must be a comma-separated list of "
-            "integers such as 1,1,2,4."
-        ) from None
+    names = [name for name in checks_of(kind) if name in flags.FLAGS]
+    values = {name: flags.FLAGS[name].value for name in names}
+    return {name: value for name, value in values.items() if value is not None}

@@ -165,18 +165,18 @@ class _Reader:
         self, name: str, location: str = _COMMAND_LINE, outer: tuple[str, ...] = ()
     ) -> list[Setting]:
         """Reads a file that is named at `location`; returns what it sets."""
-        if not pathlib.Path(name).is_file() and not (_ROOT / name).is_file():
-            if not (_ROOT / "gin_configs" / name).is_file():
-                raise UserError(
-                    f"{location} names the configuration file {name}, which does not "
-                    f"exist in this folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
-                )
-            name = f"gin_configs/{name}"
+        folders = (pathlib.Path(), _ROOT, _ROOT / "gin_configs")
+        path = next((x / name for x in folders if (x / name).is_file()), None)
+        if path is None:
+            raise UserError(
+                f"{location} names the configuration file {name}, which does not "
+                f"exist in this folder, in {_ROOT} or in {_ROOT / 'gin_configs'}."
+            )
+        name = str(path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path)
         if name in outer:
             raise UserError(f"{location} includes {name}, which includes itself.")
-        path = pathlib.Path(name)
         try:
-            text = (path if path.is_file() else _ROOT / path).read_text("utf-8")
+            text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
         first = len(self.settings)
@@ -214,9 +214,9 @@ class _Reader:
 
 
 def _macros(value: object) -> tuple[str, ...]:
-    references = iterate_references(value)
-    kinds = ("gin.macro", "gin.constant")
-    return tuple("/".join(x.scopes) for x in references if x.selector in kinds)
+    """The names after `%` in a value."""
+    references = map(str, iterate_references(value))
+    return tuple(name[1:] for name in references if name.startswith("%"))
 
 
 def _fault(error: Exception, location: str) -> str:

@@ -5,7 +5,6 @@ is dropped.
 """
 
 import contextlib
-import select
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from bpd_jax.base.startup import descriptor_of, discard
+from bpd_jax.base.startup import discard, readiness
 
 _T = TypeVar("_T")
 
@@ -102,7 +101,7 @@ class _NonBlocking:
     def write(self, text: str) -> None:
         """Writes and flushes, or drops the text."""
         try:
-            if not self._stream.closed and is_writable(self._stream):
+            if not self._stream.closed and readiness(self._stream):
                 self._stream.write(text)
                 self._stream.flush()
         except OSError:
@@ -113,13 +112,3 @@ class _NonBlocking:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def is_writable(stream: TextIO) -> bool:
-    """Whether a write would not block; False for a pipe that is full."""
-    descriptor = descriptor_of(stream)
-    if descriptor is None:
-        return True
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))

@@ -43,8 +43,8 @@ class Check:
       accepts: whether a value is allowed.
       optional: whether None is allowed.
       convert: converts an accepted value to the stored one.
-      flag: type of the flag: int, float or bool; the words of an enumeration; REPEATED
-        for a flag that may be given several times; None for a text that is parsed.
+      flag: bool for a flag without a value (`--NAME` or `--noNAME`), REPEATED for one
+        that may be given several times, None for one whose value is parsed.
     """
 
     description: str
@@ -52,7 +52,7 @@ class Check:
     accepts: Callable[[Any], bool]
     optional: bool = False
     convert: Callable[[Any], Any] = lambda value: value
-    flag: type | tuple[str, ...] | str | None = None
+    flag: type | str | None = None
 
     def or_none(self) -> "Check":
         """The same check, for a setting that may be None."""
@@ -74,7 +74,7 @@ def integer(least: float = -math.inf, most: float = math.inf) -> Check:
     def accepts(value: Any) -> bool:
         return type(value) is int and least <= value <= most
 
-    return Check(description, int, accepts, flag=int)
+    return Check(description, int, accepts)
 
 
 def number(
@@ -103,7 +103,7 @@ def number(
         inside = least <= exact < below and above < exact <= most
         return math.isfinite(exact) and inside
 
-    return Check(description, float, accepts, flag=float)
+    return Check(description, float, accepts)
 
 
 def choice(*options: str) -> Check:
@@ -112,7 +112,6 @@ def choice(*options: str) -> Check:
         f"one of {', '.join(options)}",
         str,
         lambda value: isinstance(value, str) and value in options,
-        flag=options,
     )
 
 
@@ -237,19 +236,7 @@ def _check_of(hint: Any) -> Check | None:
 
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
     """The declared settings of a dataclass or of an instance, in order."""
-    kind = settings if isinstance(settings, type) else type(settings)
-    checks = checks_of(kind)
-    return {f.name: f for f in dataclasses.fields(kind) if f.name in checks}
-
-
-@functools.cache
-def help_of(kind: type) -> dict[str, str]:
-    """The help of every field, from the docstrings of the class and its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        texts |= documented_attributes(base.__dict__.get("__doc__") or "")
-    fields = dataclasses.fields(kind)
-    return {f.name: f.metadata.get("help", texts.get(f.name, "")) for f in fields}
+    return {field.name: field for field in dataclasses.fields(settings)}
 
 
 def documented_attributes(docstring: str) -> dict[str, str]:
@@ -283,15 +270,14 @@ def check_value(name: str, value: object, check: Check) -> None:
         raise UserError(f"{name} must be {check.description}, not {value!r}.")
 
 
-def parse_setting(kind: type, name: str, text: str, prefix: str) -> Any:
-    """Reads the value of one setting of a dataclass from text; see `check_settings`."""
-    check = checks_of(kind)[name]
+def parse_value(name: str, text: str, check: Check) -> Any:
+    """Reads an argument from text; raises a `UserError` unless it passes a check."""
     try:
         value = check.parse(text)
     except ValueError:
         value = None
     if value is None or not check.accepts(value):
-        raise UserError(f"{prefix}{name} must be {check.description}, not {text!r}.")
+        raise UserError(f"{name} must be {check.description}, not {text!r}.")
     return value
 
 

@@ -102,25 +102,18 @@ def print_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def descriptor_of(stream: TextIO) -> int | None:
-    """The file descriptor of a stream; None if it is not a file, as a StringIO."""
-    try:
-        return stream.fileno()
-    except (OSError, ValueError):
-        return None
-
-
-def is_unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe whose reader is gone."""
+def readiness(stream: TextIO) -> int:
+    """`select.POLLOUT` if a write would not block, `POLLERR` if the reader is gone."""
     poll = select.poll()
-    if (descriptor := descriptor_of(stream)) is not None:
-        poll.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # Not a file, as a StringIO.
+        return select.POLLOUT
+    return sum(events for _, events in poll.poll(0))
 
 
 def discard(stream: TextIO) -> None:
     """Discards all further output of a stream, which would fail when Python exits."""
-    if (descriptor := descriptor_of(stream)) is not None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+    # Without a descriptor it is not a file, as a StringIO.
+    with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -12,7 +12,7 @@ import inspect
 from typing import Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import fields_of, parse_setting
+from bpd_jax.base.settings import checks_of, fields_of, parse_value
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.parts import (
@@ -81,7 +81,7 @@ def _number_of(alias: Any) -> str:
 
 def _part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     name, *words = text.split(":")
-    known = {k: v for kind in kinds for k, v in parts(kind).items()}
+    known: dict[str, Any] = {k: v for kind in kinds for k, v in parts(kind).items()}
     part = known.get(name)
     if part is None:
         raise _unknown(name, method, kinds, known)
@@ -91,14 +91,15 @@ def _part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
         raise UserError(f"{method!r}: {error}") from error
     if number is not None:
         values[part.number_setting] = number
+    checks = checks_of(part)
     for key in values:
-        if key not in fields_of(part):
-            listed = ", ".join(fields_of(part)) or "no settings"
+        if key not in checks:
+            listed = ", ".join(checks) or "no settings"
             raise UserError(
                 f"{method!r}: {key!r} is not a setting of {name}, which takes {listed}."
             )
     prefix = f"{method!r}: "
-    return part(**{k: parse_setting(part, k, v, prefix) for k, v in values.items()})
+    return part(**{k: parse_value(prefix + k, v, checks[k]) for k, v in values.items()})
 
 
 def _values(
