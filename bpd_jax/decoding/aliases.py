@@ -12,136 +12,122 @@ from typing import Any
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import fields_of
 from bpd_jax.decoding.methods import Method
-from bpd_jax.drafting.parts import Part, RefinerPart
-from bpd_jax.drafting.refiners.markov import Markov
-from bpd_jax.drafting.refiners.neural import Neural
-from bpd_jax.drafting.refiners.ngram import NGram
-from bpd_jax.drafting.refiners.recurrent import Recurrent
-from bpd_jax.drafting.searches.beam_search import Beam, Greedy
-from bpd_jax.drafting.searches.best import DEVICE, FST, VITERBI, Best
-from bpd_jax.drafting.searches.cover import Cover
-from bpd_jax.drafting.searches.oracle import Oracle
-from bpd_jax.drafting.searches.static import Chains, Static
-from bpd_jax.drafting.searches.tree import Tree
-from bpd_jax.drafting.sources.draft_model import DraftModel
-from bpd_jax.drafting.sources.heads import Heads
-from bpd_jax.drafting.sources.hydra import Hydra
-from bpd_jax.drafting.sources.lookahead import Lookahead
-from bpd_jax.drafting.sources.lookup import Lookup
-from bpd_jax.drafting.sources.none import NoSource
+from bpd_jax.drafting.parts import RefinerPart, find_part
 
 # The searches by the values of the setting `search`.
-_SEARCHES: dict[str, type[Part]] = {
-    "exact": Best,
-    "greedy": Greedy,
-    "beam": Beam,
-    "best": Tree,
-    "static": Static,
-    "cover": Cover,
+_SEARCHES = {
+    "exact": "best",
+    "greedy": "greedy",
+    "beam": "beam",
+    "best": "tree",
+    "static": "static",
+    "cover": "cover",
 }
 
 
 def greedy(**settings: Any) -> Method:
     """Plain decoding."""
-    return _composed(NoSource, None, settings)
+    return _composed("none", None, settings)
 
 
 def bpd(**settings: Any) -> Method:
     """Blockwise parallel decoding: the best token of every head."""
-    return _composed(Heads, Greedy, settings)
+    return _composed("heads", "greedy", settings)
 
 
 def zero_gram(drafts: int = 1, **settings: Any) -> Method:
     """The best drafts under the heads alone."""
-    return _composed(Heads, Best, settings, number=drafts)
+    return _composed("heads", "best", settings, number=drafts)
 
 
 def ngram(drafts: int = 1, **settings: Any) -> Method:
     """The paper's global rescoring: an n-gram model."""
-    return _composed(Heads, Best, settings, [NGram], drafts)
+    return _composed("heads", "best", settings, ["ngram"], drafts)
 
 
 def ngram_device(drafts: int = 1, **settings: Any) -> Method:
     """`ngram` by a search in the decode loop."""
-    return _composed(Heads, Best, {**settings, "engine": DEVICE}, [NGram], drafts)
+    return ngram(drafts, **{**settings, "engine": "device"})
 
 
 def ngram_viterbi(drafts: int = 1, **settings: Any) -> Method:
     """`ngram` by a search on the host."""
-    return _composed(Heads, Best, {**settings, "engine": VITERBI}, [NGram], drafts)
+    return ngram(drafts, **{**settings, "engine": "viterbi"})
 
 
 def ngram_fst(drafts: int = 1, **settings: Any) -> Method:
     """`ngram` by OpenFst, as in the paper."""
-    return _composed(Heads, Best, {**settings, "engine": FST}, [NGram], drafts)
+    return ngram(drafts, **{**settings, "engine": "fst"})
 
 
 def neural(drafts: int = 1, **settings: Any) -> Method:
     """The paper's local rescoring: a small language model."""
-    return _composed(Heads, Best, settings, [Neural], drafts)
+    return _composed("heads", "best", settings, ["neural"], drafts)
 
 
 def neural_ngram(drafts: int = 1, *, beta: Any = None, **settings: Any) -> Method:
     """Both refiners of the paper; `beta` is the weight of the n-gram model."""
-    return _composed(Heads, Best, settings, [NGram(beta), Neural], drafts)
+    refiners = [find_part("ngram")(beta), "neural"]
+    return _composed("heads", "best", settings, refiners, drafts)
 
 
 def markov(drafts: int = 1, **settings: Any) -> Method:
     """A trained Markov head."""
-    return _composed(Heads, Best, settings, [Markov], drafts)
+    return _composed("heads", "best", settings, ["markov"], drafts)
 
 
 def recurrent(drafts: int = 1, **settings: Any) -> Method:
     """A trained recurrent refiner."""
-    return _composed(Heads, Best, settings, [Recurrent], drafts)
+    return _composed("heads", "best", settings, ["recurrent"], drafts)
 
 
 def medusa(nodes: int = 32, **settings: Any) -> Method:
     """Medusa's tree."""
-    return _composed(Heads, Static, settings, number=nodes)
+    return _composed("heads", "static", settings, number=nodes)
 
 
 def medusa_ngram(nodes: int = 32, **settings: Any) -> Method:
     """Medusa's tree, refined by an n-gram model."""
-    return _composed(Heads, Static, settings, [NGram], nodes)
+    return _composed("heads", "static", settings, ["ngram"], nodes)
 
 
 def medusa_neural(nodes: int = 32, **settings: Any) -> Method:
     """Medusa's tree, refined by a small language model."""
-    return _composed(Heads, Static, settings, [Neural], nodes)
+    return _composed("heads", "static", settings, ["neural"], nodes)
 
 
 def hydra(drafts: int = 1, **settings: Any) -> Method:
     """Hydra's heads."""
-    return _composed(Hydra, Best, settings, number=drafts)
+    return _composed("hydra", "best", settings, number=drafts)
 
 
 def prompt_lookup(tokens: int = 8, **settings: Any) -> Method:
     """Copies from the text so far."""
-    return _composed(Lookup, None, settings, number=tokens)
+    return _composed("lookup", None, settings, number=tokens)
 
 
 def lookahead(window: int = 8, **settings: Any) -> Method:
     """n-grams from parallel Jacobi iterations."""
-    return _composed(Lookahead, None, settings, number=window)
+    return _composed("lookahead", None, settings, number=window)
 
 
 def draft_model(
     tokens: int = 5, *, drafts: int = 1, search: str = "static", **settings: Any
 ) -> Method:
     """A smaller model, which drafts `tokens` tokens."""
-    count, kind = Chains(drafts).paths, _SEARCHES.get(search)
-    if kind in (Static, Tree):
-        source = _made(DraftModel, settings, tokens)
-        nodes = 1 + count * source.tokens
-        return Method(source, [], Chains(count) if kind is Static else Tree(nodes))
+    chains = find_part("chains")(drafts)
+    count, kind = chains.paths, _SEARCHES.get(search)
+    if kind in ("static", "tree"):
+        source = _made("draft_model", settings, tokens)
+        tree = find_part("tree")(1 + count * source.tokens)
+        return Method(source, [], chains if kind == "static" else tree)
     rest = {**settings, "tokens": tokens, "search": search}
-    return _composed(DraftModel, Best, rest, number=count)
+    return _composed("draft_model", "best", rest, number=count)
 
 
 def oracle(**settings: Any) -> Method:
     """The upper bound of any choice among the candidates of the heads."""
-    return _composed(Heads, Oracle, settings)
+    return _composed("heads", "oracle", settings)
 
 
 ALIASES: dict[str, Callable[..., Method]] = {
@@ -155,40 +141,41 @@ ALIASES: dict[str, Callable[..., Method]] = {
 
 
 def _composed(
-    source: type[Part],
-    search: type[Part] | None,
+    source: str,
+    search: str | None,
     settings: Mapping[str, Any],
-    refiners: Sequence[type[Part] | RefinerPart] = (),
+    refiners: Sequence[str | RefinerPart] = (),
     number: int | None = None,
 ) -> Method:
     """Composes a method and gives each setting to the part that has it.
 
     Args:
-      source: the kind of the source.
-      search: the kind of the search, unless the setting `search` chooses another one.
+      source: the name of the source.
+      search: the name of the search, unless the setting `search` chooses another one.
       settings: the settings; of several refiners they are those of the last one.
-      refiners: kinds of refiners, or refiners that are complete.
+      refiners: names of refiners, or refiners that are complete.
       number: the number of the search, or else of the source.
     """
     rest = dict(settings)
     if search is None:
         return Method(_made(source, rest, number))
     chosen, copied = rest.pop("search", None), rest.pop("lookup", None)
-    kind = _SEARCHES.get(chosen, search)
+    name = _SEARCHES.get(chosen, search)
     if chosen is not None and chosen not in _SEARCHES:
         listed = ", ".join(_SEARCHES)
         raise UserError(f"search must be one of {listed}, not {chosen!r}.")
-    if search is Static and kind not in (Static, Tree):
+    if search == "static" and name not in ("static", "tree"):
         raise UserError("search must be static or best for a tree.")
-    if kind is Greedy and number not in (None, 1):
+    if name == "greedy" and number not in (None, 1):
         raise UserError("search=greedy drafts one path: give 1 draft.")
-    last = _made(kind, rest, number if kind.number_setting else None, leave=True)
+    has_number = find_part(name).number_setting
+    last = _made(name, rest, number if has_number else None, leave=True)
     # Of several refiners, the last one has the settings.
     middle = [
-        part if isinstance(part, Part) else _made(part, rest, leave=True)
+        _made(part, rest, leave=True) if isinstance(part, str) else part
         for part in reversed(refiners)
     ]
-    lookup = None if copied is None else Lookup(copied)
+    lookup = None if copied is None else find_part("lookup")(copied)
     method = Method(_made(source, rest), middle[::-1], last, lookup)
     if chosen == "exact" and not method.has_exact_search:
         raise UserError(
@@ -198,7 +185,7 @@ def _composed(
 
 
 def _made(
-    kind: type[Part],
+    part: str,
     settings: dict[str, Any],
     number: int | None = None,
     *,
@@ -207,11 +194,12 @@ def _made(
     """Makes a part, and removes its settings.
 
     Args:
-      kind: the part.
+      part: its name.
       settings: settings, possibly of other parts.
       number: its number.
       leave: whether other settings may be left.
     """
+    kind = find_part(part)
     own = {} if number is None else {kind.number_setting: number}
     for name in fields_of(kind):
         if name in settings and name not in own:

@@ -28,12 +28,10 @@ from bpd_jax.decoding.options import (
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter
-from bpd_jax.drafting.parts import BuildContext, RefinerPart
-from bpd_jax.drafting.refiners.markov import Markov
+from bpd_jax.drafting.parts import BuildContext, RefinerPart, find_part
 from bpd_jax.drafting.refiners.ngram import NGram
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
-from bpd_jax.drafting.sources.eagle import EaglePart
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models import cpu
 from bpd_jax.models.model import Model
@@ -125,7 +123,7 @@ class Decoder:
         refined = self.ngram is not None and candidates > 0
         ngram = (NGram(alpha=0.25),) if refined else ()
         if drafter is not None and drafter.markov is not None:
-            return Block(), (Markov(), *ngram)
+            return Block(), (find_part("markov")(), *ngram)
         return Block(k=candidates if ngram and self.width > candidates else None), ngram
 
     @property
@@ -140,7 +138,7 @@ class Decoder:
         tree = Tree(sizes.nodes, price=sizes.price)
         lookup = Lookup(sizes.copied) if sizes.copied else None
         if self.assets.drafter is None:
-            return Method(EaglePart(), (), Tree(sizes.nodes), lookup)
+            return Method(find_part("eagle")(), (), Tree(sizes.nodes), lookup)
         return Method(*self.refined_block, tree, lookup)
 
     @property

@@ -21,6 +21,7 @@ from bpd_jax.drafting.parts import (
     SearchPart,
     SourcePart,
     StandalonePart,
+    find_part,
     parts,
     short_text,
 )
@@ -81,10 +82,9 @@ def _number_of(alias: Any) -> str:
 
 def _part(text: str, method: str, kinds: tuple[type[Part], ...]) -> Any:
     name, *words = text.split(":")
-    known: dict[str, Any] = {k: v for kind in kinds for k, v in parts(kind).items()}
-    part = known.get(name)
-    if part is None:
-        raise _unknown(name, method, kinds, known)
+    part = find_part(name)
+    if part is None or not issubclass(part, kinds):
+        raise _unknown(name, method, kinds)
     try:
         number, values = _values(name, words, part.number_setting)
     except UserError as error:
@@ -131,12 +131,11 @@ def _typed(text: str) -> Any:
     return text
 
 
-def _unknown(
-    name: str, method: str, kinds: tuple[type[Part], ...], known: dict[str, type[Part]]
-) -> UserError:
+def _unknown(name: str, method: str, kinds: tuple[type[Part], ...]) -> UserError:
     """The error for an unknown name, with what may have been meant."""
+    known = [known for kind in kinds for known in parts(kind)]
     close = difflib.get_close_matches(
-        name, {**known, **ALIASES} if SourcePart in kinds else known, n=1
+        name, [*known, *ALIASES] if SourcePart in kinds else known, n=1
     )
     if name in parts(RefinerPart):
         hint = f"{name} is a refiner, as in heads+{name}/best:16"

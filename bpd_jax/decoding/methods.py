@@ -29,13 +29,12 @@ from bpd_jax.drafting.parts import (
     SearchPart,
     SourcePart,
     StandalonePart,
-    parts,
+    find_part,
     short_text,
 )
 from bpd_jax.drafting.path_drafter import PathDrafter
-from bpd_jax.drafting.sources.auto import Auto
 from bpd_jax.drafting.sources.lookup import Lookup
-from bpd_jax.drafting.sources.none import NoSource
+from bpd_jax.drafting.sources.none import Auto, NoSource
 from bpd_jax.drafting.union import UnionDrafter
 
 
@@ -62,7 +61,7 @@ class Method:
         object.__setattr__(self, "refiners", tuple(self.refiners))
         if isinstance(self.source, SourcePart):
             if self.search is None:
-                search = parts(SearchPart)[self.source.default_search]()
+                search = find_part(self.source.default_search)()
                 object.__setattr__(self, "search", search)
         elif not isinstance(self.source, StandalonePart):
             raise UserError(f"{self.source!r} is not the source of a method.")
@@ -228,7 +227,7 @@ class Method:
         heads: Any = self.source
         if heads.name != "heads":
             return self
-        part: Any = parts(SourcePart)[name]
+        part = find_part(name)
         source = part(**{part.number_setting: heads.heads, "k": heads.k})
         return dataclasses.replace(self, source=source, text="")
 

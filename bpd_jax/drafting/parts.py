@@ -2,10 +2,11 @@
 
 A part is a frozen dataclass in `sources/`, `refiners/` or `searches/`: its fields are
 its settings, its class variables are printed by `--method=help`, and `build` creates
-the source, refiner or search. `@register` registers it under its name. All modules of
-the three packages are imported when the registry is first read, so that a part is added
-with one file. Other packages name modules with parts as entry points of the group
-`bpd_jax.parts`, or call `register` before a method is parsed.
+the source, refiner or search. `@register` registers it under its name. A method imports
+only the modules of its parts; a name that is not in `_MODULES` imports all modules of
+the three packages, so that a part is added with one file, and those of other packages,
+which they name as entry points of the group `bpd_jax.parts`. Or they call `register`
+before a method is parsed.
 """
 
 import abc
@@ -248,6 +249,31 @@ def short_text(value: Any) -> str:
 _PARTS: dict[str, type[Part]] = {}
 _PACKAGES = ("sources", "refiners", "searches")
 
+# The modules of parts, by name.
+_MODULES = {
+    "none": "sources.none",
+    "auto": "sources.none",
+    "heads": "sources.heads",
+    "hydra": "sources.hydra",
+    "block": "sources.block",
+    "eagle": "sources.eagle",
+    "draft_model": "sources.draft_model",
+    "lookahead": "sources.lookahead",
+    "lookup": "sources.lookup",
+    "ngram": "refiners.ngram",
+    "neural": "refiners.neural",
+    "markov": "refiners.markov",
+    "recurrent": "refiners.recurrent",
+    "greedy": "searches.beam_search",
+    "beam": "searches.beam_search",
+    "best": "searches.best",
+    "tree": "searches.tree",
+    "static": "searches.static",
+    "chains": "searches.static",
+    "cover": "searches.cover",
+    "oracle": "searches.oracle",
+}
+
 # Installed packages name modules with parts in this group of entry points.
 ENTRY_POINTS = "bpd_jax.parts"
 _PartType = TypeVar("_PartType", bound=type[Part])
@@ -281,6 +307,15 @@ def _import_parts() -> None:
                 f"the entry point {installed.name} = {installed.value} of an installed "
                 f"package cannot be imported ({error}): repair or uninstall it."
             ) from error
+
+
+def find_part(name: str) -> Any:
+    """The part with this name; None if there is none."""
+    if name in _MODULES:
+        importlib.import_module(f"bpd_jax.drafting.{_MODULES[name]}")
+    elif name not in _PARTS:
+        _import_parts()
+    return _PARTS.get(name)
 
 
 def parts(base: type[Part] = Part) -> dict[str, type[Part]]:

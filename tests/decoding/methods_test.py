@@ -197,11 +197,20 @@ def test_installed_packages_add_parts(tmp_path, monkeypatch):
     assert parse_method("heads+ngram/bush:4").search_name == "bush"
     (tmp_path / "bushes.py").write_text("import no_such_module")
     sys.modules.pop("bushes")
+    registry._PARTS.pop("bush")
     registry._import_parts.cache_clear()
+    assert parse_method("heads/tree:4").search_name == "tree"
     with pytest.raises(UserError, match=r"entry point bush = bushes.*no_such_module"):
-        parse_method("heads/tree:4")
+        parse_method("heads/bush:4")
     monkeypatch.undo()
     registry._import_parts()
+
+
+def test_the_table_names_the_module_of_every_part():
+    modules = {name: part.__module__ for name, part in parts().items()}
+    assert modules == {
+        name: f"bpd_jax.drafting.{module}" for name, module in registry._MODULES.items()
+    }
 
 
 def test_help_names_every_part_setting_and_alias():

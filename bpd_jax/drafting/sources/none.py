@@ -1,11 +1,12 @@
-"""Plain decoding: no draft, one token per serial call."""
+"""Methods without drafts: plain decoding, and `auto` until it is chosen."""
 
 import dataclasses
 from typing import ClassVar
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
-from bpd_jax.drafting.interface import Stateless, View
+from bpd_jax.drafting.interface import Drafter, Stateless, View
 from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
 
 
@@ -46,3 +47,20 @@ class NoSource(StandalonePart):
         """Builds the drafter."""
         del context
         return PlainDrafter()
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Auto(StandalonePart):
+    """The source `auto`, which stands for another method until it is chosen."""
+
+    name: ClassVar[str] = "auto"
+    title: ClassVar[str] = "Automatic"
+    help: ClassVar[str] = "the fastest method on this device, by measurement"
+
+    def build(self, context: BuildContext) -> Drafter:
+        """Raises a `UserError`: it has to be replaced by its choice."""
+        raise UserError(
+            "auto is not a method by itself: name a method, or let decode or generate "
+            "measure which method is fastest (choose_method)."
+        )
