@@ -32,7 +32,7 @@ from bpd_jax.base import provenance
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.reporting.terminal import print_exhibit
+from bpd_jax.reporting.terminal_tables import print_exhibit
 from bpd_jax.storage import folders
 from bpd_jax.studies import run_files
 from bpd_jax.studies.missing_records import measure

@@ -25,7 +25,8 @@ from bpd_jax.reporting.formatting import MISSING, fact, percent
 from bpd_jax.reporting.glossary import DEFINITIONS
 from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
-from bpd_jax.reporting.terminal import print_exhibit, standard_output
+from bpd_jax.reporting.terminal import standard_output
+from bpd_jax.reporting.terminal_tables import print_exhibit
 
 # Maximum number of points of a line, each the mean of neighbouring points.
 _POINTS = 200

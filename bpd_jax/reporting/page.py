@@ -19,9 +19,9 @@ import jinja2
 from markupsafe import Markup
 
 from bpd_jax.reporting import (
+    cell_text,
     charts,
     explorer,
-    formatting,
     lattice_drawing,
     run_table,
 )
@@ -149,15 +149,15 @@ def render(page: Page) -> str:
 def _environment() -> jinja2.Environment:
     derived = environment().overlay()
     derived.filters = derived.filters | {
-        "measured": formatting.measured,
-        "interval": formatting.interval,
-        "printed": formatting.printed,
-        "groups": formatting.groups,
-        "columns_of_words": lambda table: formatting.columns_of_words(
+        "measured": cell_text.measured,
+        "interval": cell_text.interval,
+        "printed": cell_text.printed,
+        "groups": cell_text.groups,
+        "columns_of_words": lambda table: cell_text.columns_of_words(
             table, _WORDS_FROM
         ),
-        "has_intervals": formatting.has_intervals,
-        "has_printed": formatting.has_printed,
+        "has_intervals": cell_text.has_intervals,
+        "has_printed": cell_text.has_printed,
         "draw_chart": charts.draw,
         "draw_lattice": lattice_drawing.figure,
         "run_facts": run_facts,

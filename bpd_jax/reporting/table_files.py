@@ -2,7 +2,7 @@
 
 import re
 
-from bpd_jax.reporting import formatting
+from bpd_jax.reporting import cell_text
 from bpd_jax.reporting.exhibits import Cell, Column, Row, Table
 from bpd_jax.reporting.formatting import readable
 
@@ -96,9 +96,9 @@ def table_latex(table: Table, label: str) -> str:
       label: label for references, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()
-    if formatting.has_intervals(table):
+    if cell_text.has_intervals(table):
         caption += f" In brackets: {table.intervals}."
-    if formatting.has_printed(table):
+    if cell_text.has_printed(table):
         caption += " In italics: values printed in the paper."
     tabular = _tabular(table).replace("\n", "\n  ").rstrip()
     return "\n".join(
@@ -121,10 +121,10 @@ def _tabular(table: Table) -> str:
     """The `tabular` environment, with rules below groups and above summaries."""
     import pandas as pd
 
-    words = formatting.columns_of_words(table)
+    words = cell_text.columns_of_words(table)
     columns = [("", escape(table.heading))]
     columns += [(escape(each.group), escape(each.label)) for each in table.columns]
-    groups = formatting.groups(table)
+    groups = cell_text.groups(table)
     frame = pd.DataFrame(
         [_row(row, table) for row in table.rows],
         columns=pd.MultiIndex.from_tuples(columns)
@@ -171,10 +171,10 @@ def _row(row: Row, table: Table) -> list[str]:
 
 
 def _entry(cell: Cell, column: Column, *, strong: bool) -> str:
-    parts = [_bold(escape(formatting.measured(cell, column)), strong)]
-    if bounds := formatting.interval(cell, column):
+    parts = [_bold(escape(cell_text.measured(cell, column)), strong)]
+    if bounds := cell_text.interval(cell, column):
         parts.append(rf"\interval{{{escape(bounds)}}}")
-    if paper := formatting.printed(cell, column):
+    if paper := cell_text.printed(cell, column):
         parts.append(rf"\printed{{{escape(paper)}}}")
     return " ".join(parts)
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from bpd_jax.evaluation.efficiency import gain_interval, ratio_interval
 from bpd_jax.evaluation.statistics import FEWEST, Fit, exceeds
+from bpd_jax.reporting.cell_text import number
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Row, Table
-from bpd_jax.reporting.formatting import number
 
 ALL = None
 """All tasks together, in place of a task."""

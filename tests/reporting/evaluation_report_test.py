@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from bpd_jax.reporting import formatting
+from bpd_jax.reporting import cell_text, formatting
 from bpd_jax.reporting.evaluation_report import (
     key_figures,
     loss_charts,
@@ -63,7 +63,7 @@ def rows_of(report):
     """Texts of every row of all tables, by title of the table and label of the row."""
     return {
         (table.name, row.label): [
-            formatting.measured(cell, column)
+            cell_text.measured(cell, column)
             for cell, column in zip(row.cells, table.columns, strict=True)
         ]
         for table in methods_exhibit(report).tables

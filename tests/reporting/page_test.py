@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from bpd_jax.reporting import formatting
+from bpd_jax.reporting import cell_text
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.page import Page, PagePart, render
 
@@ -56,10 +56,10 @@ def test_page_contains_every_number_of_every_table(paper_report, page):
             for row in table.rows:
                 row_text = row.label
                 for cell, column in zip(row.cells, table.columns, strict=True):
-                    row_text += formatting.measured(cell, column)
-                    if bounds := formatting.interval(cell, column):
+                    row_text += cell_text.measured(cell, column)
+                    if bounds := cell_text.interval(cell, column):
                         row_text += f" {bounds}"
-                    if paper := formatting.printed(cell, column):
+                    if paper := cell_text.printed(cell, column):
                         row_text += f" paper {paper}"
                 assert row_text in page.text
     assert "LAMBADA2.75 2.61–2.91 paper 3.12" in page.text

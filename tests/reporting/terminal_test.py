@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console
 
-from bpd_jax.reporting import terminal
+from bpd_jax.reporting import terminal, terminal_tables
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.records import Step
 
@@ -36,7 +36,7 @@ def test_numbers_findings_and_notes_are_printed():
         notes=["Not the paper's model."],
         facts={"left_out": {"neural:1": "there is no such model."}},
     )
-    out = printed(terminal.print_exhibit, exhibit)
+    out = printed(terminal_tables.print_exhibit, exhibit)
     lines = [line.rstrip() for line in out.splitlines()]
     (squad,) = [line for line in lines if line.startswith(" SQuAD")]
     assert squad.split() == ["SQuAD", "1.24", "(2.08)", "+18.4", "%", "*"]
@@ -56,7 +56,8 @@ def test_wide_tables_are_split_between_groups():
     cells = [Cell(1 + number / 100) for number in range(10)]
     table = Table("t", "Speeds", "Method", columns, [Row("Tree", cells)], "Caption.")
     exhibit = Exhibit("t", "Speeds", "Table", "?", tables=[table])
-    wide, narrow = (printed(terminal.print_exhibit, exhibit, w) for w in (200, 50))
+    show = terminal_tables.print_exhibit
+    wide, narrow = (printed(show, exhibit, w) for w in (200, 50))
     assert "(1 of" not in wide
     assert wide.count("Tree") == 1
     rows = [line.split() for line in narrow.splitlines() if line.startswith(" Tree")]
