@@ -31,6 +31,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record
+from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.drafting.parts import (
     DRAFTS,
     NODES,
@@ -169,7 +170,7 @@ def _prompts(loaded: LoadedModel, methods: int, options: DecodeOptions) -> list:
     count = math.ceil(TOKENS.value / methods / options.max_new_tokens)
     texts = decode_flags.prompt_texts()
     if not texts:
-        return loaded.held_out(count, PROMPT_TOKENS.value)
+        return held_out(loaded, count, PROMPT_TOKENS.value)
     if len(texts) < count:
         raise UserError(f"{count} prompts are needed and {len(texts)} were given.")
     return [loaded.encode_prompt(text) for text in texts[:count]]

@@ -37,6 +37,7 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.replay import record
+from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.decoding.speedup import check_methods
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.draft_statistics import draft_statistics
@@ -148,8 +149,8 @@ def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
     """The prompts, by file."""
     paths = decode_flags.PROMPTS_FILE.value
     if not paths:
-        held_out = loaded.held_out(NUM_PROMPTS.value, PROMPT_TOKENS.value)
-        return {"held-out": held_out}
+        prompts = held_out(loaded, NUM_PROMPTS.value, PROMPT_TOKENS.value)
+        return {"held-out": prompts}
     return {
         name: [loaded.encode_prompt(text) for text in read_prompts_file(path)]
         for name, path in zip(names_of_files(paths), paths, strict=True)

@@ -17,7 +17,7 @@ from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import read_tuning
-from bpd_jax.decoding.loading import load_task
+from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.block_heads import init_heads

@@ -14,6 +14,9 @@ MOST_LINE = 1 << 24  # bytes
 # some hundred bytes more than its text.
 MOST_KEPT, LINE_COST = 1 << 30, 256  # bytes
 
+# A byte-level vocabulary contains every byte and the end-of-text token.
+SMALLEST_VOCABULARY = 257
+
 
 def parse_json(text: str | bytes) -> Any:
     """Parses JSON whose numbers are all finite.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
+from bpd_jax.base.limits import SMALLEST_VOCABULARY
 from bpd_jax.base.settings import Count, Validated, Words, choice, number
 
 SPLITS = ("train", "validation")
@@ -13,9 +14,6 @@ ALL = "all"  # Both splits together.
 CORPORA = ("stdlib", "text_files")  # Corpora of text.
 # Token ids that a model generated, see `bpd_jax.data.generations`.
 GENERATIONS = "generations"
-
-# A byte-level vocabulary contains every byte and the end-of-text token.
-SMALLEST_VOCABULARY = 257
 
 Fraction = Annotated[float, number(above=0, below=1)]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 
 from bpd_jax.base.errors import UserError, library_errors
-from bpd_jax.data.text_task import SMALLEST_VOCABULARY
+from bpd_jax.base.limits import SMALLEST_VOCABULARY
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 

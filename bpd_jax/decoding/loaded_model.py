@@ -4,15 +4,13 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.data.example_task import DataTask
-from bpd_jax.data.prompts import held_out_prompts
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
@@ -23,8 +21,11 @@ from bpd_jax.models.transformer_config import INT8
 from bpd_jax.pretrained.chat import check_variables, render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
-Message = Mapping[str, str]
+if TYPE_CHECKING:
+    # A pretrained model, which has no task, is loaded without the modules of tasks.
+    from bpd_jax.data.example_task import DataTask
 
+Message = Mapping[str, str]
 
 # Names of runs with a result of the same name, and a file of every run folder.
 _RESULTS = ("heads", "drafter")
@@ -111,7 +112,7 @@ class LoadedModel:
     model: Model
     tokenizer: Tokenizer
     end_tokens: tuple[int, ...]
-    task: DataTask | None = None
+    task: "DataTask | None" = None
     begin_of_text: int | None = None
     begin_token: int | None = None
     chat: Chat | None = None
@@ -246,19 +247,6 @@ class LoadedModel:
             model=self.model.with_params(params),
             trunk_identity=self.fingerprint,
         )
-
-    def held_out(self, count: int, length: int) -> list[np.ndarray]:
-        """Held-out prompts: the first `length` tokens of `count` documents.
-
-        For a model that was trained on examples, inputs of at most `length` tokens.
-        """
-        if self.task is None:
-            raise UserError(
-                f"{self.name} is a pretrained model without held-out text: give "
-                "--prompts_file."
-            )
-        prompts = held_out_prompts(self.task, count, length, self.tokenizer)
-        return [prompt.tokens for prompt in prompts]
 
     def encode_prompt(self, prompt: str | Sequence[Message]) -> np.ndarray:
         """Token ids of a prompt, int32.

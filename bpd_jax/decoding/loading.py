@@ -1,23 +1,19 @@
-"""Loading of models: run folders, pretrained checkpoints and known names."""
+"""Loading of models: pretrained checkpoints, known names, and run folders."""
 
 import dataclasses
-import os
 import pathlib
 
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.example_task import DataTask, task_from_json
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LoadedModel
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.blockwise import BlockwiseConfig
-from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
 from bpd_jax.models.model import Model
 from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
-from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 
 # Known names of run folders that `make` creates.
@@ -77,33 +73,10 @@ def load_model(
         )
     if heads is not None:
         raise UserError(f"--heads is for pretrained models; {path} has its own heads.")
-    return _load_run(path, mesh)
-
-
-def _load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
     # Imported here, so that each kind of model imports only the modules that it needs.
-    from bpd_jax.training.exported_params import load_run_parameters, selected_step
-    from bpd_jax.training.run_names import CHECKPOINTS, whole_steps
+    from bpd_jax.decoding.run_loading import load_run
 
-    step = None
-    if folder.parent.name == "checkpoints" and folder.name.isdigit():
-        step = int(folder.name)
-        folder = folder.parent.parent
-    else:
-        step = selected_step(folder)
-    config = load_config(folder / "model.json")
-    tokenizer = Tokenizer.load(folder)
-    return LoadedModel(
-        name=folder.name,
-        folder=folder,
-        model=Model(config, load_run_parameters(folder, config, step, mesh), mesh=mesh),
-        tokenizer=tokenizer,
-        end_tokens=(tokenizer.end_of_text,),
-        task=load_task(folder / "task.json"),
-        begin_of_text=tokenizer.end_of_text,
-        asset_folders=(folder,),
-        step=step or max(whole_steps(folder / CHECKPOINTS), default=None),
-    )
+    return load_run(path, mesh)
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -162,14 +135,3 @@ def _load_pretrained(
         heads_identity=trained.identity,
         trunk_identity=identity,
     )
-
-
-def load_task(path: str | os.PathLike[str]) -> DataTask:
-    """Reads the task of a run folder from its JSON file."""
-    try:
-        fields = files.read_json(path)
-        return task_from_json(fields)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: is this a run folder?") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} does not describe a task: {error}.") from error

@@ -6,6 +6,7 @@ from absl import flags
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
+from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.evaluation import decode_flags
 
 METHODS = flags.DEFINE_list("methods", [], "methods to compare with greedy decoding.")
@@ -30,4 +31,4 @@ def prompts(loaded: LoadedModel, least: int = 1) -> tuple[list[np.ndarray], list
     if texts:
         return [loaded.encode_prompt(text) for text in texts], texts
     count = max(NUM_PROMPTS.value, least)
-    return loaded.held_out(count, PROMPT_TOKENS.value), texts
+    return held_out(loaded, count, PROMPT_TOKENS.value), texts

@@ -26,6 +26,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
+from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.models.partitioning import decoding_mesh
 from bpd_jax.storage.paths import as_path
 from bpd_jax.studies import tasks
@@ -157,7 +158,7 @@ class StudyContext:
                 turns=config.turns,
                 longest=longest_whole,
             )
-        prompts = loaded.held_out(config.tune + config.examples, longest)
+        prompts = held_out(loaded, config.tune + config.examples, longest)
         return [
             StudyExample(
                 index,

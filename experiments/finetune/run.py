@@ -31,7 +31,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.prompts import held_out_prompts
+from bpd_jax.data.held_out import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel

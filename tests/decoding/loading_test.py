@@ -12,7 +12,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import load_assets
 from bpd_jax.decoding.initial_parameters import initial_parameters
-from bpd_jax.decoding.loading import load_model, load_task
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.counting.counts import count_ngrams

@@ -16,6 +16,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner
@@ -181,7 +182,7 @@ def test_only_pretrained_models_take_heads(trained):
 
 def test_pretrained_model_needs_prompts(folder):
     with pytest.raises(UserError, match=r"tiny_llama is a pretrained .*prompts_file"):
-        load_model(str(folder)).held_out(1, 8)
+        held_out(load_model(str(folder)), 1, 8)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder):

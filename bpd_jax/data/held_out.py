@@ -1,0 +1,144 @@
+"""Held-out prompts: the inputs of examples, or windows of documents."""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bpd_jax.base import limits
+from bpd_jax.base.errors import UserError
+from bpd_jax.data.corpora import Document, fraction_of, split_documents
+from bpd_jax.data.example_readers import read_examples
+from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
+from bpd_jax.data.tokenizer import Tokenizer
+
+
+class Prompt(NamedTuple):
+    """A piece of a document, or the inputs of an example.
+
+    Attributes:
+      document: id of the document or example.
+      tokens: `[n]` int32; the first window of a document, and the inputs of an example,
+        begin with the end-of-text token.
+    """
+
+    document: str
+    tokens: np.ndarray
+
+
+# Number of texts tokenized at once.
+_BATCH = 256
+
+
+def held_out_prompts(
+    task: DataTask, num: int, prompt_tokens: int, tokenizer: Tokenizer
+) -> list[Prompt]:
+    """Returns prompts from the validation split.
+
+    For documents, the end-of-text token and the tokens of each document are split into
+    consecutive windows of `prompt_tokens`; a shorter last window is discarded. The
+    first windows of all documents come first, then all second windows, and so on, so
+    that the prompts come from as many documents as possible. If the split does not fit
+    into memory, only the first documents in this order are used.
+
+    For examples, a prompt consists of the end-of-text token, the inputs of an example
+    and the separator, as in training; inputs that are too long are truncated at the
+    end.
+
+    Args:
+      task: the corpus or data set and its vocabulary.
+      num: number of prompts.
+      prompt_tokens: tokens of a prompt, T; for examples the maximum.
+      tokenizer: the task's tokenizer.
+    """
+    if num < 1 or prompt_tokens < 1:
+        raise UserError(
+            f"cannot make {num} prompts of {prompt_tokens} tokens: both numbers must "
+            "be 1 or more."
+        )
+    texts = _first_texts(_held_out_texts(task))
+    if isinstance(task, ExampleTask) and task.has_inputs:
+        prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
+    else:
+        prompts = _windows(texts, num, prompt_tokens, tokenizer)
+    if len(prompts) < num:
+        raise UserError(
+            f"the {len(texts)} validation documents of {task.name} yield only "
+            f"{len(prompts)} of {num} prompts of {prompt_tokens} tokens: request fewer "
+            "or shorter prompts, or raise validation_fraction."
+        )
+    return prompts
+
+
+def _held_out_texts(task: DataTask) -> Iterator[Document]:
+    if not isinstance(task, ExampleTask):
+        yield from split_documents(task, "validation")
+        return
+    for example in read_examples(task, "validation"):
+        text = example.targets if example.inputs is None else example.inputs
+        yield Document(example.id, text)
+
+
+def _first_texts(texts: Iterable[Document]) -> list[Document]:
+    """The first texts in the order of a hash, up to `limits.MOST_KEPT` bytes."""
+    heap: list[tuple[float, Document]] = []
+    total = 0
+    for text in texts:
+        heapq.heappush(heap, (-fraction_of("p0", text.id), text))
+        total += _cost(text)
+        while total > limits.MOST_KEPT:
+            total -= _cost(heapq.heappop(heap)[1])
+    return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
+
+
+def _cost(text: Document) -> int:
+    return len(text.text) + limits.LINE_COST
+
+
+def _encoded(
+    texts: Iterable[Document], tokenizer: Tokenizer
+) -> Iterator[tuple[Document, list[int]]]:
+    """Yields every text with the end-of-text token and its tokens."""
+    iterator = iter(texts)
+    while batch := list(itertools.islice(iterator, _BATCH)):
+        for text, ids in zip(
+            batch, tokenizer.encode_batch([text.text for text in batch]), strict=True
+        ):
+            yield text, [tokenizer.end_of_text, *ids]
+
+
+def _inputs(
+    texts: Sequence[Document], prompt_tokens: int, tokenizer: Tokenizer
+) -> list[Prompt]:
+    separator = tokenizer.encode(SEPARATOR)
+    length = prompt_tokens - len(separator)
+    if length < 1:
+        raise UserError(
+            f"a prompt of {prompt_tokens} tokens has no room for inputs: request "
+            "longer prompts."
+        )
+    return [
+        Prompt(text.id, np.array([*ids[:length], *separator], np.int32))
+        for text, ids in _encoded(texts, tokenizer)
+    ]
+
+
+def _windows(
+    texts: Sequence[Document], num: int, prompt_tokens: int, tokenizer: Tokenizer
+) -> list[Prompt]:
+    """The first `num` windows, or all if there are fewer."""
+    # (index of the window in its document, index of the document, prompt)
+    windows: list[tuple[int, int, Prompt]] = []
+    documents = 0
+    for document, (text, ids) in enumerate(_encoded(texts, tokenizer)):
+        tokens = np.array(ids, np.int32)
+        for index in range(len(tokens) // prompt_tokens):
+            window = tokens[index * prompt_tokens : (index + 1) * prompt_tokens]
+            windows.append((index, document, Prompt(text.id, window)))
+        documents += len(tokens) >= prompt_tokens
+        if documents == num:  # The first windows of documents precede all others.
+            break
+    windows.sort(key=lambda window: window[:2])
+    return [prompt for _, _, prompt in windows[:num]]
