@@ -38,6 +38,7 @@ from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+from bpd_jax.ngrams.evaluation import evaluate
 from bpd_jax.ngrams.formats.arpa import write_arpa
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.katz import estimate_katz
@@ -246,7 +247,7 @@ def _counts() -> NGramCounts:
 
 def _use(model: NGramModel) -> None:
     """Queries a model that was read, so that kernels use its arrays."""
-    model.evaluate([[0, min(1, model.vocab_size - 1), 0]])
+    evaluate(model, [[0, min(1, model.vocab_size - 1), 0]])
     model.context_sums()
 
 

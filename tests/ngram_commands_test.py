@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
+from bpd_jax.ngrams.evaluation import evaluate
 from bpd_jax.ngrams.model import NGramModel
 from tests.commands import assert_all_refused, call, python
 
@@ -40,7 +41,7 @@ def test_token_files_to_model(folder: pathlib.Path) -> None:
     assert (folder / "model" / "model.arpa.gz").is_file()
     model = NGramModel.load(folder / "model")
     assert (model.order, model.end_of_text) == (3, 4)
-    perplexity = model.evaluate(SEQUENCES).perplexity
+    perplexity = evaluate(model, SEQUENCES).perplexity
     assert f"perplexity, training text: {perplexity:.2f}" in result.stdout
 
 

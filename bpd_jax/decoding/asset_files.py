@@ -35,8 +35,7 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.pretrained.json_files import naming
-from bpd_jax.pretrained.safetensors_files import CONFIG
+from bpd_jax.pretrained.json_files import CONFIG, naming
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
@@ -12,10 +12,12 @@ from bpd_jax.base.settings import Validated
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
-from bpd_jax.models.eagle import EagleFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
+
+if TYPE_CHECKING:
+    from bpd_jax.models.eagle import EagleFunctions
 
 REFINERS = ("markov", "recurrent", "hydra")
 SMALL_LMS = ("rescorer", "draft_model")
@@ -73,7 +75,7 @@ class AttachedEagle:
       params: parameters for `functions`.
     """
 
-    functions: EagleFunctions
+    functions: "EagleFunctions"
     params: Params
 
 

@@ -13,6 +13,7 @@ from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
+from bpd_jax.ngrams.evaluation import Evaluation, evaluate, evaluate_all
 from bpd_jax.ngrams.formats import arpa, openfst
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.symbols import (
@@ -22,7 +23,7 @@ from bpd_jax.ngrams.formats.symbols import (
     write_symbols,
 )
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.ngrams.model import Evaluation, NGramModel, evaluate_all
+from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path, work_place
@@ -287,7 +288,7 @@ def _measure(
         if text is None:
             continue
         if model is unpruned:
-            return Measure(name, model.evaluate(text.sequences()), None)
+            return Measure(name, evaluate(model, text.sequences()), None)
         after, before = evaluate_all([model, unpruned], text.sequences())
         return Measure(name, after, before)
     return None

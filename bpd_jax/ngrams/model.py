@@ -1,46 +1,21 @@
 """Back-off n-gram models as sorted arrays, and their probabilities."""
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams import parallel, storage, trie
+from bpd_jax.ngrams import storage, trie
 from bpd_jax.ngrams.backoff import context_sums, log_backoffs
-from bpd_jax.ngrams.counting import windows
 from bpd_jax.ngrams.storage import FLOATS, NGramArrays
 
 # Natural logarithm of the highest probability of an unseen token.
 HIGHEST_UNSEEN = -50.0
 
-# Number of tokens scored at once.
-_BLOCK = 1 << 20
-
-
-class Evaluation(NamedTuple):
-    """The evaluation of a model on a text.
-
-    Attributes:
-      events: predicted symbols, one `</s>` per sequence included.
-      unknown: number of predicted symbols without a unigram.
-      log_prob: natural logarithm of the probability of all other symbols.
-    """
-
-    events: int
-    unknown: int
-    log_prob: float
-
-    @property
-    def perplexity(self) -> float:
-        """Perplexity per event with a unigram; NaN if there is none."""
-        scored = self.events - self.unknown
-        try:
-            return math.exp(-self.log_prob / scored) if scored else math.nan
-        except OverflowError:
-            return math.inf
+# Log-probability of unseen n-grams where every path needs a score (paper, appendix D).
+_UNSEEN = -1000.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,10 +127,6 @@ class NGramModel(NGramArrays):
             tokens = np.where(tokens == self.end_of_text, self.eos, tokens)
         symbols = np.concatenate([contexts, tokens[:, None]], axis=1)
         return self.stream_log_probs(symbols)[:, -1]
-
-    def evaluate(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> Evaluation:
-        """Scores sequences, each from `<s>` to `</s>`, in one pass over them."""
-        return evaluate_all([self], sequences)[0]
 
     def stream_log_probs(
         self, symbols: np.ndarray, offsets: Sequence[np.ndarray] | None = None
@@ -298,58 +269,24 @@ class NGramModel(NGramArrays):
             log_backoffs=tuple(backoffs),
         )
 
+    def with_finite_scores(self) -> "NGramModel":
+        """Returns a model whose log-probabilities and back-off weights are finite.
 
-def evaluate_all(
-    models: Sequence[NGramModel], sequences: Iterable[Sequence[int] | np.ndarray]
-) -> list[Evaluation]:
-    """Scores sequences with several models of one vocabulary, in one pass."""
-    offsets = [
-        [trie.child_offsets(model.keys, n, model.width) for n in range(model.order)]
-        for model in models
-    ]
-
-    def score(stream: np.ndarray) -> list[Evaluation]:
-        results = []
-        for model, model_offsets in zip(models, offsets, strict=True):
-            scores = model.stream_log_probs(stream, model_offsets)[stream != model.bos]
-            finite = np.isfinite(scores)
-            unknown = int(np.count_nonzero(~finite))
-            results.append(
-                Evaluation(scores.size, unknown, float(scores[finite].sum()))
-            )
-        return results
-
-    streams = _streams(models[0], sequences)
-    blocks = list(parallel.in_order(score, streams, parallel.cores()))
-    if not blocks:
-        raise UserError("there is no text to score: the input is empty.")
-    return [
-        Evaluation(*map(sum, zip(*results, strict=True)))
-        for results in zip(*blocks, strict=True)
-    ]
-
-
-def _streams(
-    model: NGramModel, sequences: Iterable[Sequence[int] | np.ndarray]
-) -> Iterator[np.ndarray]:
-    """Yields the symbols of about `_BLOCK` tokens at a time, with boundaries."""
-    first, size = 1, 0
-    block: list[Sequence[int] | np.ndarray] = []
-
-    def stream() -> np.ndarray:
-        return windows.add_boundaries(
-            windows.join(block),
-            vocab_size=model.vocab_size,
-            end_of_text=model.end_of_text,
-            first=first,
+        -1000 is the log-probability of tokens without a unigram and of the end-of-text
+        token if the model has no `</s>`, and replaces log-probabilities and back-off
+        weights of minus infinity, so that every path of a lattice has a score.
+        """
+        symbols = np.arange(self.vocab_size)
+        if self.end_of_text is not None:
+            symbols[self.end_of_text] = self.eos
+        model = self.with_unigrams(symbols, _UNSEEN)
+        return dataclasses.replace(
+            model,
+            log_probs=tuple(map(_finite, model.log_probs)),
+            log_backoffs=tuple(map(_finite, model.log_backoffs)),
         )
 
-    for sequence in sequences:
-        block.append(sequence)
-        size += len(sequence)
-        if size >= _BLOCK:
-            yield stream()
-            first, size = first + len(block), 0
-            block.clear()
-    if block:
-        yield stream()
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    infinite = np.isneginf(values)
+    return np.where(infinite, _UNSEEN, values) if infinite.any() else values

@@ -26,8 +26,8 @@ from bpd_jax.pretrained.drafter_layout import (
     read_layout,
     target_embedding,
 )
-from bpd_jax.pretrained.json_files import Fields, naming
-from bpd_jax.pretrained.safetensors_files import CONFIG, open_checkpoint
+from bpd_jax.pretrained.json_files import CONFIG, Fields, naming
+from bpd_jax.pretrained.safetensors_files import open_checkpoint
 from bpd_jax.storage.paths import as_path
 
 

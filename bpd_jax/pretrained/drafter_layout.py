@@ -35,10 +35,10 @@ from bpd_jax.models.attachments import check_finite, check_vocabulary
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.json_files import naming
+from bpd_jax.pretrained.json_files import CONFIG, naming
 from bpd_jax.pretrained.llama_layout import Origin, llama_layer
 from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
-from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
+from bpd_jax.pretrained.safetensors_files import SafetensorsFiles
 
 TYPE = "speculators_model_type"
 

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.pretrained.safetensors_files import CONFIG
+from bpd_jax.pretrained.json_files import CONFIG
 from bpd_jax.storage import files, folders
 
 _DTYPES: dict[str, Any] = {

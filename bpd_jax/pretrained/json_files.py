@@ -11,6 +11,9 @@ from typing import Any
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 
+CONFIG = "config.json"
+"""The file of a Hugging Face folder that describes the model."""
+
 
 @contextlib.contextmanager
 def naming(source: str | os.PathLike[str]) -> Iterator[None]:

@@ -11,7 +11,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.attachments import check_finite
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.json_files import Fields
+from bpd_jax.pretrained.json_files import CONFIG, Fields
 from bpd_jax.pretrained.medusa_export import (
     LAYOUTS,
     MEDUSA,
@@ -19,7 +19,7 @@ from bpd_jax.pretrained.medusa_export import (
     VLLM,
     Layout,
 )
-from bpd_jax.pretrained.safetensors_files import CONFIG, SafetensorsFiles
+from bpd_jax.pretrained.safetensors_files import SafetensorsFiles
 from bpd_jax.storage.paths import as_path
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")

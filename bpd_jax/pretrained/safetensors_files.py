@@ -12,7 +12,6 @@ from bpd_jax.pretrained.json_files import Fields
 from bpd_jax.pretrained.llama_layout import Origin, Path
 from bpd_jax.storage.paths import as_path, local_copy
 
-CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 

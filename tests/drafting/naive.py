@@ -19,7 +19,6 @@ from bpd_jax.models.model import Model
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 from tests.decoding import random_models
 
 VOCAB, END = 8, 0
@@ -99,7 +98,7 @@ def naive_steps(
     The text ends with the certain token.
     """
     tokens = np.asarray(lattice.tokens[row])
-    known = with_finite_scores(model) if model else None
+    known = model.with_finite_scores() if model else None
 
     def log_prob(history: list[int], token: int) -> float:
         value = known.log_prob(history, token)

@@ -12,6 +12,7 @@ from bpd_jax.ngrams.build_model import (
     build,
 )
 from bpd_jax.ngrams.counting import bounded_memory, sources
+from bpd_jax.ngrams.evaluation import evaluate
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.openfst import automaton_of, encode
@@ -50,7 +51,7 @@ def test_all_three_formats_contain_the_same_model(tmp_path, tokens, corpus):
     assert report.tokens == sum(line.size for line in sequences)
     assert report.measure.text == "training text"
     after, before = report.measure.model, report.measure.unpruned
-    expected = model.evaluate(sequences).perplexity
+    expected = evaluate(model, sequences).perplexity
     assert after.perplexity == pytest.approx(expected)
     assert before.events == after.events
     assert before.perplexity != after.perplexity
@@ -64,7 +65,7 @@ def test_perplexity_is_measured_on_held_out_tokens(tmp_path, tokens):
     assert report.measure.text == "held-out text"
     assert report.measure.unpruned is None
     # 9 is the end-of-text token.
-    expected = NGramModel.load(output).evaluate([[0, 1, 2], [3], [1]])
+    expected = evaluate(NGramModel.load(output), [[0, 1, 2], [3], [1]])
     assert report.measure.model.events == expected.events == 8
     assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
 

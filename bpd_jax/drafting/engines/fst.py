@@ -19,7 +19,6 @@ from bpd_jax.ngrams.formats.openfst import (
     encode,
 )
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 
 if TYPE_CHECKING:
     import pynini
@@ -50,7 +49,7 @@ class FstEngine(HostEngine):
                 "the engine fst needs the package pynini: pip install pynini, or use "
                 "the engine device."
             ) from error
-        model = with_finite_scores(model)
+        model = model.with_finite_scores()
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
         self._ngram = pynini.Fst.read_from_string(encode(automaton))

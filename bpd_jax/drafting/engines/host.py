@@ -18,7 +18,7 @@ from bpd_jax.drafting.lattice import (
     most_paths,
     most_prefixes,
 )
-from bpd_jax.ngrams.search.finite_scores import check_alpha
+from bpd_jax.drafting.refiners.weights import check_alpha
 
 
 class HostEngine(abc.ABC):

@@ -14,10 +14,14 @@ from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
 from bpd_jax.drafting.refiners.transitions import Transitions
-from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
+from bpd_jax.drafting.refiners.weights import (
+    DEFAULT_ALPHA,
+    SLOPE,
+    Weight,
+    check_alpha,
+)
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device_table import DeviceTable
-from bpd_jax.ngrams.search.finite_scores import check_alpha, with_finite_scores
 
 # Number of occurrences of a token at which the cache and the model have equal weights.
 STRENGTH = 1.0
@@ -33,7 +37,7 @@ class NGramRefinerArrays:
 
 def device_table(model: NGramModel) -> DeviceTable:
     """The table of a model on the device; tokens without a probability get -1000."""
-    return jax.device_put(DeviceTable.from_model(with_finite_scores(model)))
+    return jax.device_put(DeviceTable.from_model(model.with_finite_scores()))
 
 
 @flax.struct.dataclass

@@ -4,8 +4,6 @@ import os
 from collections.abc import Sequence
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.formats.arpa_reader import read_arpa
-from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage.paths import as_path
 
@@ -33,5 +31,9 @@ def load_model(
             f"there is no {path}: give the folder of an n-gram model, an ARPA file or "
             "an automaton (.fst)."
         )
-    read = model_from_fst if path.suffix == ".fst" else read_arpa
+    # Imported here, so that a folder is loaded without the readers of other formats.
+    if path.suffix == ".fst":
+        from bpd_jax.ngrams.formats.openfst_reader import model_from_fst as read
+    else:
+        from bpd_jax.ngrams.formats.arpa_reader import read_arpa as read
     return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)

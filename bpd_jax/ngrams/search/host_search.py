@@ -9,7 +9,6 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.search.finite_scores import with_finite_scores
 
 # Initial capacity for the nodes of a lattice's graph.
 _CAPACITY = 4096
@@ -39,7 +38,7 @@ class PathSearch:
                 "the engine viterbi needs the package numba: pip install numba, or use "
                 "the engine device."
             ) from error
-        model = with_finite_scores(model)
+        model = model.with_finite_scores()
         self._kernels = host_kernels
         self._search: Callable[..., int] = host_kernels.best_paths
         self._model = model
