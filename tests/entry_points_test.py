@@ -121,7 +121,10 @@ def test_invalid_input_is_refused_and_leaves_no_files(folder):
         ([*prompt, *gin], "DecodeOptions.tokens"),
         ([*prompt, "--gin.MeshConfig.model=3"], "MeshConfig asks for"),
         ([*prompt, "--gin_file=models/tiny.gin"], "tiny.gin has no effect"),
-        ([*prompt, f"--max_new_tokens={'9' * 5000}"], "--max_new_tokens=999"),
+        (
+            [*prompt, f"--max_new_tokens={'9' * 5000}"],
+            "--max_new_tokens must be a positive integer, not ",
+        ),
     ]
     assert_all_refused("bpd_jax.decode", cases, folder)
     assert not (folder / "never.jsonl").exists()
