@@ -99,7 +99,8 @@ def pack(parts: Sequence[Generations], folder: str | os.PathLike[str]) -> pathli
     np.savez(stream, **arrays)
     path = as_path(folder) / (shard_name(0) + PACKED)
     with files.replacing_file(path) as temporary:
-        temporary.write_bytes(lzma.compress(stream.getvalue(), preset=9))
+        preset = 9 | lzma.PRESET_EXTREME
+        temporary.write_bytes(lzma.compress(stream.getvalue(), preset=preset))
     return path
 
 

@@ -16,6 +16,7 @@ from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.models import cpu
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
 from bpd_jax.models.model import Model
@@ -73,10 +74,12 @@ def measure_passes(
     task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
     text = [np.ones(text_length, np.int32)] * batch_size
     cache = task.prefill(text, range(batch_size), batch_size, 1).cache
+    # As programs of decoding are compiled.
+    jit = functools.partial(jax.jit, compiler_options=cpu.compiler_options())
     runs: dict[int, Callable[[], object]] = {}
     for size in sizes:
 
-        @jax.jit
+        @jit
         def run(model: Model, cache: KVCache, size: int = size) -> jax.Array:
             tokens = jnp.ones((batch_size, size), jnp.int32)
             positions = text_length + jnp.broadcast_to(jnp.arange(size), tokens.shape)
@@ -107,12 +110,14 @@ def measure_drafting(
     rows = task.rows(batch_size)
     state = task.prefill(prompts, range(batch_size), rows, 1)
 
-    @jax.jit
+    jit = functools.partial(jax.jit, compiler_options=cpu.compiler_options())
+
+    @jit
     def draft_on_device(model: Model, weights: Weights, state: DecodeState) -> object:
         seen, memory, entropies = look(model, weights, drafter, state)
         return drafter.propose(seen, weights.drafter), memory, entropies
 
-    jitted_look = jax.jit(look, static_argnames="drafter")
+    jitted_look = jit(look, static_argnames="drafter")
 
     def draft_on_host(model: Model, weights: Weights, state: DecodeState) -> object:
         seen = jitted_look(model, weights, drafter, state)[0]

@@ -204,7 +204,6 @@ def serial_call(
     state: DecodeState,
     tree: DraftTree,
     entropies: Float[Array, "B L"] | None,
-    *,
     options: StepOptions,
 ) -> DecodeState:
     """Second half of an iteration: one forward pass over the drafts and its outcome.
@@ -365,9 +364,7 @@ def decode_on_device(
         seen, memory, entropies = look(model, weights, drafter, state)
         tree = drafter.propose(seen, weights.drafter)
         state = dataclasses.replace(state, memory=memory)
-        state = serial_call(
-            model, weights, drafter, state, tree, entropies, options=options
-        )
+        state = serial_call(model, weights, drafter, state, tree, entropies, options)
         return state, calls + 1
 
     def continues(carry: tuple[DecodeState, Array]) -> Array:
@@ -379,11 +376,12 @@ def decode_on_device(
     return jax.lax.while_loop(continues, iterate, (state, jnp.int32(0)))[0]
 
 
-_look = jax.jit(look, static_argnames="drafter")
-_serial_call = jax.jit(
+_look = Program(look, static=("drafter",), constants=("model", "weights"))
+_serial_call = Program(
     serial_call,
-    static_argnames=("drafter", "options"),
-    donate_argnames="state",
+    static=("drafter", "options"),
+    constants=("model", "weights"),
+    donate=("state",),
 )
 
 
@@ -408,9 +406,7 @@ def decode_with_host(
         seen = jax.tree.map(lambda x: x[own], on_host(seen))
         tree = from_own_rows(drafter.propose(seen, arrays), model.mesh)
         state = dataclasses.replace(state, memory=memory)
-        state = _serial_call(
-            model, weights, static, state, tree, entropies, options=options
-        )
+        state = _serial_call(model, weights, static, state, tree, entropies, options)
         calls += 1
     return state
 

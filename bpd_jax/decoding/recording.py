@@ -20,6 +20,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model, entropy
 from bpd_jax.models.partitioning import on_host
+from bpd_jax.models.programs import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _rounded(count: int) -> int:
     return max(-(-count // CHUNK), 1) * CHUNK
 
 
-@functools.partial(jax.jit, static_argnames=("width", "count", "layers"))
+@functools.partial(Program, static=("width", "count", "layers"), constants=("model",))
 def _record(
     model: Model,
     tokens: Int[Array, " S"],

@@ -1,5 +1,6 @@
 """Log-probabilities of texts under a model, by teacher forcing in batches."""
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, in_rows, on_host
+from bpd_jax.models.programs import Program
 from bpd_jax.models.transformer_config import check_token_ids
 
 # Tokens whose logits over the vocabulary exist at the same time.
@@ -162,7 +164,7 @@ def _score_batch(
     ]
 
 
-@jax.jit
+@functools.partial(Program, static=(), constants=("model",))
 def _score_targets(
     model: Model,
     tokens: Int[Array, "B T"],

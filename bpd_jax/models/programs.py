@@ -56,6 +56,10 @@ _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes | None]] = {}
 class Program:
     """A function for `jax.jit`, called with positional arguments only.
 
+    Everything that runs a model while decoding must be one: all are compiled with the
+    same options, without which activations would be rounded differently by methods that
+    draft on the host.
+
     Its programs are kept if `keep_compiled` was called and all arrays are on one
     device; otherwise this is `jax.jit`.
 

@@ -91,8 +91,11 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
-        trunk = cpu.integer_layout(trunk, model.config.trunk.head_width)
-        return model.with_params({**model.params, "trunk": trunk})
+        width = model.config.trunk.head_width
+        trunk = cpu.integer_layout(trunk, width)
+        params = {**model.params, "trunk": trunk}
+        cache_dtype = cpu.cache_dtype("int8", width)
+        return dataclasses.replace(model, params=params, cache_dtype=cache_dtype)
     if mesh is None:
         return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
 

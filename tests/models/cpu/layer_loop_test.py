@@ -50,11 +50,13 @@ def model_of(trunk, precision):
     params = model.params["trunk"]
     if precision != "float32":
         params = rounded(params)[0]
+    cache_dtype = None
     if precision == "int8":
         params = cpu.integer_layout(params, trunk.head_width)
+        cache_dtype = cpu.cache_dtype(precision, trunk.head_width)
     else:
         params = cpu.decoding_layout(params)
-    return Model(model.config, {**model.params, "trunk": params})
+    return Model(model.config, {**model.params, "trunk": params}, cache_dtype)
 
 
 def passes(model):
