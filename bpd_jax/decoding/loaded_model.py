@@ -187,9 +187,10 @@ class LoadedModel:
             return self._in_dtype(precision)
         if self.config.trunk.experts is not None:
             raise UserError("precision=int8 is not for models of experts.")
+        width = self.config.trunk.head_width
+        cpu.check_integers(width)
         loaded = self._in_dtype("float32").rounded()
-        width = loaded.config.trunk.head_width
-        trunk = cpu.integer_layout(loaded.params["trunk"], width)
+        trunk = cpu.integer_layout(loaded.params["trunk"])
         model = dataclasses.replace(
             loaded.model,
             params={**loaded.params, "trunk": trunk},

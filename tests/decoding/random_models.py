@@ -92,7 +92,8 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
-        trunk = cpu.integer_layout(trunk, width)
+        cpu.check_integers(width)
+        trunk = cpu.integer_layout(trunk)
         params = {**model.params, "trunk": trunk}
         cache_dtype = cpu.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=cache_dtype)

@@ -7,11 +7,11 @@ Decoding: `decoding_layout` stores matrices as a CPU reads them fastest; `produc
 `logits` multiply with them, `prefix_attention` reads the cache, and `index_of_largest`
 and `largest` choose tokens; `multiplies_quantized` says whether that is fast without
 expanding matrices. `loop_over_layers` runs all layers of a pass with one body, where
-`loops_over_layers` says so. `integer_layout` is that of `--precision=int8`, for which
-`ordered_attention`, `row_norm` and `row_activation` do not depend on the number of
-tokens. `kernels_of` and `load_kernels` are for programs that are kept on disk,
-`return_freed_memory` for what reading or compiling them took, and `compiler_options`
-for compiling them sooner.
+`loops_over_layers` says so. `integer_layout` is that of `--precision=int8`, where
+`check_integers` allows it; `ordered_attention`, `row_norm` and `row_activation` then do
+not depend on the number of tokens. `kernels_of` and `load_kernels` are for programs
+that are kept on disk, `return_freed_memory` for what reading or compiling them took,
+and `compiler_options` for compiling them sooner.
 Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left, such as a
 size that depends on the device, asks `on_cpu`, whose answer `compile_for` sets where
 programs are compiled for other devices.
@@ -33,6 +33,7 @@ from bpd_jax.models.cpu.largest import index_of_largest, largest
 from bpd_jax.models.cpu.layer_loop import loop_over_layers, loops_over_layers
 from bpd_jax.models.cpu.layout import (
     SOFTMAX,
+    check_integers,
     decoding_layout,
     integer_layout,
     is_packed,
@@ -53,6 +54,7 @@ __all__ = [
     "COMPILER_OPTIONS",
     "SOFTMAX",
     "cache_dtype",
+    "check_integers",
     "compile_for",
     "compiler_options",
     "decoding_layout",

@@ -88,11 +88,10 @@ def decoding_layout(
     return layout
 
 
-def integer_layout(params: Params, head_width: int) -> Params:
-    """The quantized parameters of a trunk as integer products read them.
+def check_integers(head_width: int) -> None:
+    """Raises a `UserError` if integers cannot be multiplied here or in this model.
 
     Args:
-      params: parameters, whose matrices are quantized.
       head_width: H, number of features of a head.
     """
     tile = tile_of_processor()
@@ -106,6 +105,15 @@ def integer_layout(params: Params, head_width: int) -> Params:
             "precision=int8 is for models whose heads have a multiple of "
             f"{tile.width} features, not {head_width}."
         )
+
+
+def integer_layout(params: Params) -> Params:
+    """The quantized parameters of a trunk as integer products read them.
+
+    Args:
+      params: parameters, whose matrices are quantized, of a model that `check_integers`
+        accepts.
+    """
 
     def arranged(tree: Any) -> Any:
         if isinstance(tree, dict):

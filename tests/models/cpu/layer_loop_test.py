@@ -52,7 +52,7 @@ def model_of(trunk, precision):
         params = rounded(params)[0]
     cache_dtype = None
     if precision == "int8":
-        params = cpu.integer_layout(params, trunk.head_width)
+        params = cpu.integer_layout(params)
         cache_dtype = cpu.cache_dtype(precision, trunk.head_width)
     else:
         params = cpu.decoding_layout(params)
