@@ -37,7 +37,9 @@ def main(names: list[str]) -> None:
         facts={part.folder.name: _facts(part.facts) for part in parts},
     )
     _, tokenizer = read_tokenizer_file(first.folder)
-    (folder / PACKED_NAME).write_bytes(lzma.compress(tokenizer, preset=9))
+    packed = folder / PACKED_NAME
+    packed.unlink(missing_ok=True)  # It may be a link to another folder's.
+    packed.write_bytes(lzma.compress(tokenizer, preset=9))
     path = pack(parts, folder)
     answers = sum(int((part.lengths - part.prompt_lengths).sum()) for part in parts)
     print(
