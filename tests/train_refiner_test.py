@@ -54,7 +54,10 @@ def test_invalid_input_is_refused_without_output(folder):
     before = sorted(folder.rglob("*"))
     cases = [
         (["--model=run"], "--kind is missing"),
-        (["--model=run", "--kind=eagle"], "markov|recurrent|hydra"),
+        (
+            ["--model=run", "--kind=eagle"],
+            "one of markov, recurrent, hydra, not 'eagle'",
+        ),
         (["--model=run", "--kind=hydra", "--output=run"], "run is not written to"),
         (["--model=run", "--kind=hydra", "--heads=x"], "--heads is for pretrained"),
     ]

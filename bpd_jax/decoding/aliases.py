@@ -119,8 +119,9 @@ def draft_model(
     count, kind = chains.paths, _SEARCHES.get(search)
     if kind in ("static", "tree"):
         source = _made("draft_model", settings, tokens)
-        tree = find_part("tree")(1 + count * source.tokens)
-        return Method(source, [], chains if kind == "static" else tree)
+        if kind == "static":
+            return Method(source, [], chains)
+        return Method(source, [], find_part("tree")(1 + count * source.tokens))
     rest = {**settings, "tokens": tokens, "search": search}
     return _composed("draft_model", "best", rest, number=count)
 
