@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,8 +75,7 @@ def measure_passes(
     task = decoder.task(GREEDY, DecodeOptions(max_new_tokens=max(sizes)))
     text = [np.ones(text_length, np.int32)] * batch_size
     cache = task.prefill(text, range(batch_size), batch_size, 1).cache
-    # As programs of decoding are compiled.
-    jit = functools.partial(jax.jit, compiler_options=cpu.compiler_options())
+    jit = _jit()
     runs: dict[int, Callable[[], object]] = {}
     for size in sizes:
 
@@ -110,7 +110,7 @@ def measure_drafting(
     rows = task.rows(batch_size)
     state = task.prefill(prompts, range(batch_size), rows, 1)
 
-    jit = functools.partial(jax.jit, compiler_options=cpu.compiler_options())
+    jit = _jit()
 
     @jit
     def draft_on_device(model: Model, weights: Weights, state: DecodeState) -> object:
@@ -126,6 +126,11 @@ def measure_drafting(
     draft = draft_on_device if drafter.on_device else draft_on_host
     run = functools.partial(draft, task.model, task.weights, state)
     return _median_seconds({0: run})[0]
+
+
+def _jit() -> Callable[..., Any]:
+    """`jax.jit` with the options of the programs of decoding, whose times count."""
+    return functools.partial(jax.jit, compiler_options=cpu.compiler_options())
 
 
 def sizes_of_passes(
