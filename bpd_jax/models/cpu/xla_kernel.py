@@ -209,8 +209,8 @@ def _source_files() -> list[str]:
 def _machine_code(text: str, machine: binding.TargetMachine) -> bytes:
     """Compiles a module to an object file.
 
-    Its loops are written as they should be run: LLVM's passes take three times as long
-    as the rest, and make no kernel faster.
+    Its loops are written as they should be run. LLVM's passes, which take longer than
+    the rest, are left out.
     """
     parsed = binding.parse_assembly(text)
     parsed.verify()
