@@ -1,24 +1,26 @@
 """Definitions shared by all parts: named jobs and their sizes."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base import configuration
+from bpd_jax.base.typing import Array, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter
 from bpd_jax.models.block_heads import softmax_rows
-from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.model import Model
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.ngrams.model import NGramModel
 
 Row = dict[str, Any]
@@ -106,11 +108,26 @@ def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> 
       config: configuration of the model.
       ngram: n-gram model over its tokens.
     """
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    model = Model(config, init_parameters(config, jax.random.key(0), mesh))
+    model = Model(config, random_parameters(config))
     drafter = random_drafter(model) if config.block_size > 1 else None
     width = min(16, config.trunk.vocab_size)
     return Decoder(model, width=width, assets=Assets(ngram=ngram, drafter=drafter))
+
+
+def random_parameters(config: BlockwiseConfig) -> Params:
+    """Random parameters, by one small program for each shape.
+
+    XLA compiles the initialization of all together for a minute.
+    """
+
+    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+    def draw(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return 0.02 * jax.random.normal(key, shape, dtype)
+
+    leaves, structure = jax.tree.flatten(parameter_shapes(config))
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), len(leaves))
+    drawn = [draw(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 def random_drafter(

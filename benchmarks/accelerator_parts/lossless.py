@@ -2,10 +2,13 @@
 
 The model is tiny and random and computes in float32 with products of the highest
 precision, so that its logits are well apart; so are its drafters and refiners. Each
-method decodes a batch of prompts of different lengths.
+method decodes a batch of prompts of different lengths. Compiling takes most of the
+time, so that several methods run at once.
 """
 
+import concurrent.futures
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,14 +63,25 @@ _TINY = ("block+ngram/tree:8+lookup:4",)
 
 def jobs(settings: JobSettings) -> Iterator[Job]:
     """One job for each method."""
-    decoder = functools.cache(_decoder)
-    plain = functools.cache(lambda: _decode(decoder(), "greedy"))
-    for method in _TINY if settings.tiny else METHODS:
-        yield method, lambda method=method: _compared(decoder(), method, plain())
+    methods = _TINY if settings.tiny else METHODS
+    texts = functools.cache(lambda: _decode_all(("greedy", *methods)))
+    for method in methods:
+        yield (
+            method,
+            lambda method=method: _compared(
+                texts()[method].result(), texts()["greedy"].result()
+            ),
+        )
 
 
-def _compared(decoder: Decoder, method: str, plain: Sequence[Generation]) -> Row:
-    texts = _decode(decoder, method)
+def _decode_all(names: Sequence[str]) -> dict[str, concurrent.futures.Future[Any]]:
+    """The texts of each method, as soon as they are decoded."""
+    decoder = _decoder()
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
+    return {name: pool.submit(_decode, decoder, name) for name in names}
+
+
+def _compared(texts: Sequence[Generation], plain: Sequence[Generation]) -> Row:
     pairs = zip(texts, plain, strict=True)
     wrong = sum(not np.array_equal(a.output_ids, b.output_ids) for a, b in pairs)
     return {

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,8 +19,8 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.equality import Difference, differences
 from bpd_jax.training import hosts
 
-# Number of programs compiled at once: tracing uses one core, the compiler another.
-_COMPILERS = 2
+# Number of programs compiled at once. Tracing uses one core, compilers the others.
+_COMPILERS = max(2, (os.cpu_count() or 1) // 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def compile_methods(
     options: DecodeOptions,
     on_compiled: Callable[[str], object] = lambda label: None,
 ) -> None:
-    """Compiles the programs that `compare` needs, two methods at a time.
+    """Compiles the programs that `compare` needs, several methods at a time.
 
     The oracle is skipped, because it needs the texts of greedy decoding first.
     """

@@ -50,6 +50,8 @@ def main(names: list[str]) -> None:
 
 def _facts(facts: dict[str, Any]) -> dict[str, Any]:
     """The settings of the texts, with the names of the prompts' files alone."""
+    if "prompts_files" not in facts:  # Of each part of a packed folder.
+        return facts
     names = [pathlib.Path(name).name for name in facts["prompts_files"]]
     return {**facts, "prompts_files": names}
 
