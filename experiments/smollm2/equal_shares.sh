@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Trains the heads in bpd_jax/shipped/smollm2 and what the studies of size smollm2_heads
-# compare, from texts in which the paper's seven tasks have equal shares.
+# Trains the heads and the rescorer in bpd_jax/shipped/smollm2 and what the studies of size
+# smollm2_heads compare, from texts in which the paper's seven tasks have equal shares.
 #
 #   experiments/smollm2/equal_shares.sh CORPUS [DATA]
 #
 # CORPUS is a glob of JSON Lines with the field `text`. The texts, 5,538 answers of
 # SmolLM2, are in experiments/smollm2/texts; with DATA, a folder of public data sets as
-# JSON Lines (training_prompts.py), they are written again.
+# JSON Lines (training_prompts.py), they are written again. The rescorer is of these and of
+# experiments/smollm2/more_texts.
 #
-#   needs    two cores, 8 GB of memory and about two hours, or a GPU
-#   makes    runs/smollm2/equal/{texts,states,own_2,own_4},
-#            runs/smollm2/{heads,general_2,general_4}, which `--model=smollm2` and the
-#            studies use
+#   needs    two cores, 8 GB of memory and four hours, or a GPU
+#   makes    runs/smollm2/equal/{texts,states,own_2,own_4,all_texts},
+#            runs/smollm2/{heads,rescorer,general_2,general_4}, which `--model=smollm2` and
+#            the studies use; runs/smollm2/training, the runs of the rescorer
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON_BIN:-.venv/bin/python}"
@@ -41,6 +42,22 @@ fi
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
     --gin.DATA="'$texts'" --gin.HeadsTrainConfig.states="'$equal/states'" \
     --workdir="$run"
+
+"$python" experiments/smollm2/pack_texts.py --output="$equal/all_texts" "$texts" \
+    experiments/smollm2/more_texts
+train_rescorer() {
+    "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
+        --gin.TEXT_FILES="'$equal/all_texts'" --workdir="$run/training/$1" "${@:3}"
+    "$python" -m bpd_jax.export_params --model="$run/training/$1" --precision=float32 \
+        --dtype=compact --output="$2"
+}
+train_rescorer rescorer "$equal/rescorer" --gin.STEPS=10000 \
+    --gin.TrainConfig.evaluate_every=1000
+# Further steps from the weights as they are stored, for which the coarse ones cost less.
+train_rescorer rescorer_stored "$run/rescorer" \
+    --gin.TrainConfig.start="'$equal/rescorer'" --gin.LEARNING_RATE=6e-4 \
+    --gin.WARMUP_STEPS=30
+
 for order in 2 4; do
     "$python" -m bpd_jax.build_ngram --generations="$texts" --answers_only --split=all \
         --order=$order --output="$equal/own_$order"
