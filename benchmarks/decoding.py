@@ -21,6 +21,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
+from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
@@ -31,6 +32,7 @@ from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
+from bpd_jax.storage.paths import as_path
 
 flags.set_default(
     prompt_flags.METHODS,
@@ -62,8 +64,12 @@ def figures(
     base: MethodResult,
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
+    files: dict[str, slice],
 ) -> dict[str, Any]:
-    """The results of one method, as they are reported; the gain is that over `base`."""
+    """The results of one method, as they are reported; the gain is that over `base`.
+
+    `files` has the name of each file of prompts, and which prompts are of it.
+    """
     method, texts = result.method, result.generations
     took = statistics.median(result.seconds)
     batch = min(options.batch_size, len(prompts))
@@ -86,6 +92,9 @@ def figures(
         "slowest_seconds": max(result.seconds),
         "fastest_seconds": min(result.seconds),
         "speedup": result.speedup(plain),
+        "speedup_by_file": {
+            name: result.speedup_of(plain, part) for name, part in files.items()
+        },
         "ms_prefill": 1e3 * prefill / len(begins),
         "ms_per_serial_call": 1e3 * call,
         "ms_drafting_alone": 1e3 * drafting,
@@ -124,6 +133,16 @@ def verdict(result: MethodResult) -> str:
     return f"{ties} near ties" if ties else "equal"
 
 
+def _files() -> dict[str, slice]:
+    """Which prompts are of each `--prompts_file`."""
+    files, begin = {}, 0
+    for path in decode_flags.PROMPTS_FILE.value:
+        end = begin + len(read_prompts_file(path))
+        files[as_path(path).stem] = slice(begin, end)
+        begin = end
+    return files
+
+
 def main() -> None:
     """Times the methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
@@ -147,7 +166,9 @@ def main() -> None:
     bpd = parse_method("bpd")
     base = next((result for result in results if result.method == bpd), results[0])
     figures_by_method = {
-        result.method.name: figures(decoder, result, results[0], base, prompts, options)
+        result.method.name: figures(
+            decoder, result, results[0], base, prompts, options, _files()
+        )
         for result in results
     }
     batch = min(options.batch_size, len(prompts))

@@ -33,6 +33,7 @@ class MethodResult:
       generations: one per prompt.
       differences: prompts whose output differs from that of greedy decoding.
       seconds: duration of all prompts in each round; empty if nothing was timed.
+      text_seconds: duration of each prompt in each round.
     """
 
     method: Method
@@ -40,6 +41,7 @@ class MethodResult:
     generations: list[Generation]
     differences: list[Difference]
     seconds: tuple[float, ...] = ()
+    text_seconds: tuple[tuple[float, ...], ...] = ()
 
     @property
     def errors(self) -> list[Difference]:
@@ -52,10 +54,19 @@ class MethodResult:
         This is the median over rounds of the ratio within a round, because the load of
         the machine may change between rounds.
         """
-        if not self.seconds:
-            return None
-        pairs = zip(plain.seconds, self.seconds, strict=True)
-        return statistics.median(reference / seconds for reference, seconds in pairs)
+        return _median_ratio(plain.seconds, self.seconds) if self.seconds else None
+
+    def speedup_of(self, plain: "MethodResult", prompts: slice) -> float:
+        """Speed-up over `plain` on some of the prompts, likewise."""
+        return _median_ratio(
+            [sum(texts[prompts]) for texts in plain.text_seconds],
+            [sum(texts[prompts]) for texts in self.text_seconds],
+        )
+
+
+def _median_ratio(plain: Sequence[float], other: Sequence[float]) -> float:
+    pairs = zip(plain, other, strict=True)
+    return statistics.median(reference / seconds for reference, seconds in pairs)
 
 
 def compile_methods(
@@ -117,7 +128,7 @@ def compare(
         # Validates the request before any work.
         decoder.check(method, prompts, options)
     decoded: dict[Method, list[Generation]] = {}
-    seconds: dict[Method, list[float]] = {method: [] for method in ordered}
+    seconds: dict[Method, list[tuple[float, ...]]] = {method: [] for method in ordered}
     by_prompt: dict[Method, dict[int, Difference]] = {method: {} for method in ordered}
     for _ in range(rounds):
         for method in ordered:
@@ -129,7 +140,7 @@ def compare(
                 on_progress=functools.partial(on_progress, decoder.label(method)),
             )
             decoded.setdefault(method, generations)
-            seconds[method].append(sum(text.seconds for text in generations))
+            seconds[method].append(tuple(text.seconds for text in generations))
             for difference in differences(decoder.model, decoded[GREEDY], generations):
                 by_prompt[method].setdefault(difference.prompt_index, difference)
     return [
@@ -138,6 +149,7 @@ def compare(
             decoder.label(method),
             decoded[method],
             list(by_prompt[method].values()),
+            tuple(map(sum, seconds[method])),
             tuple(seconds[method]),
         )
         for method in ordered
