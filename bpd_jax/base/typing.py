@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, UInt
 
 Array: TypeAlias = jax.Array
 # A jax array, or a numpy array on the host.
@@ -21,4 +21,14 @@ AnyArray: TypeAlias = jax.Array | np.ndarray
 PyTree: TypeAlias = Any
 Params: TypeAlias = Any
 
-__all__ = ["AnyArray", "Array", "Bool", "Float", "Int", "Num", "Params", "PyTree"]
+__all__ = [
+    "AnyArray",
+    "Array",
+    "Bool",
+    "Float",
+    "Int",
+    "Num",
+    "Params",
+    "PyTree",
+    "UInt",
+]

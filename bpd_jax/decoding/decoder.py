@@ -49,8 +49,8 @@ class _DefaultSizes(NamedTuple):
         a Markov head, which rescores all of them.
       nodes: N of `tree:N`.
       copied: N of `lookup:N`; 0 for none.
-      price: `Tree.price`; None where a call with drafts costs little more than one
-        without.
+      price: `Tree.price`, from which measured ones begin; None where a call with drafts
+        costs little more than one without.
     """
 
     candidates: int | None
@@ -64,9 +64,9 @@ _CPU_SIZES = _DefaultSizes(candidates=8, nodes=8, copied=4, price=1.4)
 # Quantized weights are read several times as fast, so that arithmetic limits passes
 # over several tokens: 8 take about twice as long as one (`benchmarks.row_products`).
 _STORED_SIZES = _DefaultSizes(candidates=8, nodes=4, copied=0, price=1.6)
-# Passes over 8 tokens take little longer where integers are multiplied; so few
+# Where integers are multiplied, kernels take up to 8 tokens at a time, and so few
 # milliseconds are left that n-grams cost more than they gain.
-_INTEGER_SIZES = _DefaultSizes(candidates=0, nodes=8, copied=4, price=1.6)
+_INTEGER_SIZES = _DefaultSizes(candidates=0, nodes=5, copied=3, price=1.7)
 # On an accelerator, a pass over more tokens costs little more.
 _ACCELERATOR_SIZES = _DefaultSizes(candidates=None, nodes=32, copied=8, price=None)
 

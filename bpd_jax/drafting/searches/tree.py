@@ -10,14 +10,12 @@ import numpy as np
 from bpd_jax.base.settings import number, setting
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
-from bpd_jax.drafting.gate import GatedDrafter
-from bpd_jax.drafting.interface import Drafter, Search, Source
+from bpd_jax.drafting.interface import Search
 from bpd_jax.drafting.parts import (
     COUNT,
     NODES,
     BuildContext,
     GrowingPart,
-    RefinerPart,
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
@@ -128,16 +126,6 @@ class Tree(GrowingPart):
         """Builds the search, which always normalises scores."""
         del context, paths, normalise
         return BestFirst(self.nodes, self.min_prob)
-
-    def drafter(
-        self,
-        context: BuildContext,
-        source: Source,
-        refiners: tuple[RefinerPart, ...],
-    ) -> Drafter:
-        """Builds the drafter, gated if it has a price."""
-        drafter = super().drafter(context, source, refiners)
-        return drafter if self.price is None else GatedDrafter(drafter, self.price)
 
     def label(self, order: int | None = None) -> str:
         """The display name."""

@@ -9,15 +9,17 @@ and `largest` choose tokens; `multiplies_quantized` says whether that is fast wi
 expanding matrices. `loop_over_layers` runs all layers of a pass with one body, where
 `loops_over_layers` says so. `integer_layout` is that of `--precision=int8`, where
 `check_integers` allows it; `ordered_attention`, `row_norm` and `row_activation` then do
-not depend on the number of tokens. `kernels_of` and `load_kernels` are for programs
-that are kept on disk, `return_freed_memory` for what reading or compiling them took,
-and `compiler_options` for compiling them sooner.
+not depend on the number of tokens. `microseconds` reads a clock in a program.
+`kernels_of` and `load_kernels` are for programs that are kept on disk,
+`return_freed_memory` for what reading or compiling them took, and `compiler_options`
+for compiling them sooner.
 Training: `float32_sums`, `summed_rows` and `keep_freed_memory`. What is left, such as a
 size that depends on the device, asks `on_cpu`, whose answer `compile_for` sets where
 programs are compiled for other devices.
 """
 
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
+from bpd_jax.models.cpu.clock import microseconds
 from bpd_jax.models.cpu.device import (
     COMPILER_OPTIONS,
     compile_for,
@@ -70,6 +72,7 @@ __all__ = [
     "logits",
     "loop_over_layers",
     "loops_over_layers",
+    "microseconds",
     "multiplies_quantized",
     "on_cpu",
     "ordered_attention",
