@@ -46,7 +46,8 @@ class GateMemory:
       gains: average number of tokens of a call with drafts; 0 in finished rows.
       waits: number of calls since the last one with drafts.
       patience: number of such calls after which drafts are tried again.
-      opened: whether the last call had drafts, the same in all rows.
+      opens: whether the next call has drafts, the same in all rows that have run; a
+        call has drafts if this is so in all rows.
       drafted: number of calls since the last one without drafts.
       clock: time at the beginning of the last call; 0 if there was none.
       costs: microseconds of a call without and with drafts, the same in all rows that
@@ -60,7 +61,7 @@ class GateMemory:
     gains: Float[Array, " B"]
     waits: Int[Array, " B"]
     patience: Int[Array, " B"]
-    opened: Bool[Array, " B"]
+    opens: Bool[Array, " B"]
     drafted: Int[Array, " B"]
     clock: UInt[Array, " B"]
     costs: Float[Array, "B 2"]
@@ -108,7 +109,7 @@ class GatedDrafter(WrappedDrafter):
             gains=jnp.full(rows, self.price + _CREDIT, jnp.float32),
             waits=jnp.zeros(rows, jnp.int32),
             patience=jnp.full(rows, _PATIENCE),
-            opened=jnp.ones(rows, bool),
+            opens=jnp.ones(rows, bool),
             drafted=jnp.zeros(rows, jnp.int32),
             clock=jnp.zeros(rows, jnp.uint32),
             costs=jnp.zeros((*rows, 2), jnp.float32),
@@ -120,54 +121,38 @@ class GatedDrafter(WrappedDrafter):
         self, view: View, arrays: PyTree, memory: GateMemory
     ) -> tuple[GateSeen, GateMemory]:
         """Looks, unless drafts do not pay."""
-        running = memory.gains > 0
-        average = memory.gains.sum() / jnp.maximum(running.sum(), 1)
-        memory, price = self._timed(view, memory)
-        opens = (average >= price) | (memory.waits >= memory.patience).any()
-        known = memory.costs.max(0)
-        enough = jnp.where(known[0] > 0, _FURTHER, _FIRST)
-        unsure = (known[1] > 0) & (average < _DOUBT * price)
-        opens &= ~(unsure & (memory.drafted.max() >= enough))
+        memory = self._timed(view, memory)
+        opens = memory.opens.all()
 
-        def look(inner: PyTree) -> tuple[PyTree, PyTree]:
-            waiting = (memory.fill > 0).any()
-            pending = memory.pending, memory.fill
-            inner = self._learned(arrays, inner, *pending, when=waiting)
-            return self.inner.look(view, arrays, inner)
+        def look() -> PyTree:
+            return self.inner.look(view, arrays, memory.inner)[0]
 
-        seen, _ = jax.eval_shape(look, memory.inner)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), seen)
-        seen, inner = jax.lax.cond(opens, look, lambda x: (nothing, x), memory.inner)
-        opened = jnp.broadcast_to(opens, memory.opened.shape)
-        fill = jnp.where(opens, 0, memory.fill)
-        memory = dataclasses.replace(memory, inner=inner, opened=opened, fill=fill)
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look)
+        )
+        seen = jax.lax.cond(opens, look, lambda: nothing)
         return GateSeen(opens, view.next_token, seen), memory
 
-    def _timed(
-        self, view: View, memory: GateMemory
-    ) -> tuple[GateMemory, Float[Array, ""]]:
-        """The memory with the time of the last call, and the price."""
-        price = jnp.float32(self.price)
+    def _timed(self, view: View, memory: GateMemory) -> GateMemory:
+        """The memory with the time of the last call, where programs know it."""
         timed = getattr(view.model, "times_calls", False)
         now = cpu.microseconds(view.lengths) if timed else None
         if now is None:
-            return memory, price
+            return memory
         # Rows of a batch that have been refilled have no last call.
         before, costs = memory.clock.max(), memory.costs.max(0)
-        drafted = (memory.opened & (memory.clock > 0)).any()
+        drafted = (memory.drafted > 0).any()
         last = costs[drafted.astype(jnp.int32)]
         taken = jnp.maximum((now - before).astype(jnp.float32), 1.0)
         longer = last + _SLOWLY * (jnp.minimum(taken, 2 * last) - last)
         last = jnp.where((last == 0) | (taken < last), taken, longer)
         changed = (jnp.arange(2) == drafted) & (before > 0)
         costs = jnp.where(changed, last, costs)
-        memory = dataclasses.replace(
+        return dataclasses.replace(
             memory,
             clock=jnp.full_like(memory.clock, now),
             costs=jnp.broadcast_to(costs, memory.costs.shape),
         )
-        measured = jnp.maximum(costs[1] / jnp.maximum(costs[0], 1.0), 1.0)
-        return memory, jnp.where(costs.min() > 0, measured, price)
 
     def propose(self, seen: GateSeen, arrays: PyTree) -> DraftTree:
         """The drafts, or the certain token alone."""
@@ -186,48 +171,64 @@ class GatedDrafter(WrappedDrafter):
         return jax.lax.cond(seen.opens, propose, lambda _: alone, seen.inner)
 
     def learn(self, arrays: PyTree, memory: GateMemory, outcome: Outcome) -> GateMemory:
-        """Averages the tokens of calls with drafts."""
-        opened = memory.opened
+        """Averages the tokens of calls with drafts, and decides about the next call."""
+        opened = memory.opens.all()
         gains = memory.gains + _RATE * (outcome.count - memory.gains)
         gains = jnp.where(opened, gains, memory.gains)
-        # A row has waited if this call was its trial, which paid if the row gained.
-        waited = opened & (memory.waits >= memory.patience)
-        gained = gains > memory.gains
-        longer = jnp.where(gained, _PATIENCE, 2 * memory.patience)
+        # A call that was a trial paid in the rows that gained.
+        trial = opened & (memory.waits >= memory.patience)
+        paid = gains > memory.gains
+        longer = jnp.where(paid, _PATIENCE, 2 * memory.patience)
+        memory = dataclasses.replace(
+            memory,
+            gains=jnp.where(outcome.count > 0, gains, 0.0),
+            waits=jnp.where(opened, 0, memory.waits + 1),
+            patience=jnp.where(trial, jnp.minimum(longer, _LONGEST), memory.patience),
+            drafted=jnp.where(opened, memory.drafted + 1, 0),
+        )
+        opens = self._pays(memory)
 
+        # Without drafts, tokens wait until they are many, or the next call has drafts.
         place = jnp.arange(self.max_depth) == memory.fill[:, None]
         first = outcome.features[:, :1].astype(memory.pending.dtype)
         pending = jnp.where(place[:, :, None], first, memory.pending)
         fill = memory.fill + outcome.count
-        due = opened.any() | (fill >= self.max_depth).any()
-        features = jnp.where(opened[:, None, None], outcome.features, pending)
-        counts = jnp.where(opened, outcome.count, fill)
+        due = opened | opens | (fill >= self.max_depth).any()
+        nothing: Any = None
+        outcome = Outcome(
+            tree=nothing,
+            choices=nothing,
+            count=jnp.where(opened, outcome.count, fill),
+            features=jnp.where(opened, outcome.features, pending),
+            hidden=nothing,
+        )
+        # The only condition that returns this memory, because XLA copies it.
+        inner = jax.lax.cond(
+            due,
+            lambda inner: self.inner.learn(arrays, inner, outcome),
+            lambda inner: inner,
+            memory.inner,
+        )
         return dataclasses.replace(
             memory,
-            inner=self._learned(arrays, memory.inner, features, counts, when=due),
+            inner=inner,
+            opens=jnp.broadcast_to(opens, memory.opens.shape),
             pending=pending,
             fill=jnp.where(due, 0, fill),
-            gains=jnp.where(outcome.count > 0, gains, 0.0),
-            waits=jnp.where(opened, 0, memory.waits + 1),
-            patience=jnp.where(waited, jnp.minimum(longer, _LONGEST), memory.patience),
-            drafted=jnp.where(opened, memory.drafted + 1, 0),
         )
 
-    def _learned(
-        self,
-        arrays: PyTree,
-        memory: PyTree,
-        features: Float[Array, "B L F"],
-        counts: Int[Array, " B"],
-        *,
-        when: Bool[Array, ""],
-    ) -> PyTree:
-        """The memory of the drafter, which learns of tokens by their features alone."""
-        nothing: Any = None
-        outcome = Outcome(nothing, nothing, counts, features, nothing)
-        return jax.lax.cond(
-            when, lambda x: self.inner.learn(arrays, x, outcome), lambda x: x, memory
-        )
+    def _pays(self, memory: GateMemory) -> Bool[Array, ""]:
+        """Whether the next call shall have drafts."""
+        running = memory.gains > 0
+        average = memory.gains.sum() / jnp.maximum(running.sum(), 1)
+        costs = memory.costs.max(0)
+        measured = jnp.maximum(costs[1] / jnp.maximum(costs[0], 1.0), 1.0)
+        price = jnp.where(costs.min() > 0, measured, self.price)
+        opens = (average >= price) | (memory.waits >= memory.patience).any()
+        # Now and then a call without drafts shows how long that takes.
+        enough = jnp.where(costs[0] > 0, _FURTHER, _FIRST)
+        unsure = (costs[1] > 0) & (average < _DOUBT * price)
+        return opens & ~(unsure & (memory.drafted.max() >= enough))
 
     def entropies(self, seen: GateSeen) -> Float[Array, "B L"] | None:
         """Those of the drafter; NaN without drafts."""
