@@ -138,7 +138,8 @@ def _files() -> dict[str, slice]:
     files, begin = {}, 0
     for path in decode_flags.PROMPTS_FILE.value:
         end = begin + len(read_prompts_file(path))
-        files[as_path(path).stem] = slice(begin, end)
+        name = as_path(path).stem
+        files[path if name in files else name] = slice(begin, end)
         begin = end
     return files
 
@@ -165,9 +166,10 @@ def main() -> None:
         )
     bpd = parse_method("bpd")
     base = next((result for result in results if result.method == bpd), results[0])
+    by_file = _files()
     figures_by_method = {
         result.method.name: figures(
-            decoder, result, results[0], base, prompts, options, _files()
+            decoder, result, results[0], base, prompts, options, by_file
         )
         for result in results
     }

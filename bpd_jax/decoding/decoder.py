@@ -103,7 +103,7 @@ class Decoder:
         self.assets.check(model.config)
         self.token_bytes = token_bytes
         self._context = BuildContext(self.model, self.assets, width, alpha)
-        self._drafters: dict[tuple[Method, float | None], Drafter] = {}
+        self._drafters: dict[tuple[Method, float | None, bool], Drafter] = {}
         self._stops: dict[tuple[str, ...], StopTable] = {}
 
     @property
@@ -158,10 +158,13 @@ class Decoder:
         """The drafter of `method`, which is built once."""
         # Drafts are drawn only for speculative sampling.
         drawn = options is not None and options.acceptance == SPECULATIVE
-        key = (method, options.temperature if drawn and options else None)
+        # Otherwise texts would depend on how long calls take.
+        exact = options is None or options.acceptance == EXACT
+        key = (method, options.temperature if drawn and options else None, exact)
         if key not in self._drafters:
-            temperature = key[1]
-            context = dataclasses.replace(self._context, temperature=temperature)
+            context = dataclasses.replace(
+                self._context, temperature=key[1], timed=exact
+            )
             self._drafters[key] = method.build(context)
         return self._drafters[key]
 

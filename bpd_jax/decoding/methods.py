@@ -326,7 +326,11 @@ class Method:
         drafter = self._build_ungated(context)
         # All drafts cost time, those of prompt lookup too.
         price: float | None = getattr(self.search, "price", None)
-        return drafter if price is None else GatedDrafter(drafter, price)
+        if price is None:
+            return drafter
+        # Several devices must agree, and have no common clock.
+        timed = context.timed and context.model.mesh is None
+        return GatedDrafter(drafter, price, timed)
 
     def _build_ungated(self, context: BuildContext) -> Drafter:
         if self.lookup is None:

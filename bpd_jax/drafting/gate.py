@@ -28,13 +28,13 @@ _RATE, _CREDIT = 0.25, 1.0
 # that did not pay, up to the second number.
 _PATIENCE, _LONGEST = 16, 128
 
-# Calls with drafts before the first and each further one that is made without, only to
-# know its time, unless calls yield more tokens than this multiple of the price.
+# A call without drafts is made, only to know its time, after so many with drafts, first
+# and then again, unless these yield more tokens than a multiple of the price.
 _FIRST, _FURTHER, _DOUBT = 4, 32, 1.5
 
-# Other programs make some calls longer and none shorter: a shorter time counts at once,
-# a longer one, cut at twice the known one, with this share.
-_SLOWLY = 0.1
+# The share of the last call in the average time. Another program can make one call very
+# long, which counts as twice the average.
+_TIME_RATE = 0.25
 
 
 @flax.struct.dataclass
@@ -49,7 +49,8 @@ class GateMemory:
       opens: whether the next call has drafts, the same in all rows that have run; a
         call has drafts if this is so in all rows.
       drafted: number of calls since the last one without drafts.
-      clock: time at the beginning of the last call; 0 if there was none.
+      clock: time at the beginning of the call, in microseconds modulo 2^32; 0 where
+        programs know none.
       costs: microseconds of a call without and with drafts, the same in all rows that
         have run; 0 if unknown.
       pending: `Outcome.features` of the last tokens, of which the drafter has not
@@ -86,12 +87,16 @@ class GatedDrafter(WrappedDrafter):
 
     Attributes:
       inner: a drafter on the device, whose trees have a single root, whose memory
-        `look` does not change (`Part.reads_on`), and which learns from features alone.
-      price: time of a call with drafts, divided by that of a call without, where or
-        until this is not measured.
+        `look` does not change (none with `Part.reads_on`), and which learns from
+        features alone.
+      price: time of a call with drafts, divided by that of a call without, until this
+        is measured.
+      timed: whether it is measured, where programs know the time. The drafts of two
+        runs may differ then, and so may texts, unless acceptance is exact.
     """
 
     price: float
+    timed: bool = True
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
@@ -121,38 +126,37 @@ class GatedDrafter(WrappedDrafter):
         self, view: View, arrays: PyTree, memory: GateMemory
     ) -> tuple[GateSeen, GateMemory]:
         """Looks, unless drafts do not pay."""
-        memory = self._timed(view, memory)
-        opens = memory.opens.all()
+        opens, first = memory.opens.all(), view.next_token
+        now = self._now(view.lengths)
+        # Nothing of the call comes before the clock is read.
+        first, clock = jax.lax.optimization_barrier((first, now + memory.clock * 0))
+        memory = dataclasses.replace(memory, clock=clock)
 
         def look() -> PyTree:
-            return self.inner.look(view, arrays, memory.inner)[0]
+            some = dataclasses.replace(view, next_token=first)
+            return self.inner.look(some, arrays, memory.inner)[0]
 
         nothing = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look)
         )
         seen = jax.lax.cond(opens, look, lambda: nothing)
-        return GateSeen(opens, view.next_token, seen), memory
+        return GateSeen(opens, first, seen), memory
 
-    def _timed(self, view: View, memory: GateMemory) -> GateMemory:
-        """The memory with the time of the last call, where programs know it."""
-        timed = getattr(view.model, "times_calls", False)
-        now = cpu.microseconds(view.lengths) if timed else None
-        if now is None:
-            return memory
-        # Rows of a batch that have been refilled have no last call.
-        before, costs = memory.clock.max(), memory.costs.max(0)
-        drafted = (memory.drafted > 0).any()
-        last = costs[drafted.astype(jnp.int32)]
-        taken = jnp.maximum((now - before).astype(jnp.float32), 1.0)
-        longer = last + _SLOWLY * (jnp.minimum(taken, 2 * last) - last)
-        last = jnp.where((last == 0) | (taken < last), taken, longer)
-        changed = (jnp.arange(2) == drafted) & (before > 0)
-        costs = jnp.where(changed, last, costs)
-        return dataclasses.replace(
-            memory,
-            clock=jnp.full_like(memory.clock, now),
-            costs=jnp.broadcast_to(costs, memory.costs.shape),
-        )
+    def _now(self, after: Array) -> UInt[Array, ""]:
+        """The time once `after` is known; 0 where programs know none."""
+        now = cpu.microseconds(after) if self.timed else None
+        return jnp.uint32(0) if now is None else now
+
+    def _costs(
+        self, memory: GateMemory, opened: Bool[Array, ""], now: UInt[Array, ""]
+    ) -> Float[Array, "2"]:
+        """The times of calls, with the one that ends now."""
+        costs = memory.costs.max(0)
+        known = costs[opened.astype(jnp.int32)]
+        taken = (now - memory.clock.max()).astype(jnp.float32)
+        average = known + _TIME_RATE * (jnp.minimum(taken, 2 * known) - known)
+        average = jnp.where(known == 0, taken, average)
+        return jnp.where((jnp.arange(2) == opened) & (now > 0), average, costs)
 
     def propose(self, seen: GateSeen, arrays: PyTree) -> DraftTree:
         """The drafts, or the certain token alone."""
@@ -209,10 +213,13 @@ class GatedDrafter(WrappedDrafter):
             lambda inner: inner,
             memory.inner,
         )
+        ends = self._now(_parts_of((fill, inner)))
+        costs = self._costs(memory, opened, ends)
         return dataclasses.replace(
             memory,
             inner=inner,
             opens=jnp.broadcast_to(opens, memory.opens.shape),
+            costs=jnp.broadcast_to(costs, memory.costs.shape),
             pending=pending,
             fill=jnp.where(due, 0, fill),
         )
@@ -236,3 +243,9 @@ class GatedDrafter(WrappedDrafter):
         if entropies is None:
             return None
         return jnp.where(seen.opens, entropies, jnp.nan)
+
+
+def _parts_of(tree: PyTree) -> Int[Array, " n"]:
+    """Numbers that are known once all arrays are."""
+    leaves = (x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.number))
+    return jnp.concatenate([x.ravel()[:1].astype(jnp.int32) for x in leaves])

@@ -47,6 +47,7 @@ class BuildContext:
         drafts are not sampled.
       max_accepted: upper bound of the tokens that one serial call accepts from prompt
         lookup.
+      timed: whether drafts may depend on how long calls take.
       shared: objects that are shared between methods, by key.
     """
 
@@ -57,6 +58,7 @@ class BuildContext:
     method: str = ""
     temperature: float | None = None
     max_accepted: int = 1
+    timed: bool = True
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -65,11 +65,6 @@ class Model:
         rounds = cpu.rounds_activations(trunk.get(cpu.SOFTMAX))
         return INT8 if rounds else self.config.trunk.dtype
 
-    @property
-    def times_calls(self) -> bool:
-        """Whether decoding may choose by the clock: not if devices must agree."""
-        return self.mesh is None
-
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` tokens per row."""
         cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)

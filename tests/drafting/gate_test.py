@@ -35,7 +35,7 @@ def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
     lattice = random_lattice(0)
     view = random_view(lattice)
     inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
-    gated = GatedDrafter(inner, price)
+    gated = GatedDrafter(inner, price, timed=False)
     memory = gated.start(gated.arrays, Prompts(view.tokens, view.lengths, None, None))
 
     @jax.jit
@@ -82,7 +82,6 @@ def test_the_price_is_what_calls_take(monkeypatch):
     monkeypatch.setattr(cpu, "microseconds", clock)
     lattice = random_lattice(0)
     view = random_view(lattice)
-    object.__setattr__(view.model, "times_calls", True)
     inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
     gated = GatedDrafter(inner, 1.5)
 
@@ -101,6 +100,7 @@ def test_the_price_is_what_calls_take(monkeypatch):
             features = jnp.zeros((2, gated.max_depth, 0))
             outcome = Outcome(tree, None, counts, features, None)
             memory = gated.learn(gated.arrays, memory, outcome)
+            clock.now += 1000  # Between calls.
             drafted.append(has_drafts)
         return np.reshape(drafted, (4, -1)).mean(1), memory.costs.tolist()
 

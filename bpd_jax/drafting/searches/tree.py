@@ -117,8 +117,8 @@ class Tree(GrowingPart):
     )
     price: float | None = setting(
         None,
-        "time of a call with drafts in passes over one token; draft only while calls "
-        "yield more tokens",
+        "draft only while calls yield more tokens than the time of a call with drafts, "
+        "in passes over one token, until this is measured",
         number(1).or_none(),
     )
 
