@@ -64,20 +64,20 @@ def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
     """Forward and backward of packed rows."""
     arrays, ids = _inputs(shape)
 
-    def candidate(ids: Array, queries: Array, keys: Array, values: Array) -> Array:
+    def candidate(queries: Array, keys: Array, values: Array) -> Array:
         if kernel == "fused":
             return fused(queries, keys, values, Segments(ids), "xla")
         return segment_attention(queries, keys, values, Segments(ids), kernel)
 
-    def reference(ids: Array, queries: Array, keys: Array, values: Array) -> Array:
+    def reference(queries: Array, keys: Array, values: Array) -> Array:
         return attention(queries, keys, values, causal_mask(ids))
 
     rounded = tuple(jnp.asarray(x, settings.dtype) for x in arrays)
     run = _with_gradients(candidate)
-    outputs = jax.device_get(run(rounded, ids))
+    outputs = jax.device_get(run(rounded))
     with jax.default_matmul_precision("highest"):
         exact = _with_gradients(reference)(
-            tuple(x.astype(jnp.float32) for x in rounded), ids
+            tuple(x.astype(jnp.float32) for x in rounded)
         )
         wanted = jax.device_get(exact)
     names = ("output", "queries", "keys", "values")
@@ -90,9 +90,7 @@ def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
         "dtype": settings.dtype,
         "errors": errors,
         "passed": max(errors.values()) < TOLERANCE,
-        "ms_forward_backward": _milliseconds(
-            lambda: run(rounded, ids), settings.rounds
-        ),
+        "ms_forward_backward": _milliseconds(lambda: run(rounded), settings.rounds),
     }
 
 
@@ -111,20 +109,16 @@ def _inputs(shape: Shape) -> tuple[tuple[np.ndarray, ...], Array]:
     return (queries, keys, values), jnp.asarray(ids)
 
 
-def _with_gradients(run: Callable[..., Array]) -> Callable[..., tuple[Array, ...]]:
-    """The output, and the gradients of a fixed weighted sum of it.
+def _with_gradients(run: Callable[..., Array]) -> Callable[[Any], tuple[Array, ...]]:
+    """The output, and the gradients of a fixed weighted sum of it."""
 
-    The segments are an argument, because XLA would compute masks of constants while it
-    compiles.
-    """
-
-    def loss(arrays: Any, ids: Array) -> tuple[Array, Array]:
-        mixed = run(ids, *arrays)
+    def loss(arrays: Any) -> tuple[Array, Array]:
+        mixed = run(*arrays)
         weights = jax.random.normal(jax.random.key(1), mixed.shape)
         return (mixed.astype(jnp.float32) * weights).sum(), mixed
 
-    def both(arrays: Any, ids: Array) -> tuple[Array, ...]:
-        (_, mixed), by = jax.value_and_grad(loss, has_aux=True)(arrays, ids)
+    def both(arrays: Any) -> tuple[Array, ...]:
+        (_, mixed), by = jax.value_and_grad(loss, has_aux=True)(arrays)
         return (mixed, *by)
 
     return jax.jit(both)
@@ -153,7 +147,8 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
     # The layout of the cache: see `KVCache`.
     prefix = rounded[1].transpose(0, 2, 3, 1), rounded[2].transpose(0, 2, 1, 3)
     positions = lengths[:, None] + np.arange(nodes)
-    arrays = jax.device_put((new, prefix, mask, positions))
+    # Arguments, because XLA computes products of constants while it compiles.
+    inputs = jax.device_put((new, prefix, mask, positions))
 
     @jax.jit
     def attend(
@@ -169,7 +164,7 @@ def _decoding(settings: JobSettings, shape: Shape) -> Row:
         return attention(*new, mask, read)
 
     def run(visible: Array) -> Array:
-        return attend(visible, *arrays)
+        return attend(visible, *inputs)
 
     output = run(lengths)
     # The same with the cache before the new keys, and one softmax over all.

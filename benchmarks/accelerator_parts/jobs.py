@@ -117,7 +117,7 @@ def random_decoder(config: BlockwiseConfig, ngram: NGramModel | None = None) -> 
 def random_parameters(config: BlockwiseConfig) -> Params:
     """Random parameters, by one small program for each shape.
 
-    XLA compiles the initialization of all together for a minute.
+    The initialization of all together takes XLA more than a minute to compile.
     """
 
     @functools.partial(jax.jit, static_argnames=("shape", "dtype"))

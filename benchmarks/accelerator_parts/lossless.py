@@ -62,7 +62,7 @@ _TINY = ("block+ngram/tree:8+lookup:4",)
 
 
 def jobs(settings: JobSettings) -> Iterator[Job]:
-    """One job for each method."""
+    """One job for each method; its seconds are those of waiting for its texts."""
     methods = _TINY if settings.tiny else METHODS
     texts = functools.cache(lambda: _decode_all(("greedy", *methods)))
     for method in methods:
