@@ -19,7 +19,8 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.equality import Difference, differences
 from bpd_jax.training import hosts
 
-# Number of programs compiled at once. Tracing uses one core, compilers the others.
+# Number of programs compiled at once: one is traced at a time, and a compiler uses more
+# than one core for a part of its work.
 _COMPILERS = max(2, (os.cpu_count() or 1) // 2)
 
 
@@ -32,16 +33,19 @@ class MethodResult:
       label: display name.
       generations: one per prompt.
       differences: prompts whose output differs from that of greedy decoding.
-      seconds: duration of all prompts in each round; empty if nothing was timed.
-      text_seconds: duration of each prompt in each round.
+      text_seconds: duration of each prompt in each round; empty if nothing was timed.
     """
 
     method: Method
     label: str
     generations: list[Generation]
     differences: list[Difference]
-    seconds: tuple[float, ...] = ()
     text_seconds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Duration of all prompts in each round."""
+        return tuple(map(sum, self.text_seconds))
 
     @property
     def errors(self) -> list[Difference]:
@@ -149,7 +153,6 @@ def compare(
             decoder.label(method),
             decoded[method],
             list(by_prompt[method].values()),
-            tuple(map(sum, seconds[method])),
             tuple(seconds[method]),
         )
         for method in ordered

@@ -87,12 +87,20 @@ def test_methods_alternate_in_rounds(decoder, prompts):
 
 def test_speedup_is_the_median_of_ratios_within_a_round():
     """The machine is ten times slower in the third round."""
-    plain = MethodResult(parse_method("greedy"), "", [], [], (2.0, 3.0, 20.0))
-    bpd = MethodResult(parse_method("bpd"), "", [], [], (1.0, 2.0, 5.0))
+    plain = MethodResult(parse_method("greedy"), "", [], [], ((2.0,), (3.0,), (20.0,)))
+    bpd = MethodResult(parse_method("bpd"), "", [], [], ((1.0,), (2.0,), (5.0,)))
     assert bpd.speedup(plain) == 2.0
     assert fastest([plain, bpd]) == parse_method("bpd")
     untimed = MethodResult(parse_method("bpd"), "", [], [])
     assert untimed.speedup(plain) is None
+
+
+def test_speedup_of_some_prompts():
+    """Twice as fast on the first prompt, half as fast on the others."""
+    plain = MethodResult(parse_method("greedy"), "", [], [], ((2.0, 1.0, 1.0),) * 2)
+    bpd = MethodResult(parse_method("bpd"), "", [], [], ((1.0, 2.0, 2.0),) * 2)
+    assert bpd.speedup_of(plain, slice(0, 1)) == 2.0
+    assert bpd.speedup_of(plain, slice(1, 3)) == 0.5
 
 
 def test_compile_methods_compiles_all_programs(decoder, prompts, caplog):
