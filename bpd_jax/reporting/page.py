@@ -172,8 +172,10 @@ def _environment() -> jinja2.Environment:
 
 
 def statement_counts(page: Page) -> str:
-    """Numbers of the paper's statements by verdict; "" without any."""
-    verdicts = [f.holds for part in page.parts for f in part.exhibit.findings]
+    """Numbers of statements on tables and figures by verdict; "" without any."""
+    exhibits = [part.exhibit for part in page.parts]
+    of_paper = [e for e in exhibits if e.paper.startswith(("Table", "Figure"))]
+    verdicts = [finding.holds for e in of_paper for finding in e.findings]
     labels = {True: "hold", False: "do not hold", None: "inconclusive"}
     counts = {label: verdicts.count(holds) for holds, label in labels.items()}
     listed = " · ".join(f"{count} {label}" for label, count in counts.items() if count)

@@ -11,8 +11,8 @@ def draft(contender, example, accepted):
     return builders.draft(contender, "squad", accepted, example=example)
 
 
-def run(study, records):
-    facts = {"tasks": {"squad": "SQuAD"}, "labels": {"ngram:4": "4-best 4-gram"}}
+def run(study, records, **facts):
+    facts["tasks"], facts["labels"] = {"squad": "SQuAD"}, {"ngram:4": "4-best 4-gram"}
     return StudyRun(pathlib.Path(study), study, facts, records)
 
 
@@ -44,3 +44,9 @@ def test_the_run_of_table_4_with_the_most_texts_comes_first():
     for study in ("table3", "table4"):
         other = run(study, [draft("bpd", 0, "4321")])
         assert highlights([other, run("table4", RECORDS)])[0].value == "1.33"
+
+
+def test_independent_heads_come_before_a_block_drafter_with_more_texts():
+    heads = run("table4", RECORDS[2:3] + RECORDS[:1], size="mine")
+    block = run("table4", RECORDS, settings={"source": "block"})
+    assert highlights([heads, block])[0].name == "BPD, mine"
