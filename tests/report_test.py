@@ -129,7 +129,7 @@ def test_the_page_has_every_run_once_in_the_order_of_the_catalog(written):
     assert "<h1>Of &lt;two&gt; tasks</h1>" in page
     assert " · smollm2</h2>" in page
     # 16 tokens in 8 calls without, in 4 with n-grams.
-    assert "<dt>BPD</dt><dd>2.00</dd>" in page
+    assert "<dt>BPD, smollm2</dt><dd>2.00</dd>" in page
     assert "<dt>Best of Table 4</dt><dd>4.00</dd>" in page
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page)[1]
     [text] = json.loads(data)
