@@ -79,9 +79,8 @@ class LanguageModel:
         try:
             ids = np.asarray(prompt)
         except ValueError as error:  # The lists have several lengths.
-            raise UserError(
-                "a prompt is not a list of token ids: give a text or integers."
-            ) from error
+            words = "a prompt is not a list of token ids: give a text or integers."
+            raise UserError(words) from error
         if not np.issubdtype(ids.dtype, np.integer):
             return ids  # Decoding refuses it.
         # Ids beyond int32 keep their value; decoding refuses them.
@@ -149,16 +148,13 @@ def load(
         if asset not in ASSET_FOLDERS:
             names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
-    if weights_dtype not in (None, *WEIGHTS):
-        raise UserError(
-            f"weights_dtype is one of {', '.join(WEIGHTS)}, not {weights_dtype!r}."
-        )
-    if precision not in (None, *PRECISIONS):
-        raise UserError(
-            f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}."
-        )
     devices = decoding_mesh(mesh)
-    for setting, value in (("weights_dtype", weights_dtype), ("precision", precision)):
+    for setting, value, known in (
+        ("weights_dtype", weights_dtype, WEIGHTS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in (None, *known):
+            raise UserError(f"{setting} is one of {', '.join(known)}, not {value!r}.")
         if devices is not None and value in (STORED, INT8):
             raise UserError(f"{setting}={value} is for one device: leave out the mesh.")
     fast = cpu.multiplies_quantized() and precision in (None, "float32", INT8)
@@ -185,7 +181,7 @@ def generate(
     template: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Completion]:
-    """Decodes prompts.
+    """Decodes prompts, and returns one completion for each, in order.
 
     Args:
       lm: a model from `load`.
@@ -199,9 +195,6 @@ def generate(
       template: further variables of the chat template, such as
         `{"enable_thinking": False}`.
       **options: fields of `DecodeOptions`, such as `max_new_tokens` or `temperature`.
-
-    Returns:
-      One completion per prompt, in order.
     """
     decode_options = _options(lm, options)
     decoder = lm.decoder(lattice_width=lattice_width, alpha=alpha)
@@ -210,12 +203,10 @@ def generate(
     check_texts(prompts)
     tokens = _encoded(lm, prompts, template)
     chosen = resolve(lm, decoder, method, tokens, decode_options)
-    generations = decoder.decode(
-        chosen, tokens, decode_options, on_progress=on_progress
-    )
+    texts = decoder.decode(chosen, tokens, decode_options, on_progress=on_progress)
     return [
         Completion(visible_text(lm, text.output_ids, decode_options), chosen, text)
-        for text in generations
+        for text in texts
     ]
 
 
@@ -250,14 +241,9 @@ def resolve(
 ) -> Method:
     """Returns the method to decode with.
 
-    Args:
-      lm: the model.
-      decoder: a decoder of the model.
-      method: a method or its text; `auto` is the choice of `bpd_jax.tune` on this
-        device, or else is measured; None is `Decoder.default_method`.
-      prompts: the prompts to decode.
-      options: the options of decoding.
-      verbose: whether to print the choice of `auto` and its reason.
+    `auto` is the choice of `bpd_jax.tune` on this device, or else is measured; None is
+    `Decoder.default_method`. If `verbose`, the choice of `auto` and its reason are
+    printed.
     """
     method = decoder.default_method if method is None else parse_method(method)
     if method != AUTO:
@@ -326,15 +312,9 @@ class VisibleText:
         self._longest = max((len(text) for text in options.stop), default=1)
 
     def add(self, tokens: np.ndarray, last: bool) -> str:
-        """Adds tokens and returns the new text that can be shown.
-
-        Args:
-          tokens: `[n]`, the next tokens.
-          last: whether these are the last tokens.
-        """
-        shown = [
-            int(token) for token in tokens if token not in self._options.end_tokens
-        ]
+        """Adds tokens `[n]`, and returns the new text that can be shown."""
+        ends = self._options.end_tokens
+        shown = [int(token) for token in tokens if token not in ends]
         pieces = map(self._lm.loaded.tokenizer.piece_bytes, shown)
         text = self._held + self._bytes.decode(b"".join(pieces), final=last)
         if self._stopped:
@@ -366,14 +346,9 @@ def marked_pieces(
 ) -> Iterator[tuple[str, bool, Generation | None]]:
     """`visible_pieces`, split into the first token of a call and its draft tokens.
 
-    Args:
-      lm: the model.
-      pieces: the result of `generate.stream` with `calls=1`.
-      options: the options of decoding.
-
-    Yields:
-      A text, whether its tokens are accepted draft tokens, and the complete generation
-      with the last text, otherwise None.
+    Pieces are from `generate.stream` with `calls=1`. Yields a text, whether its tokens
+    are accepted draft tokens, and the complete generation with the last text, otherwise
+    None.
     """
     text = VisibleText(lm, options)
     for new, generation in pieces:

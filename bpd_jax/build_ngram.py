@@ -26,12 +26,10 @@ cli.define_flags(BuildSettings)
 def main() -> None:
     """Builds the model and prints a summary."""
     cli.required("output")
-    report = build(BuildSettings(**cli.flag_values(BuildSettings)))
-    print_report(report)
+    _print(build(BuildSettings(**cli.flag_values(BuildSettings))))
 
 
-def print_report(report: BuildReport) -> None:
-    """Prints a summary of the build as tables."""
+def _print(report: BuildReport) -> None:
     titles = ["order", "counted", "after min counts", "in the model"]
     columns = [report.counted, report.kept, report.pruned]
     if not report.tokens:
@@ -59,10 +57,8 @@ def print_report(report: BuildReport) -> None:
 
 def _perplexity(measure: Measure | None) -> str:
     if measure is None:
-        return (
-            "perplexity: not measured; give a text with --heldout_text or "
-            "--heldout_tokens"
-        )
+        advice = "give a text with --heldout_text or --heldout_tokens"
+        return f"perplexity: not measured; {advice}"
     model = measure.model
     values = f"{model.perplexity:,.2f}"
     if measure.unpruned is not None:

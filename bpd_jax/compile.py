@@ -20,11 +20,10 @@ from absl import flags
 from bpd_jax.base import cli, configuration, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.gin_registry import configurable
-from bpd_jax.compilation import gpus, programs
+from bpd_jax.compilation import programs
 from bpd_jax.compilation.compiled_program import compile_for
 from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs
-from bpd_jax.compilation.frozen_programs import frozen_programs
-from bpd_jax.compilation.topology import Slice, find_slice
+from bpd_jax.compilation.topology import CUDA_PACKAGES, Slice, find_slice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.reporting.terminal import print_rows
@@ -34,7 +33,7 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 _PROGRAMS = ("train", "decode", "frozen")
-_PACKAGES = ("jax", "jaxlib", "libtpu", *gpus.PACKAGES, "flax", "optax")
+_PACKAGES = ("jax", "jaxlib", "libtpu", *CUDA_PACKAGES, "flax", "optax")
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -69,16 +68,6 @@ class Configurations:
     model: BlockwiseConfig | None = None
 
 
-def _configurations() -> Configurations:
-    defaults = []
-    if "frozen" in _PROGRAM.value:
-        defaults += ["Configurations.heads = @HeadsTrainConfig()"]
-        defaults += ["Configurations.model = @BlockwiseConfig()"]
-    if {"train", "decode"} & {*_PROGRAM.value}:
-        defaults += ["Configurations.train = @TrainConfig()"]
-    return configuration.parse_flags(Configurations, defaults=defaults).value
-
-
 def main() -> None:
     """Compiles the programs that the flags name and prints the table."""
     if not _PROGRAM.value or not set(_PROGRAM.value) <= set(_PROGRAMS):
@@ -92,7 +81,13 @@ def main() -> None:
             check_writable(file)
     shapes = DecodeShapes(**cli.flag_values(DecodeShapes))
     accelerators = find_slice(cli.required("topology"), _SLICES.value)
-    configs = _configurations()
+    defaults = []
+    if "frozen" in _PROGRAM.value:
+        defaults += ["Configurations.heads = @HeadsTrainConfig()"]
+        defaults += ["Configurations.model = @BlockwiseConfig()"]
+    if {"train", "decode"} & {*_PROGRAM.value}:
+        defaults += ["Configurations.train = @TrainConfig()"]
+    configs = configuration.parse_flags(Configurations, defaults=defaults).value
     # All programs are validated before the first one is compiled.
     chosen: list[programs.Program] = []
     for name in _PROGRAM.value:
@@ -100,7 +95,7 @@ def main() -> None:
         mesh = make_mesh(training.mesh or MeshConfig(), accelerators.devices)
         if name == "frozen":
             assert configs.model is not None
-            chosen += frozen_programs(training, configs.model, mesh)
+            chosen += programs.frozen_programs(training, configs.model, mesh)
         elif name == "train":
             chosen.append(programs.train_program(training, mesh))
         else:
@@ -125,20 +120,27 @@ def main() -> None:
 
 def _print(accelerators: Slice, compiled: dict[str, dict[str, Any]]) -> None:
     """Prints a table of all figures, with one column per program."""
+
+    def gib(size: float) -> str:
+        return f"{size / 2**30:,.2f} GiB"
+
+    def ms(seconds: float) -> str:
+        return f"{1000 * seconds:,.2f} ms"
+
     unit, count = "GPU" if accelerators.chip.gpu else "core", len(accelerators.devices)
-    total = f"HBM: total, of {_gib(accelerators.chip.usable)}"
+    total = f"HBM: total, of {gib(accelerators.chip.usable)}"
     cells: dict[str, Callable[[dict[str, Any]], str]] = {
         "program": lambda x: x["about"],
         "data × fsdp × model": lambda x: " × ".join(map(str, x["mesh"].values())),
-        "HBM: arguments": lambda x: _gib(x["memory_per_core"]["arguments"]),
-        "HBM: temporaries": lambda x: _gib(x["memory_per_core"]["temporaries"]),
-        total: lambda x: _gib(x["memory_per_core"]["needed"]),
+        "HBM: arguments": lambda x: gib(x["memory_per_core"]["arguments"]),
+        "HBM: temporaries": lambda x: gib(x["memory_per_core"]["temporaries"]),
+        total: lambda x: gib(x["memory_per_core"]["needed"]),
         "collectives": lambda x: f"{sum(x['collectives'].values())}",
         "the model's FLOPs": lambda x: f"{x['model_flops_per_core'] / 1e12:,.4g} T",
-        "parameters and cache": lambda x: _gib(x["read_bytes_per_core"]),
-        "minimum time": lambda x: _ms(max(x["minimum_seconds"].values())),
-        "… of arithmetic": lambda x: _ms(x["minimum_seconds"]["compute"]),
-        "… of reading": lambda x: _ms(x["minimum_seconds"]["reading"]),
+        "parameters and cache": lambda x: gib(x["read_bytes_per_core"]),
+        "minimum time": lambda x: ms(max(x["minimum_seconds"].values())),
+        "… of arithmetic": lambda x: ms(x["minimum_seconds"]["compute"]),
+        "… of reading": lambda x: ms(x["minimum_seconds"]["reading"]),
     }
     print_rows(
         ["", *compiled],
@@ -147,14 +149,6 @@ def _print(accelerators: Slice, compiled: dict[str, dict[str, Any]]) -> None:
         caption=f"Per {unit}. The minimum time is a bound, not a measurement.",
         strong=[total, "minimum time"],
     )
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.2f} ms"
 
 
 if __name__ == "__main__":

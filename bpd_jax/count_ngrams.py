@@ -20,7 +20,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, CountSettings
 from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.count_pipeline import count_with_beam
-from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import source_of
 from bpd_jax.reporting.terminal import print_rows
 
@@ -70,21 +69,16 @@ def main() -> None:
         if _BEAM_OPTIONS.value or _BEAM_FOLDER.value:
             raise UserError("--beam_options and --beam_folder require --beam_runner.")
         counts = bounded_memory.count_to_folder(source, output, **sizes)
-    print_summary(counts)
-    print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
-
-
-def print_summary(counts: NGramCounts) -> None:
-    """Prints the counts as a table."""
-    sizes = itertools.zip_longest(counts.seen, counts.sizes, fillvalue=0)
+    numbers = itertools.zip_longest(counts.seen, counts.sizes, fillvalue=0)
     rows = [
         [str(order), f"{counted:,}", f"{retained:,}"]
-        for order, (counted, retained) in enumerate(sizes, start=1)
+        for order, (counted, retained) in enumerate(numbers, start=1)
     ]
     total = ["all", f"{sum(counts.seen):,}", f"{sum(counts.sizes):,}"]
     headings = ["order", "in the text", "after min counts"]
     print_rows(headings, [*rows, None, total], left=0)
     print(f"{counts.tokens:,} tokens in {counts.sequences:,} sequences")
+    print(f"{output}: {time.perf_counter() - begin:.1f} seconds")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ The answer to a single prompt is streamed; several prompts are decoded in batche
 """
 
 import json
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,13 +58,8 @@ SHOW_STEPS = flags.DEFINE_bool(
 )
 
 _OUTPUT_FIELDS = (
-    "prompt",
-    "input_ids",
-    "output_ids",
-    "text",
-    "serial_calls",
-    "block_efficiency",
-    "seconds",
+    *("prompt", "input_ids", "output_ids", "text"),
+    *("serial_calls", "block_efficiency", "seconds"),
 )
 
 
@@ -78,7 +72,10 @@ def main() -> None:
     name = METHOD.value or config.method
     if name:
         parse_method(name)  # Validates the method before loading the model.
-    texts = _prompts(PROMPT.value)
+    if (PROMPT.value is None) == (not decode_flags.PROMPTS_FILE.value):
+        raise UserError("give exactly one of --prompt and --prompts_file.")
+    texts = decode_flags.prompt_texts() if PROMPT.value is None else [PROMPT.value]
+    check_texts(texts)
     if OUTPUT.value:
         files.check_writable(OUTPUT.value)
     lm, decoder, config = decode_flags.load(config)
@@ -114,8 +111,12 @@ def _show(
         continuation=tokenizer.continuation,
     )
     if OUTPUT.value:
-        output = OUTPUT.value
-        hosts.first(lambda: write_records(output, records))
+        lines = [
+            json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS})
+            for record in records
+        ]
+        text = "".join(f"{line}\n" for line in lines)
+        hosts.first(lambda: files.write_text(OUTPUT.value, text))
     else:
         between = _between(lm) if len(records) > 1 else None
         _print_records(records, between)
@@ -130,16 +131,6 @@ def _show(
     )
 
 
-def _prompts(prompt: str | None) -> list[str]:
-    has_files = bool(decode_flags.PROMPTS_FILE.value)
-    if prompt is not None and not has_files:
-        check_texts([prompt])
-        return [prompt]
-    if has_files and prompt is None:
-        return decode_flags.prompt_texts()
-    raise UserError("give exactly one of --prompt and --prompts_file.")
-
-
 def _streamed(
     lm: api.LanguageModel, task: Task, text: str, prompt: np.ndarray
 ) -> Generation:
@@ -152,11 +143,9 @@ def _streamed(
     prompted = Text(text + _between(lm), style="dim")
     console.print(prompted, end="", soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
-    marked = SHOW_ACCEPTED.value
-    generation = print_stream(
-        ((piece, marked and accepted, last) for piece, accepted, last in pieces),
-        console,
-    )
+    if not SHOW_ACCEPTED.value:
+        pieces = ((piece, False, last) for piece, _, last in pieces)
+    generation = print_stream(pieces, console)
     console.print()
     assert generation is not None
     return generation
@@ -178,17 +167,6 @@ def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None
             console.print()
         if SHOW_STEPS.value:
             print_steps(record, console, limit=len(record.steps))
-
-
-def write_records(
-    path: str | os.PathLike[str], records: Sequence[DecodeRecord]
-) -> None:
-    """Writes one JSON line per record, atomically."""
-    lines = [
-        json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS}) + "\n"
-        for record in records
-    ]
-    files.write_text(path, "".join(lines))
 
 
 if __name__ == "__main__":

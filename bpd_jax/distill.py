@@ -280,12 +280,8 @@ def _write_beginning(
     output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
 ) -> None:
     """Writes all files except the shards; the header, which identifies them, first."""
-    write_header(
-        output,
-        base=loaded.fingerprint,
-        vocab_size=loaded.vocab_size,
-        facts=facts,
-    )
+    base, vocab_size = loaded.fingerprint, loaded.vocab_size
+    write_header(output, base=base, vocab_size=vocab_size, facts=facts)
     # Training and counting on the texts need their tokenizer.
     loaded.tokenizer.save(output / TOKENIZER)
     if made_up:
@@ -302,14 +298,10 @@ def _made_up(
     texts = hosts.first(lambda: read(path, MADE_UP.value) if path.exists() else None)
     if texts := hosts.agree(texts):
         return texts
-    opening = np.asarray(
-        loaded.tokenizer.encode_chat(
-            distillation.conversation_opening(
-                lambda words: chat.render([{"role": "user", "content": words}])
-            )
-        ),
-        np.int32,
+    text = distillation.conversation_opening(
+        lambda words: chat.render([{"role": "user", "content": words}])
     )
+    opening = np.asarray(loaded.tokenizer.encode_chat(text), np.int32)
     sampling = dataclasses.replace(
         options,
         temperature=options.temperature or 1.0,

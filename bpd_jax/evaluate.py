@@ -91,7 +91,15 @@ def main() -> None:
     """Decodes with every method, compares the texts, and writes the report."""
     methods = prompt_flags.methods()
     config = decode_flags.config()
-    _check(methods, config.options)
+    if config.options.temperature != 0:
+        raise UserError(
+            "evaluate compares every method with greedy decoding: the temperature must "
+            "be 0."
+        )
+    if set(methods) == {AUTO}:
+        raise UserError(
+            "--methods=auto has no methods to choose from: add some by name."
+        )
     shown = parse_method(SHOW.value) if SHOW.value else None
     if OUTPUT.value:
         folders.check_folder(OUTPUT.value, _KIND)
@@ -126,19 +134,6 @@ def main() -> None:
     fail_on_errors(results, output / "records.jsonl")
     if (best := report.fastest) is not None:
         print(f"Fastest: {best.marked_label} · {best.speedup:.2f} ×")
-
-
-def _check(methods: Sequence[Method], options: DecodeOptions) -> None:
-    """Validates the request as far as possible before loading the model."""
-    if options.temperature != 0:
-        raise UserError(
-            "evaluate compares every method with greedy decoding: the temperature must "
-            "be 0."
-        )
-    if set(methods) == {AUTO}:
-        raise UserError(
-            "--methods=auto has no methods to choose from: add some by name."
-        )
 
 
 def _show(
@@ -218,13 +213,15 @@ def _write(
             texts,
             continuation=tokenizer.continuation,
         )
-    block = most_improved_block(decoder, results)
     picture = None
-    if block is not None:
+    if (block := most_improved_block(decoder, results)) is not None:
         picture = evaluation_records.lattice_picture(
             block, tokenizer.decode, tokenizer.piece
         )
-    trunk = config.trunk
+    trunk, ngram = config.trunk, decoder.ngram
+    sizes = "none"
+    if ngram is not None:
+        sizes = f"{sum(ngram.sizes):,}, order {ngram.order}"
     report = EvaluationReport(
         title=TITLE.value,
         created=provenance.today(),
@@ -246,7 +243,7 @@ def _write(
             "new tokens per prompt": f"up to {options.max_new_tokens}",
             "lattice width (k)": decoder.width,
             "weight of the refiners (α)": decoder.alpha,
-            "n-grams": _ngram_size(decoder),
+            "n-grams": sizes,
             "prompts decoded together": options.batch_size,
             "rounds": ROUNDS.value,
             "verification": options.verification,
@@ -268,11 +265,6 @@ def _write(
 
     hosts.first(write)
     return report
-
-
-def _ngram_size(decoder: Decoder) -> str:
-    ngram = decoder.ngram
-    return "none" if ngram is None else f"{sum(ngram.sizes):,}, order {ngram.order}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
 from bpd_jax.pretrained.export_folder import TENSOR_DTYPES, vllm_command
@@ -91,28 +90,25 @@ def _export_heads(loaded: LoadedModel, output: str) -> None:
         base=base,
         dtype=_PRECISION.value,
     )
-    assert config.heads is not None
+    heads = config.heads
+    assert heads is not None
+    kind = f"{heads.num_heads - 1} Medusa heads"
+    if heads.own_softmax:
+        kind += " with a softmax each"
+    elif heads.draft_vocabulary is not None:
+        kind += f" over {heads.draft_vocabulary:,} tokens"
     print(
-        f"{_description(config.heads)} of {loaded.name} written to {output}: {CONFIG} "
-        f"and {LAYOUTS[_FORMAT.value].file}, {_PRECISION.value}."
+        f"{kind} of {loaded.name} written to {output}: {CONFIG} and "
+        f"{LAYOUTS[_FORMAT.value].file}, {_PRECISION.value}."
     )
     if _FORMAT.value == VLLM.name:
-        print(vllm_command(base, "medusa", output, config.heads.num_heads - 1))
+        print(vllm_command(base, "medusa", output, heads.num_heads - 1))
         print(_CHAIN)
-    elif config.heads.draft_vocabulary is not None:
+    elif heads.draft_vocabulary is not None:
         print(
             "This layout has no draft vocabulary: the exported heads predict over all "
             f"{loaded.vocab_size:,} tokens, with the softmax of the base."
         )
-
-
-def _description(heads: BlockHeadsConfig) -> str:
-    description = f"{heads.num_heads - 1} Medusa heads"
-    if heads.own_softmax:
-        return f"{description} with a softmax each"
-    if heads.draft_vocabulary is not None:
-        return f"{description} over {heads.draft_vocabulary:,} tokens"
-    return description
 
 
 def _export_drafter(loaded: LoadedModel, output: str) -> None:
@@ -126,7 +122,11 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
     model = loaded.config
     # Checks that the drafter belongs to the model.
     attach_drafter(model, loaded.params, drafter, name=loaded.name)
-    base, token = _BASE.value or cli.required("model"), _mask_token(loaded)
+    base = _BASE.value or cli.required("model")
+    # Nothing is drafted after a token that the tokenizer does not use, or the end of
+    # text, so that its embedding can be replaced.
+    token = loaded.tokenizer.vocab_size
+    token = token if token < loaded.vocab_size else loaded.end_tokens[0]
     drafter_export.export_drafter(
         output,
         model,
@@ -145,15 +145,6 @@ def _export_drafter(loaded: LoadedModel, output: str) -> None:
     )
     print(vllm_command(base, method, output, config.block_size - 1))
     print(_CHAIN)
-
-
-def _mask_token(loaded: LoadedModel) -> int:
-    """A token whose embedding can be replaced, because nothing is drafted after it.
-
-    It is a token that the tokenizer does not use, or else the end-of-text token.
-    """
-    unused = loaded.tokenizer.vocab_size
-    return unused if unused < loaded.vocab_size else loaded.end_tokens[0]
 
 
 if __name__ == "__main__":

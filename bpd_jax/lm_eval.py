@@ -30,11 +30,7 @@ _OWN = ("gin", "coordinator", "num_proc", "process_id", "heartbeat", "distribute
 def register(mesh: MeshConfig | None = None) -> type[HarnessModel]:
     """Registers the model type `bpd_jax` with the harness in this process.
 
-    Args:
-      mesh: the devices that decode; None for the first one.
-
-    Returns:
-      The class of the model type.
+    The mesh has the devices that decode; None for the first one.
     """
     try:
         from lm_eval.api.model import LM
@@ -87,13 +83,6 @@ def _parse_own_arguments() -> None:
     flags.FLAGS([sys.argv[0], *cli.rewrite_gin_arguments(own)])
 
 
-def _mesh() -> MeshConfig | None:
-    hosts.check_joined()
-    defaults = ["MeshConfig.data = -1"]
-    parsed = configuration.parse_flags(MeshConfig, defaults=defaults)
-    return parsed.value if hosts.count() > 1 or parsed.settings else None
-
-
 def _share_work() -> None:
     """Lets process 0 alone write, and refuses what the others would do differently."""
     if hosts.count() > 1 and any(x.startswith("--use_cache") for x in sys.argv):
@@ -120,7 +109,10 @@ def main() -> None:
 
 
 def _run() -> None:
-    register(_mesh())
+    hosts.check_joined()
+    defaults = ["MeshConfig.data = -1"]
+    parsed = configuration.parse_flags(MeshConfig, defaults=defaults)
+    register(parsed.value if hosts.count() > 1 or parsed.settings else None)
     _share_work()
     from lm_eval.__main__ import cli_evaluate
 

@@ -30,7 +30,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DATASETS, DataTask, ExampleTask
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.row_sources import Shard
-from bpd_jax.data.rows import PackedRows
 from bpd_jax.data.text_task import CORPORA, TextTask
 from bpd_jax.training.config import TrainConfig  # noqa: F401  # Files may set it.
 
@@ -89,7 +88,15 @@ def main() -> None:
     rows = prepare_rows(
         task, _SPLIT.value, _LENGTH.value, _OUTPUT.value, _shard(), _CACHE_DIR.value
     )
-    print(_summary(rows))
+    print(
+        f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
+        f"{rows.num_documents:,} texts, {rows.waste:.1%} padding"
+    )
+    if cut := rows.truncation:
+        print(
+            f"truncated: the inputs of {cut['inputs']:,} and the targets of "
+            f"{cut['targets']:,} examples, {cut['tokens']:,} tokens in total"
+        )
     print(f"{rows.folder}: {time.perf_counter() - begin:.1f} seconds")
 
 
@@ -108,9 +115,8 @@ def _task() -> DataTask:
     if name in DATASETS:
         return ExampleTask(name, **fields)
     if name not in CORPORA:
-        raise UserError(
-            f"unknown task {name!r}: choose one of {', '.join([*DATASETS, *CORPORA])}."
-        )
+        names = ", ".join([*DATASETS, *CORPORA])
+        raise UserError(f"unknown task {name!r}: choose one of {names}.")
     for field in ("data_dir", "max_examples"):
         if field in fields:
             raise UserError(f"--{field} cannot be combined with --task={name}.")
@@ -127,20 +133,6 @@ def _shard() -> Shard:
             "for each."
         )
     return Shard(_SHARD.value or 0, count)
-
-
-def _summary(rows: PackedRows) -> str:
-    lines = [
-        f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
-        f"{rows.num_documents:,} texts, {rows.waste:.1%} padding"
-    ]
-    if rows.truncation:
-        lines.append(
-            f"truncated: the inputs of {rows.truncation['inputs']:,} and the targets "
-            f"of {rows.truncation['targets']:,} examples, "
-            f"{rows.truncation['tokens']:,} tokens in total"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -176,15 +176,9 @@ def _texts(runs: Sequence[StudyRun]) -> list[ExplorerText]:
             fields["traces"] = [t for t in fields["traces"] if t["calls"]]
             if not fields["traces"]:
                 continue
-            texts.setdefault(
-                key,
-                ExplorerText(
-                    key=key,
-                    group=group,
-                    title=title_of(record.prompt, record.example),
-                    **fields,
-                ),
-            )
+            title = title_of(record.prompt, record.example)
+            text = ExplorerText(key=key, group=group, title=title, **fields)
+            texts.setdefault(key, text)
     return list(texts.values())
 
 

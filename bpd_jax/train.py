@@ -81,12 +81,8 @@ def _train() -> None:
     if _DRY_RUN.value:
         mesh = make_mesh(config.mesh)
         config.check_mesh(mesh)
-        print(
-            parsed.describe(),
-            parsed.operative,
-            run_description.describe_model(config.model),
-            sep="\n\n",
-        )
+        about = run_description.describe_model(config.model)
+        print(parsed.describe(), parsed.operative, about, sep="\n\n")
         print(run_description.describe_shapes(config, mesh))
         _print_missing(_missing(config))
         return

@@ -21,7 +21,7 @@ from bpd_jax.models import cpu
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.refiner_sources import RefinerSettings, default_data
-from bpd_jax.training.refiners import RefinerHeldOut, train_refiner
+from bpd_jax.training.refiners import train_refiner
 
 FOLDER = "refiners"
 
@@ -65,19 +65,8 @@ def main() -> None:
         output,
         command=shlex.join(["python", "-m", "bpd_jax.train_refiner", *sys.argv[1:]]),
     )
-    print_held_out(report.held_out)
-    print(
-        f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
-        f"in {output}"
-    )
-
-
-def print_held_out(held_out: RefinerHeldOut) -> None:
-    """Prints the accuracy of every head on the text and on the model's predictions."""
-    columns = held_out.table()
-    accuracies = zip(
-        *(columns[f"{name}_accuracy"] for name in held_out._fields), strict=True
-    )
+    columns, names = report.held_out.table(), report.held_out._fields
+    accuracies = zip(*(columns[f"{name}_accuracy"] for name in names), strict=True)
     print_rows(
         ["head", "text: plain", "refined", "model: plain", "refined"],
         (
@@ -86,6 +75,10 @@ def print_held_out(held_out: RefinerHeldOut) -> None:
         ),
         title="top-1 accuracy on held-out text, given the true preceding tokens",
         left=0,
+    )
+    print(
+        f"trained {settings.steps:,} steps in {report.seconds:.0f} s; the refiner is "
+        f"in {output}"
     )
 
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import re
 import select
 import signal
 import sys
@@ -48,19 +47,18 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     >>> rewrite_gin_arguments(["train", "--gin.STEPS=5", "--workdir=w"])
     ['train', '--gin_bindings=STEPS = 5', '--workdir=w']
     """
-
-    def rewritten(argument: str) -> str:
-        binding = re.fullmatch(r"--gin\.([^=]+)=(.+)", argument, re.DOTALL)
-        if binding is None and argument.startswith("--gin."):
-            raise UserError(
-                f"{argument} has no value: write --gin.NAME=VALUE, for example "
-                "--gin.STEPS=100."
-            )
-        return (
-            "--gin_bindings={} = {}".format(*binding.groups()) if binding else argument
-        )
-
-    return [*map(rewritten, arguments)]
+    rewritten = []
+    for argument in arguments:
+        if argument.startswith("--gin."):
+            name, _, value = argument.removeprefix("--gin.").partition("=")
+            if not name or not value:
+                raise UserError(
+                    f"{argument} has no value: write --gin.NAME=VALUE, for example "
+                    "--gin.STEPS=100."
+                )
+            argument = f"--gin_bindings={name} = {value}"
+        rewritten.append(argument)
+    return rewritten
 
 
 def run(main: Callable[..., None], *, positional: bool = False) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 # Programs that compile faster than they load are not cached: those of jax, which must
 # be traced to be loaded, and whole ones.
-_LEAST_SECONDS, _LEAST_SECONDS_WHOLE = 1.0, 0.2
+_LEAST_SECONDS, LEAST_SECONDS_WHOLE = 1.0, 0.2
 
 # Bytes of a digest.
 _DIGEST = 32
@@ -52,18 +52,10 @@ def keeps_programs() -> bool:
     return _keeps
 
 
-def is_quick(seconds: float) -> bool:
-    """Whether a whole program that takes so long to compile is not kept."""
-    return seconds < _LEAST_SECONDS_WHOLE
-
-
 def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:
     """What `write_kept` wrote under this key, if it is there and undamaged."""
-    path = _kept_file(kind, key)
-    if path is None:
-        return None
     with contextlib.suppress(OSError):
-        content = path.read_bytes()
+        content = _kept_file(kind, key).read_bytes()
         if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
             return content[_DIGEST:]
     return None
@@ -74,21 +66,19 @@ def write_kept(kind: str, key: Sequence[bytes], content: bytes) -> None:
 
     Code of a damaged file would crash the process, so it begins with a digest.
     """
-    path = _kept_file(kind, key)
-    if path is None:
-        return
-    temporary = path.with_name(f".bpd_jax-{path.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):
+        path = _kept_file(kind, key)
+        temporary = path.with_name(f".bpd_jax-{path.name}.{os.getpid()}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(hashlib.sha256(content).digest() + content)
         temporary.replace(path)
 
 
-def _kept_file(kind: str, key: Sequence[bytes]) -> pathlib.Path | None:
+def _kept_file(kind: str, key: Sequence[bytes]) -> pathlib.Path:
     folder = getattr(sys.modules.get("jax"), "config", None)
     folder = getattr(folder, "jax_compilation_cache_dir", None)
     if not folder or "://" in folder:
-        return None
+        raise FileNotFoundError("there is no cache folder on the disk")
     return pathlib.Path(folder) / f"{kind}-{digest(key).hex()}"
 
 

@@ -187,11 +187,12 @@ class _Reader:
     def read(self, text: str, source: str, outer: tuple[str, ...] = ()) -> None:
         """Reads the statements of a file, or one of the command line."""
         flag = "--gin." + "=".join(map(str.strip, text.split("=", 1)))
-        location = flag if source == _COMMAND_LINE else f"{source}:1"
+        in_file = source != _COMMAND_LINE
+        location = f"{source}:1" if in_file else flag
         try:
             parser = config_parser.ConfigParser(f"{text}\n", ParserDelegate())
             for statement in parser:
-                if source != _COMMAND_LINE:
+                if in_file:
                     location = f"{source}:{statement.location.line_num}"
                 match statement:
                     case config_parser.IncludeStatement():
@@ -203,20 +204,16 @@ class _Reader:
                         macro = (name, "gin.macro", "value")
                         gin.bind_parameter((scope, owner, key) if key else macro, value)
                         name = f"{name}.{key}" if key else name
-                        setting = (name, repr(value), _macros(value), source, location)
-                        self.settings.append(Setting(*setting))
-                if source != _COMMAND_LINE:  # Of an error in the next statement.
+                        references = map(str, iterate_references(value))
+                        macros = tuple(x[1:] for x in references if x.startswith("%"))
+                        setting = Setting(name, repr(value), macros, source, location)
+                        self.settings.append(setting)
+                if in_file:  # Of an error in the next statement.
                     location = f"{source}:{parser.current_token.start[0]}"
         except (*_FAULTS, tokenize.TokenError) as error:
-            if source != _COMMAND_LINE and (at := getattr(error, "lineno", None)):
+            if in_file and (at := getattr(error, "lineno", None)):
                 location = f"{source}:{at}"
             raise UserError(f"{location}: {_fault(error, location)}.") from error
-
-
-def _macros(value: object) -> tuple[str, ...]:
-    """The names after `%` in a value."""
-    references = map(str, iterate_references(value))
-    return tuple(name[1:] for name in references if name.startswith("%"))
 
 
 def _fault(error: Exception, location: str) -> str:
@@ -263,10 +260,8 @@ def _check_macros(settings: Sequence[Setting]) -> None:
         )
     for macro, setting in used.items():
         if macro not in defined:
-            close = _suggest(macro, defined)
-            raise UserError(
-                f"{setting.location}: the macro %{macro} is not defined{close}."
-            )
+            reason = f"the macro %{macro} is not defined{_suggest(macro, defined)}"
+            raise UserError(f"{setting.location}: {reason}.")
     for setting in settings:
         if setting.name in defined and setting.name not in used:
             close = _suggest(setting.name, [*used])
@@ -303,9 +298,8 @@ def _check_effects(
         if setting.source == _COMMAND_LINE and not setting.is_in(used):
             hint = f"leave it out, or set a parameter to @{setting.owner}()"
             hint = "another setting replaces it" if "." not in setting.name else hint
-            raise UserError(
-                f"{setting.location}: nothing uses {setting.owner}: {hint}."
-            )
+            reason = f"nothing uses {setting.owner}"
+            raise UserError(f"{setting.location}: {reason}: {hint}.")
     for file, in_file in given.items():
         if not any(setting.is_in(used) for setting in in_file):
             names = ", ".join(sorted({setting.owner for setting in in_file}))

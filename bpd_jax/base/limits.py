@@ -61,13 +61,9 @@ def bounded_lines(
 ) -> Iterator[bytes]:
     """Yields the lines of a file, with limits so that they cannot fill the memory.
 
-    A few megabytes of gzip can unpack to gigabytes, in one line or in many.
-
-    Args:
-      stream: the file.
-      path: its path, for messages.
-      kept: whether the caller keeps all lines, which must then fit into `MOST_KEPT`
-        bytes of memory, with `LINE_COST` for each.
+    A few megabytes of gzip can unpack to gigabytes, in one line or in many. If the
+    caller keeps all lines, they must fit into `MOST_KEPT` bytes of memory, with
+    `LINE_COST` for each.
     """
     number, total = 1, 0
     while line := stream.readline(MOST_LINE + 1):

@@ -33,13 +33,8 @@ def bar(
 ) -> "tqdm[_T]":
     """Returns a `tqdm` bar with the project's settings; use it like `tqdm`.
 
-    Args:
-      iterable: iterable to wrap, or None to call `update` explicitly.
-      label: one or two words.
-      total: number of units; taken from `iterable` if it has a length.
-      unit: name of one unit; with `unit_scale=True` it is counted in k and M.
-      initial: number of units already done, for a resumed run.
-      **kwargs: further arguments of `tqdm`.
+    The label has one or two words. `initial` is the number of units already done, for
+    a resumed run. Further arguments are those of `tqdm`.
     """
     live = sys.stderr.isatty()
     kwargs.setdefault("disable", _hidden)

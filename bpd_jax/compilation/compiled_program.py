@@ -8,9 +8,8 @@ from typing import Any
 import jax
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation import gpus
 from bpd_jax.compilation.programs import Program
-from bpd_jax.compilation.topology import Slice
+from bpd_jax.compilation.topology import COMPILER_OPTIONS, Slice
 from bpd_jax.storage.files import write_text
 from bpd_jax.storage.paths import as_path
 
@@ -20,10 +19,7 @@ def compile_for(
 ) -> dict[str, Any]:
     """Compiles a program; one that does not fit the memory is a `UserError`.
 
-    Args:
-      program: the program.
-      accelerators: the slice, or the GPUs of a host.
-      folder: output folder of the compiled text, `NAME.txt`; None writes nothing.
+    Its compiled text is written to `folder/NAME.txt`, if there is a folder.
 
     Returns:
       Figures of one core or GPU and one run, for JSON. `memory_per_core` is in bytes,
@@ -36,7 +32,7 @@ def compile_for(
     start, chip = time.perf_counter(), accelerators.chip
     lowered = program.lower()
     try:
-        compiled = lowered.compile(gpus.COMPILER_OPTIONS if chip.gpu else None)
+        compiled = lowered.compile(COMPILER_OPTIONS if chip.gpu else None)
     except jax.errors.JaxRuntimeError as error:
         if not _OUT_OF_MEMORY.match(str(error)):
             raise

@@ -72,13 +72,8 @@ def decode_programs(
     """The pass over the prompts, and the greedy loop that decodes after it.
 
     The number of iterations is unknown, so the loop's FLOPs and bytes are those of one
-    serial call, in the smallest of its passes.
-
-    Args:
-      config: sizes of the model.
-      shapes: sizes of the batch, and the method.
-      mesh: the devices.
-      rescorer: sizes of the small LM of neural methods.
+    serial call, in the smallest of its passes. `rescorer` is the small LM of neural
+    methods.
     """
     check_rows("--batch_size", shapes.batch_size, mesh)
     if shapes.length > config.trunk.max_length:

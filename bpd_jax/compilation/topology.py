@@ -9,7 +9,6 @@ from jax.experimental import topologies
 
 from bpd_jax.base.chips import Chip, chip_of, sides_of
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation import gpus
 from bpd_jax.models import cpu
 
 # When it is loaded, the library looks for a TPU and for the host's name in the cloud;
@@ -23,6 +22,37 @@ _QUIET = {
     "TPU_STDERR_LOG_LEVEL": "3",
 }
 _MEGACORE = "-megacore"
+
+# The packages of jax with the compiler, and their modules that jax loads.
+CUDA_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+_CUDA_MODULES = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+# GPUs that the switch of a host joins.
+_MOST_GPUS = 8
+
+# Without a GPU, XLA cannot time alternatives; each product gets a default tiling.
+COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
+
+# What the compiler must know of a GPU, by its compute capability: number of streaming
+# multiprocessors, float32 units and bytes of shared memory of one, … Source: the tables
+# "Technical Specifications per Compute Capability" of NVIDIA's CUDA programming guide,
+# and the white papers "NVIDIA Ada", "NVIDIA A100" and "NVIDIA H100" (SXM).
+ARCHITECTURES = {
+    "8.9": "core_count: 58 fpus_per_core: 128 clock_rate_ghz: 2.04 l2_cache_size: "
+    "50331648 shared_memory_per_core: 102400 shared_memory_per_block_optin: 101376 "
+    "threads_per_core_limit: 1536",
+    "8.0": "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: "
+    "41943040 shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 "
+    "threads_per_core_limit: 2048",
+    "9.0": "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: "
+    "52428800 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448 "
+    "threads_per_core_limit: 2048",
+}
+_OF_ALL = (
+    "threads_per_block_limit: 1024 threads_per_warp: 32 "
+    "shared_memory_per_block: 49152 registers_per_core_limit: 65536 "
+    "registers_per_block_limit: 65536 block_dim_limit_x: 2147483647 "
+    "block_dim_limit_y: 65535 block_dim_limit_z: 65535"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +72,10 @@ class Slice:
 
 def has_compiler(topology: str) -> bool:
     """Whether the compiler for a topology such as `h100:8` is installed."""
-    if chip_of(topology).gpu is not None:
-        return gpus.is_installed()
-    return importlib.util.find_spec("libtpu") is not None
+    find = importlib.util.find_spec
+    if chip_of(topology).gpu is None:
+        return find("libtpu") is not None
+    return find("jax_plugins") is not None and any(map(find, _CUDA_MODULES))
 
 
 def find_slice(topology: str, slices: int = 1) -> Slice:
@@ -57,10 +88,10 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     chip, sides = chip_of(topology), sides_of(topology)
     if slices < 1:
         raise UserError(f"--slices={slices} must be 1 or more.")
-    if chip.gpu is not None and (slices > 1 or sides[0] > gpus.MOST):
+    if chip.gpu is not None and (slices > 1 or sides[0] > _MOST_GPUS):
         raise UserError(
             f"--topology={topology} with --slices={slices} is more than one host, "
-            f"which only TPUs can be: give {gpus.MOST} or fewer GPUs and one slice."
+            f"which only TPUs can be: give {_MOST_GPUS} or fewer GPUs and one slice."
         )
     if not has_compiler(topology):
         kind, family = ("gpu", "GPU") if chip.gpu else ("tpu", "TPU")
@@ -75,14 +106,12 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     jax.config.update("jax_enable_compilation_cache", False)
     cpu.compile_for("tpu" if chip.gpu is None else "gpu")
     if chip.gpu is not None:
-        return Slice(topology, chip, gpus.gpu_devices(chip, sides[0]))
-    name = topology if slices == 1 else f"{slices} × {topology}"
-    return Slice(name, chip, _tpu_devices(topology, slices))
-
-
-def _tpu_devices(topology: str, slices: int) -> tuple[jax.Device, ...]:
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+        description = topologies.get_topology_desc(
+            platform="cuda", topology=f"1x1x{sides[0]}", target_config=gpu_target(chip)
+        )
+        return Slice(topology, chip, tuple(description.devices))
+    for setting, value in _QUIET.items():
+        os.environ.setdefault(setting, value)
     try:
         description = topologies.get_topology_desc(
             platform="tpu",
@@ -95,4 +124,18 @@ def _tpu_devices(topology: str, slices: int) -> tuple[jax.Device, ...]:
         raise UserError(
             f"--topology={topology} is not supported by the TPU compiler: {reason}."
         ) from error
-    return tuple(description.devices)
+    name = topology if slices == 1 else f"{slices} × {topology}"
+    return Slice(name, chip, tuple(description.devices))
+
+
+def gpu_target(chip: Chip) -> str:
+    """XLA's `GpuTargetConfigProto` of a GPU, as text."""
+    assert chip.gpu is not None
+    major, _, minor = chip.gpu.partition(".")
+    return (
+        f"gpu_device_info {{ {_OF_ALL} {ARCHITECTURES[chip.gpu]} "
+        f"memory_bandwidth: {int(chip.hbm)} device_memory_size: {chip.usable} "
+        f"cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
+        'platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } '
+        f'device_description_str: "{chip.name}"'
+    )

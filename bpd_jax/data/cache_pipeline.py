@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines, seqio_cache, seqio_tasks
+from bpd_jax.data.example_readers import existing_splits
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.storage import folders
@@ -45,6 +46,7 @@ def cache_task(
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
+    Returns the folder of the task's cache; an existing matching one is left unchanged.
     `BEGUN` is written first and `COMPLETED` last. A local folder is created atomically;
     on other file systems a folder without `COMPLETED` is overwritten.
 
@@ -56,9 +58,6 @@ def cache_task(
       options: command-line options of Beam.
       least_files: minimum number of files per split; a source with more files gives
         more.
-
-    Returns:
-      The folder of the task's cache. An existing matching cache is left unchanged.
     """
     folder = seqio_cache.cache_folder(task, cache_dir)
     if seqio_cache.is_complete(folder):
@@ -76,7 +75,7 @@ def cache_task(
     ):
         pipeline = beam_pipelines.make_pipeline(options)
         with beam_pipelines.running(pipeline):
-            for split in seqio_cache.splits_of(task):
+            for split in existing_splits(task):
                 _add_split(pipeline, task, split, output, least_files)
         contents = {seqio_cache.DESCRIPTION: description, seqio_cache.COMPLETED: ""}
         for name, text in contents.items():
@@ -92,7 +91,11 @@ def _output(folder: str) -> Iterator[str]:
         if tf.io.gfile.exists(folder):
             names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
             foreign = [name for name in names if not _NAMES.fullmatch(name)]
-            if foreign or (names and not _is_begun(folder)):
+            marker, begun = f"{folder}/{_BEGUN}", b""
+            if tf.io.gfile.exists(marker):
+                with tf.io.gfile.GFile(marker, "rb") as file:
+                    begun = file.read(len(_BEGUN_TEXT))
+            if foreign or (names and begun != _BEGUN_TEXT.encode()):
                 raise _not_a_cache(folder)
             tf.io.gfile.rmtree(folder)  # Left by an interrupted pipeline.
         tf.io.gfile.makedirs(folder)
@@ -109,15 +112,6 @@ def _output(folder: str) -> Iterator[str]:
 def _begin(folder: str) -> None:
     with tf.io.gfile.GFile(f"{folder}/{_BEGUN}", "w") as file:
         file.write(f"{_BEGUN_TEXT}\n")
-
-
-def _is_begun(folder: str) -> bool:
-    """Whether a pipeline of this module has created the folder."""
-    marker = f"{folder}/{_BEGUN}"
-    if not tf.io.gfile.exists(marker):
-        return False
-    with tf.io.gfile.GFile(marker, "rb") as file:
-        return _BEGUN_TEXT.encode() in file.read(len(_BEGUN_TEXT))
 
 
 def _not_a_cache(folder: str) -> UserError:

@@ -12,7 +12,7 @@ import heapq
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bpd_jax.base import progress
@@ -47,12 +47,7 @@ class EmptySplitError(UserError):
 # Folders of the standard library with tests, installed packages or compiled files.
 # Debian names its package folder dist-packages.
 _SKIPPED_FOLDERS = {
-    "__pycache__",
-    "dist-packages",
-    "idle_test",
-    "site-packages",
-    "test",
-    "tests",
+    *("test", "tests", "idle_test", "__pycache__", "dist-packages", "site-packages")
 }
 # Characters of a batch for the tokenizer.
 _BATCH_CHARACTERS = 1 << 21
@@ -60,18 +55,20 @@ _BATCH_CHARACTERS = 1 << 21
 
 def corpus_files(task: TextTask) -> list[SourceFile]:
     """Returns the files of the task's corpus, sorted by name."""
-    return _FINDERS[task.corpus](task)
-
-
-def _stdlib_files(task: TextTask) -> list[SourceFile]:
-    del task
+    if task.corpus == "text_files":
+        return matched_files(task.text_files or "", "text_files")
+    if task.corpus == GENERATIONS:
+        folder = pathlib.Path(task.text_files or "")
+        generations.read_header(folder)
+        paths = [folder / generations.HEADER, *generations.shard_paths(folder)]
+        return [SourceFile(path.name, path) for path in paths]
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     sources = []
-    for folder, subfolders, names in os.walk(root):
+    for above, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         sources += [
             SourceFile(path.relative_to(root).as_posix(), path)
-            for path in (pathlib.Path(folder, name) for name in names)
+            for path in (pathlib.Path(above, name) for name in names)
             # _sysconfigdata records how this interpreter was built: it is generated.
             if path.suffix == ".py"
             and not path.name.startswith("_sysconfigdata")
@@ -85,19 +82,16 @@ def _stdlib_files(task: TextTask) -> list[SourceFile]:
     return sorted(sources)
 
 
-def _text_files(task: TextTask) -> list[SourceFile]:
-    return matched_files(task.text_files or "", "text_files")
-
-
 def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     """Returns the files that match a glob, sorted by name.
 
-    Args:
-      pattern: a glob; `**` matches nested folders, `~` is the home folder.
-      parameter: its name in error messages.
+    `**` matches nested folders, `~` is the home folder. Names are relative to the
+    folder above the first wildcard: `old/b.txt` for `books/**/*.txt`.
     """
     original, pattern = pattern, os.path.expanduser(pattern)
-    root = pathlib.Path(_fixed_folder(pattern))
+    root = os.path.dirname(pattern)
+    while glob.has_magic(root):
+        root = os.path.dirname(root)
     # With several `**`, glob yields a file once for every way to match it.
     paths = map(pathlib.Path, set(glob.glob(pattern, recursive=True)))
     matches = [
@@ -113,42 +107,13 @@ def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
     return sorted(matches)
 
 
-def _fixed_folder(pattern: str) -> str:
-    """The folder above the first wildcard of a glob.
-
-    >>> _fixed_folder("books/old/**/*.txt"), _fixed_folder("a.txt")
-    ('books/old', '')
-    """
-    folder = os.path.dirname(pattern)
-    while glob.has_magic(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
-def _generated_files(task: TextTask) -> list[SourceFile]:
-    folder = pathlib.Path(task.text_files or "")
-    generations.read_header(folder)
-    paths = [folder / generations.HEADER, *generations.shard_paths(folder)]
-    return [SourceFile(path.name, path) for path in paths]
-
-
-_FINDERS: dict[str, Callable[[TextTask], list[SourceFile]]] = {
-    "stdlib": _stdlib_files,
-    "text_files": _text_files,
-    GENERATIONS: _generated_files,
-}
-
-
 def all_documents(
     task: TextTask, among: Iterable[SourceFile] | None = None
 ) -> Iterator[Document]:
     """Yields every document that is not empty, by file name, then by line.
 
-    Files of the standard library that are not UTF-8 are skipped.
-
-    Args:
-      task: the corpus.
-      among: some of its files; by default all.
+    Files of the standard library that are not UTF-8 are skipped. `among` are some of
+    the files; by default all.
     """
     if task.corpus == GENERATIONS:
         raise UserError(
@@ -204,9 +169,7 @@ def fraction_of(purpose: str, document_id: str) -> float:
 def split_of(key: str, validation_fraction: float) -> str:
     """The split of a document or example: `train` or `validation`, by a hash.
 
-    Args:
-      key: its id, or what it shares with those that must be in the same split.
-      validation_fraction: share of the keys in the split `validation`.
+    The key is its id, or what it shares with those that must be in the same split.
     """
     return SPLITS[fraction_of("split", key) < validation_fraction]
 
@@ -214,10 +177,8 @@ def split_of(key: str, validation_fraction: float) -> str:
 def sample_ids(documents: Iterable[Document], max_bytes: int) -> tuple[set[str], int]:
     """Selects documents in hash order until `max_bytes` of UTF-8 text are reached.
 
-    A larger limit selects a superset of the documents of a smaller one.
-
-    Returns:
-      The ids, and the total size of their texts in bytes.
+    A larger limit selects a superset of the documents of a smaller one. Returns their
+    ids, and the total size of their texts in bytes.
     """
     # The top of the heap is the last document in hash order. When the total exceeds the
     # limit, this document and all documents after it in hash order are excluded.

@@ -4,6 +4,7 @@ JSON Lines are read without heavy libraries; TensorFlow Datasets is imported onl
 examples are read from it.
 """
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -69,11 +70,9 @@ def existing_splits(task: ExampleTask) -> tuple[str, ...]:
         return task.splits
     existing = []
     for split in ALL_SPLITS:
-        try:
+        with contextlib.suppress(UserError):
             example_files(task, split)
-        except UserError:
-            continue
-        existing.append(split)
+            existing.append(split)
     return tuple(existing)
 
 
@@ -82,28 +81,22 @@ def read_records(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the id and the texts of each record of JSON Lines that has a target.
 
-    The records are in the order of files and lines; ids are unique in a split.
-
-    Args:
-      task: a task with `files`.
-      split: one of its splits.
-      among: some of the split's files; by default all.
+    The records are in the order of files and lines; ids are unique in a split. `among`
+    are some of the split's files; by default all.
     """
-    task.check_split(split)
     files = example_files(task, split) if among is None else among
-    records = itertools.islice(_records(task, split, files), task.max_examples)
-    first = next(records, None)
-    if first is not None:
-        yield first
-        yield from records
-    if first is not None or among is not None:
-        return
-    raise EmptySplitError(
-        f"the {split} split of {task.name} is empty: no record of files="
-        f"{task.files!r} with a target in the field {task.dataset.target!r} is in it",
-        f"give more records, another validation_fraction, or a file per split by "
-        f"writing {SPLIT} in files.",
-    )
+    empty = among is None
+    for record in itertools.islice(_records(task, split, files), task.max_examples):
+        empty = False
+        yield record
+    if empty:
+        raise EmptySplitError(
+            f"the {split} split of {task.name} is empty: no record of files="
+            f"{task.files!r} with a target in the field {task.dataset.target!r} is in "
+            "it",
+            f"give more records, another validation_fraction, or a file per split by "
+            f"writing {SPLIT} in files.",
+        )
 
 
 def _records(

@@ -60,11 +60,7 @@ class Dataset:
 
     @property
     def prompt_fields(self) -> tuple[str, ...]:
-        """The fields of the prompt, in order.
-
-        >>> DATASETS["squad"].prompt_fields
-        ('question', 'context')
-        """
+        """The fields of the prompt, in order."""
         return tuple(field for _, field in self.prompt_parts if field)
 
     @property
@@ -247,8 +243,8 @@ _GPT3_TOKENS = 50257
 def vocabulary_size(task: DataTask) -> int:
     """Size of the vocabulary of a task, without training a tokenizer.
 
-    For generations it is the vocabulary size of the model that generated them, which
-    may be larger than that of its tokenizer.
+    For generations it is that of the model that generated them, which may be larger
+    than that of its tokenizer.
     """
     from bpd_jax.data import generations, tokenizer
 

@@ -84,12 +84,9 @@ def write_header(
 
 
 def pack(parts: Sequence[Generations], folder: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes all texts of some folders as one compressed shard.
+    """Writes all texts of some folders as one compressed shard; returns its path.
 
     The header of `folder` must have been written (`write_header`).
-
-    Returns:
-      The path of the shard.
     """
     stream = io.BytesIO()
     arrays = _shard_arrays(
@@ -111,17 +108,14 @@ def write_shard(
     prompt_lengths: Sequence[int],
     indices: Sequence[int] | None = None,
 ) -> pathlib.Path:
-    """Writes texts as shard `index`, atomically.
+    """Writes texts as shard `index` (from 0), atomically; returns its path.
 
     Args:
       folder: folder of the generations; created if missing.
-      index: index of the shard, from 0; an existing shard is replaced.
+      index: index of the shard; an existing one is replaced.
       texts: tokens of each text, which begins with its prompt.
       prompt_lengths: number of tokens of each prompt.
       indices: index of each prompt among all prompts; None if unknown.
-
-    Returns:
-      The path of the shard.
     """
     path = as_path(folder) / shard_name(index)
     files.write_npz(path, _shard_arrays(texts, prompt_lengths, indices))
@@ -135,12 +129,10 @@ def _shard_arrays(
 ) -> dict[str, Any]:
     lengths = [len(text) for text in texts]
     assert all(0 <= p <= n for p, n in zip(prompt_lengths, lengths, strict=True))
-    if indices is None:
-        indices = [-1] * len(texts)
-    joined = np.concatenate(texts) if lengths else np.zeros(0)
+    indices = [-1] * len(texts) if indices is None else indices
     return {
-        "tokens": joined.astype(np.int32),
-        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "tokens": np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32),
+        "offsets": np.cumsum([0, *lengths]).astype(np.int64),
         "prompt_lengths": np.asarray(prompt_lengths, np.int32),
         "indices": np.asarray(indices, np.int64),
     }
@@ -181,19 +173,14 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
     paths = shard_paths(folder)
     if not paths:
         raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {KIND.remedy}.")
-    tokens, lengths, prompts, indices = [], [np.zeros(1, np.int64)], [], []
-    for path in paths:
-        shard = _read_shard(path, header["vocab_size"])
-        tokens.append(shard["tokens"])
-        lengths.append(np.diff(shard["offsets"]))
-        prompts.append(shard["prompt_lengths"])
-        indices.append(shard["indices"])
+    shards = [_read_shard(path, header["vocab_size"]) for path in paths]
+    lengths = [np.diff(shard["offsets"]) for shard in shards]
     return Generations(
         folder=folder,
-        tokens=np.concatenate(tokens),
-        offsets=np.cumsum(np.concatenate(lengths)),
-        prompt_lengths=np.concatenate(prompts),
-        indices=np.concatenate(indices),
+        tokens=np.concatenate([shard["tokens"] for shard in shards]),
+        offsets=np.cumsum(np.concatenate([[0], *lengths])),
+        prompt_lengths=np.concatenate([shard["prompt_lengths"] for shard in shards]),
+        indices=np.concatenate([shard["indices"] for shard in shards]),
         base=header["base"],
         vocab_size=header["vocab_size"],
         facts=header["facts"],
@@ -220,8 +207,7 @@ def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
 def specs_of_texts(vocab_size: int | None) -> dict[str, ArraySpec]:
     """The required shapes, types and values of the arrays; see `Generations`.
 
-    Args:
-      vocab_size: V; None if unknown.
+    V is None if it is unknown.
     """
     highest = np.iinfo(np.int32).max if vocab_size is None else vocab_size - 1
     return {

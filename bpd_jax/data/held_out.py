@@ -12,6 +12,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import Document, fraction_of, split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask
+from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 
 
@@ -48,7 +49,7 @@ def held_out_prompts(
     end.
 
     Args:
-      task: the corpus or data set and its vocabulary.
+      task: the corpus or data set.
       num: number of prompts.
       prompt_tokens: tokens of a prompt, T; for examples the maximum.
       tokenizer: the task's tokenizer.
@@ -58,7 +59,14 @@ def held_out_prompts(
             f"cannot make {num} prompts of {prompt_tokens} tokens: both numbers must "
             "be 1 or more."
         )
-    texts = _first_texts(_held_out_texts(task))
+    texts = _first_texts(
+        split_documents(task, "validation")
+        if isinstance(task, TextTask)
+        else (
+            Document(id, targets if inputs is None else inputs)
+            for id, inputs, targets in read_examples(task, "validation")
+        )
+    )
     if isinstance(task, ExampleTask) and task.has_inputs:
         prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
     else:
@@ -72,29 +80,16 @@ def held_out_prompts(
     return prompts
 
 
-def _held_out_texts(task: DataTask) -> Iterator[Document]:
-    if not isinstance(task, ExampleTask):
-        yield from split_documents(task, "validation")
-        return
-    for example in read_examples(task, "validation"):
-        text = example.targets if example.inputs is None else example.inputs
-        yield Document(example.id, text)
-
-
 def _first_texts(texts: Iterable[Document]) -> list[Document]:
     """The first texts in the order of a hash, up to `limits.MOST_KEPT` bytes."""
     heap: list[tuple[float, Document]] = []
     total = 0
     for text in texts:
         heapq.heappush(heap, (-fraction_of("p0", text.id), text))
-        total += _cost(text)
+        total += len(text.text) + limits.LINE_COST
         while total > limits.MOST_KEPT:
-            total -= _cost(heapq.heappop(heap)[1])
+            total -= len(heapq.heappop(heap)[1].text) + limits.LINE_COST
     return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
-
-
-def _cost(text: Document) -> int:
-    return len(text.text) + limits.LINE_COST
 
 
 def _encoded(

@@ -11,7 +11,6 @@ A generated text is used unchanged: it begins with its prompt, which is context,
 ends with the end-of-text token unless generation was stopped by the maximum length.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -25,26 +24,11 @@ from bpd_jax.data.text_task import ALL
 _MAX_OPEN_ROWS = 64
 
 
-@dataclasses.dataclass
-class Truncation:
-    """Counts of truncated examples.
-
-    Attributes:
-      inputs: number of examples whose inputs were truncated.
-      targets: number of examples whose targets were truncated as well.
-      tokens: number of omitted tokens.
-    """
-
-    inputs: int = 0
-    targets: int = 0
-    tokens: int = 0
-
-
 def join_examples(
     examples: Iterable[Mapping[str, np.ndarray]],
     length: int,
     separator: int,
-    truncation: Truncation,
+    cut: dict[str, int],
 ) -> Iterator[np.ndarray]:
     """Yields every example as one piece of at most `length` tokens.
 
@@ -61,7 +45,9 @@ def join_examples(
         `targets` `[n]`, which end with E.
       length: tokens of a row.
       separator: number of tokens of the separator.
-      truncation: counts, updated in place.
+      cut: counts of truncated examples, updated in place: `inputs`, examples whose
+        inputs were truncated; `targets`, those whose targets were, too; `tokens`, how
+        many were omitted.
 
     Yields:
       `[p, 2]` int32: each token, and 1 if it is in the loss.
@@ -78,25 +64,21 @@ def join_examples(
         if excess > 0:
             new_targets = targets[: length - shortest]
             num_inputs = length - len(new_targets) - separator
-            truncation.targets += len(new_targets) < len(targets)
-            truncation.inputs += num_inputs + separator < len(inputs)
-            truncation.tokens += excess
+            cut["targets"] += len(new_targets) < len(targets)
+            cut["inputs"] += num_inputs + separator < len(inputs)
+            cut["tokens"] += excess
             separator_tokens = inputs[len(inputs) - separator :]
             inputs = np.concatenate([inputs[:num_inputs], separator_tokens])
             targets = new_targets
-        piece = np.zeros((len(inputs) + len(targets), 2), np.int32)
-        piece[: len(inputs), 0] = inputs
-        piece[len(inputs) :, 0] = targets
-        piece[len(inputs) :, 1] = 1
-        yield piece
+        tokens = np.concatenate([inputs, targets])
+        in_loss = np.arange(len(tokens)) >= len(inputs)
+        yield np.stack([tokens, in_loss], axis=-1).astype(np.int32)
 
 
 def cut_documents(documents: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
     """Splits documents into consecutive pieces; the last one may be shorter.
 
-    Args:
-      documents: arrays of `[n]` ids, or `[n, C]` with C values for each token.
-      length: tokens of a piece.
+    Documents are `[n]` ids, or `[n, C]` with C values for each token.
     """
     for tokens in documents:
         for start in range(0, len(tokens), length):
@@ -106,25 +88,14 @@ def cut_documents(documents: Iterable[np.ndarray], length: int) -> Iterator[np.n
 def split_texts(
     texts: Generations, split: str, validation_fraction: float
 ) -> list[int]:
-    """Returns the indices of the texts of a split, in ascending order.
+    """Returns the indices of the texts of a split (or of `all`), in ascending order.
 
     The split of a text depends only on its tokens, so that equal texts are in the same
     split, and adding texts does not change the split of others.
-
-    Args:
-      texts: all texts.
-      split: `train`, `validation`, or `all` for both.
-      validation_fraction: share of the texts held out for validation.
     """
-    rows = [
-        row
-        for row in range(len(texts))
-        if split
-        in (
-            ALL,
-            split_of(texts[row].astype("<i4").tobytes().hex(), validation_fraction),
-        )
-    ]
+    keys = (texts[row].astype("<i4").tobytes().hex() for row in range(len(texts)))
+    splits = (split_of(key, validation_fraction) for key in keys)
+    rows = [row for row, own in enumerate(splits) if split in (ALL, own)]
     if not rows:
         raise EmptySplitError(
             f"none of the {len(texts)} texts of {texts.folder} falls into the {split} "
@@ -137,23 +108,16 @@ def split_texts(
 def cut_texts(
     texts: Generations, rows: Iterable[int], length: int
 ) -> Iterator[np.ndarray]:
-    """Splits texts into pieces of `length` tokens; the last piece may be shorter.
+    """Splits the texts `rows` into pieces of `length` tokens; the last may be shorter.
 
-    Worked example: the prompt `a b`, the generated tokens `c d E`, and length 3.
+    Yields `[n, 2]` int32: each token, and 1 if the model generated it. For the prompt
+    `a b`, the generated tokens `c d E`, and length 3:
 
         tokens     a b c   d E
         generated  0 0 1   1 1
 
     Pieces without a token in the loss are omitted. (The first token of a piece is never
     in the loss, because it has no context.)
-
-    Args:
-      texts: generated texts.
-      rows: indices of the texts to split.
-      length: tokens of a piece.
-
-    Yields:
-      `[n, 2]` int32: each token, and 1 if the model generated it.
     """
     for row in rows:
         tokens = texts[row]
@@ -179,8 +143,7 @@ def pack(
     """Packs pieces into rows by best fit.
 
     A row is yielded when it is full. If a piece fits into no open row and the maximum
-    number of rows is open, the fullest one is yielded, padded at its end. Worked
-    example for rows of length 4:
+    number of rows is open, the fullest one is yielded, padded at its end. For length 4:
 
         pieces       1 2 3 | 4 5 6 7 | 8
         tokens       4 5 6 7,  1 2 3 8

@@ -15,12 +15,7 @@ class Permutation:
     """A permutation of 0 … size - 1, determined by a seed, in constant memory."""
 
     def __init__(self, size: int, seed: tuple[int, ...]) -> None:
-        """Draws the keys of the permutation.
-
-        Args:
-          size: number of elements, at least 1.
-          seed: seed of `numpy.random.default_rng`.
-        """
+        """Draws the keys; `size` is at least 1."""
         self._size = np.uint64(size)
         # The domain is at most four times as large as `size`, so that walks are short.
         half = max(1, ((size - 1).bit_length() + 1) // 2)

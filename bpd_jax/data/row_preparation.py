@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import row_sources, tokenizer
+from bpd_jax.data import tokenizer
 from bpd_jax.data.example_task import DataTask, ExampleTask
 from bpd_jax.data.row_shards import shard_folders, shard_name
-from bpd_jax.data.row_sources import WHOLE, Shard
-from bpd_jax.data.rows import KIND, LOSS_MASK, PackedRows, open_rows, token_dtype
+from bpd_jax.data.row_sources import WHOLE, RowSource, Shard, open_source
+from bpd_jax.data.rows import KIND, PackedRows, array_dtypes, open_rows
 from bpd_jax.data.task_tokenizer import (
     source_fingerprint,
     task_tokenizer,
@@ -48,13 +48,9 @@ def prepare_rows(
       length: tokens of a row, T.
       folder: folder of the rows.
       shard: the part of the split to make, in a subfolder of `folder`; when all parts
-        exist, `folder` can be opened as one folder of rows. Parts may be made by
-        several machines.
+        exist, `folder` can be opened as one folder of rows.
       cache_dir: folder in which `cache_pipeline.cache_task` cached the task's tokens;
         None reads the text.
-
-    Returns:
-      The rows of the split, or of `shard`.
     """
     task.check_split(split)
     if not 2 <= length <= _MAX_LENGTH:
@@ -74,14 +70,19 @@ def prepare_rows(
             )
         folder = folder / shard_name(shard.index, shard.count)
         fingerprint["shard"] = [shard.index, shard.count]
-    existing = _find_rows(folder)
+    shards = folder.is_dir() and shard_folders(folder)
+    try:
+        existing = open_rows(folder).fingerprint
+    except UserError:
+        if shards:
+            raise
+        existing = {}
     if fingerprint.items() <= existing.items():
         return open_rows(folder)
     # A host without the text can only use rows that were copied to it.
     fingerprint["source"] = _source(task, split)
     differing = [k for k in fingerprint if fingerprint[k] != existing.get(k)]
     differing.sort(key=lambda name: (name == "source", name))
-    shards = folder.is_dir() and shard_folders(folder)
     if existing and (shards or differing != ["source"]):
         name = differing[0]
         raise UserError(
@@ -120,16 +121,6 @@ def _source(task: DataTask, split: str) -> str:
     return source_fingerprint(task, split)
 
 
-def _find_rows(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the fingerprint of the rows in `folder`; {} if they are not valid."""
-    if folder.is_dir() and shard_folders(folder):
-        return open_rows(folder).fingerprint
-    try:
-        return open_rows(folder).fingerprint
-    except UserError:
-        return {}
-
-
 def _make_rows(
     task: DataTask,
     split: str,
@@ -140,36 +131,22 @@ def _make_rows(
     cache_dir: str | None,
 ) -> None:
     vocabulary = task_tokenizer(task)
-    source = row_sources.open_source(task, split, length, vocabulary, shard, cache_dir)
-    num_tokens = 0
+    source = open_source(task, split, length, vocabulary, shard, cache_dir)
     with folders.replacing_folder(folder, KIND) as temporary:
-        with contextlib.ExitStack() as stack:
-
-            def open_writer(name: str, dtype: Any) -> _NpyWriter:
-                return stack.enter_context(_NpyWriter(temporary / name, dtype, length))
-
-            tokens = open_writer("tokens.npy", token_dtype(source.vocab_size))
-            segment_ids = open_writer("segment_ids.npy", np.uint16)
-            mask = open_writer(LOSS_MASK, bool) if source.has_context else None
-            for row in source.rows:
-                tokens.append(row.tokens)
-                segment_ids.append(row.segment_ids)
-                if mask is not None:
-                    mask.append(row.loss_mask)
-                num_tokens += int(np.count_nonzero(row.segment_ids))
-        if not tokens.rows:
+        num_rows, num_tokens = _write_arrays(temporary, source, length)
+        if not num_rows:
             part = f"shard {shard.index} of {shard.count} of " * (shard.count > 1)
             raise UserError(
                 f"{part}the {split} split of {task.name} is empty: give more text"
                 f"{', or fewer shards' * (shard.count > 1)}."
             )
         header = {
-            "rows": tokens.rows,
+            "rows": num_rows,
             "length": length,
             "tokens": num_tokens,
             "split": split,
             "vocabulary": task.vocabulary,
-            **row_sources.describe_source(source),
+            **source.facts,
             "task": dataclasses.asdict(task),
             "fingerprint": fingerprint,
         }
@@ -177,35 +154,30 @@ def _make_rows(
         vocabulary.save(temporary / tokenizer.FILE_NAME)
 
 
-class _NpyWriter:
-    """Writes a .npy file of an unknown number of rows, row by row."""
+def _write_arrays(
+    folder: pathlib.Path, source: RowSource, length: int
+) -> tuple[int, int]:
+    """Writes the .npy files row by row; returns the numbers of rows and tokens."""
+    num_rows = num_tokens = 0
+    dtypes = array_dtypes(source.facts)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((folder / name).open("wb")) for name in dtypes]
 
-    def __init__(self, path: pathlib.Path, dtype: Any, length: int) -> None:
-        self.rows = 0
-        self._length = length
-        self._dtype = np.dtype(dtype)
-        self._file = path.open("wb")
+        def write_headers() -> None:
+            for file, dtype in zip(files, dtypes.values(), strict=True):
+                file.seek(0)
+                shape = (num_rows, length)
+                header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
 
-    def __enter__(self) -> "_NpyWriter":
-        self._write_header()
-        return self
-
-    def append(self, row: np.ndarray) -> None:
-        self._file.write(row.astype(self._dtype).tobytes())
-        self.rows += 1
-
-    def __exit__(self, *error: object) -> None:
+        write_headers()
+        for tokens, segment_ids in source.rows:
+            ids, *mask = tokens.reshape(length, -1).T
+            rows = (ids, segment_ids, *mask)
+            for file, row, dtype in zip(files, rows, dtypes.values(), strict=True):
+                file.write(row.astype(dtype).tobytes())
+            num_rows += 1
+            num_tokens += int(np.count_nonzero(segment_ids))
         # numpy pads the header with spaces, so that the final shape fits.
-        self._file.seek(0)
-        self._write_header()
-        self._file.close()
-
-    def _write_header(self) -> None:
-        np.lib.format.write_array_header_1_0(
-            self._file,
-            {
-                "descr": self._dtype.str,
-                "fortran_order": False,
-                "shape": (self.rows, self._length),
-            },
-        )
+        write_headers()
+    return num_rows, num_tokens

@@ -65,14 +65,7 @@ class ShardedArray:
     def __init__(
         self, paths: list[pathlib.Path], rows: list[int], length: int, dtype: np.dtype
     ) -> None:
-        """Initialises from the files.
-
-        Args:
-          paths: the files.
-          rows: number of rows of each file.
-          length: length of all rows.
-          dtype: type of all arrays.
-        """
+        """Initialises from the files and the number of rows of each."""
         self._paths = paths
         self._ends = np.cumsum(rows)
         self.dtype = dtype

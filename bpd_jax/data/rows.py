@@ -119,8 +119,8 @@ class PackedRows:
         with it.
       fingerprint: settings, text and vocabulary that determine the rows; see
         `row_preparation`.
-      truncation: counts of truncated examples; see `packing.Truncation`. Empty
-        for documents.
+      truncation: counts of truncated examples; see `packing.join_examples`. Empty for
+        documents.
     """
 
     folder: pathlib.Path
@@ -175,7 +175,7 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
         name: ShardedArray(
             [path / name for path in paths], counts, header["length"], dtype
         )
-        for name, dtype in _dtypes(header).items()
+        for name, dtype in array_dtypes(header).items()
     }
     return PackedRows(
         folder=folder,
@@ -194,17 +194,10 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     )
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The type in which token ids are stored."""
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.int32)
-
-
-def _dtypes(header: dict[str, Any]) -> dict[str, np.dtype]:
+def array_dtypes(header: dict[str, Any]) -> dict[str, np.dtype]:
     """The arrays of a folder, with their types."""
-    dtypes = {
-        "tokens.npy": token_dtype(header["vocab_size"]),
-        "segment_ids.npy": np.dtype(np.uint16),
-    }
+    token = np.uint16 if header["vocab_size"] <= 2**16 else np.int32
+    dtypes = {"tokens.npy": np.dtype(token), "segment_ids.npy": np.dtype(np.uint16)}
     return dtypes | ({LOSS_MASK: np.dtype(bool)} if header.get("loss_mask") else {})
 
 
@@ -216,7 +209,7 @@ def _read_header(folder: pathlib.Path) -> dict[str, Any]:
         if not isinstance(cut, dict) or {type(n) for n in cut.values()} - {int}:
             raise ValueError("its field cut does not map names to integers")
     shape = (header["rows"], header["length"])
-    for name, dtype in _dtypes(header).items():
+    for name, dtype in array_dtypes(header).items():
         with KIND.reading(folder / name):
             size = (folder / name).stat().st_size - _NPY_HEADER
             if min(shape) < 0 or size != math.prod(shape) * dtype.itemsize:
@@ -233,19 +226,16 @@ def _common(header: dict[str, Any]) -> dict[str, Any]:
 class RowIterator:
     """An endless iterator over batches of rows, which can be resumed exactly.
 
-    Epoch e visits every row once, in an order that depends on (seed, e); for very many
-    rows it is computed element by element (`permutation`). Rows that do not fill a
-    batch at the end of an epoch begin the first batch of the next epoch, so that no row
-    is dropped and a batch may be larger than the corpus. The state is the number of
-    rows returned so far.
+    Epoch e visits every row once, in an order that depends on (seed, e). Rows that do
+    not fill a batch at the end of an epoch begin the first batch of the next epoch, so
+    that no row is dropped and a batch may be larger than the corpus.
 
     With several processes, each process returns a contiguous part of every batch:
-    process 1 of 2 returns rows B/2 to B-1.
-
-    If the rows are in a bucket, a process copies each shard of which it reads a row. In
-    this case the rows of a batch are sorted by their position in the folder
-    before they are divided among processes: the batches contain the same rows, and
-    process 0 of P reads little more than the first P-th of the folder.
+    process 1 of 2 returns rows B/2 to B-1. If the rows are in a bucket, a process
+    copies each shard of which it reads a row. There the rows of a batch are sorted by
+    their position in the folder before they are divided among processes: the batches
+    contain the same rows, and process 0 of P reads little more than the first P-th of
+    the folder.
     """
 
     def __init__(
@@ -262,7 +252,7 @@ class RowIterator:
           rows: the rows.
           batch_size: B, rows of a batch over all processes, a multiple of their number.
           seed: seed of the order.
-          process_index: index of the part of each batch to return, from 0.
+          process_index: which part of each batch is returned, from 0.
           process_count: number of parts.
         """
         if len(rows) == 0:
@@ -306,9 +296,8 @@ class RowIterator:
         for name, current in self.state().items():
             if name not in state or (name != "given" and state[name] != current):
                 raise UserError(
-                    "the saved position in the data does not match "
-                    f"{self._rows.folder}: "
-                    f"{name} was {state.get(name)} and is {current}."
+                    f"the saved position in the data does not match {self._rows.folder}"
+                    f": {name} was {state.get(name)} and is {current}."
                 )
         self._num_returned = int(state["given"])
 
@@ -318,14 +307,12 @@ class RowIterator:
         rows = []
         for epoch in np.unique(epochs):
             if epoch != self._epoch:
-                self._order = _order(len(self._rows), (self._seed, int(epoch)))
+                size, seed = len(self._rows), (self._seed, int(epoch))
+                if size > _MAX_TABLE_ROWS:
+                    self._order = Permutation(size, seed)
+                else:
+                    table = np.random.default_rng(seed).permutation(size)
+                    self._order = table.__getitem__
                 self._epoch = epoch
             rows.append(self._order(positions[epochs == epoch]))
         return np.concatenate(rows)
-
-
-def _order(size: int, seed: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
-    """A random permutation of `size` rows, as a function of positions."""
-    if size > _MAX_TABLE_ROWS:
-        return Permutation(size, seed)
-    return np.random.default_rng(seed).permutation(size).__getitem__

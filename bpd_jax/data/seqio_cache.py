@@ -13,7 +13,8 @@ import numpy as np
 
 from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import example_readers, seqio_tasks
+from bpd_jax.data import seqio_tasks
+from bpd_jax.data.example_readers import existing_splits
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.task_tokenizer import source_fingerprint, vocabulary_fingerprint
@@ -25,14 +26,8 @@ _MOST_DESCRIPTION = 1 << 20  # bytes
 
 # Exceptions of seqio and TensorFlow for damaged files.
 _DAMAGE = (
-    tf.errors.OpError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(tf.errors.OpError, ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
 )
 
 
@@ -64,9 +59,8 @@ def read_examples(
         prefix = seqio.get_cached_tfrecord_prefix(folder, split)
         num_files = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
         if num_files != expected:
-            raise ValueError(
-                f"it has {num_files} of {expected} files of the split {split}"
-            )
+            found = f"{num_files} of {expected} files"
+            raise ValueError(f"it has {found} of the split {split}")
         dataset = seqio_task.get_dataset(
             split=split, shuffle=False, use_cached=True, shard_info=shard
         )
@@ -95,11 +89,6 @@ def is_complete(folder: str) -> bool:
     return tf.io.gfile.exists(os.path.join(folder, COMPLETED))
 
 
-def splits_of(task: ExampleTask) -> tuple[str, ...]:
-    """The names of the cached splits."""
-    return example_readers.existing_splits(task)
-
-
 def describe(task: ExampleTask) -> dict[str, Any]:
     """The settings and sources that a cache depends on, as JSON values."""
     fields = dataclasses.asdict(task)
@@ -107,13 +96,11 @@ def describe(task: ExampleTask) -> dict[str, Any]:
         fields.pop(name, None)
     if fields.get("validation_from") == "validation":
         fields.pop("validation_from")  # Earlier caches lack this setting.
-    return {
-        **fields,
-        "vocabulary": vocabulary_fingerprint(task),
-        "sources": {
-            split: source_fingerprint(task, split) for split in splits_of(task)
-        },
+    sources = {
+        split: source_fingerprint(task, split) for split in existing_splits(task)
     }
+    vocabulary = vocabulary_fingerprint(task)
+    return {**fields, "vocabulary": vocabulary, "sources": sources}
 
 
 def check_fits(task: ExampleTask, folder: str) -> None:

@@ -46,32 +46,18 @@ from bpd_jax.data.tokenizer import Tokenizer, named_tokenizer
 __all__ = ["examples", "features_of", "get_task", "register", "token_documents"]
 
 
-class _PythonSource(seqio.DataSource):
-    """Records that Python code reads, always in the same order.
+class _JsonLinesSource(seqio.DataSource):
+    """The records of JSON Lines in the form of TensorFlow Datasets, in their order.
+
+    `answers/text` is the list `text` in the object `answers`. Every file is a shard.
 
     Attributes:
       error: the `UserError` that ended the last iteration, or None; see `examples`.
     """
 
-    def __init__(
-        self,
-        splits: Sequence[str],
-        signature: dict[str, Any],
-        read: Callable[[str, seqio.ShardInfo | None], Iterator[dict[str, Any]]],
-        list_shards: Callable[[str], list[str]] = lambda split: [split],
-    ) -> None:
-        """Initialises from functions.
-
-        Args:
-          splits: names of the splits.
-          signature: types of a record, for `tf.data.Dataset.from_generator`.
-          read: yields the records of a split, or of some of its shards.
-          list_shards: returns the names of the shards of a split.
-        """
-        super().__init__(splits=splits)
-        self._signature = signature
-        self._read = read
-        self._list_shards = list_shards
+    def __init__(self, task: ExampleTask) -> None:
+        super().__init__(splits=task.splits)
+        self._task = task
         self.error: UserError | None = None
 
     @property
@@ -81,7 +67,9 @@ class _PythonSource(seqio.DataSource):
 
     def list_shards(self, split: str) -> Sequence[str]:
         """Returns the names of the shards."""
-        return self._list_shards(split)
+        if self._task.max_examples is not None:
+            return [split]  # The number of records is unknown before reading.
+        return [name for name, _ in example_files(self._task, split)]
 
     def get_dataset(
         self,
@@ -93,49 +81,32 @@ class _PythonSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns the records."""
         del shuffle, seed, unused
+        task, shard = self._task, shard_info
+
+        def nested(path: str, text: Any, texts: Any) -> tuple[str, Any]:
+            field, _, list_name = path.partition("/")
+            return field, {list_name: texts} if list_name else text
 
         def read() -> Iterator[dict[str, Any]]:
-            self.error = None
+            self.error, among = None, None
             try:
-                yield from self._read(split, shard_info)
+                if shard is not None and shard.num_shards > 1:
+                    among = example_files(task, split)[shard.index :: shard.num_shards]
+                for _, texts in read_records(task, split, among):
+                    pairs = [(path, text.encode()) for path, text in texts.items()]
+                    yield dict(nested(path, text, [text]) for path, text in pairs)
             except UserError as error:
                 self.error = error
                 raise
 
-        return tf.data.Dataset.from_generator(read, output_signature=self._signature)
-
-
-def _json_lines_source(task: ExampleTask) -> _PythonSource:
-    """The records of JSON Lines in the form of TensorFlow Datasets.
-
-    `answers/text` is the list `text` in the object `answers`. Every file is a shard.
-    """
-
-    def nested(path: str, text: Any, texts: Any) -> tuple[str, Any]:
-        field, _, list_name = path.partition("/")
-        return field, {list_name: texts} if list_name else text
-
-    def read(split: str, shard: seqio.ShardInfo | None) -> Iterator[dict[str, Any]]:
-        among = None
-        if shard is not None and shard.num_shards > 1:
-            among = example_files(task, split)[shard.index :: shard.num_shards]
-        for _, texts in read_records(task, split, among):
-            encoded = {path: text.encode() for path, text in texts.items()}
-            yield dict(nested(path, text, [text]) for path, text in encoded.items())
-
-    def list_shards(split: str) -> list[str]:
-        if task.max_examples is not None:
-            return [split]  # The number of records is unknown before reading.
-        return [name for name, _ in example_files(task, split)]
-
-    text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
-    signature = dict(nested(path, text, texts) for path in task.dataset.fields)
-    return _PythonSource(task.splits, signature, read, list_shards)
+        text, texts = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
+        signature = dict(nested(path, text, texts) for path in task.dataset.fields)
+        return tf.data.Dataset.from_generator(read, output_signature=signature)
 
 
 def get_task(task: ExampleTask) -> seqio.Task:
     """Returns the seqio task of a data set, without registering it."""
-    source = TfdsSource(task) if task.files is None else _json_lines_source(task)
+    source = TfdsSource(task) if task.files is None else _JsonLinesSource(task)
     has_inputs = task.has_inputs
     return seqio.Task(
         task.seqio_name,
@@ -200,7 +171,9 @@ _registered: dict[str, ExampleTask] = {}
 
 
 def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarray]:
-    """Yields the token ids of the targets of a registered seqio task.
+    """Yields the token ids of the targets of a registered seqio task, `[n]` int32.
+
+    End-of-text tokens at the beginning and the end are omitted.
 
     Args:
       name: a task with the feature `targets` and a preprocessor that tokenizes it with
@@ -208,9 +181,6 @@ def token_documents(name: str, split: str, vocabulary: str) -> Iterator[np.ndarr
       split: a split of the task.
       vocabulary: replaces the vocabulary of the task; `gpt3`, or the path of a
         tokenizer.json.
-
-    Yields:
-      `[n]` int32, without end-of-text tokens at the beginning and the end.
     """
     registered = seqio.TaskRegistry.names()
     if name not in registered:

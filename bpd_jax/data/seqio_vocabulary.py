@@ -1,8 +1,8 @@
 """An adapter from `Tokenizer` to seqio's vocabularies."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,12 +14,11 @@ class TokenizerVocabulary(seqio.Vocabulary):
     """A seqio vocabulary whose tokenizer is loaded when it is first used.
 
     seqio treats id 0 as padding. Here 0 is an ordinary token ('!' in GPT-3's
-    vocabulary), and padding is never inferred from ids: `decode_tf` stops at the
+    vocabulary), and padding is never inferred from ids: decoding stops at the
     end-of-text token, and rows have segment ids (`packing`).
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
-        """Initialises from a function that loads the tokenizer."""
         super().__init__()
         self._load = load
 
@@ -51,7 +50,8 @@ class TokenizerVocabulary(seqio.Vocabulary):
         return self.tokenizer.encode(s)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(_before(self.eos_id, ids))
+        end = self.eos_id
+        return self.tokenizer.decode(itertools.takewhile(lambda id: id != end, ids))
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
         """Encodes one text to `[tokens]`, or `[B]` texts to ragged `[B, tokens]`."""
@@ -71,14 +71,9 @@ class TokenizerVocabulary(seqio.Vocabulary):
             return flat
         return tf.RaggedTensor.from_row_lengths(flat, lengths)
 
-    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the texts of `[..., T]` ids up to the first end-of-text token.
-
-        The base class would replace the following ids by 0 and decode them.
-        """
-        return self._decode_tf(ids)
-
     def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the texts of `[..., T]` ids."""
+
         def decode(rows: np.ndarray) -> np.ndarray:
             texts = np.empty(rows.shape[:-1], object)
             for index in np.ndindex(texts.shape):
@@ -97,9 +92,3 @@ class TokenizerVocabulary(seqio.Vocabulary):
 
     def __hash__(self) -> int:
         return hash((self.vocab_size, self.eos_id))
-
-
-def _before(stop: Any, ids: Iterable[int]) -> list[int]:
-    """Returns the ids before the first occurrence of `stop`."""
-    ids = list(ids)
-    return ids[: ids.index(stop)] if stop in ids else ids

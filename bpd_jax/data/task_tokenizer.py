@@ -5,12 +5,11 @@ Fingerprints of the text and of the vocabulary detect changes.
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from bpd_jax.data import corpora, example_readers
 from bpd_jax.data.corpora import SourceFile
 from bpd_jax.data.example_task import DataTask, ExampleTask
-from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import (
     Tokenizer,
     named_tokenizer,
@@ -77,15 +76,8 @@ def _trained_tokenizer(task: DataTask, fingerprint: str) -> Tokenizer:
     if isinstance(task, ExampleTask):
         texts = example_readers.training_texts(task, _TRAINING_BYTES)
     else:
-        texts = _sampled_texts(task)
+        train = corpora.split_documents(task, "train")
+        sampled_ids, _ = corpora.sample_ids(train, _TRAINING_BYTES)
+        documents = corpora.split_documents(task, "train", "vocabulary")
+        texts = (each.text for each in documents if each.id in sampled_ids)
     return train_bpe(texts, task.trained_size, name=task.vocabulary)
-
-
-def _sampled_texts(task: TextTask) -> Iterator[str]:
-    train = corpora.split_documents(task, "train")
-    sampled_ids, _ = corpora.sample_ids(train, _TRAINING_BYTES)
-    return (
-        document.text
-        for document in corpora.split_documents(task, "train", "vocabulary")
-        if document.id in sampled_ids
-    )

@@ -22,10 +22,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a file, with unchanged line endings.
-
-    A byte order mark at the beginning is removed.
-    """
+    """Returns the text of a file, with unchanged line endings, without a BOM."""
     try:
         data = files.read_bytes(path, limits.MOST_KEPT)
     except OSError as error:
@@ -41,9 +38,7 @@ def read_text(path: Path) -> str:
 def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its ending); `.gz` is decompressed.
 
-    Args:
-      path: the file.
-      kept: whether the caller keeps all lines; see `limits.bounded_lines`.
+    For `kept` see `limits.bounded_lines`.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0

@@ -1,6 +1,6 @@
 """Reads records of data sets that TensorFlow Datasets has prepared on this machine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ class TfdsSource(seqio.TfdsDataSource):
     """The records of an `ExampleTask` from TensorFlow Datasets, without downloading."""
 
     def __init__(self, task: ExampleTask) -> None:
-        """Initialises from a task without `files`."""
         self._task = task
         limit = "" if task.max_examples is None else f"[:{task.max_examples}]"
         splits = {split: split + limit for split in task.dataset.splits}
@@ -33,11 +32,19 @@ class TfdsSource(seqio.TfdsDataSource):
         )
 
     def get_dataset(self, split: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        """Returns the records."""
+        """Returns the records, if train and validation records do not overlap."""
         splits = self.tfds_dataset.info.splits
         if splits and self._task.source_split(split) not in splits:
             raise self._missing(split)
-        self._check_division(splits)
+        name, limit = self._task.dataset.tfds, self._task.max_examples
+        if limit is not None and self._task.divides_train and "train" in splits:
+            total = splits["train"].num_examples
+            if total and total < 2 * limit:
+                raise UserError(
+                    f"max_examples is {limit}, but the train split of {name} has only "
+                    f"{total} records for training and validation: leave max_examples "
+                    "out."
+                )
         try:
             return super().get_dataset(split, *args, **kwargs)
         except AssertionError as error:
@@ -58,19 +65,6 @@ class TfdsSource(seqio.TfdsDataSource):
             return None
         return super().num_input_examples(split)
 
-    def _check_division(self, splits: Mapping[str, Any]) -> None:
-        """Raises a `UserError` if the train and validation records would overlap."""
-        limit = self._task.max_examples
-        if limit is None or not self._task.divides_train or "train" not in splits:
-            return
-        total = splits["train"].num_examples
-        if total and total < 2 * limit:
-            raise UserError(
-                f"max_examples is {limit}, but the train split of "
-                f"{self._task.dataset.tfds} has only {total} records for training and "
-                "validation: leave max_examples out."
-            )
-
     def _missing(self, split: str) -> UserError:
         name, folder = self._task.dataset.tfds, self.tfds_dataset.builder.data_dir
         return UserError(
@@ -86,10 +80,9 @@ def tfds_examples(
     """Yields id, inputs and targets of the examples of a split; see `Example`."""
     task.check_split(split)
     records = TfdsSource(task).get_dataset(split, shuffle=False)
+    written = write_prompts(records, task.dataset).as_numpy_iterator()
     number = 0
-    for number, texts in enumerate(
-        write_prompts(records, task.dataset).as_numpy_iterator(), 1
-    ):
+    for number, texts in enumerate(written, 1):
         inputs = texts["inputs"].decode() if task.has_inputs else None
         yield str(number), inputs, texts["targets"].decode()
     if not number:

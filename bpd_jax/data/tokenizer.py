@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 
 from bpd_jax.base.errors import UserError, library_errors
-from bpd_jax.base.limits import SMALLEST_VOCABULARY
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 
@@ -82,10 +81,8 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._backend = backend
         self._bytes: dict[int, bytes] = {}
-        self._added = {
-            token: added.content
-            for token, added in backend.get_added_tokens_decoder().items()
-        }
+        added = backend.get_added_tokens_decoder()
+        self._added = {token: each.content for token, each in added.items()}
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, with no begin or end token."""
@@ -206,11 +203,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Reads a tokenizer.json.
-
-        Args:
-          path: path of the file or of its folder.
-        """
+        """Reads a tokenizer.json, given its path or that of its folder."""
         path, data = read_tokenizer_file(path)
         with library_errors(f"{path} is not a tokenizer.json"):
             loaded = tokenizers.Tokenizer.from_buffer(data)
@@ -260,17 +253,9 @@ def train_bpe(
 ) -> Tokenizer:
     """Trains a byte-level BPE; the same documents give the same vocabulary.
 
-    Id 0 is `<|endoftext|>`; the next 256 ids are the bytes.
-
-    Args:
-      documents: texts to train on.
-      vocab_size: number of tokens, with `<|endoftext|>`.
-      name: name in error messages.
+    Id 0 is `<|endoftext|>`, which `vocab_size` counts; the next 256 ids are the bytes.
+    `name` is for error messages.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"vocab_size is {vocab_size}: it must be {SMALLEST_VOCABULARY} or more."
-        )
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -298,11 +283,10 @@ def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, byt
 
     The file may be compressed by xz.
     """
-    path = as_path(path).expanduser()
-    file = path
-    if path.is_dir():
-        packed = (path / PACKED_NAME).exists()
-        file = path / (PACKED_NAME if packed else FILE_NAME)
+    file = as_path(path).expanduser()
+    if file.is_dir():
+        packed = (file / PACKED_NAME).exists()
+        file /= PACKED_NAME if packed else FILE_NAME
     if not file.exists():
         raise UserError(
             f"there is no vocabulary {file}: give gpt3, bpe:N, or the path of a "

@@ -147,7 +147,7 @@ class Program:
             program, seconds = _kept_program(name, device), math.inf
             if program is None:
                 program, seconds = _compiled(name, lowered)
-            if _sources() == sources and not compiled.is_quick(seconds):
+            if _sources() == sources and seconds >= compiled.LEAST_SECONDS_WHOLE:
                 compiled.write_kept("trace", [*known, sources], name)
         return program
 
@@ -175,7 +175,7 @@ def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
     with compiled.uncached():
         program = lowered.compile(cpu.compiler_options())
     seconds = time.perf_counter() - start
-    if compiled.is_quick(seconds):
+    if seconds < compiled.LEAST_SECONDS_WHOLE:
         return program, seconds
     # Not all devices can write their programs.
     with contextlib.suppress(Exception):

@@ -49,10 +49,6 @@ class Description:
     vocab_size: int
     normalised_last: bool
 
-    def after_norm(self, layers: int) -> bool:
-        """Whether the drafter reads the last of `layers` layers after its norm."""
-        return self.normalised_last and layers - 1 in self.config.feature_layers
-
 
 def describe(fields: Fields, names: set[str]) -> Description:
     """Reads a config.json in any of the layouts."""
@@ -78,8 +74,8 @@ def _speculators(fields: Fields, names: set[str]) -> Description:
         block_size=fields.integer("block_size", 8) + anchor,
         guess_at_anchor=anchor,
         window=_window(fields, layers),
+        draft_vocabulary=None if draft == layers.integer("vocab_size") else draft,
         **layer_sizes(fields, layers),
-        **_draft_vocabulary(draft, layers),
         **_heads(fields, names, dspark, rank=256 if dspark else 0),
     )
     return _description(fields, layers, config, normalised_last=False)
@@ -105,15 +101,27 @@ def _qwen3(fields: Fields, names: set[str]) -> Description:
     anchor = both.flag(
         "sample_from_anchor", not both.flag("dspark_bonus_anchor", not dspark)
     )
-    draft = fields.integer("draft_vocab_size", fields.integer("vocab_size"))
+    vocabulary = fields.integer("vocab_size")
+    draft = fields.integer("draft_vocab_size", vocabulary)
+    if dflash2:
+        if draft != vocabulary:
+            unsupported(both, "a selector with a draft vocabulary (draft_vocab_size)")
+        heads: dict[str, Any] = {
+            "convolution_taps": both.integer("conv_kernel_size"),
+            "convolution_group": both.integer("conv_group_size"),
+            "markov_rank": both.integer("selector_rank"),
+            "markov_reads_state": True,
+        }
+    else:
+        heads = _heads(both, names, dspark, rank=0)
     config = BlockDrafterConfig(
         feature_layers=_layers(both, "target_layer_ids", 0),
         block_size=both.integer("block_size") + anchor,
         guess_at_anchor=anchor,
+        draft_vocabulary=None if draft == vocabulary else draft,
         **_moving_window(both, fields),
         **layer_sizes(both, fields),
-        **_draft_vocabulary(draft, fields),
-        **(_selector(both, fields) if dflash2 else _heads(both, names, dspark, rank=0)),
+        **heads,
     )
     return _description(both, fields, config, normalised_last=True)
 
@@ -139,9 +147,8 @@ def _layers(fields: Fields, name: str, first: int) -> tuple[int, ...]:
     if not numbers or not all(type(number) is int for number in numbers):
         raise UserError(f"{fields.source} has no list of layers {name}.")
     if min(numbers) < first:
-        unsupported(
-            fields, f"the embedding or no layer of the model ({name} {numbers})"
-        )
+        feature = f"the embedding or no layer of the model ({name} {numbers})"
+        unsupported(fields, feature)
     return tuple(number - first for number in numbers)
 
 
@@ -182,11 +189,8 @@ def layer_sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
 
 def _window(fields: Fields, layers: Fields) -> int | None:
     """Accepted tokens that every layer attends to, in speculators; None for all."""
-    sliding = [kind == "sliding_attention" for kind in layers.items("layer_types")]
-    if not any(sliding):
+    if not _slides(fields, layers):
         return None
-    if not all(sliding):
-        unsupported(fields, "a sliding window in some of its layers only")
     if not fields.flag("sliding_window_non_causal", False):
         unsupported(fields, "causal blocks (sliding_window_non_causal = false)")
     return layers.integer("sliding_window")
@@ -194,36 +198,21 @@ def _window(fields: Fields, layers: Fields) -> int | None:
 
 def _moving_window(fields: Fields, layers: Fields) -> dict[str, Any]:
     """The sliding window of all layers in the layouts of z-lab."""
-    sliding = [kind == "sliding_attention" for kind in layers.items("layer_types")]
-    if not any(sliding):
-        return {"window": None}
-    if not all(sliding):
-        unsupported(fields, "a sliding window in some of its layers only")
+    if not _slides(fields, layers):
+        return {}
     if "is_causal" not in fields and "causal" not in fields:
         unsupported(fields, "a sliding window of causal blocks (without is_causal)")
     if not fields.flag("use_sliding_window", False):
-        return {"window": None}  # transformers ignores `sliding_window`.
+        return {}  # transformers ignores `sliding_window`.
     window = fields.integer("swa_window_size", layers.integer("sliding_window", 0))
     return {"window": window, "moving_window": True}
 
 
-def _selector(fields: Fields, layers: Fields) -> dict[str, Any]:
-    """Settings of the convolutions and the selector, which only DFlash2 has."""
-    if layers.integer("draft_vocab_size", layers.integer("vocab_size")) != (
-        layers.integer("vocab_size")
-    ):
-        unsupported(fields, "a selector with a draft vocabulary (draft_vocab_size)")
-    return {
-        "convolution_taps": fields.integer("conv_kernel_size"),
-        "convolution_group": fields.integer("conv_group_size"),
-        "markov_rank": fields.integer("selector_rank"),
-        "markov_reads_state": True,
-    }
-
-
-def _draft_vocabulary(size: int, layers: Fields) -> dict[str, Any]:
-    everything = size == layers.integer("vocab_size")
-    return {"draft_vocabulary": None if everything else size}
+def _slides(fields: Fields, layers: Fields) -> bool:
+    kinds = {kind == "sliding_attention" for kind in layers.items("layer_types")}
+    if len(kinds) > 1:
+        unsupported(fields, "a sliding window in some of its layers only")
+    return True in kinds
 
 
 def _heads(
@@ -233,9 +222,8 @@ def _heads(
     rank = fields.integer("markov_rank", rank)
     kind = fields.text("markov_head_type", "vanilla").lower()
     if rank and kind != "vanilla":
-        unsupported(
-            fields, f"a Markov head of type {kind!r} (only vanilla is supported)"
-        )
+        feature = f"a Markov head of type {kind!r} (only vanilla is supported)"
+        unsupported(fields, feature)
     # vLLM accepts a confidence head that is configured but missing.
     confidence = fields.flag("enable_confidence_head", dspark) and CONFIDENCE in names
     reads = fields.flag("confidence_head_with_markov", dspark and rank > 0)

@@ -52,7 +52,7 @@ def export_drafter(
     Args:
       folder: output folder; an older export is replaced.
       model: the target model.
-      params: parameters of the target model.
+      params: its parameters.
       drafter: the block drafter.
       base: name or path of the target for the other program.
       mask_token: token whose embedding is replaced by the mask embedding; a token that
@@ -78,18 +78,17 @@ def export_drafter(
         tensors[TARGET_IN_DRAFT] = members
     for path, origin in drafter_layout(config, model.trunk).items():
         value = drafter.tensors[path]
-        add(
-            origin.name,
-            origin.stored(value[order] if path == "markov/output" else value),
-        )
+        value = value[order] if path == "markov/output" else value
+        add(origin.name, origin.stored(value))
     embedding = np.array(jax.device_get(params["trunk"]["embedding"]))
     embedding[mask_token] = drafter.tensors["mask_embedding"]
     add(EMBEDDING, embedding)
     softmax = drafter.tensors.get(OWN_SOFTMAX)
     if softmax is None:
-        add(SOFTMAX, softmax_rows(model, params, vocabulary))
-    else:
-        add(SOFTMAX, softmax if order is None else softmax[order])
+        softmax = softmax_rows(model, params, vocabulary)
+    elif order is not None:
+        softmax = softmax[order]
+    add(SOFTMAX, softmax)
     write_folder(folder, KIND, SINGLE, tensors, settings)
 
 

@@ -5,7 +5,6 @@ A drafter that bpd_jax cannot compute exactly is refused.
 
 import hashlib
 import os
-import pathlib
 
 import numpy as np
 
@@ -39,10 +38,11 @@ def import_drafter(
     name: str = "this model",
     base: str | None = None,
 ) -> LoadedDrafter:
-    """Reads a published block drafter of a model.
+    """Reads a published block drafter of a model, with tensors as they are stored.
 
     The files do not record the model exactly; its width, its vocabulary and, where the
-    drafter has embeddings of its own, these are compared.
+    drafter has embeddings of its own, these are compared. The drafter has a softmax of
+    its own if that differs from the target's.
 
     Args:
       folder: folder with config.json and safetensors files.
@@ -51,10 +51,6 @@ def import_drafter(
       name: name of the target for messages.
       base: fingerprint of the target; None to compute it from `params`, which then have
         the layout in which they were stored.
-
-    Returns:
-      The drafter, with tensors in their stored precision. It has its own softmax if
-      that differs from the target's.
     """
     folder = as_path(folder)
     fields = Fields.read(folder / CONFIG)
@@ -62,7 +58,7 @@ def import_drafter(
     about = describe(fields, tensors.names)
     trunk = model.trunk
     check_sizes(folder, (about.d_model, about.vocab_size), trunk, name)
-    if about.after_norm(trunk.num_layers):
+    if about.normalised_last and (trunk.num_layers - 1 in about.config.feature_layers):
         raise UserError(
             f"{fields.source} reads the last of the {trunk.num_layers} layers of "
             f"{name} after its final norm, which cannot be reproduced here: layers are "
@@ -85,6 +81,9 @@ def import_drafter(
     if softmax is not None:
         arrays["softmax"] = softmax
     check_finite(arrays, folder)  # Also the embedding and the softmax.
+    digest = hashlib.sha256()
+    for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
+        digest.update(bytes.fromhex(file_digest(path)))
     return LoadedDrafter(
         config=config,
         tensors=arrays,
@@ -94,12 +93,5 @@ def import_drafter(
         vocab_size=trunk.vocab_size,
         facts={"imported_from": folder.resolve().name},
         folder=folder,
-        identity=_identity(folder),
+        identity=digest.hexdigest()[:16],
     )
-
-
-def _identity(folder: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
-        digest.update(bytes.fromhex(file_digest(path)))
-    return digest.hexdigest()[:16]

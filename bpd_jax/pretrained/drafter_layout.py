@@ -153,11 +153,7 @@ def draft_vocabulary(
 ) -> np.ndarray | None:
     """The ids of a draft vocabulary, `[size]` int32; None if it has all tokens.
 
-    Args:
-      folder: the drafter, for messages.
-      tensors: its tensors.
-      size: declared size; None for all tokens, which the tensors must then agree with.
-      vocab_size: tokens of the target.
+    The tensors must agree with the declared size, which is None for all tokens.
     """
     expected = size or vocab_size
     if size is None and DRAFT_TO_TARGET not in tensors.names:

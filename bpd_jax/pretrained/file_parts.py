@@ -38,10 +38,7 @@ def split_file(
 ) -> list[Piece]:
     """Writes a file in parts of at most `most_bytes`; reads one part at a time.
 
-    Args:
-      path: the file.
-      folder: that receives the parts and the manifest; replaced as a whole.
-      most_bytes: maximum size of a part, at least 1.
+    The folder of the parts and the manifest is replaced as a whole.
     """
     path = as_path(path)
     if most_bytes < 1:
@@ -69,14 +66,9 @@ def split_file(
 
 
 def gather_parts(folders: Sequence[pathlib.Path], target: pathlib.Path) -> bool:
-    """Links the parts of a file that are spread over folders into one folder.
+    """Links the parts of a file that are spread over folders into the folder `target`.
 
-    Args:
-      folders: existing folders that may contain a manifest and some of the parts.
-      target: the folder, which is created.
-
-    Returns:
-      Whether one of the folders has a manifest.
+    Returns whether one of the folders, which exist, has a manifest.
     """
     found = {path.name: path for folder in folders for path in folder.glob("part_*")}
     manifests = [folder / HEADER for folder in folders if (folder / HEADER).is_file()]

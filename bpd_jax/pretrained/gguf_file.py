@@ -30,6 +30,12 @@ _MOST_TENSORS = 1 << 20
 _MOST_TEXTS = 1 << 22
 _MOST_DIMENSIONS = 4
 
+# Exceptions of the package and of NumPy for damaged files.
+_DAMAGE = (
+    *(ArithmeticError, LookupError, MemoryError, TypeError, ValueError),
+    struct.error,
+)
+
 # Elements dequantised at once, which takes a few times their memory.
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -109,16 +115,7 @@ class GGUFFile:
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
             self._mapped: mmap.mmap = reader.data._mmap
             _check_tensors(reader)
-        # Exceptions of the package and of NumPy for damaged files.
-        except (
-            ArithmeticError,
-            IndexError,
-            KeyError,
-            MemoryError,
-            TypeError,
-            ValueError,
-            struct.error,
-        ) as error:
+        except _DAMAGE as error:
             raise UserError(
                 f"{path} is truncated or damaged, or needs a newer version of the "
                 f"package gguf ({error}): download the file again."
@@ -129,9 +126,6 @@ class GGUFFile:
                 f"{path} is one of {parts} parts of a model: merge them first, with "
                 "llama-gguf-split --merge."
             )
-        self._check_quantisation()
-
-    def _check_quantisation(self) -> None:
         for kind, name in {t.tensor_type: n for n, t in self.tensors.items()}.items():
             block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
             try:
@@ -145,9 +139,7 @@ class GGUFFile:
     def find(self, key: str, kind: type[_T]) -> _T | None:
         """Returns a value, or None if the file does not have this key.
 
-        Args:
-          key: its name.
-          kind: int, float, bool, str, np.ndarray (of numbers) or list (of str).
+        The kind is int, float, bool, str, np.ndarray (of numbers) or list (of str).
         """
         value = self._values.get(key)
         if value is None:
@@ -160,11 +152,8 @@ class GGUFFile:
 
     def starting_with(self, prefix: str) -> dict[str, Value]:
         """Returns the values whose names begin with `prefix`, without it."""
-        return {
-            name.removeprefix(prefix): value
-            for name, value in self._values.items()
-            if name.startswith(prefix)
-        }
+        names = [name for name in self._values if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self._values[name] for name in names}
 
     def get(self, key: str, kind: type[_T]) -> _T:
         """Returns a required value."""

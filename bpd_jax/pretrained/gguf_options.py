@@ -85,11 +85,6 @@ def _smollm3(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Op
     return {"unrotated_layers": tuple(range(3, min(sizes["num_layers"], 1001), 4))}
 
 
-def _phi3(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Options:
-    del file, sizes, window
-    return {}
-
-
 def _granite(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Options:
     del window
 
@@ -112,18 +107,15 @@ def _olmo2(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Opti
         raise UserError(
             f"{file.path} is OLMo 3, whose sliding windows are not supported."
         )
-    return {
-        "query_key_norm": True,
-        "joint_query_key_norm": True,
-        "norm_place": "after",
-    }
+    joint = {"query_key_norm": True, "joint_query_key_norm": True}
+    return {**joint, "norm_place": "after"}
 
 
 FAMILIES: dict[str, Callable[[GGUFFile, Mapping[str, Any], int | None], Options]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "smollm3": _smollm3,
-    "phi3": _phi3,
+    "phi3": lambda file, sizes, window: {},
     "granite": _granite,
     "olmo2": _olmo2,
 }

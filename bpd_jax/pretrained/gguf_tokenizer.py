@@ -43,21 +43,16 @@ _LLAMA3, _QWEN2 = _gpt4(r"\p{N}{1,3}"), _gpt4(r"\p{N}")
 # tokens need no merges.
 _COMPLETE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken")
 
+# Every digit is a word of its own.
+_DIGITS_APART = (
+    *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"),
+    "minerva-7b",
+)
+
 # The patterns of each pre-tokenizer, applied one after the other.
 _PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "jais", "mpt", "olmo", "trillion"), (_GPT2,)),
-    **dict.fromkeys(
-        (
-            "smollm",
-            "starcoder",
-            "refact",
-            "command-r",
-            "codeshell",
-            "exaone",
-            "minerva-7b",
-        ),
-        (r"\p{N}", _GPT2),
-    ),
+    **dict.fromkeys(_DIGITS_APART, (r"\p{N}", _GPT2)),
     **dict.fromkeys((*_COMPLETE, "dbrx", "smaug-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
     "gpt-4o": (_gpt4o(r"\p{N}{1,3}", _CONTRACTION + "?"),),
@@ -71,26 +66,10 @@ _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 # Names of tokens that end a text or a turn whatever their type, as in llama.cpp: some
 # files give them the type of ordinary text.
 _END_NAMES = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|calls|>",
-    "<|flush|>",
-    "<|tool_response>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<eos>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "[e~[",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
+    *("<|tool_response>", "<end_of_turn>", "<turn|>", "<eos>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "[EOS]", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     "<end_of_utterance>",
 )
 # Tokens of filling in code that end a text: where the file does not have the id, the
@@ -132,9 +111,7 @@ class EmbeddedTokenizer(NamedTuple):
 def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
     """Builds the tokenizer of a checkpoint.
 
-    Args:
-      file: the checkpoint.
-      vocab_size: rows of the embedding, possibly more than there are tokens.
+    The embedding has `vocab_size` rows, possibly more than there are tokens.
     """
     kind = file.get("tokenizer.ggml.model", str)
     tokens = file.get("tokenizer.ggml.tokens", list)
@@ -142,9 +119,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> EmbeddedTokenizer:
         raise _damaged(file, f"{len(tokens)} tokens for {vocab_size} embeddings")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
-        twice = next(
-            token for id, token in enumerate(tokens) if vocabulary[token] != id
-        )
+        twice = next(x for id, x in enumerate(tokens) if vocabulary[x] != id)
         raise _damaged(file, f"the token {twice[:80]!r} twice")
     if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
         raise _damaged(file, f"a token of more than {_LONGEST_TOKEN} characters")
@@ -268,12 +243,10 @@ def _byte_level(
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocabulary, merges, ignore_merges=pre in _COMPLETE)
     )
+    patterns = map(tokenizers.Regex, _PATTERNS[pre])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(
-                pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-                for pattern in _PATTERNS[pre]
-            ),
+            *(pre_tokenizers.Split(pattern, "isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -299,21 +272,13 @@ def _sentencepiece(
             byte_fallback=True,
         )
     )
-    prefix = file.find("tokenizer.ggml.add_space_prefix", bool) is not False
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *([normalizers.Prepend("▁")] if prefix else []),
-            normalizers.Replace(" ", "▁"),
-        ]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if prefix else []),
-        ]
-    )
+    encoding: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    decoding = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if file.find("tokenizer.ggml.add_space_prefix", bool) is not False:
+        encoding = [normalizers.Prepend("▁"), *encoding]
+        decoding.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(encoding)
+    tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
 
 

@@ -45,18 +45,6 @@ class _Family:
     partial_rotary: bool = False
 
 
-def _mistral(fields: Fields) -> Options:
-    return _windows(fields, None)
-
-
-def _qwen2(fields: Fields) -> Options:
-    return {"qkv_bias": True, **_switched_windows(fields)}
-
-
-def _qwen3(fields: Fields) -> Options:
-    return {"query_key_norm": True, **_switched_windows(fields)}
-
-
 def _qwen3_moe(fields: Fields) -> Options:
     if fields.flag("use_sliding_window", False):
         raise UserError(
@@ -103,15 +91,6 @@ def _granite(fields: Fields) -> Options:
         "embedding_scale": fields.number("embedding_multiplier", 1.0),
         "attention_scale": fields.number("attention_multiplier", 1.0),
         "residual_scale": fields.number("residual_multiplier", 1.0),
-    }
-
-
-def _olmo2(fields: Fields) -> Options:
-    del fields
-    return {
-        "query_key_norm": True,
-        "joint_query_key_norm": True,
-        "norm_place": "after",
     }
 
 
@@ -178,9 +157,18 @@ _OFF = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _ATTENTION, _MLP = "attention_bias", "mlp_bias"
 _FAMILIES = {
     "llama": _Family(biases=(_ATTENTION, _MLP)),
-    "mistral": _Family({"sliding_window": 4096}, options=_mistral),
-    "qwen2": _Family({"sliding_window": 4096}, options=_qwen2),
-    "qwen3": _Family({"sliding_window": 4096, "head_dim": 128}, (_ATTENTION,), _qwen3),
+    "mistral": _Family(
+        {"sliding_window": 4096}, options=lambda fields: _windows(fields, None)
+    ),
+    "qwen2": _Family(
+        {"sliding_window": 4096},
+        options=lambda fields: {"qkv_bias": True, **_switched_windows(fields)},
+    ),
+    "qwen3": _Family(
+        {"sliding_window": 4096, "head_dim": 128},
+        (_ATTENTION,),
+        lambda fields: {"query_key_norm": True, **_switched_windows(fields)},
+    ),
     "qwen3_moe": _Family(
         {
             "moe_intermediate_size": 768,
@@ -201,16 +189,21 @@ _FAMILIES = {
         (_ATTENTION, _MLP),
         _smollm3,
     ),
-    "phi3": _Family({"rms_norm_eps": 1e-5}, options=_mistral, partial_rotary=True),
+    "phi3": _Family(
+        {"rms_norm_eps": 1e-5},
+        options=lambda fields: _windows(fields, None),
+        partial_rotary=True,
+    ),
     "granite": _Family({}, (_ATTENTION, _MLP), _granite),
-    "olmo2": _Family({"rms_norm_eps": 1e-5}, (_ATTENTION,), _olmo2),
-}
-
-_VARIANTS: dict[str, Callable[[Fields], Variant]] = {
-    "phi3": lambda fields: Variant(fused=True),
-    "gemma2": lambda fields: Variant(norm_offset=1.0),
-    "gemma3_text": lambda fields: Variant(norm_offset=1.0),
-    "granite": lambda fields: Variant(logit_divisor=_logit_divisor(fields)),
+    "olmo2": _Family(
+        {"rms_norm_eps": 1e-5},
+        (_ATTENTION,),
+        lambda fields: {
+            "query_key_norm": True,
+            "joint_query_key_norm": True,
+            "norm_place": "after",
+        },
+    ),
 }
 
 # Model types whose tensors have Llama's names.
@@ -219,15 +212,13 @@ LLAMA_LIKE = tuple(_FAMILIES)
 
 def variant_of(fields: Fields) -> Variant:
     """Where the tensors of a folder differ from Llama's."""
-    kind = fields.text("model_type")
-    return _VARIANTS[kind](fields) if kind in _VARIANTS else Variant()
-
-
-def _logit_divisor(fields: Fields) -> float:
-    divisor = fields.number("logits_scaling", 1.0)
+    kind, divisor = fields.text("model_type"), 1.0
+    if kind == "granite":
+        divisor = fields.number("logits_scaling", 1.0)
     if divisor <= 0:
         raise UserError(f"logits_scaling in {fields.source} must be above 0.")
-    return divisor
+    offset = 1.0 if kind in ("gemma2", "gemma3_text") else 0.0
+    return Variant(kind == "phi3", offset, divisor)
 
 
 def text_model(fields: Fields) -> Fields:
@@ -358,9 +349,8 @@ def activation_of(fields: Fields, name: str) -> str:
 def _windows(fields: Fields, windowed: Sequence[bool] | None) -> Options:
     """The sliding window, and the layers that have it if not all do.
 
-    Args:
-      fields: the configuration; its `layer_types` take precedence over `windowed`.
-      windowed: whether each layer has the window; None for windows in all layers.
+    `windowed` says whether each layer has it, unless the configuration has
+    `layer_types`; None for windows in all layers.
     """
     if "sliding_window" not in fields:
         return {}

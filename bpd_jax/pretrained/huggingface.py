@@ -58,7 +58,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
         tokenizer=tokenizer,
         chat_template=_chat_template(folder, settings),
         begin_of_text=begin,
-        begin_text=_special_text(settings, "bos_token") or "",
+        begin_text=_special_text(settings, "bos_token"),
         end_tokens=ends,
         generation=generation_settings(generation, config.vocab_size),
     )
@@ -69,26 +69,30 @@ def _layout(
 ) -> tuple[TransformerConfig, dict[Path, Origin]]:
     """The location of each parameter; checks that all of them exist.
 
-    Returns:
-      The configuration, in which the softmax is tied only if it is in the files, and
-      the layout.
+    In the configuration that is returned the softmax is tied only if it is in the
+    files.
     """
     is_gpt2 = fields.text("model_type") == GPT2
     table = ("wte" if is_gpt2 else "embed_tokens") + ".weight"
     block = "h." if is_gpt2 else "layers."
     # The last two are of models that also read images.
     prefixes = ["transformer."] if is_gpt2 else ["model.", *_WITH_IMAGES]
-    prefix = next(
-        (
-            prefix
-            for prefix in [*prefixes, ""]
-            if any(name.startswith(prefix + block) for name in tensors.names)
-        ),
-        prefixes[0],
-    )
+    found = [
+        prefix
+        for prefix in (*prefixes, "")
+        if any(name.startswith(prefix + block) for name in tensors.names)
+    ]
+    prefix = (found or prefixes)[0]
     embedding = prefix + table
     both = {embedding, SOFTMAX} <= tensors.names
-    if config.tied_softmax and both and not _equal(tensors, embedding, SOFTMAX):
+    if (
+        config.tied_softmax
+        and both
+        and not (
+            tensors.shape(embedding) == tensors.shape(SOFTMAX)
+            and np.array_equal(tensors.read(embedding), tensors.read(SOFTMAX))
+        )
+    ):
         warn(
             f"{fields.source} ties the softmax to the embedding, but {embedding} and "
             f"{SOFTMAX} differ: both are used, as in transformers; set "
@@ -105,12 +109,6 @@ def _layout(
         layout["embedding",] = dataclasses.replace(origin, name=SOFTMAX)
     tensors.check(layout)
     return config, layout
-
-
-def _equal(tensors: SafetensorsFiles, first: str, second: str) -> bool:
-    if tensors.shape(first) != tensors.shape(second):
-        return False
-    return np.array_equal(tensors.read(first), tensors.read(second))
 
 
 def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
@@ -139,20 +137,19 @@ def _tokenizer_settings(folder: pathlib.Path) -> Fields:
     return Fields(settings, str(path))
 
 
-def _special_text(settings: Fields, name: str) -> str | None:
+def _special_text(settings: Fields, name: str) -> str:
     """The text of `bos_token` or `eos_token`, stored as a string or in an object."""
     value = settings.values.get(name)
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) else ""
 
 
 def _special_token(
     settings: Fields, name: str, tokenizer: tokenizers.Tokenizer
 ) -> int | None:
-    """The id of `bos_token` or `eos_token`."""
     text = _special_text(settings, name)
-    return None if text is None else tokenizer.token_to_id(text)
+    return tokenizer.token_to_id(text) if text else None
 
 
 def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:

@@ -46,9 +46,8 @@ class Fields:
             # Fails for a lone surrogate such as \ud800.
             json.dumps(values, ensure_ascii=False).encode()
         except OSError as error:
-            raise UserError(
-                f"cannot read {path}: {error.strerror or error}."
-            ) from error
+            reason = error.strerror or error
+            raise UserError(f"cannot read {path}: {reason}.") from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is not valid JSON: {error}.") from error
         if not isinstance(values, dict):

@@ -134,50 +134,41 @@ def export_heads(
       dtype: dtype of the stored tensors: bfloat16, float16 or float32.
     """
     names = LAYOUTS[layout]
-    check_exportable(model.heads, names)
-    assert model.heads is not None
-    tensors = _tensors(names, model, params, dtype)
-    settings = {
-        "base_model_name_or_path": base,
-        "torch_dtype": dtype,
-        **(
-            _vllm_settings(model, model.heads)
-            if names is VLLM
-            else _medusa_settings(model.heads)
-        ),
-    }
+    heads = model.heads
+    check_exportable(heads, names)
+    assert heads is not None
+    settings: dict[str, Any] = {"base_model_name_or_path": base, "torch_dtype": dtype}
+    if names is VLLM:
+        settings |= {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": model.trunk.d_model,
+            "vocab_size": model.trunk.vocab_size,
+            "truncated_vocab_size": model.draft_vocab_size,
+            "num_heads": heads.num_heads - 1,
+            "num_hidden_layers": heads.layers,
+            "medusa_fc_bias": True,
+            "original_lm_head": not heads.own_softmax,
+        }
+    else:
+        settings |= {
+            "medusa_num_heads": heads.num_heads - 1,
+            "medusa_num_layers": heads.layers,
+        }
+        # Files of version 1 have no version field.
+        settings |= {} if heads.own_softmax else {"version": "2"}
+    tensors = _tensors(names, model, heads, params, dtype)
     write_folder(folder, KIND, names.file, tensors, settings)
 
 
-def _vllm_settings(model: BlockwiseConfig, heads: BlockHeadsConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": model.trunk.d_model,
-        "vocab_size": model.trunk.vocab_size,
-        "truncated_vocab_size": model.draft_vocab_size,
-        "num_heads": heads.num_heads - 1,
-        "num_hidden_layers": heads.layers,
-        "medusa_fc_bias": True,
-        "original_lm_head": not heads.own_softmax,
-    }
-
-
-def _medusa_settings(heads: BlockHeadsConfig) -> dict[str, Any]:
-    sizes = {
-        "medusa_num_heads": heads.num_heads - 1,
-        "medusa_num_layers": heads.layers,
-    }
-    # Files of version 1 have no version field.
-    return sizes if heads.own_softmax else {**sizes, "version": "2"}
-
-
 def _tensors(
-    layout: Layout, model: BlockwiseConfig, params: Params, dtype: str
+    layout: Layout,
+    model: BlockwiseConfig,
+    heads: BlockHeadsConfig,
+    params: Params,
+    dtype: str,
 ) -> dict[str, np.ndarray]:
     """All tensors of the file, by name."""
-    heads = model.heads
-    assert heads is not None
     arrays = jax.device_get(params["heads"])
     tensors: dict[str, np.ndarray] = {}
 

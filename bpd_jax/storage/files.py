@@ -133,15 +133,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def read_bytes(path: str | os.PathLike[str], most: int | None = MOST_BYTES) -> bytes:
     """Reads a whole file; by default a small one, such as a description.
 
-    Args:
-      path: the file.
-      most: maximum number of bytes; None for the size that a regular file has when it
-        is opened. Of a device or pipe, which may have no end, no more than 128 MiB are
-        read.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: it has more bytes.
+    If it has more than `most` bytes, this is a `ValueError`. None is the size that a
+    regular file has when it is opened. Of a device or pipe, which may have no end, no
+    more than 128 MiB are read.
     """
     with as_path(path).open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size

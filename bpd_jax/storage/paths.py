@@ -61,7 +61,7 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
 
     Copies are kept in `~/.cache/bpd_jax/buckets` by version: a process that has mapped
     one is not disturbed when the object is replaced. (The `filecache` of fsspec writes
-    all versions into one file, which a process may have mapped.)
+    all versions into one file.)
     """
     if not in_bucket(path):
         return pathlib.Path(path)

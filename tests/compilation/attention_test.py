@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bpd_jax.compilation import gpus
-from bpd_jax.compilation.topology import find_slice
+from bpd_jax.compilation.topology import COMPILER_OPTIONS, find_slice
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.partitioning import BATCH_SPEC, MeshConfig, make_mesh
 from bpd_jax.models.prefix_attention import prefix_attention
@@ -30,7 +29,7 @@ def temporary_bytes(topology, mesh_shape, function, *shapes):
         axes = ["model"] if len(shape) == 4 else []
         spec = NamedSharding(mesh, PartitionSpec(*BATCH_SPEC, *axes))
         arguments.append(jax.ShapeDtypeStruct(shape, dtype, sharding=spec))
-    options = gpus.COMPILER_OPTIONS if topology.startswith("h100") else None
+    options = COMPILER_OPTIONS if topology.startswith("h100") else None
     lowered = jax.jit(lambda *a: function(mesh, *a)).lower(*arguments)
     return lowered.compile(options).memory_analysis().temp_size_in_bytes
 

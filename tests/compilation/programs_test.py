@@ -12,8 +12,7 @@ from bpd_jax.compilation.decode_programs import (
     decode_programs,
     ngram_table,
 )
-from bpd_jax.compilation.frozen_programs import frozen_programs
-from bpd_jax.compilation.programs import train_program
+from bpd_jax.compilation.programs import frozen_programs, train_program
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig

@@ -4,8 +4,7 @@ import pytest
 
 from bpd_jax.base.chips import CHIPS, device_count
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation import gpus
-from bpd_jax.compilation.topology import find_slice
+from bpd_jax.compilation.topology import find_slice, gpu_target
 from tests.compilation.compilers import NEEDS_LIBTPU
 
 
@@ -50,7 +49,7 @@ def test_every_gpu_has_a_target():
     chips = [chip for chip in CHIPS.values() if chip.gpu]
     assert {chip.name for chip in chips} == {"l4", "a100", "h100", "h200"}
     for chip in chips:
-        text = gpus.target(chip)
+        text = gpu_target(chip)
         assert f"memory_bandwidth: {int(chip.hbm)} " in text
         major, minor = chip.gpu.split(".")
         assert f"major: {major} minor: {minor}" in text

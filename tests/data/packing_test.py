@@ -1,3 +1,5 @@
+import collections
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,7 +8,6 @@ from hypothesis import strategies as st
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import packing
 from bpd_jax.data.packing import (
-    Truncation,
     join_examples,
     pack,
     pad,
@@ -63,7 +64,7 @@ def example(inputs, targets):
 
 
 def join(examples, length):
-    truncation = Truncation()
+    truncation = collections.Counter()
     return [
         piece.T.tolist() for piece in join_examples(examples, length, 1, truncation)
     ], truncation
@@ -81,13 +82,13 @@ lists = st.lists(st.integers(2, 99), max_size=12)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_inputs_are_truncated_before_targets(pairs, length):
     pieces, truncation = join([example(*pair) for pair in pairs], length)
-    expected = Truncation()
+    expected = collections.Counter()
     for (inputs, targets), piece in zip(pairs, pieces, strict=True):
         end = [*targets, END][: length - 2]
         begin = [END, *inputs][: length - 1 - len(end)]
         mask = [0] * (len(begin) + 1) + [1] * len(end)
         assert piece == [[*begin, SEPARATOR, *end], mask]
-        expected.inputs += len(begin) <= len(inputs)
-        expected.targets += len(end) <= len(targets)
-        expected.tokens += len(inputs) + len(targets) + 3 - len(mask)
+        expected["inputs"] += len(begin) <= len(inputs)
+        expected["targets"] += len(end) <= len(targets)
+        expected["tokens"] += len(inputs) + len(targets) + 3 - len(mask)
     assert truncation == expected

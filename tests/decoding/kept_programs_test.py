@@ -55,7 +55,7 @@ def main():
         return look(*arguments)
 
     decode_loop.look = counted
-    compiled._LEAST_SECONDS_WHOLE = 0.0
+    compiled.LEAST_SECONDS_WHOLE = 0.0
     keep_compiled()
     print(json.dumps([decode(), len(traced)]))
 

@@ -33,7 +33,7 @@ def step(matrix, scale, state, count):
 program = Program(
     step, static=("scale",), constants=("matrix",), donate=("state",)
 )
-compiled._LEAST_SECONDS_WHOLE = 0.0
+compiled.LEAST_SECONDS_WHOLE = 0.0
 keep_compiled()
 matrix = Model(None, jnp.asarray(np.arange(256.0).reshape(16, 16), jnp.float32))
 results = []
