@@ -110,13 +110,13 @@ def _show(
         texts,
         continuation=tokenizer.continuation,
     )
-    if OUTPUT.value:
+    if output := OUTPUT.value:
         lines = [
             json.dumps({field: getattr(record, field) for field in _OUTPUT_FIELDS})
             for record in records
         ]
         text = "".join(f"{line}\n" for line in lines)
-        hosts.first(lambda: files.write_text(OUTPUT.value, text))
+        hosts.first(lambda: files.write_text(output, text))
     else:
         between = _between(lm) if len(records) > 1 else None
         _print_records(records, between)
@@ -127,7 +127,7 @@ def _show(
         f"{method.name}: {tokens} tokens in {calls} serial calls, block efficiency "
         f"{tokens / max(calls, 1):.2f}, {seconds:.2f} s"
         + ("" if config.options.lossless else " (typical acceptance: LOSSY)")
-        + (f"; written to {OUTPUT.value}" if OUTPUT.value else "")
+        + (f"; written to {output}" if output else "")
     )
 
 

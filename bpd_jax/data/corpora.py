@@ -2,7 +2,7 @@
 
 Three properties of a document are hashes of its id, so that they depend neither on the
 machine nor on other documents: its split, its rank when `max_bytes` selects documents,
-and (in `prompts`) its rank as a prompt. The id is the file's path relative to the
+and (in `held_out`) its rank as a prompt. The id is the file's path relative to the
 corpus folder, followed by `:line` for a line of JSON Lines.
 """
 
@@ -205,13 +205,9 @@ def split_documents(
     label: str | None = None,
     among: Collection[SourceFile] | None = None,
 ) -> Iterator[Document]:
-    """Yields the documents of one split, in the order of `all_documents`.
+    """Yields the documents of one split or of `all`, in the order of `all_documents`.
 
-    Args:
-      task: the corpus, its limit and its split.
-      split: `train`, `validation`, or `all` for both together.
-      label: label of a progress bar; None for no bar.
-      among: some of the corpus files; by default all.
+    `among` are some of the corpus files. With a label there is a progress bar.
     """
     task.check_split(split)
     selected, total = None, None

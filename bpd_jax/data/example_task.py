@@ -260,9 +260,7 @@ def vocabulary_size(task: DataTask) -> int:
 def task_from_json(fields: Mapping[str, object]) -> DataTask:
     """Returns the task with these fields; the inverse of `dataclasses.asdict`.
 
-    Raises:
-      TypeError: the fields do not match either class of tasks.
-      UserError: a value is out of range.
+    Fields that match neither class of tasks are a `TypeError`.
     """
     kind = ExampleTask if "name" in fields else TextTask
     return kind(**fields)  # type: ignore[arg-type]  # Raises the documented TypeError.

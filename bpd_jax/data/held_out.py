@@ -36,7 +36,7 @@ _BATCH = 256
 def held_out_prompts(
     task: DataTask, num: int, prompt_tokens: int, tokenizer: Tokenizer
 ) -> list[Prompt]:
-    """Returns prompts from the validation split.
+    """Returns `num` prompts from the validation split.
 
     For documents, the end-of-text token and the tokens of each document are split into
     consecutive windows of `prompt_tokens`; a shorter last window is discarded. The
@@ -45,14 +45,8 @@ def held_out_prompts(
     into memory, only the first documents in this order are used.
 
     For examples, a prompt consists of the end-of-text token, the inputs of an example
-    and the separator, as in training; inputs that are too long are truncated at the
-    end.
-
-    Args:
-      task: the corpus or data set.
-      num: number of prompts.
-      prompt_tokens: tokens of a prompt, T; for examples the maximum.
-      tokenizer: the task's tokenizer.
+    and the separator, as in training; inputs that do not fit into `prompt_tokens` are
+    truncated at the end.
     """
     if num < 1 or prompt_tokens < 1:
         raise UserError(

@@ -41,11 +41,7 @@ def add_end_of_text(
 def cut_targets(
     dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
 ) -> tf.data.Dataset:
-    """Splits documents into pieces of `sequence_length["targets"]` tokens.
-
-    The last piece of a document may be shorter. Without `sequence_length`, documents
-    are unchanged.
-    """
+    """Splits documents into pieces of `sequence_length["targets"]` tokens, if given."""
     if not sequence_length:
         return dataset
     length = sequence_length["targets"]

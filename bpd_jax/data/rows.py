@@ -113,7 +113,6 @@ class PackedRows:
       num_tokens: number of tokens of all rows, without padding.
       num_documents: number of documents or examples.
       split: `train` or `validation`.
-      vocabulary: `TextTask.vocabulary` of the task.
       vocab_size: number of token ids, V.
       end_of_text: id of the token that ends each document; documents of text also begin
         with it.
@@ -131,7 +130,6 @@ class PackedRows:
     num_tokens: int
     num_documents: int
     split: str
-    vocabulary: str
     vocab_size: int
     end_of_text: int
     fingerprint: dict[str, Any]
@@ -159,16 +157,17 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
     with concurrent.futures.ThreadPoolExecutor(_OPEN_THREADS) as pool:
         headers = list(pool.map(_read_header, paths))
     header = headers[0]
-    fingerprint = _common(header) if shards else header["fingerprint"]
-    for path, other in zip(shards, headers, strict=False):
-        for name, value in _common(other).items():
+    fingerprint = header["fingerprint"]
+    truncation: collections.Counter[str] = collections.Counter()
+    for path, other in zip(paths, headers, strict=True):
+        if shards:  # All shards of the same rows share the rest.
+            other["fingerprint"].pop("shard", None)
+        for name, value in other["fingerprint"].items():
             if value != fingerprint.get(name):
                 raise UserError(
                     f"{path} does not belong to {paths[0]}: {name} is {value!r} here "
                     f"and {fingerprint.get(name)!r} there."
                 )
-    truncation: collections.Counter[str] = collections.Counter()
-    for other in headers:
         truncation.update(other.get("cut", {}))
     counts = [other["rows"] for other in headers]
     arrays = {
@@ -186,7 +185,6 @@ def open_rows(folder: str | os.PathLike[str]) -> PackedRows:
         num_tokens=sum(other["tokens"] for other in headers),
         num_documents=sum(other["documents"] for other in headers),
         split=header["split"],
-        vocabulary=header["vocabulary"],
         vocab_size=header["vocab_size"],
         end_of_text=header["end_of_text"],
         fingerprint=fingerprint,
@@ -217,12 +215,6 @@ def _read_header(folder: pathlib.Path) -> dict[str, Any]:
     return header
 
 
-def _common(header: dict[str, Any]) -> dict[str, Any]:
-    """The fingerprint that all shards of the same rows share."""
-    fingerprint = header["fingerprint"]
-    return {key: fingerprint[key] for key in fingerprint if key != "shard"}
-
-
 class RowIterator:
     """An endless iterator over batches of rows, which can be resumed exactly.
 
@@ -248,12 +240,7 @@ class RowIterator:
     ) -> None:
         """Starts at the first batch of epoch 0.
 
-        Args:
-          rows: the rows.
-          batch_size: B, rows of a batch over all processes, a multiple of their number.
-          seed: seed of the order.
-          process_index: which part of each batch is returned, from 0.
-          process_count: number of parts.
+        B rows of a batch are those of all processes, whose number divides it.
         """
         if len(rows) == 0:
             raise UserError(f"{rows.folder} holds no rows.")
