@@ -21,26 +21,19 @@ registered; they read TensorFlow Datasets.
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_readers import example_files, read_records
-from bpd_jax.data.example_task import DATASETS, ExampleTask
-from bpd_jax.data.preprocessors import (
-    add_end_of_text,
-    cut_targets,
-    frame_examples,
-    tokenize,
-    write_prompts,
-)
+from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.seqio_vocabulary import TokenizerVocabulary
 from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.data.text_task import CORPORA
-from bpd_jax.data.tfds_source import TfdsSource
+from bpd_jax.data.tfds_source import TfdsSource, write_prompts
 from bpd_jax.data.tokenizer import Tokenizer, named_tokenizer
 
 __all__ = ["examples", "features_of", "get_task", "register", "token_documents"]
@@ -104,6 +97,59 @@ class _JsonLinesSource(seqio.DataSource):
         return tf.data.Dataset.from_generator(read, output_signature=signature)
 
 
+# Number of texts that are tokenized together, in parallel.
+_BATCH = 32
+
+Features = Mapping[str, seqio.Feature]
+
+
+def _tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
+    """Tokenizes the texts of all features."""
+    dataset = dataset.batch(_BATCH).map(
+        lambda example: {
+            name: feature.vocabulary.encode_tf(example[name])
+            for name, feature in output_features.items()
+        },
+        num_parallel_calls=2,
+        deterministic=True,
+    )
+    return dataset.unbatch()
+
+
+def _cut_targets(
+    dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
+) -> tf.data.Dataset:
+    """Splits documents into pieces of `sequence_length["targets"]` tokens, if given."""
+    if not sequence_length:
+        return dataset
+    length = sequence_length["targets"]
+    pieces = tf.data.Dataset.from_tensor_slices
+    return dataset.flat_map(lambda example: pieces(example).batch(length))
+
+
+def _frame(
+    dataset: tf.data.Dataset, output_features: Features, has_inputs: bool
+) -> tf.data.Dataset:
+    """Adds the end-of-text token E around a document or an example.
+
+    Documents `x y` become `E x y E`, so that the model predicts the first token, too.
+    Inputs `a b` become `E a b s` with the separator s, and targets `x y` become
+    `x y E`; a row contains their concatenation.
+    """
+    end = [output_features["targets"].vocabulary.eos_id]
+
+    def frame(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        before = [] if has_inputs else [end]
+        framed = {"targets": tf.concat([*before, example["targets"], end], 0)}
+        # `token_documents` requests only the targets.
+        if "inputs" in output_features:
+            separator = output_features["inputs"].vocabulary.encode(SEPARATOR)
+            framed["inputs"] = tf.concat([end, example["inputs"], separator], 0)
+        return framed
+
+    return dataset.map(frame, num_parallel_calls=tf.data.AUTOTUNE)
+
+
 def get_task(task: ExampleTask) -> seqio.Task:
     """Returns the seqio task of a data set, without registering it."""
     source = TfdsSource(task) if task.files is None else _JsonLinesSource(task)
@@ -117,10 +163,10 @@ def get_task(task: ExampleTask) -> seqio.Task:
         ),
         preprocessors=[
             functools.partial(write_prompts, source=task.dataset),
-            tokenize,
-            frame_examples if has_inputs else add_end_of_text,
+            _tokenize,
+            functools.partial(_frame, has_inputs=has_inputs),
             seqio.CacheDatasetPlaceholder(),
-            *([] if has_inputs else [cut_targets]),
+            *([] if has_inputs else [_cut_targets]),
         ],
     )
 

@@ -1,13 +1,12 @@
 """Reads records of data sets that TensorFlow Datasets has prepared on this machine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.preprocessors import write_prompts
+from bpd_jax.data.example_task import Dataset, ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 
 
@@ -72,6 +71,33 @@ class TfdsSource(seqio.TfdsDataSource):
             f"{folder}: run `tfds build {name}`, set data_dir to the folder that "
             "contains it, or set files to JSON Lines."
         )
+
+
+def write_prompts(dataset: tf.data.Dataset, source: Dataset) -> tf.data.Dataset:
+    """Converts records of the data set `source` to `targets` and, if any, `inputs`.
+
+    Records without a target are omitted.
+    """
+
+    def write(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        field, _, list_name = source.target.partition("/")
+        target = record[field]
+        if list_name:
+            answers = target[list_name]
+            target = tf.cond(tf.size(answers) > 0, lambda: answers[0], lambda: "")
+        texts = {"targets": target}
+        if source.prompt is not None:
+            texts["inputs"] = tf.strings.join(
+                [
+                    part
+                    for literal, name in source.prompt_parts
+                    for part in ([literal, record[name]] if name else [literal])
+                ]
+            )
+        return texts
+
+    dataset = dataset.map(write, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.filter(lambda texts: tf.strings.length(texts["targets"]) > 0)
 
 
 def tfds_examples(

@@ -71,10 +71,10 @@ def generation_settings(fields: Fields, vocab_size: int) -> dict[str, Any]:
         )
     if fields.flag("do_sample", False):
         sampling = {k: v for k, v in effective.items() if k in _SAMPLING}
+        about = f" ({_listed(sampling)})" if sampling else ""
         warn(
-            f"{fields.source} asks for sampling"
-            + (f" ({_listed(sampling)})" if sampling else "")
-            + ": texts are decoded greedily unless a temperature is given."
+            f"{fields.source} asks for sampling{about}: texts are decoded greedily "
+            "unless a temperature is given."
         )
     return settings
 

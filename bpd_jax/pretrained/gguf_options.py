@@ -153,6 +153,8 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
         return file.find(f"{prefix}.scaling.{name}", float)
 
     kind = file.find(f"{prefix}.scaling.type", str)
+    length = file.find(f"{prefix}.scaling.original_context_length", int)
+    length = length or file.get(f"{architecture}.context_length", int)
     # Older files have the factor under another name, and without a type.
     factor = scaling("factor") or file.find(f"{prefix}.scale_linear", float) or 1.0
     if FACTORS in file.tensors and (kind == "yarn" or (kind != "none" and factor != 1)):
@@ -170,8 +172,7 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
             plain,
             scaling="yarn",
             factor=factor,
-            original_length=file.find(f"{prefix}.scaling.original_context_length", int)
-            or file.get(f"{architecture}.context_length", int),
+            original_length=length,
             beta_fast=scaling("yarn_beta_fast") or plain.beta_fast,
             beta_slow=scaling("yarn_beta_slow") or plain.beta_slow,
             # The factor in the file is relative to the default factor.
@@ -183,8 +184,7 @@ def read_rotary(file: GGUFFile, architecture: str, head_width: int) -> RotaryCon
         return dataclasses.replace(
             plain,
             scaling="longrope",
-            original_length=file.find(f"{prefix}.scaling.original_context_length", int)
-            or file.get(f"{architecture}.context_length", int),
+            original_length=length,
             attention_factor=scaling("attn_factor") or 1.0,
             divisors=tuple(file.read(_SHORT).ravel().tolist()),
         )

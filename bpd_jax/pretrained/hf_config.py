@@ -36,13 +36,40 @@ class _Family:
       biases: the switches of biases that the type has: of attention, and of the
         feed-forward layers.
       options: reads further options of the transformer.
+      fixed: further options that all models of the type have.
       partial_rotary: whether a part of the features of a head may be rotated.
     """
 
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     biases: tuple[str, ...] = ()
     options: Callable[[Fields], Options] = lambda fields: {}
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     partial_rotary: bool = False
+
+
+def _windows(fields: Fields, windowed: Sequence[bool] | None = None) -> Options:
+    """The sliding window, and the layers that have it if not all do.
+
+    `windowed` says whether each layer has it, unless the configuration has
+    `layer_types`; None for windows in all layers.
+    """
+    if "sliding_window" not in fields:
+        return {}
+    layers = None
+    if windowed is not None:
+        if "layer_types" in fields:
+            kinds = fields.items("layer_types")
+            windowed = [kind == "sliding_attention" for kind in kinds]
+        layers = tuple(n for n in _layers(fields) if windowed[n:][:1] == [True])
+        if not layers:
+            return {}
+        layers = None if len(layers) == len(_layers(fields)) else layers
+    return {"window": fields.integer("sliding_window"), "windowed_layers": layers}
+
+
+def _layers(fields: Fields) -> range:
+    """The numbers of the layers, of which no model has more than a thousand."""
+    return range(min(fields.integer("num_hidden_layers"), 1001))
 
 
 def _qwen3_moe(fields: Fields) -> Options:
@@ -58,7 +85,6 @@ def _qwen3_moe(fields: Fields) -> Options:
             "every layer."
         )
     return {
-        "query_key_norm": True,
         "d_ff": fields.integer("moe_intermediate_size"),
         "experts": fields.integer("num_experts", fields.integer("num_local_experts")),
         "chosen_experts": fields.integer("num_experts_per_tok"),
@@ -157,17 +183,15 @@ _OFF = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _ATTENTION, _MLP = "attention_bias", "mlp_bias"
 _FAMILIES = {
     "llama": _Family(biases=(_ATTENTION, _MLP)),
-    "mistral": _Family(
-        {"sliding_window": 4096}, options=lambda fields: _windows(fields, None)
-    ),
+    "mistral": _Family({"sliding_window": 4096}, (), _windows),
     "qwen2": _Family(
-        {"sliding_window": 4096},
-        options=lambda fields: {"qkv_bias": True, **_switched_windows(fields)},
+        {"sliding_window": 4096}, (), _switched_windows, {"qkv_bias": True}
     ),
     "qwen3": _Family(
         {"sliding_window": 4096, "head_dim": 128},
         (_ATTENTION,),
-        lambda fields: {"query_key_norm": True, **_switched_windows(fields)},
+        _switched_windows,
+        {"query_key_norm": True},
     ),
     "qwen3_moe": _Family(
         {
@@ -177,6 +201,7 @@ _FAMILIES = {
         },
         (_ATTENTION,),
         _qwen3_moe,
+        {"query_key_norm": True},
     ),
     "gemma2": _Family(_GEMMA2, (_ATTENTION,), _gemma2),
     "gemma3_text": _Family(_GEMMA3, (_ATTENTION,), _gemma3),
@@ -189,16 +214,12 @@ _FAMILIES = {
         (_ATTENTION, _MLP),
         _smollm3,
     ),
-    "phi3": _Family(
-        {"rms_norm_eps": 1e-5},
-        options=lambda fields: _windows(fields, None),
-        partial_rotary=True,
-    ),
+    "phi3": _Family({"rms_norm_eps": 1e-5}, (), _windows, partial_rotary=True),
     "granite": _Family({}, (_ATTENTION, _MLP), _granite),
     "olmo2": _Family(
         {"rms_norm_eps": 1e-5},
         (_ATTENTION,),
-        lambda fields: {
+        fixed={
             "query_key_norm": True,
             "joint_query_key_norm": True,
             "norm_place": "after",
@@ -302,7 +323,7 @@ def _llama(fields: Fields, kind: str) -> TransformerConfig:
         "rotary": rotary,
         "tied_softmax": fields.flag("tie_word_embeddings", False),
     }
-    options |= family.options(fields)
+    options |= {**family.fixed, **family.options(fields)}
     if options.get("window", 0) >= max_length and "window_rotary" not in options:
         # No text is longer than the window.
         del options["window"], options["windowed_layers"]
@@ -344,28 +365,3 @@ def activation_of(fields: Fields, name: str) -> str:
             f"choose one of {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[name]
-
-
-def _windows(fields: Fields, windowed: Sequence[bool] | None) -> Options:
-    """The sliding window, and the layers that have it if not all do.
-
-    `windowed` says whether each layer has it, unless the configuration has
-    `layer_types`; None for windows in all layers.
-    """
-    if "sliding_window" not in fields:
-        return {}
-    layers = None
-    if windowed is not None:
-        if "layer_types" in fields:
-            kinds = fields.items("layer_types")
-            windowed = [kind == "sliding_attention" for kind in kinds]
-        layers = tuple(n for n in _layers(fields) if windowed[n:][:1] == [True])
-        if not layers:
-            return {}
-        layers = None if len(layers) == len(_layers(fields)) else layers
-    return {"window": fields.integer("sliding_window"), "windowed_layers": layers}
-
-
-def _layers(fields: Fields) -> range:
-    """The numbers of the layers, of which no model has more than a thousand."""
-    return range(min(fields.integer("num_hidden_layers"), 1001))

@@ -1,6 +1,7 @@
 """Reads rotary positions from the config.json of a Hugging Face folder."""
 
 import math
+from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
@@ -54,56 +55,36 @@ def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
     fraction = scaling.number(
         "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)
     )
-    if kind == "default":
-        return RotaryConfig(base, fraction), longest
-    if kind == "dynamic":
-        return RotaryConfig(base, fraction), min(limit, original)
-    if kind == "linear":
-        factor = scaling.number("factor")
-        return RotaryConfig(base, fraction, "linear", factor), longest
+    if kind not in ("default", "dynamic", "linear", "llama3", "yarn", "longrope"):
+        raise UserError(
+            f"{scaling.source} has rotary positions of type {kind!r}, which are not "
+            "supported: choose one of default, linear, dynamic, llama3, yarn and "
+            "longrope."
+        )
+    if kind in ("default", "dynamic"):
+        length = longest if kind == "default" else min(limit, original)
+        return RotaryConfig(base, fraction), length
+    extended = kind in ("yarn", "longrope")
+    factor = scaling.number("factor", limit / max(original, 1) if extended else None)
+    options: dict[str, Any] = {} if kind == "linear" else {"original_length": original}
     if kind == "llama3":
-        rotary = RotaryConfig(
-            base,
-            fraction,
-            "llama3",
-            scaling.number("factor"),
-            original,
-            low_factor=scaling.number("low_freq_factor"),
-            high_factor=scaling.number("high_freq_factor"),
-        )
-        return rotary, longest
+        options["low_factor"] = scaling.number("low_freq_factor")
+        options["high_factor"] = scaling.number("high_freq_factor")
     if kind == "yarn":
-        factor = scaling.number("factor", limit / max(original, 1))
-        rotary = RotaryConfig(
-            base,
-            fraction,
-            "yarn",
-            factor,
-            original,
-            beta_fast=scaling.number("beta_fast", 32.0) or 32.0,
-            beta_slow=scaling.number("beta_slow", 1.0) or 1.0,
-            truncate=scaling.flag("truncate", True),
-            attention_factor=_attention_factor(scaling, factor),
-        )
+        options |= {
+            "beta_fast": scaling.number("beta_fast", 32.0) or 32.0,
+            "beta_slow": scaling.number("beta_slow", 1.0) or 1.0,
+            "truncate": scaling.flag("truncate", True),
+            "attention_factor": _attention_factor(scaling, factor),
+        }
         # If the limit is the original length, the factor gives the extended one.
-        return rotary, max(longest, int(min(original * factor, _LAST_POSITION)))
+        longest = max(longest, int(min(original * factor, _LAST_POSITION)))
     if kind == "longrope":
-        factor = scaling.number("factor", limit / max(original, 1))
-        rotary = RotaryConfig(
-            base,
-            fraction,
-            "longrope",
-            factor,
-            original,
-            attention_factor=scaling.values.get("attention_factor"),
-            divisors=tuple(scaling.items("short_factor")),
-        )
+        options["attention_factor"] = scaling.values.get("attention_factor")
+        options["divisors"] = tuple(scaling.items("short_factor"))
         # All positions of longer texts would have other frequencies.
-        return rotary, min(longest, original)
-    raise UserError(
-        f"{scaling.source} has rotary positions of type {kind!r}, which are not "
-        "supported: choose one of default, linear, dynamic, llama3, yarn and longrope."
-    )
+        longest = min(longest, original)
+    return RotaryConfig(base, fraction, kind, factor, **options), longest
 
 
 def _attention_factor(scaling: Fields, factor: float) -> float:
