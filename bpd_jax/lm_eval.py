@@ -83,6 +83,13 @@ def _parse_own_arguments() -> None:
     flags.FLAGS([sys.argv[0], *cli.rewrite_gin_arguments(own)])
 
 
+def _mesh() -> MeshConfig | None:
+    hosts.check_joined()
+    defaults = ["MeshConfig.data = -1"]
+    parsed = configuration.parse_flags(MeshConfig, defaults=defaults)
+    return parsed.value if hosts.count() > 1 or parsed.settings else None
+
+
 def _share_work() -> None:
     """Lets process 0 alone write, and refuses what the others would do differently."""
     if hosts.count() > 1 and any(x.startswith("--use_cache") for x in sys.argv):
@@ -109,10 +116,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    hosts.check_joined()
-    defaults = ["MeshConfig.data = -1"]
-    parsed = configuration.parse_flags(MeshConfig, defaults=defaults)
-    register(parsed.value if hosts.count() > 1 or parsed.settings else None)
+    register(_mesh())
     _share_work()
     from lm_eval.__main__ import cli_evaluate
 
