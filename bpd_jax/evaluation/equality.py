@@ -37,32 +37,24 @@ class Difference:
     near_tie: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Divergence:
-    """Summary of the differences between a method's texts and the reference.
+def divergence(
+    differences: Sequence[Difference], prompts: int
+) -> dict[str, float] | None:
+    """Summarises the differences of a number of prompts.
 
-    Attributes:
-      rate: share of prompts whose text differs.
-      first: smallest number, from 1, of a differing token over all prompts; None if all
-        texts are equal.
-      gap: median of the finite gaps; None if there are none.
+    Returns:
+      `rate`, the share of prompts whose text differs; `first`, the smallest number,
+      from 1, of a differing token; and `gap`, the median of the finite gaps, 0 without
+      one. None if all texts are equal.
     """
-
-    rate: float
-    first: int | None = None
-    gap: float | None = None
-
-
-def divergence(differences: Sequence[Difference], prompts: int) -> Divergence:
-    """Summarises the differences of a number of prompts."""
     if not differences:
-        return Divergence(0.0)
+        return None
     gaps = [d.gap for d in differences if np.isfinite(d.gap)]
-    return Divergence(
-        rate=len(differences) / prompts,
-        first=1 + min(difference.position for difference in differences),
-        gap=float(np.median(gaps)) if gaps else None,
-    )
+    return {
+        "rate": len(differences) / prompts,
+        "first": 1 + min(difference.position for difference in differences),
+        "gap": float(np.median(gaps)) if gaps else 0.0,
+    }
 
 
 def first_difference(a: np.ndarray, b: np.ndarray) -> int | None:

@@ -42,7 +42,6 @@ def summaries(
         efficiency = block_efficiency(result.generations)
         compared = base and result.method.name not in ("greedy", "bpd")
         drafts = draft_statistics(result.generations)
-        parted = divergence(result.differences, len(result.generations))
         rows.append(
             MethodSummary(
                 name=result.method.name,
@@ -60,13 +59,7 @@ def summaries(
                 gain_interval=paired_interval(result.generations, plain)
                 if compared and plain
                 else None,
-                divergence={
-                    "rate": parted.rate,
-                    "first": parted.first or 0,
-                    "gap": parted.gap or 0.0,
-                }
-                if result.differences
-                else None,
+                divergence=divergence(result.differences, len(result.generations)),
                 nodes=drafts.nodes,
                 repeated=drafts.repeated,
                 longest_run=drafts.longest_run,

@@ -9,7 +9,7 @@ therefore bigrams, which makes the search slower than for candidates of a model'
 import functools
 import operator
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -27,7 +27,13 @@ from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.studies.study_records import LatencyRecord
 
-DEVICE, VITERBI, FST = ENGINES = ("device", "viterbi", "fst")
+DEVICE, VITERBI, FST = "device", "viterbi", "fst"
+_RESCORERS: dict[str, Callable[[NGramModel], NGramRefiner | HostEngine]] = {
+    DEVICE: NGramRefiner.from_model,
+    VITERBI: ViterbiEngine,
+    FST: FstEngine,
+}
+ENGINES = tuple(_RESCORERS)
 
 # With fewer unigrams the candidates of a lattice might not be distinct.
 _FEWEST_UNIGRAMS = 100
@@ -121,11 +127,7 @@ def check_engine(engine: str) -> None:
 def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
     """The n-gram search of an engine, for any number of paths."""
     check_engine(engine)
-    if engine == DEVICE:
-        return NGramRefiner.from_model(model)
-    if engine == VITERBI:
-        return ViterbiEngine(model)
-    return FstEngine(model)
+    return _RESCORERS[engine](model)
 
 
 def refine_milliseconds(
@@ -148,9 +150,13 @@ def refine_milliseconds(
     Returns:
       Milliseconds per lattice of every call, `[n // batch]`.
     """
-    on_device = isinstance(rescorer, NGramRefiner)
+    parts = []
+    for begin in range(0, len(context) - batch + 1, batch):
+        part = slice(begin, begin + batch)
+        rows = jax.tree.map(operator.itemgetter(part), lattice)
+        parts.append((rows, context[part]))
     if isinstance(rescorer, NGramRefiner):
-        arrays = rescorer.arrays
+        arrays, parts = rescorer.arrays, jax.device_put(parts)
         compiled = jax.jit(
             functools.partial(best_under_ngram, rescorer, num_drafts=paths)
         )
@@ -160,14 +166,6 @@ def refine_milliseconds(
 
     else:
         refine = functools.partial(rescorer.refine, num_drafts=paths)
-
-    parts = []
-    for begin in range(0, len(context) - batch + 1, batch):
-        part = slice(begin, begin + batch)
-        rows = jax.tree.map(operator.itemgetter(part), lattice)
-        parts.append((rows, context[part]))
-        if on_device:
-            parts[-1] = jax.device_put(parts[-1])
     refine(*parts[-1])  # Compiles.
     times = []
     for rows, text in parts:

@@ -1,11 +1,10 @@
 """Scores of decoded texts, and the texts and calls that the explorer shows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.evaluation.lambada import passage_scores, split_last_word
 from bpd_jax.evaluation.metrics import metric_of
 from bpd_jax.studies.measure_drafts import ExampleText, replay
@@ -87,35 +86,43 @@ def explorer_records(context: StudyContext, task: str) -> list[ExplorerRecord]:
 def _record(
     context: StudyContext, example: ExampleText, by_contender: dict[str, Generation]
 ) -> ExplorerRecord:
-    pieces = _Pieces(context.loaded(example.task))
+    # Tokens are numbered in the order of their first use.
+    numbers: dict[int, int] = {}
+
+    def numbered(tokens: np.ndarray) -> list[int]:
+        return [numbers.setdefault(int(token), len(numbers)) for token in tokens]
+
+    piece = context.loaded(example.task).tokenizer.piece
     text = example.text.predicted_by(context.config.source)
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
         task=example.task,
         example=example.example.index,
         prompt=_shortened(example.example.prompt),
-        output=pieces.of(text.output_ids),
+        output=numbered(text.output_ids),
         candidates=[
-            [pieces.of(head) for head in block]
+            [numbered(head) for head in block]
             for block in text.candidates[..., :_CANDIDATES]
         ],
         log_probs=np.round(log_probs, 2).tolist(),
         traces=[
-            Trace(name, context.label(name), _calls(generation, pieces))
+            Trace(name, context.label(name), _calls(generation, numbered))
             for name, generation in by_contender.items()
         ],
         # Evaluated last: the other fields number the tokens.
-        pieces=pieces.texts,
+        pieces=[*map(piece, numbers)],
     )
 
 
-def _calls(generation: Generation, pieces: "_Pieces") -> list[Call]:
+def _calls(
+    generation: Generation, numbered: Callable[[np.ndarray], list[int]]
+) -> list[Call]:
     starts = np.cumsum([0, *generation.accepted[:-1]])
     return [
         Call(
             at=int(start),
-            draft=pieces.of(draft[draft >= 0]),
-            winner=pieces.of(winner[winner >= 0]),
+            draft=numbered(draft[draft >= 0]),
+            winner=numbered(winner[winner >= 0]),
             accepted=int(accepted),
             rank=int(rank),
         )
@@ -128,25 +135,6 @@ def _calls(generation: Generation, pieces: "_Pieces") -> list[Call]:
             strict=True,
         )
     ]
-
-
-class _Pieces:
-    """Numbers the tokens of one record in the order of their first use."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-        self._numbers: dict[int, int] = {}
-
-    def of(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
-        """The numbers of some tokens."""
-        return [
-            self._numbers.setdefault(int(token), len(self._numbers)) for token in tokens
-        ]
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of all numbered tokens."""
-        return [self._loaded.tokenizer.piece(token) for token in self._numbers]
 
 
 def _shortened(prompt: str) -> str:

@@ -1,11 +1,13 @@
 """Measures the records of each kind that a run lacks, and stores them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import functools
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
-from bpd_jax.evaluation.metrics import metric_of
 from bpd_jax.studies.measure_drafts import (
     draft_records,
     engine_records,
@@ -42,38 +44,71 @@ from bpd_jax.studies.study_records import (
     Record,
     TimingRecord,
 )
-from bpd_jax.studies.tasks import LAMBADA
 
-Store = Callable[[Iterable[Record]], None]
+Done = set[tuple[Any, ...]]
+"""The keys of records that are not measured again."""
 
-
-def measure(study: Study, context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Measures all records that a study needs and a run lacks."""
-    for kind in study.measures:
-        if kind == DRAFTS:
-            measure_drafts(context, run, store, study.example_parts)
-        else:
-            MEASUREMENTS[kind](context, run, store)
+Groups = Iterator[Sequence[Record]]
+"""Groups of records, of which some may be done."""
 
 
-def measure_drafts(
-    context: StudyContext, run: StudyRun, store: Store, parts: Collection[str]
+def measure(
+    study: Study,
+    context: StudyContext,
+    run: StudyRun,
+    store: Callable[[Iterable[Record]], None],
 ) -> None:
+    """Measures all records that a study needs and a run lacks."""
+    for name in study.measures:
+        if name == DRAFTS:
+            kind: type[Record] = DraftRecord
+            measurement = functools.partial(_drafts, run.folder, study.example_parts)
+        else:
+            kind, measurement = MEASUREMENTS[name]
+        known = run.of(kind)
+        if known and kind in (EngineRecord, TimingRecord, LatencyRecord):
+            _check_device(run)
+        done = {record.key for record in known}
+        if kind is ExplorerRecord:
+            # A text is recorded again with further contenders.
+            contenders = set(context.config.contenders)
+            done = {
+                record.key
+                for record in run.of(ExplorerRecord)
+                if {trace.contender for trace in record.traces} >= contenders
+            }
+        for records in measurement(context, done):
+            store(record for record in records if record.key not in done)
+
+
+def _check_device(run: StudyRun) -> None:
+    """Raises a `UserError` if times of two devices would be mixed."""
+    devices = {session["device"] for session in run.facts.get("sessions", [])}
+    if devices - {provenance.device()}:
+        raise UserError(
+            f"{run.folder} has times that were measured on another device "
+            f"({', '.join(sorted(devices))}) than this one ({provenance.device()}): "
+            "choose another --workdir."
+        )
+
+
+def _drafts(
+    folder: pathlib.Path, parts: Collection[str], context: StudyContext, done: Done
+) -> Groups:
     """Replays every contender on the texts of all tasks.
 
-    Records that another study of the same folder already has are copied.
+    Records that another study beside `folder` already has are copied.
     """
     examples = {
         task: {e.index for e in context.examples(task) if e.part in parts}
         for task in context.config.tasks
     }
-    done = {record.key for record in run.of(DraftRecord)}
     copied = {
         record.key: record
-        for record in _of_other_studies(context, run)
-        if record.key not in done and record.example in examples[record.task]
+        for record in _of_other_studies(context, folder)
+        if record.example in examples[record.task]
     }
-    store(copied.values())
+    yield [*copied.values()]
     done |= copied.keys()
     missing = {
         name: [
@@ -88,18 +123,20 @@ def measure_drafts(
         for name, tasks in missing.items():
             bar.set_postfix_str(name, refresh=False)
             for records in draft_records(context, name, tasks, parts) if tasks else ():
-                store(record for record in records if record.key not in done)
+                yield records
                 bar.update(len(records))
 
 
-def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRecord]:
+def _of_other_studies(
+    context: StudyContext, folder: pathlib.Path
+) -> Iterator[DraftRecord]:
     """Yields other studies' drafts of this study's contenders along its texts.
 
     A draft that several studies have recorded is repeated.
     """
     config = context.config
     for header in sorted(context.workdir.glob(f"*/{HEADER}")):
-        if header.parent == run.folder:
+        if header.parent == folder:
             continue
         facts = read_header(header.parent)
         if not config.same_texts(facts):
@@ -118,99 +155,49 @@ def _of_other_studies(context: StudyContext, run: StudyRun) -> Iterator[DraftRec
                 yield record
 
 
-def measure_oracle(context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Computes the oracle for every width and number of heads."""
-    done = {record.key for record in run.of(OracleRecord)}
-    for task in _unfinished(context, done):
-        store(r for r in oracle_records(context, task) if r.key not in done)
+def _by_task(
+    records_of: Callable[[StudyContext, str], Sequence[Record]],
+    context: StudyContext,
+    done: Done,
+) -> Groups:
+    """Measures the tasks that have examples without a record."""
+    tasks = [
+        task
+        for task in context.config.tasks
+        if any((task, e.index) not in done for e in context.examples(task))
+    ]
+    for task in progress.bar(tasks, label="measuring", unit=" tasks"):
+        yield records_of(context, task)
 
 
-def measure_entropy(context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Stores the entropies of the heads along all texts."""
-    done = {record.key for record in run.of(EntropyRecord)}
-    for task in _unfinished(context, done):
-        store(r for r in entropy_records(context, task) if r.key not in done)
-
-
-def measure_engines(context: StudyContext, run: StudyRun, store: Store) -> None:
+def _engines(context: StudyContext, done: Done) -> Groups:
     """Compares OpenFst with the exact search on the reported texts."""
-    config = context.config
-    done = {record.key for record in run.of(EngineRecord)}
-    _same_device(run, run.of(EngineRecord))
-    for name in config.contenders:
+    for name in context.config.contenders:
         if parse_contender(name).method.setting("engine") != FST:
             continue
         missing = [
             task
-            for task in config.tasks
+            for task in context.config.tasks
             if any(
                 example.part == REPORT and (name, task, example.index) not in done
                 for example in context.examples(task)
             )
         ]
-        for records in engine_records(context, name, missing, [REPORT]):
-            store(record for record in records if record.key not in done)
+        yield from engine_records(context, name, missing, [REPORT])
 
 
-def measure_explorer(context: StudyContext, run: StudyRun, store: Store) -> None:
+def _explorer(context: StudyContext, done: Done) -> Groups:
     """Records texts for the draft explorer."""
-    contenders, shown = context.config.contenders, context.config.shown
-    done = {
-        record.key
-        for record in run.of(ExplorerRecord)
-        if {trace.contender for trace in record.traces} >= set(contenders)
-    }
     tasks = [
         task
         for task in context.config.tasks
-        if sum(task == other for other, _ in done) < shown
+        if sum(task == other for other, _ in done) < context.config.shown
     ]
     for task in progress.bar(tasks, label="exploring", unit=" tasks"):
-        records = explorer_records(context, task)
-        store(r for r in records if r.key not in done)
+        yield explorer_records(context, task)
 
 
-def measure_quality(context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Scores the texts of all tasks that have a metric."""
-    done = {record.key for record in run.of(QualityRecord)}
-    tasks = [
-        task
-        for task in _unfinished(context, done)
-        if task == LAMBADA or metric_of(task) is not None
-    ]
-    for task in progress.bar(tasks, label="scoring", unit=" tasks"):
-        store(r for r in quality_records(context, task) if r.key not in done)
-
-
-def _unfinished(context: StudyContext, done: Collection[tuple[str, int]]) -> list[str]:
-    """The tasks that have examples without a record."""
-    return [
-        task
-        for task in context.config.tasks
-        if any((task, example.index) not in done for example in context.examples(task))
-    ]
-
-
-def measure_timing(context: StudyContext, run: StudyRun, store: Store) -> None:
-    """Times decoding."""
-    _same_device(run, run.of(TimingRecord))
-    done = {record.key for record in run.of(TimingRecord)}
-    for records in timing_records(context, done):
-        store(record for record in records if record.key not in done)
-
-
-def _same_device(run: StudyRun, records: Collection[Record]) -> None:
-    """Raises a `UserError` if times of two devices would be mixed."""
-    devices = {session["device"] for session in run.facts.get("sessions", [])}
-    if records and devices - {provenance.device()}:
-        raise UserError(
-            f"{run.folder} has times that were measured on another device "
-            f"({', '.join(sorted(devices))}) than this one ({provenance.device()}): "
-            "choose another --workdir."
-        )
-
-
-def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
+def _latency(context: StudyContext, done: Done) -> Groups:
     """Times the search for the best drafts of lattices."""
     config = context.config
     decoder, _ = context.contender(config.contenders[0], config.tasks[0])
@@ -219,19 +206,17 @@ def measure_latency(context: StudyContext, run: StudyRun, store: Store) -> None:
             f"{config.contenders[0]} has no n-gram model to measure: give one in "
             f"assets ({', '.join(ASSET_FOLDERS)})."
         )
-    _same_device(run, run.of(LatencyRecord))
-    done = {record.key for record in run.of(LatencyRecord)}
     for record in latency_records(decoder.ngram, done=done):
-        store([record])
+        yield [record]
 
 
-MEASUREMENTS: dict[str, Callable[[StudyContext, StudyRun, Store], None]] = {
-    ENTROPY: measure_entropy,
-    ENGINES: measure_engines,
-    ORACLE: measure_oracle,
-    EXPLORER: measure_explorer,
-    QUALITY: measure_quality,
-    TIMING: measure_timing,
-    LATENCY: measure_latency,
+MEASUREMENTS: dict[str, tuple[type[Record], Callable[[StudyContext, Done], Groups]]] = {
+    ENTROPY: (EntropyRecord, functools.partial(_by_task, entropy_records)),
+    ENGINES: (EngineRecord, _engines),
+    ORACLE: (OracleRecord, functools.partial(_by_task, oracle_records)),
+    EXPLORER: (ExplorerRecord, _explorer),
+    QUALITY: (QualityRecord, functools.partial(_by_task, quality_records)),
+    TIMING: (TimingRecord, timing_records),
+    LATENCY: (LatencyRecord, _latency),
 }
-"""Functions by the names in `Study.measures`, but that of drafts."""
+"""Records and measurements by the names in `Study.measures`, but those of drafts."""

@@ -78,32 +78,31 @@ class Study:
     def exhibit(self, run: StudyRun) -> Exhibit:
         """Creates the exhibit of a run."""
         with readable(f"the results in {run.folder}", f"run {self.name} again"):
-            return self._exhibit(run)
+            data = self.prepare(run)
 
-    def _exhibit(self, run: StudyRun) -> Exhibit:
-        data = self.prepare(run)
+            def evaluate(parts: Iterable[str | Part]) -> list[Any]:
+                results = [part(data) if callable(part) else part for part in parts]
+                return [
+                    entry
+                    for result in results
+                    for entry in (result if isinstance(result, list) else [result])
+                ]
 
-        def evaluate(parts: Iterable[str | Part]) -> list[Any]:
-            results = [part(data) if callable(part) else part for part in parts]
-            return [
-                entry
-                for result in results
-                for entry in (result if isinstance(result, list) else [result])
-            ]
-
-        weight_notes = _weight_notes(run) if DRAFTING & {*self.measures} else []
-        return Exhibit(
-            self.name,
-            self.title,
-            self.paper,
-            self.question,
-            tables=evaluate(self.tables),
-            charts=evaluate(self.charts),
-            lattices=evaluate(self.lattices),
-            findings=evaluate(self.findings),
-            notes=[*evaluate(self.notes), *weight_notes, *run.facts.get("notes", [])],
-            facts={**run.facts, "block_size": run.block_size},
-        )
+            notes = evaluate(self.notes)
+            if DRAFTING & {*self.measures}:
+                notes += _weight_notes(run)
+            return Exhibit(
+                self.name,
+                self.title,
+                self.paper,
+                self.question,
+                tables=evaluate(self.tables),
+                charts=evaluate(self.charts),
+                lattices=evaluate(self.lattices),
+                findings=evaluate(self.findings),
+                notes=[*notes, *run.facts.get("notes", [])],
+                facts={**run.facts, "block_size": run.block_size},
+            )
 
 
 def _weight_notes(run: StudyRun) -> list[str]:

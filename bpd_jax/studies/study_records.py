@@ -8,6 +8,7 @@ are derived from these numbers (`call_positions`); Table 5 needs all positions.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -71,6 +72,13 @@ def call_positions(accepted: np.ndarray) -> np.ndarray:
 class Record:
     """A dataclass that is stored as a JSON object."""
 
+    key_fields: ClassVar[tuple[str, ...]] = ("task", "example")
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Identifies the record among those of its kind in a run."""
+        return tuple(getattr(self, name) for name in self.key_fields)
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftRecord(Record):
@@ -95,6 +103,8 @@ class DraftRecord(Record):
         per bin of `ENTROPY_BIN` nats, from 0 on, with its number of positions; as
         `head_entropy` only in records of `bpd`, and not in older ones.
     """
+
+    key_fields = ("contender", "task", "example")
 
     task: str
     example: int
@@ -133,11 +143,6 @@ class DraftRecord(Record):
         """Number of serial calls of decoding."""
         return len(call_positions(self.yields))
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """Identifies the record among those of its kind in a run."""
-        return self.contender, self.task, self.example
-
 
 @dataclasses.dataclass(frozen=True)
 class EntropyRecord(Record):
@@ -159,11 +164,6 @@ class EntropyRecord(Record):
         """Entropies of heads 2 … L in nats, `[L - 1, T]`."""
         return ENTROPY_STEP * np.array([*map(from_digits, self.steps)])
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """As in `DraftRecord`."""
-        return self.task, self.example
-
 
 @dataclasses.dataclass(frozen=True)
 class EngineRecord(Record):
@@ -178,6 +178,8 @@ class EngineRecord(Record):
         the device that replays the texts.
     """
 
+    key_fields = ("contender", "task", "example")
+
     task: str
     example: int
     part: str
@@ -185,11 +187,6 @@ class EngineRecord(Record):
     same: str
     milliseconds: float
     exact_milliseconds: float
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """As in `DraftRecord`."""
-        return self.contender, self.task, self.example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,11 +205,6 @@ class OracleRecord(Record):
     part: str
     tokens: int
     calls: list[list[int]]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """As in `DraftRecord`."""
-        return self.task, self.example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,11 +227,6 @@ class QualityRecord(Record):
     references: list[str]
     scores: dict[str, float]
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """As in `DraftRecord`."""
-        return self.task, self.example
-
 
 @dataclasses.dataclass(frozen=True)
 class TimingRecord(Record):
@@ -256,6 +243,8 @@ class TimingRecord(Record):
         None for acceptance that only preserves the distribution.
     """
 
+    key_fields = ("task", "contender", "temperature", "round", "example")
+
     task: str
     example: int
     contender: str
@@ -265,11 +254,6 @@ class TimingRecord(Record):
     calls: int
     seconds: float
     identical: bool | None = None
-
-    @property
-    def key(self) -> tuple[str, str, float, int, int]:
-        """As in `DraftRecord`."""
-        return self.task, self.contender, self.temperature, self.round, self.example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,16 +266,13 @@ class LatencyRecord(Record):
       milliseconds: one value per run.
     """
 
+    key_fields = ("engine", "steps", "width", "paths")
+
     engine: str
     steps: int
     width: int
     paths: int
     milliseconds: list[float]
-
-    @property
-    def key(self) -> tuple[str, int, int, int]:
-        """As in `DraftRecord`."""
-        return self.engine, self.steps, self.width, self.paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,11 +327,6 @@ class ExplorerRecord(Record):
     candidates: list[list[list[int]]]
     log_probs: list[list[list[float]]]
     traces: list[Trace]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """As in `DraftRecord`."""
-        return self.task, self.example
 
 
 RECORD_KINDS: dict[str, type[Record]] = {

@@ -7,12 +7,11 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import Shard
 from bpd_jax.studies import run_files
-from bpd_jax.studies.missing_records import MEASUREMENTS, measure, measure_drafts
+from bpd_jax.studies.missing_records import measure
 from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (
-    PARTS,
     DraftRecord,
     ExplorerRecord,
     OracleRecord,
@@ -45,7 +44,7 @@ def test_shards_make_all_records_of_every_kind(trained, tmp_path):
     assert len(list((tmp_path / "texts").iterdir())) == 2  # those of the two shards
     table8, stored = tmp_path / "table8", []
     run_files.write_header(table8, "table8", {})
-    measure_drafts(context, open_run(table8), stored.extend, PARTS)
+    measure(find_study("table8"), context, open_run(table8), stored.extend)
     assert [record.part for record in stored].count("tune") == 1
     assert len(stored) == 3
 
@@ -58,7 +57,7 @@ def test_times_of_two_machines_are_refused(tmp_path):
     run_files.write_header(tmp_path, "table_e", {"sessions": [session]})
     run_files.append_records(tmp_path, [record])
     with pytest.raises(UserError, match="another device"):
-        MEASUREMENTS["timing"](context, open_run(tmp_path), lambda records: None)
+        measure(find_study("table_e"), context, open_run(tmp_path), list)
 
 
 def test_study_in_shards_is_completed_by_one_run(trained, tmp_path):
