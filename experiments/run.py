@@ -88,12 +88,13 @@ def main(names: list[str]) -> None:
         folder = _workdir() / name
         if PUBLISH.value:
             output = _HERE / name / "results" / SIZE.value
-            hosts.first(functools.partial(_publish, folder, output))
+            run = run_files.open_run(folder)
+            hosts.first(functools.partial(run_files.publish, run, output))
+            print(f"{len(run.records)} records: {output}")
             continue
         _measure(name, config, shard, parsed[name].text)
         if shard == WHOLE:
-            run = run_files.open_run(folder)
-            print_exhibit(find_study(name).exhibit(run))
+            print_exhibit(find_study(name).exhibit(run_files.open_run(folder)))
             print(f"results: {folder}")
     if not PUBLISH.value:
         print(f"report:  python -m bpd_jax.report {_workdir()}")
@@ -206,13 +207,6 @@ def _command() -> str:
     text = re.sub(r"(^|\0)--?(data|workdir)[=\0][^\0]*", r"\1--\2=FOLDER", text)
     words = text.split("\0")
     return shlex.join(["python", "-m", "experiments.run", *words])
-
-
-def _publish(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Copies the results of a study to the folder of published results."""
-    run = run_files.open_run(folder)
-    run_files.publish(run, output)
-    print(f"{len(run.records)} records: {output}")
 
 
 if __name__ == "__main__":

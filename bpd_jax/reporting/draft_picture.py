@@ -7,7 +7,6 @@ from the same position.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.explorer import ExplorerText
@@ -55,49 +54,37 @@ class DraftPicture:
     refined: Draft
     blocks: int
 
-    @property
-    def gain(self) -> tuple[int, int]:
-        """Tokens that the refined draft gains, then its accepted tokens."""
-        return self.refined.accepted - self.plain.accepted, self.refined.accepted
-
 
 def largest_gain(
     texts: Sequence[ExplorerText], plain: str = "bpd", refined: str = "ngram:16"
 ) -> DraftPicture:
-    """The block in which a refined draft gains most tokens over a plain one."""
-    drafted = [
-        (
-            text,
-            position,
-            _draft(text, plain, plain_call),
-            _draft(text, refined, refined_call),
-        )
-        for text in texts
-        for position, plain_call in _calls(text, plain).items()
-        if (refined_call := _calls(text, refined).get(position)) is not None
-    ]
+    """The block in which a refined draft gains most tokens over a plain one.
+
+    Of equal gains the block with the most accepted tokens is chosen, then the first.
+    """
+    drafted = []
+    for text in texts:
+        refined_drafts = _drafts(text, refined)
+        for at, draft in _drafts(text, plain).items():
+            if at in refined_drafts:
+                drafted.append((text, at, draft, refined_drafts[at]))
     if not drafted:
         raise UserError(
             f"no block was drafted by both {plain} and {refined}: give results with "
             "texts of the explorer, such as those of figure4."
         )
-    blocks = [DraftPicture(*block, len(drafted)) for block in drafted]
-    return max(blocks, key=lambda block: block.gain)  # The first of equal ones.
+    block = max(drafted, key=lambda b: (b[3].accepted - b[2].accepted, b[3].accepted))
+    return DraftPicture(*block, len(drafted))
 
 
-def _calls(text: ExplorerText, contender: str) -> dict[int, dict[str, Any]]:
-    """The serial calls of a method, by position."""
+def _drafts(text: ExplorerText, contender: str) -> dict[int, Draft]:
+    """The winning drafts of a method, by position."""
     return {
-        call["at"]: call
+        call["at"]: Draft(trace["label"], call["winner"], call["accepted"])
         for trace in text.traces
         if trace["contender"] == contender
         for call in trace["calls"]
     }
-
-
-def _draft(text: ExplorerText, contender: str, call: dict[str, Any]) -> Draft:
-    label = next(t["label"] for t in text.traces if t["contender"] == contender)
-    return Draft(label, list(call["winner"]), call["accepted"])
 
 
 def svg(picture: DraftPicture) -> str:

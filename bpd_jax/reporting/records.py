@@ -114,14 +114,9 @@ class MethodSummary:
     automatic: bool = False
 
     @property
-    def identical(self) -> bool:
-        """Whether every output equals that of greedy decoding."""
-        return self.differing == 0
-
-    @property
     def agreement(self) -> Literal["identical", "near-tie", "different"]:
         """The agreement of the outputs with those of greedy decoding."""
-        if self.identical:
+        if not self.differing:
             return "identical"
         return "near-tie" if self.differing == self.near_ties else "different"
 
@@ -130,7 +125,7 @@ class MethodSummary:
         """The agreement, with the number of texts that differ."""
         if self.name == GREEDY_NAME:
             return "reference"
-        if self.identical:
+        if self.agreement == "identical":
             return "identical ✓"
         if self.agreement == "different":
             return f"{self.differing - self.near_ties} DIFFERENT"

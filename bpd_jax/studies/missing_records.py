@@ -51,6 +51,8 @@ Done = set[tuple[Any, ...]]
 Groups = Iterator[Sequence[Record]]
 """Groups of records, of which some may be done."""
 
+Measurement = Callable[[StudyContext, Done], Groups]
+
 
 def measure(
     study: Study,
@@ -62,7 +64,9 @@ def measure(
     for name in study.measures:
         if name == DRAFTS:
             kind: type[Record] = DraftRecord
-            measurement = functools.partial(_drafts, run.folder, study.example_parts)
+            measurement: Measurement = functools.partial(
+                _drafts, run.folder, study.example_parts
+            )
         else:
             kind, measurement = MEASUREMENTS[name]
         known = run.of(kind)
@@ -210,7 +214,7 @@ def _latency(context: StudyContext, done: Done) -> Groups:
         yield [record]
 
 
-MEASUREMENTS: dict[str, tuple[type[Record], Callable[[StudyContext, Done], Groups]]] = {
+MEASUREMENTS: dict[str, tuple[type[Record], Measurement]] = {
     ENTROPY: (EntropyRecord, functools.partial(_by_task, entropy_records)),
     ENGINES: (EngineRecord, _engines),
     ORACLE: (OracleRecord, functools.partial(_by_task, oracle_records)),

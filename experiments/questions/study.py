@@ -205,27 +205,22 @@ def _refined(run: StudyRun) -> list[str]:
 
 def _correlations(run: StudyRun) -> Table:
     """Correlations of block efficiency and gain, for every refinement."""
+    settings: dict[str, dict[str, bool]] = {
+        "over all texts": {},
+        "within tasks": {"within": True},
+        "within tasks, given repetition": {"within": True, "given_repetition": True},
+    }
 
     def cells(name: str) -> list[Cell]:
         texts = _texts(run, name)
-        return [
-            split_correlation(texts),
-            split_correlation(texts, within=True),
-            split_correlation(texts, within=True, given_repetition=True),
-        ]
+        return [split_correlation(texts, **each) for each in settings.values()]
 
-    columns = [
-        Column("over all texts", digits=2),
-        Column("within tasks", digits=2),
-        Column("within tasks, given repetition", digits=2),
-    ]
-    rows = {name: run.label(name) for name in _refined(run)}
     return table(
         "questions_texts",
         "Rank correlation of a text's block efficiency and gain, between its halves",
         "refinement",
-        rows,
-        by_row(columns, cells),
+        {name: run.label(name) for name in _refined(run)},
+        by_row([*map(Column, settings)], cells),
     )
 
 

@@ -14,11 +14,10 @@ questions of GSM8K and 12 requests to translate. No training prompt equals a tex
 evaluation file, or shares a run of 13 words with one.
 """
 
-import json
 import pathlib
 import random
 
-from prompts import SEED, read
+from prompts import SEED, read, write
 from training_prompts import (
     MeasuredTexts,
     PromptCandidate,
@@ -28,7 +27,6 @@ from training_prompts import (
 )
 
 from bpd_jax.base import cli
-from bpd_jax.storage import files
 
 _HELD_OUT, _PASSAGES = 24, 6000
 # The longest passage in characters; most are shorter.
@@ -73,13 +71,6 @@ def beginnings(records: list[dict], draw: random.Random) -> list[str]:
     chosen = draw.sample(records, len(records))
     texts = [passage(record["text"], draw)[:_LONGEST] for record in chosen]
     return [text.rsplit(" ", 1)[0] for text in texts if " " in text]
-
-
-def write(path: pathlib.Path, prompts: list[str]) -> None:
-    """Writes prompts as JSON Lines."""
-    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
-    files.write_text(path, "".join(lines))
-    print(f"{len(lines)} prompts: {path}")
 
 
 if __name__ == "__main__":

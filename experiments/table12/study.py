@@ -182,14 +182,6 @@ def _width_finding(engine: str, times: Times) -> Finding:
     return Finding(statement, max(growths.values()) < many / few, f"{listed}.")
 
 
-def _findings(engines: dict[str, Times]) -> list[Finding]:
-    return [
-        judge(engine, times)
-        for engine, times in engines.items()
-        for judge in (_paths_finding, _width_finding)
-    ]
-
-
 STUDY = Study(
     "table12",
     "Latency of rescoring",
@@ -200,7 +192,13 @@ STUDY = Study(
     prepare=_prepare,
     tables=[_paths_table, _shapes_table],
     charts=[_chart],
-    findings=[_findings],
+    findings=[
+        lambda engines: [
+            judge(engine, times)
+            for engine, times in engines.items()
+            for judge in (_paths_finding, _width_finding)
+        ]
+    ],
     notes=[
         "A step is a position with several candidates. The certain token before them "
         "is not a step, so 8 steps of 16 arcs have 16⁸ paths.",

@@ -26,12 +26,10 @@ def _notes(run: StudyRun) -> list[str]:
         else "Only the n-gram half of the paper's table is measured: no contender has "
         "a small language model trained on a task's texts."
     ]
-    texts = run.facts.get("in_domain", {})
-    listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
-    return [
-        *notes,
-        *([f"Training texts of the in-domain models: {listed}."] if texts else []),
-    ]
+    if texts := run.facts.get("in_domain", {}):
+        listed = ", ".join(f"{run.task_label(task)} {n:,}" for task, n in texts.items())
+        notes.append(f"Training texts of the in-domain models: {listed}.")
+    return notes
 
 
 def _findings(run: StudyRun) -> list[Finding]:

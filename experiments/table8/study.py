@@ -71,14 +71,9 @@ class _Choice(NamedTuple):
     oracle: ContenderDrafts
 
     @property
-    def best(self) -> float:
-        """The weight chosen on the reported examples, for comparison."""
-        return _best(self.efficiencies)[0]
-
-    @property
-    def best_is_zero(self) -> bool:
-        """Whether α = 0 is better than `best`."""
-        return _best(self.efficiencies)[1]
+    def best(self) -> tuple[float, bool]:
+        """The weight chosen on the reported examples, and whether α = 0 is better."""
+        return _best(self.efficiencies)
 
     @property
     def p_value(self) -> float:
@@ -194,7 +189,7 @@ def _table(family: _Family) -> Table:
         if choice is None:
             return [missing_cell(paper), *[missing_cell()] * len(_COLUMNS[1:])]
         report, base, oracle = choice.report, choice.base, choice.oracle
-        drafts = report[choice.alpha]
+        drafts, (best, best_is_zero) = report[choice.alpha], choice.best
         headroom = headroom_cell(
             drafts.efficiency if len(base) and len(oracle) else None,
             base.efficiency,
@@ -208,8 +203,8 @@ def _table(family: _Family) -> Table:
             Cell(p_values[task]) if len(base) else missing_cell(),
             headroom,
             report.get(1.0, ContenderDrafts([])).cell(),
-            Cell(choice.best, text="*" * choice.best_is_zero),
-            Cell(choice.efficiencies[choice.best]),
+            Cell(best, text="*" * best_is_zero),
+            Cell(choice.efficiencies[best]),
         ]
 
     examples = [choice.examples for choice in family.of_tasks]
@@ -221,7 +216,7 @@ def _table(family: _Family) -> Table:
             f"Tuned on {few}{counted(most, 'held-out example')} of each task; the "
             f"paper tunes on {_PAPER_EXAMPLES}."
         )
-    if any(choice.zero_wins or choice.best_is_zero for choice in measured.values()):
+    if any(choice.zero_wins or choice.best[1] for choice in measured.values()):
         caption += f"{' ' * bool(caption)}{_MARK}"
     return table(
         family.name,
@@ -252,14 +247,6 @@ def _charts(families: list[_Family]) -> list[Chart]:
             logarithmic=True,
         )
         for family in families
-    ]
-
-
-def _findings(families: list[_Family]) -> list[Finding]:
-    return [
-        judge(family)
-        for family in families
-        for judge in (_weight_decreases, _tuning_bias)
     ]
 
 
@@ -297,7 +284,7 @@ def _tuning_bias(family: _Family) -> Finding:
         "with tuning on the reported ones."
     )
     costs = [
-        100 * (c.efficiencies[c.best] / c.efficiencies[c.alpha] - 1)
+        100 * (c.efficiencies[c.best[0]] / c.efficiencies[c.alpha] - 1)
         for c in family.of_tasks
     ]
     if not costs:
@@ -321,7 +308,13 @@ STUDY = Study(
     prepare=_prepare,
     tables=[lambda families: list(map(_table, families))],
     charts=[_charts],
-    findings=[_findings],
+    findings=[
+        lambda families: [
+            judge(family)
+            for family in families
+            for judge in (_weight_decreases, _tuning_bias)
+        ]
+    ],
     notes=[
         "Alpha maximises block efficiency on held-out examples among the values that "
         "the paper prints, 0.1 to 10; among equal values, the one nearest to 1 is "

@@ -22,6 +22,7 @@ from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import (
     Entry,
     Judgement,
+    by_row,
     counted,
     decimal,
     finding,
@@ -53,12 +54,8 @@ def _sources(method: Method) -> tuple[str, ...]:
     return method.source.name, *method.refiner_names
 
 
-def _tables(timings: Timings) -> list[Table]:
-    """Block efficiency and speed-up, one table for each temperature."""
-    return [_table(timings, temperature) for temperature in timings.temperatures]
-
-
 def _table(timings: Timings, temperature: float) -> Table:
+    """Block efficiency and speed-up at one temperature."""
     run = timings.run
     groups: list[tuple[str, Tasks]] = [(run.task_label(t), [t]) for t in timings.tasks]
     categories = [task for task in timings.tasks if task in MT_BENCH]
@@ -165,18 +162,21 @@ def _pairs(timings: Timings) -> dict[tuple[str, str], list[float]]:
 def _refinement_table(timings: Timings) -> list[Table]:
     pairs = _pairs(timings)
 
-    def gain(temperature: float, pair: tuple[str, str]) -> Cell:
-        return timings.gain(*pair, temperature)
+    def cells(pair: tuple[str, str]) -> list[Cell]:
+        return [
+            cell
+            for t in timings.temperatures
+            for cell in (timings.gain(*pair, t), timings.speed(*pair, t))
+        ]
 
-    def speed(temperature: float, pair: tuple[str, str]) -> Cell:
-        return timings.speed(*pair, temperature)
-
-    columns: list[Entry] = []
-    for t in timings.temperatures:
-        tokens = Column("Tokens per call", f"T = {t:g}", digits=1, unit="+%")
-        times = Column("Speed", f"T = {t:g}", unit="×")
-        columns.append((tokens, functools.partial(gain, t)))
-        columns.append((times, functools.partial(speed, t)))
+    columns = [
+        column
+        for t in timings.temperatures
+        for column in (
+            Column("Tokens per call", f"T = {t:g}", digits=1, unit="+%"),
+            Column("Speed", f"T = {t:g}", unit="×"),
+        )
+    ]
     refinement = table(
         "table_e_refinement",
         "The effect of refinement",
@@ -185,7 +185,7 @@ def _refinement_table(timings: Timings) -> list[Table]:
             (name, base): f"{timings.label(base)} → {timings.label(name)}"
             for name, base in pairs
         },
-        columns,
+        by_row(columns, cells),
         "Gain in tokens per call and speed-up of the refined method, over all "
         "categories.",
     )
@@ -364,11 +364,6 @@ def _printed_findings(timings: Timings) -> list[Finding]:
     return [judged(faster, (not slower, evidence)), judged(times, judgement)]
 
 
-def _sampling(timings: Timings) -> list[str]:
-    note = "Speculative sampling produces other texts with the same distribution."
-    return [note] if timings.has_speculative else []
-
-
 STUDY = Study(
     "table_e",
     "Speedup by category and temperature",
@@ -377,7 +372,11 @@ STUDY = Study(
     "temperature, and how much does refinement add?",
     measures=(TIMING,),
     prepare=Timings,
-    tables=[_printed_tables, _tables, _refinement_table],
+    tables=[
+        _printed_tables,
+        lambda timings: [_table(timings, t) for t in timings.temperatures],
+        _refinement_table,
+    ],
     charts=[_charts],
     findings=[_lossless, _refinement_findings, _printed_findings],
     notes=[
@@ -407,6 +406,10 @@ STUDY = Study(
         "Above temperature 0, exact acceptance samples every token with noise that "
         "depends only on prompt and position, so that all contenders produce the same "
         "text.",
-        _sampling,
+        lambda timings: (
+            ["Speculative sampling produces other texts with the same distribution."]
+            if timings.has_speculative
+            else []
+        ),
     ],
 )
