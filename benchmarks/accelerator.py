@@ -76,8 +76,8 @@ TABLES = flags.DEFINE_bool("tables", False, f"write the tables of {results.PAGE}
 SPLIT_WEIGHTS = flags.DEFINE_string(
     "split_weights", None, "folder to write the file of SmolLM2 to, in parts."
 )
-PART_MEGABYTES = flags.DEFINE_integer("part_megabytes", 25, "of a part, at most.")
 
+_PART_BYTES = 25_000_000
 _PROMPTS = pathlib.Path(__file__).parent / "accelerator_parts" / "prompts.txt"
 
 
@@ -85,8 +85,7 @@ def main() -> None:
     """Splits weights, writes tables, or runs the parts."""
     if SPLIT_WEIGHTS.value:
         file = find_packaged("smollm2")
-        size = PART_MEGABYTES.value * 10**6
-        parts = split_file(file, SPLIT_WEIGHTS.value, size)
+        parts = split_file(file, SPLIT_WEIGHTS.value, _PART_BYTES)
         print(f"{SPLIT_WEIGHTS.value}: {file.name} in {len(parts)} parts")
         return
     folder = as_path(OUTPUT.value)

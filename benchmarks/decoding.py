@@ -9,6 +9,7 @@ drafting alone and passes over 1 … 128 tokens are measured separately. Writes 
 file with device, date and versions.
 """
 
+import pathlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,7 +30,12 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags, prompt_flags
-from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
+from bpd_jax.evaluation.compare import (
+    MethodResult,
+    compare,
+    compile_methods,
+    fail_on_errors,
+)
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.storage.paths import as_path
@@ -203,12 +209,7 @@ def main() -> None:
             f"{verdict(result)}"
         )
     print(f"written to {OUTPUT.value} ({jax.default_backend()})")
-    wrong = [result.method.name for result in results if result.errors]
-    if wrong:
-        raise UserError(
-            f"texts differ from plain decoding by more than a near tie under "
-            f"{', '.join(wrong)}: these methods are not lossless here."
-        )
+    fail_on_errors(results, pathlib.Path(OUTPUT.value))
 
 
 if __name__ == "__main__":

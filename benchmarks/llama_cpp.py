@@ -37,9 +37,6 @@ MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
 LLAMA_PYTHON = flags.DEFINE_string(
     "llama_python", None, "Python of an environment with the package xllamacpp."
 )
-FLOAT32 = flags.DEFINE_bool(
-    "float32", True, "whether llama.cpp also runs with weights expanded to F32."
-)
 PRECISIONS = flags.DEFINE_list(
     "precisions", ["float32", "int8"], "precisions of bpd_jax."
 )
@@ -131,16 +128,11 @@ def contenders(path: pathlib.Path, folder: pathlib.Path) -> list[Contender]:
     started = []
     threads = str(THREADS.value)
     if LLAMA_PYTHON.value:
-        python = LLAMA_PYTHON.value
-        started.append(
-            Contender("llama.cpp, stored", python, "llama.cpp", str(path), threads)
-        )
-        if FLOAT32.value:
-            large = folder / "float32.gguf"
-            write_expanded(path, large)
-            started.append(
-                Contender("llama.cpp, F32", python, "llama.cpp", str(large), threads)
-            )
+        large = folder / "float32.gguf"
+        write_expanded(path, large)
+        for name, file in (("stored", path), ("F32", large)):
+            arguments = LLAMA_PYTHON.value, "llama.cpp", str(file), threads
+            started.append(Contender(f"llama.cpp, {name}", *arguments))
     for precision in PRECISIONS.value:
         arguments = "bpd_jax", MODEL.value, precision, DRAFTER.value or ""
         started.append(Contender(f"bpd_jax, {precision}", sys.executable, *arguments))
@@ -158,13 +150,9 @@ def measure(
             METHODS.value if contender.name.startswith("bpd_jax") else ["greedy"]
         )
     ]
-    results = {
-        f"{contender.name}, {method}": {
-            "seconds": [],
-            "prompt_seconds": [],
-            "tokens": [],
-            "texts": [],
-        }
+    lists = ("seconds", "prompt_seconds", "tokens", "texts")
+    results: dict[str, dict[str, Any]] = {
+        f"{contender.name}, {method}": {name: [] for name in lists}
         for contender, method in runs
     }
     answers = list(itertools.product(range(1 + ROUNDS.value), prompts, runs))

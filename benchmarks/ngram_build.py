@@ -37,7 +37,6 @@ TOKENS = flags.DEFINE_string("tokens", None, "glob of files of token IDs.")
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", None, "for --tokens.")
 END_OF_TEXT = flags.DEFINE_integer("end_of_text", None, "for --tokens.")
 ORDER = flags.DEFINE_integer("order", 4, "order of the model.")
-MIN_COUNTS = flags.DEFINE_list("min_counts", None, "minimum counts; default: all 1.")
 MAX_NGRAMS = flags.DEFINE_integer("max_ngrams", 5_000_000, "size of the pruned model.")
 MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", None, "approximate maximum; default: all."
@@ -108,7 +107,6 @@ def main() -> None:
         vocab_size=VOCAB_SIZE.value,
         end_of_text=END_OF_TEXT.value,
     )
-    minimums = [int(number) for number in MIN_COUNTS.value or []] or None
     warm_up(ORDER.value)
     watch = Stopwatch()
     with watch.stage("read"):
@@ -120,7 +118,6 @@ def main() -> None:
                     loaded,
                     work,
                     order=ORDER.value,
-                    min_counts=minimums,
                     memory=MEMORY.value,
                 )
             seen, counted = counts.seen, counts.sizes
@@ -137,7 +134,6 @@ def main() -> None:
         **records.about("ngram_build"),
         "tokens": loaded.tokens,
         "order": ORDER.value,
-        "min_counts": minimums,
         "ngrams_in_text": seen,
         "ngrams_counted": counted,
         "ngrams_in_model": sizes,

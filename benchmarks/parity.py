@@ -109,13 +109,11 @@ def prompt_logits(
     return np.asarray(_logits(model, jnp.asarray(padded)[None]))[: len(tokens)]
 
 
-def _run(model: Model, tokens: Int[Array, "1 T"]) -> Float[Array, "T V"]:
+@jax.jit
+def _logits(model: Model, tokens: Int[Array, "1 T"]) -> Float[Array, "T V"]:
     positions = jnp.arange(tokens.shape[1])[None]
     hidden, *_ = model.forward(tokens, positions, Segments())
     return model.next_token_logits(hidden)[0]
-
-
-_logits = jax.jit(_run)
 
 
 def parting(model: Model, text: Generation, theirs: list[int]) -> dict[str, Any]:

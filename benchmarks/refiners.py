@@ -37,15 +37,14 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.replay import record
-from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.decoding.speedup import check_methods
-from bpd_jax.evaluation import decode_flags
+from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency
 
 # One row of searches for each score.
-METHODS = flags.DEFINE_list(
-    "methods",
+flags.set_default(
+    prompt_flags.METHODS,
     [
         *("zero_gram:1", "zero_gram:16", "zero_gram:64:search=best", "medusa:64"),
         *("ngram:1:search=greedy", "ngram:1", "ngram:1:normalise=1"),
@@ -59,11 +58,8 @@ METHODS = flags.DEFINE_list(
         *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
         *("neural:64:search=best", "neural_ngram:1", "oracle"),
     ],
-    "methods to replay besides the baseline; unsupported ones are left out.",
 )
 BASELINE = flags.DEFINE_string("baseline", "bpd", "baseline of the gains.")
-NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 32, "held-out prompts.")
-PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.")
 OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
 
 
@@ -72,7 +68,7 @@ def main() -> None:
     lm, decoder, config = decode_flags.load(decode_flags.config())
     loaded = lm.loaded
     baseline = parse_method(BASELINE.value)
-    asked = dict.fromkeys([baseline, *map(parse_method, METHODS.value)])
+    asked = dict.fromkeys([baseline, *prompt_flags.methods()])
     groups = _groups(loaded)
     prompts = [prompt for group in groups.values() for prompt in group]
     options = config.options
@@ -149,8 +145,7 @@ def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
     """The prompts, by file."""
     paths = decode_flags.PROMPTS_FILE.value
     if not paths:
-        prompts = held_out(loaded, NUM_PROMPTS.value, PROMPT_TOKENS.value)
-        return {"held-out": prompts}
+        return {"held-out": prompt_flags.prompts(loaded)[0]}
     return {
         name: [loaded.encode_prompt(text) for text in read_prompts_file(path)]
         for name, path in zip(names_of_files(paths), paths, strict=True)

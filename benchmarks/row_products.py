@@ -37,18 +37,20 @@ MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used."
 TOKENS = flags.DEFINE_list(
     "tokens", ["1", "2", "4", "8", "16", "32", "64"], "tokens of a pass."
 )
-CONTEXT = flags.DEFINE_integer("context", 256, "tokens in the cache.")
 ROUNDS = flags.DEFINE_integer("rounds", 20, "timed runs of each.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/row_products_cpu.json", "file."
 )
+
+# Tokens in the cache.
+_CONTEXT = 256
 
 
 @jax.jit
 def run(model: Model, cache: KVCache, tokens: Array) -> Array:
     """A pass over draft tokens `[1, T]` after the tokens in the cache."""
     length = tokens.shape[1]
-    positions = CONTEXT.value + jnp.arange(length)[None]
+    positions = _CONTEXT + jnp.arange(length)[None]
     mask = jnp.tril(jnp.ones((1, length, length), bool))
     hidden, *_ = model.forward(tokens, positions, mask, cache)
     return model.greedy_tokens(hidden)
@@ -106,8 +108,8 @@ def main() -> None:
     }
     if lanes() is not None:
         models["integers"] = stored.in_precision(INT8).for_decoding().model
-    cache = plain.model.empty_cache(1, 2 * CONTEXT.value)
-    cache = cache.replace(lengths=jnp.full((1,), CONTEXT.value, jnp.int32))
+    cache = plain.model.empty_cache(1, 2 * _CONTEXT)
+    cache = cache.replace(lengths=jnp.full((1,), _CONTEXT, jnp.int32))
     matrices = matrices_of(models["kernel"])
     packed = products_of(times_packed)
     alone = {
@@ -137,7 +139,7 @@ def main() -> None:
         }
     result = {
         **records.about("row_products"),
-        "context": CONTEXT.value,
+        "context": _CONTEXT,
         "milliseconds": table,
     }
     records.write(OUTPUT.value, result)

@@ -11,7 +11,7 @@ from absl import flags
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.decoder import GREEDY, Decoder
+from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
@@ -116,15 +116,9 @@ def _speed(result: MethodResult) -> float:
 
 def measured_methods(decoder: Decoder) -> list[Method]:
     """The methods of `METHODS` that the model has assets for, and its default one."""
-    methods = dict.fromkeys([*map(parse_method, METHODS), decoder.default_method])
-    return [method for method in methods if _possible(decoder, method)]
-
-
-def _possible(decoder: Decoder, method: Method) -> bool:
-    """Whether the model has the assets of the method."""
-    assert method != GREEDY
-    try:
-        decoder.drafter(method)
-    except UserError:
-        return False
-    return True
+    methods = []
+    for method in dict.fromkeys([*map(parse_method, METHODS), decoder.default_method]):
+        with contextlib.suppress(UserError):
+            decoder.drafter(method)
+            methods.append(method)
+    return methods

@@ -174,18 +174,15 @@ def fail_on_errors(results: Sequence[MethodResult], records: pathlib.Path) -> No
     """
     for result in results:
         for error in result.errors:
+            reason = (
+                f"where the lower of the two tokens' logits is {error.gap:.2g} below "
+                "the best, which rounding does not explain"
+            )
+            if math.isinf(error.gap):
+                reason = "where only one of the two texts ends"
             raise UserError(
                 f"NOT LOSSLESS: {result.label} differs from greedy decoding on prompt "
                 f"{error.prompt_index + 1} at token {error.position + 1}, "
-                f"{_reason(error)}; this is a defect of bpd_jax, please report it with "
+                f"{reason}; this is a defect of bpd_jax, please report it with "
                 f"{records}."
             )
-
-
-def _reason(error: Difference) -> str:
-    if math.isinf(error.gap):
-        return "where only one of the two texts ends"
-    return (
-        f"where the lower of the two tokens' logits is {error.gap:.2g} below the best, "
-        "which rounding does not explain"
-    )

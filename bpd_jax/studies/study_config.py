@@ -202,7 +202,15 @@ class StudyConfig(Validated):
         """Raises a `UserError` for undefined names."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
-        self._check_tuners()
+        for kind, name in self.tuners.items():
+            method = parse_contender(name).method
+            if class_of(method) != kind or method.setting("alpha") is not None:
+                raise UserError(
+                    f"tuners[{kind!r}] is {name!r}: it must map one of the classes "
+                    f"{', '.join(CLASSES)} to a contender of that class without alpha."
+                )
+        if self.tuners and not self.alphas:
+            raise UserError("alphas is empty: give non-negative numbers.")
         for name, models in self.assets.items():
             for kind in models:
                 if kind not in ASSET_FOLDERS:
@@ -221,17 +229,6 @@ class StudyConfig(Validated):
                     f"{contender.name} requires the set {contender.assets!r}, but "
                     f"assets defines {', '.join(self.assets) or 'no set'}."
                 )
-
-    def _check_tuners(self) -> None:
-        for kind, name in self.tuners.items():
-            method = parse_contender(name).method
-            if class_of(method) != kind or method.setting("alpha") is not None:
-                raise UserError(
-                    f"tuners[{kind!r}] is {name!r}: it must map one of the classes "
-                    f"{', '.join(CLASSES)} to a contender of that class without alpha."
-                )
-        if self.tuners and not self.alphas:
-            raise UserError("alphas is empty: give non-negative numbers.")
 
     @property
     def settings(self) -> dict[str, Any]:

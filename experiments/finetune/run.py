@@ -49,16 +49,14 @@ from bpd_jax.training.state import abstract_state, make_optimizer
 from bpd_jax.training.validation import Evaluator
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
-TASKS = flags.DEFINE_list("tasks", ["squad", "samsum"], "Data sets to finetune on.")
-RUNS = flags.DEFINE_string("runs", "runs/finetune", "Parent folder of the runs.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/finetune_cpu.json", "JSON file of the results."
 )
-ROWS = flags.DEFINE_integer("rows", 200, "Number of held-out rows for the losses.")
-PROMPTS = flags.DEFINE_integer("prompts", 32, "Number of held-out examples to decode.")
-MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens to decode of each.")
 
 _HERE = "experiments/finetune"
+_TASKS, _RUNS = ("squad", "samsum"), pathlib.Path("runs/finetune")
+# Held-out rows for the losses; examples to decode, and new tokens of each.
+_ROWS, _PROMPTS, _NEW_TOKENS = 200, 32, 48
 
 
 def main() -> None:
@@ -68,15 +66,22 @@ def main() -> None:
             "--gin_file is not used here: the runs have gin files of their own, whose "
             "settings --gin.NAME=VALUE overrides."
         )
-    data, runs = cli.required("data"), pathlib.Path(RUNS.value)
+    data = cli.required("data")
     files.check_writable(OUTPUT.value)
-    base = runs / "base"
+    base = _RUNS / "base"
     pretrained = _train(
         [f"{_HERE}/pretrain.gin"], [_files(f"{data}/c4/*.jsonl.gz")], base
     ).value
     result: dict[str, Any] = {
         "command": " ".join(
-            ["python -m experiments.finetune.run --data=FOLDER", *_arguments()]
+            [
+                "python -m experiments.finetune.run --data=FOLDER",
+                # Without local paths.
+                *(
+                    "--gin." + re.sub(r"""(['"])/.*?\1""", r"\1PATH\1", binding)
+                    for binding in flags.FLAGS.gin_bindings
+                ),
+            ]
         ),
         "description": (
             "Losses and accuracies are of held-out rows that were not used to select "
@@ -93,7 +98,7 @@ def main() -> None:
         },
         "tasks": {},
     }
-    for task in TASKS.value:
+    for task in _TASKS:
         parsed = _train(
             [f"{_HERE}/finetune.gin", f"gin_configs/tasks/{task}.gin"],
             [
@@ -102,27 +107,13 @@ def main() -> None:
                 # Some of its rows select the checkpoint, the others are evaluated.
                 "ExampleTask.validation_from = 'validation'",
             ],
-            runs / task,
+            _RUNS / task,
         )
-        figures = _compare(parsed.value, base, runs / task)
+        figures = _compare(parsed.value, base, _RUNS / task)
         result["tasks"][task] = figures
         _print(task, figures)
     files.write_json(OUTPUT.value, result)
     print(f"written to {OUTPUT.value}")
-
-
-def _arguments() -> list[str]:
-    """Command-line arguments without local paths."""
-    passed = [
-        flag.serialize()
-        for holder in (TASKS, ROWS, PROMPTS, MAX_NEW_TOKENS)
-        if (flag := flags.FLAGS[holder.name]).present
-    ]
-    bindings = [
-        re.sub(r"""(['"])/.*?\1""", r"\1PATH\1", f"--gin.{binding.replace(' = ', '=')}")
-        for binding in flags.FLAGS.gin_bindings
-    ]
-    return passed + bindings
 
 
 def _files(pattern: str) -> str:
@@ -134,9 +125,9 @@ def _train(
 ) -> Parsed[TrainConfig]:
     """Trains in a separate process, which gets all `--gin.NAME=VALUE` flags."""
     bindings = [*bindings, *flags.FLAGS.gin_bindings]
-    given = [f"--gin_file={file}" for file in gin_files]
-    given += [f"--gin_bindings={binding}" for binding in bindings]
-    words = [sys.executable, "-m", "bpd_jax.train", *given, f"--workdir={workdir}"]
+    words = [sys.executable, "-m", "bpd_jax.train", f"--workdir={workdir}"]
+    words += [f"--gin_file={file}" for file in gin_files]
+    words += [f"--gin_bindings={binding}" for binding in bindings]
     progress.say(f"# {workdir.name}\n{shlex.join(words)}")
     status = subprocess.run(words, check=False).returncode
     if status:
@@ -147,17 +138,16 @@ def _train(
 def _compare(
     config: TrainConfig, base: pathlib.Path, run_folder: pathlib.Path
 ) -> dict[str, Any]:
-    """Metrics of both models on held-out examples.
-
-    Losses exclude the first rows, which selected the checkpoint.
-    """
+    """Metrics of both models on held-out examples."""
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     rows = open_rows(run_folder / "data" / "validation")
-    chose = _rows_that_chose(config, rows)
+    # The first rows selected the checkpoint.
+    selecting = config.evaluate_batches
+    chose = len(rows) if selecting is None else config.batch_size * selecting
     rows = _rows_from(rows, chose)
-    batches = min(ROWS.value, len(rows)) // config.batch_size
+    batches = min(_ROWS, len(rows)) // config.batch_size
     if not batches:
         raise UserError(
             f"{run_folder}: no held-out rows are left after the {chose} that select "
@@ -166,9 +156,9 @@ def _compare(
     wider = dataclasses.replace(config, evaluate_batches=batches)
     evaluate = Evaluator(wider, rows, abstract, mesh)
     after, before = load_model(str(run_folder)), load_model(str(base))
-    longest = config.length - MAX_NEW_TOKENS.value - config.model.block_size
+    longest = config.length - _NEW_TOKENS - config.model.block_size
     assert isinstance(after.task, ExampleTask)
-    prompts = held_out_prompts(after.task, PROMPTS.value, longest, after.tokenizer)
+    prompts = held_out_prompts(after.task, _PROMPTS, longest, after.tokenizer)
     answers = _answers(after.task, {prompt.document for prompt in prompts})
     references = [answers[prompt.document] for prompt in prompts]
     figures: dict[str, Any] = {
@@ -177,22 +167,17 @@ def _compare(
         "rows_that_chose": chose,
         "rows_measured": batches * config.batch_size,
         "prompts": len(prompts),
-        "max_new_tokens": MAX_NEW_TOKENS.value,
+        "max_new_tokens": _NEW_TOKENS,
     }
     for name, loaded in (("before", before), ("after", after)):
         generations = _decode(loaded, [prompt.tokens for prompt in prompts])
         figures[name] = {
             **_targets(evaluate(loaded.params)),
-            **_efficiency(generations),
+            "block_efficiency": block_efficiency(generations),
+            "block_efficiency_interval": list(bootstrap_interval(generations)),
             **_quality(after.task.name, loaded, generations, references),
         }
     return figures
-
-
-def _rows_that_chose(config: TrainConfig, rows: PackedRows) -> int:
-    """Number of rows, the first ones, that selected the checkpoint."""
-    batches = config.evaluate_batches
-    return len(rows) if batches is None else config.batch_size * batches
 
 
 def _rows_from(rows: PackedRows, first: int) -> PackedRows:
@@ -237,19 +222,11 @@ def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generati
     # `bpd_jax.load` would discard the layout that the evaluation of losses requires.
     decoder = LanguageModel.of(loaded.for_decoding()).decoder()
     options = DecodeOptions(
-        max_new_tokens=MAX_NEW_TOKENS.value,
+        max_new_tokens=_NEW_TOKENS,
         end_of_text=loaded.end_of_text,
         batch_size=8,
     )
     return decoder.decode(parse_method("bpd"), prompts, options)
-
-
-def _efficiency(generations: Sequence[Generation]) -> dict[str, Any]:
-    """Block efficiency, with its bootstrap interval."""
-    return {
-        "block_efficiency": block_efficiency(generations),
-        "block_efficiency_interval": list(bootstrap_interval(generations)),
-    }
 
 
 def _quality(

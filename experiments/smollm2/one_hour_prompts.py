@@ -36,7 +36,7 @@ _LONGEST = 500
 def main() -> None:
     """Draws prompts from the data sets, filters them and writes them."""
     output = pathlib.Path(cli.required("output"))
-    draw = random.Random(SEED.value)
+    draw = random.Random(SEED)
     instructions = [record["prompt"] for record in read("instructions", "train")]
     draw.shuffle(instructions)
     questions = [record["question"] for record in read("gsm8k", "test")]

@@ -24,9 +24,9 @@ from bpd_jax.storage import files
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")
-HELDOUT = flags.DEFINE_integer("heldout", 12, "Held-out prompts of each category.")
-SEED = flags.DEFINE_integer("seed", 0, "Seed of the random choice of prompts.")
 
+SEED = 0
+_HELD_OUT = 12  # prompts of each category
 # Training prompts of each kind, and the maximum length of a text in characters: a long
 # prompt costs more than a short one, and is of no more use for training.
 _GSM8K, _SQUAD, _SQUAD_QUESTIONS, _CNN = 250, 100, 150, 110
@@ -36,7 +36,7 @@ _LONGEST_CONTEXT, _LONGEST_ARTICLE = 1400, 1500
 def main() -> None:
     """Draws prompts from the data sets and writes them."""
     output = pathlib.Path(cli.required("output"))
-    draw = random.Random(SEED.value)
+    draw = random.Random(SEED)
     squad = read("squad", "train")
     articles = read("cnn_dailymail", "train") + read("cnn_dailymail", "validation")
     train = [
@@ -65,7 +65,7 @@ def main() -> None:
         name = name if name in _SPEC_BENCH else "mt_bench"
         categories.setdefault(name, []).append(record["turns"][0])
     for name, texts in categories.items():
-        chosen = draw.sample(texts, min(HELDOUT.value, len(texts)))
+        chosen = draw.sample(texts, min(_HELD_OUT, len(texts)))
         write(output / "heldout" / f"{name}.jsonl", chosen)
 
 

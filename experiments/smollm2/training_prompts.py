@@ -37,7 +37,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import DATASETS
 from bpd_jax.storage import files
 
-SAMPLED = flags.DEFINE_float("sampled", 0.25, "Share of the prompts to sample from.")
 SCALE = flags.DEFINE_float("scale", 1.0, "Factor of the number of prompts of a kind.")
 
 # The evaluation files, and the fields of their texts.
@@ -154,9 +153,7 @@ class PromptCandidate(NamedTuple):
 def main() -> None:
     """Draws prompts from the data sets, filters them and writes them."""
     output = pathlib.Path(cli.required("output"))
-    draw = random.Random(SEED.value)
-    if not 0 <= SAMPLED.value <= 1:
-        raise UserError(f"--sampled is {SAMPLED.value}: it must be in 0 … 1.")
+    draw = random.Random(SEED)
     measured = MeasuredTexts(measured_texts())
     seen: set[str] = set()
     kept: list[PromptCandidate] = []
@@ -179,7 +176,7 @@ def main() -> None:
     print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
     plain = [candidate for candidate in kept if candidate.kind == "lambada"]
     chat = [candidate for candidate in kept if candidate.kind != "lambada"]
-    count = round(len(chat) * SAMPLED.value)
+    count = round(len(chat) / 4)
     for name, chosen in (
         ("sampled", chat[:count]),
         ("greedy", chat[count:]),

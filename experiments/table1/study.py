@@ -96,6 +96,11 @@ def _table(run: StudyRun) -> Table:
         paper = printed.TABLE10.get(task, {}).get(str(heads))
         return run.drafts(contender, task).cell(paper)
 
+    # BPD with its first 3, 6, … heads, if recorded, then with all heads.
+    by_heads = bpd_by_heads(run.contenders)
+    numbers = sorted(number for number in by_heads if number is not None)
+    labels = {by_heads[number]: f"{number} heads" for number in numbers}
+    labels[BPD] = run.facts.get("labels", {}).get(BPD, "BPD")
     return table(
         "table1",
         "Quality of the texts and block efficiency of blockwise parallel decoding",
@@ -115,7 +120,7 @@ def _table(run: StudyRun) -> Table:
             ),
             *(
                 (Column(label, "block efficiency"), functools.partial(efficiency, name))
-                for name, label in _by_heads(run).items()
+                for name, label in labels.items()
             ),
         ],
         "Scores with 95 % bootstrap intervals over examples. Drafting does not change "
@@ -124,14 +129,6 @@ def _table(run: StudyRun) -> Table:
         "4-grams are those of four words that occurred before in the same text: a text "
         "that repeats itself is easy to draft.",
     )
-
-
-def _by_heads(run: StudyRun) -> dict[str, str]:
-    """Labels of BPD with its first 3, 6, … heads, if recorded, then with all heads."""
-    by_heads = bpd_by_heads(run.contenders)
-    numbers = sorted(number for number in by_heads if number is not None)
-    fewer = {by_heads[number]: f"{number} heads" for number in numbers}
-    return {**fewer, BPD: run.facts.get("labels", {}).get(BPD, "BPD")}
 
 
 def _all_scores(run: StudyRun) -> list[Table]:
