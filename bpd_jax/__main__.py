@@ -21,17 +21,24 @@ def main() -> None:
     """Runs the command named by the first argument, or lists all commands."""
     name, *arguments = sys.argv[1:] or ["help"]
     name = name.replace("-", "_") if not name.startswith("-") else name
-    if name in (names := [command for command, _ in commands()]):
+    if name in (found := dict(commands())):
         sys.argv[1:] = arguments
         runpy.run_module(f"bpd_jax.{name}", run_name="__main__", alter_sys=True)
         return
     with cli.exit_on_errors():
         if name in ("help", "-h", "--help"):
-            print(_usage())
+            print(
+                f"bpd_jax {bpd_jax.__version__}: blockwise parallel decoding in JAX.\n"
+            )
+            print("usage: bpd COMMAND [--flag=value …]\n")
+            width = max(map(len, found))
+            for command, about in found.items():
+                print(f"  {command:<{width}}  {about}")
+            print("\nbpd COMMAND --help lists the flags of a command.")
         elif name in ("--version", "version"):
             print(f"bpd_jax {bpd_jax.__version__}")
         else:
-            close = difflib.get_close_matches(name, names, n=1)
+            close = difflib.get_close_matches(name, found, n=1)
             hint = f"did you mean {close[0]}" if close else "bpd help lists all"
             raise UserError(f"bpd has no command {name!r}: {hint}.")
 
@@ -47,22 +54,6 @@ def commands() -> Iterator[tuple[str, str]]:
         if '\nif __name__ == "__main__":\n' in source:
             about = ast.get_docstring(ast.parse(source)) or ""
             yield module.name, about.partition("\n")[0]
-
-
-def _usage() -> str:
-    width = max(len(name) for name, _ in commands())
-    lines = [f"  {name:<{width}}  {about}" for name, about in commands()]
-    return "\n".join(
-        [
-            f"bpd_jax {bpd_jax.__version__}: blockwise parallel decoding in JAX.",
-            "",
-            "usage: bpd COMMAND [--flag=value …]",
-            "",
-            *lines,
-            "",
-            "bpd COMMAND --help lists the flags of a command.",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -85,8 +85,17 @@ def main() -> None:
         raise UserError("--beam_options require --cache_dir without --output.")
     if _LENGTH.value is None:
         raise UserError("--length is missing: give the tokens of a row, such as 512.")
+    count = _NUM_SHARDS.value
+    if count < 1:
+        raise UserError(f"--num_shards is {count}: it must be 1 or more.")
+    if _SHARD.value is None and count > 1:
+        raise UserError(
+            f"--shard is missing: give one of 0 to {count - 1}, and run the command "
+            "for each."
+        )
+    shard = Shard(_SHARD.value or 0, count)
     rows = prepare_rows(
-        task, _SPLIT.value, _LENGTH.value, _OUTPUT.value, _shard(), _CACHE_DIR.value
+        task, _SPLIT.value, _LENGTH.value, _OUTPUT.value, shard, _CACHE_DIR.value
     )
     print(
         f"{len(rows):,} rows of {rows.length:,} tokens: {rows.num_tokens:,} tokens of "
@@ -121,18 +130,6 @@ def _task() -> DataTask:
         if field in fields:
             raise UserError(f"--{field} cannot be combined with --task={name}.")
     return TextTask(name, fields.pop("files", None), **fields)
-
-
-def _shard() -> Shard:
-    count = _NUM_SHARDS.value
-    if count < 1:
-        raise UserError(f"--num_shards is {count}: it must be 1 or more.")
-    if _SHARD.value is None and count > 1:
-        raise UserError(
-            f"--shard is missing: give one of 0 to {count - 1}, and run the command "
-            "for each."
-        )
-    return Shard(_SHARD.value or 0, count)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ and (in `held_out`) its rank as a prompt. The id is the file's path relative to 
 corpus folder, followed by `:line` for a line of JSON Lines.
 """
 
+import contextlib
 import glob
 import hashlib
 import heapq
@@ -112,8 +113,7 @@ def all_documents(
 ) -> Iterator[Document]:
     """Yields every document that is not empty, by file name, then by line.
 
-    Files of the standard library that are not UTF-8 are skipped. `among` are some of
-    the files; by default all.
+    `among` are some of the files; by default all.
     """
     if task.corpus == GENERATIONS:
         raise UserError(
@@ -121,25 +121,17 @@ def all_documents(
             "your own."
         )
     for name, path in corpus_files(task) if among is None else among:
-        for document in _documents_of_file(name, path, task.corpus == "stdlib"):
-            if document.text:
-                yield document
-
-
-def _documents_of_file(
-    name: str, path: pathlib.Path, skip_invalid: bool
-) -> Iterator[Document]:
-    if skip_invalid:
-        try:
-            text = files.read_bytes(path).decode("utf-8")
-        except ValueError:  # It is not UTF-8, or far larger than a source file.
-            return
-        yield Document(name, text)
-    elif text_readers.is_json_lines(path):
-        for number, texts in text_readers.read_json_fields(path, ["text"]):
-            yield Document(f"{name}:{number}", texts["text"][0])
-    else:
-        yield Document(name, text_readers.read_text(path))
+        documents: Iterable[Document] = ()
+        if task.corpus == "stdlib":
+            # A file that is not UTF-8, or far larger than a source file, is skipped.
+            with contextlib.suppress(ValueError):
+                documents = [Document(name, files.read_bytes(path).decode("utf-8"))]
+        elif text_readers.is_json_lines(path):
+            lines = text_readers.read_json_fields(path, ["text"])
+            documents = (Document(f"{name}:{n}", each["text"][0]) for n, each in lines)
+        else:
+            documents = [Document(name, text_readers.read_text(path))]
+        yield from (document for document in documents if document.text)
 
 
 def text_batches(texts: Iterable[str]) -> Iterator[list[str]]:

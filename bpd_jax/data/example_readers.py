@@ -5,7 +5,6 @@ examples are read from it.
 """
 
 import contextlib
-import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -84,36 +83,27 @@ def read_records(
     The records are in the order of files and lines; ids are unique in a split. `among`
     are some of the split's files; by default all.
     """
-    files = example_files(task, split) if among is None else among
-    empty = among is None
-    for record in itertools.islice(_records(task, split, files), task.max_examples):
-        empty = False
-        yield record
-    if empty:
-        raise EmptySplitError(
-            f"the {split} split of {task.name} is empty: no record of files="
-            f"{task.files!r} with a target in the field {task.dataset.target!r} is in "
-            "it",
-            f"give more records, another validation_fraction, or a file per split by "
-            f"writing {SPLIT} in files.",
-        )
-
-
-def _records(
-    task: ExampleTask, split: str, files: Iterable[SourceFile]
-) -> Iterator[tuple[str, dict[str, str]]]:
-    dataset = task.dataset
+    dataset, count = task.dataset, 0
     by_hash = not task.has_split_files or (task.divides_train and split in SPLITS)
-    for name, path in files:
+    for name, path in example_files(task, split) if among is None else among:
         for number, values in text_readers.read_json_fields(
             path, dataset.fields, dataset.target
         ):
             texts = {field: "".join(value[:1]) for field, value in values.items()}
-            key = texts[dataset.topic]
-            if texts[dataset.target] and (
-                not by_hash or split == corpora.split_of(key, task.validation_fraction)
-            ):
+            own_split = corpora.split_of(texts[dataset.topic], task.validation_fraction)
+            if texts[dataset.target] and (not by_hash or split == own_split):
                 yield f"{name}:{number}", texts
+                count += 1
+                if count == task.max_examples:
+                    return
+    if among is None and not count:
+        raise EmptySplitError(
+            f"the {split} split of {task.name} is empty: no record of files="
+            f"{task.files!r} with a target in the field {dataset.target!r} is in "
+            "it",
+            f"give more records, another validation_fraction, or a file per split by "
+            f"writing {SPLIT} in files.",
+        )
 
 
 def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:

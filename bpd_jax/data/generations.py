@@ -173,7 +173,17 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
     paths = shard_paths(folder)
     if not paths:
         raise UserError(f"{folder} holds no texts (shard-00000.npz, …): {KIND.remedy}.")
-    shards = [_read_shard(path, header["vocab_size"]) for path in paths]
+    specs, shards = specs_of_texts(header["vocab_size"]), []
+    for path in paths:
+        with KIND.reading(path):
+            source: pathlib.Path | io.BytesIO = local_copy(path)
+            if path.suffix == PACKED:
+                source = io.BytesIO(files.read_xz(path))
+            shard = read_npz(source, specs, optional=("indices",))
+            shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
+            if not fit_together(**shard):
+                raise ValueError("its offsets do not match its texts")
+        shards.append(shard)
     lengths = [np.diff(shard["offsets"]) for shard in shards]
     return Generations(
         folder=folder,
@@ -190,18 +200,6 @@ def open_generations(folder: str | os.PathLike[str]) -> Generations:
 def read_header(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The fields of `distill.json`: format, base, vocab_size, facts."""
     return KIND.read_header(folder, {"base": str, "vocab_size": int, "facts": dict})
-
-
-def _read_shard(path: pathlib.Path, vocab_size: int) -> dict[str, np.ndarray]:
-    with KIND.reading(path):
-        source: pathlib.Path | io.BytesIO = local_copy(path)
-        if path.suffix == PACKED:
-            source = io.BytesIO(files.read_xz(path))
-        shard = read_npz(source, specs_of_texts(vocab_size), optional=("indices",))
-        shard.setdefault("indices", np.full(len(shard["prompt_lengths"]), -1))
-        if not fit_together(**shard):
-            raise ValueError("its offsets do not match its texts")
-    return shard
 
 
 def specs_of_texts(vocab_size: int | None) -> dict[str, ArraySpec]:

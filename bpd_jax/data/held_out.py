@@ -62,7 +62,16 @@ def held_out_prompts(
         )
     )
     if isinstance(task, ExampleTask) and task.has_inputs:
-        prompts = _inputs(texts[:num], prompt_tokens, tokenizer)
+        separator = tokenizer.encode(SEPARATOR)
+        if (length := prompt_tokens - len(separator)) < 1:
+            raise UserError(
+                f"a prompt of {prompt_tokens} tokens has no room for inputs: request "
+                "longer prompts."
+            )
+        prompts = [
+            Prompt(text.id, np.array([*ids[:length], *separator], np.int32))
+            for text, ids in _encoded(texts[:num], tokenizer)
+        ]
     else:
         prompts = _windows(texts, num, prompt_tokens, tokenizer)
     if len(prompts) < num:
@@ -96,22 +105,6 @@ def _encoded(
             batch, tokenizer.encode_batch([text.text for text in batch]), strict=True
         ):
             yield text, [tokenizer.end_of_text, *ids]
-
-
-def _inputs(
-    texts: Sequence[Document], prompt_tokens: int, tokenizer: Tokenizer
-) -> list[Prompt]:
-    separator = tokenizer.encode(SEPARATOR)
-    length = prompt_tokens - len(separator)
-    if length < 1:
-        raise UserError(
-            f"a prompt of {prompt_tokens} tokens has no room for inputs: request "
-            "longer prompts."
-        )
-    return [
-        Prompt(text.id, np.array([*ids[:length], *separator], np.int32))
-        for text, ids in _encoded(texts, tokenizer)
-    ]
 
 
 def _windows(

@@ -167,10 +167,6 @@ class Tokenizer:
             return self._added.get(token, name).encode()
         return bytes(table[character] for character in name)
 
-    def all_bytes(self) -> list[bytes]:
-        """Returns the bytes of every token, by id."""
-        return [self.piece_bytes(token) for token in range(self.vocab_size)]
-
     @functools.cached_property
     def used_size(self) -> int:
         """The highest id of a token that is not padding, plus 1.

@@ -178,8 +178,7 @@ class LoadedModel:
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of all V tokens."""
-        known = self.tokenizer.all_bytes()[: self.vocab_size]
-        return known + [b""] * (self.vocab_size - len(known))
+        return [self.tokenizer.piece_bytes(token) for token in range(self.vocab_size)]
 
     def in_precision(self, precision: str) -> "LoadedModel":
         """Returns the model in one of `PRECISIONS`."""

@@ -80,11 +80,6 @@ def _gemma3(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Opt
     }
 
 
-def _smollm3(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Options:
-    del file, window
-    return {"unrotated_layers": tuple(range(3, min(sizes["num_layers"], 1001), 4))}
-
-
 def _granite(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Options:
     del window
 
@@ -114,7 +109,9 @@ def _olmo2(file: GGUFFile, sizes: Mapping[str, Any], window: int | None) -> Opti
 FAMILIES: dict[str, Callable[[GGUFFile, Mapping[str, Any], int | None], Options]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
-    "smollm3": _smollm3,
+    "smollm3": lambda file, sizes, window: {
+        "unrotated_layers": tuple(range(3, min(sizes["num_layers"], 1001), 4))
+    },
     "phi3": lambda file, sizes, window: {},
     "granite": _granite,
     "olmo2": _olmo2,

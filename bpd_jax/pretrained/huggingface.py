@@ -29,17 +29,22 @@ SOFTMAX = "lm_head.weight"
 _WITH_IMAGES = ("model.language_model.", "language_model.model.")
 
 
-def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
+def open_folder(folder: str | os.PathLike[str]) -> Checkpoint:
     """Opens a folder with config.json, safetensors files and tokenizer.json.
 
     No code in it is executed, and only names and shapes of its tensors are read.
     """
-    folder = as_path(path)
+    folder = as_path(folder)
     fields = text_model(Fields.read(folder / "config.json"))
     config = transformer_config(fields)
     tensors = open_checkpoint(folder)
     tokenizer = _read_tokenizer(folder)
-    settings = _tokenizer_settings(folder)
+    # The newer file takes precedence.
+    names = ("special_tokens_map.json", "tokenizer_config.json")
+    values: dict[str, object] = {}
+    for path in (folder / name for name in names):
+        values |= Fields.read(path).values if path.is_file() else {}
+    settings = Fields(values, str(path))
     begin = _begin_of_text(settings, tokenizer)
     file = folder / "generation_config.json"
     generation = Fields.read(file) if file.is_file() else Fields({}, str(file))
@@ -125,16 +130,6 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
     return tokenizer
-
-
-def _tokenizer_settings(folder: pathlib.Path) -> Fields:
-    """The settings in the small files next to the tokenizer, the newer one first."""
-    path = folder / "tokenizer_config.json"
-    settings: dict[str, object] = {}
-    for file in (folder / "special_tokens_map.json", path):
-        if file.is_file():
-            settings.update(Fields.read(file).values)
-    return Fields(settings, str(path))
 
 
 def _special_text(settings: Fields, name: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,17 +57,11 @@ class Fields:
         return self.values.get(name) is not None
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; required unless there is a default."""
+        """A number; required unless there is a default."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-        if not math.isfinite(value):
-            raise self._wrong(name, "a finite number")
-        return value
+        return float(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer; required unless there is a default."""

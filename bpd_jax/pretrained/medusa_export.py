@@ -15,7 +15,7 @@ with `medusa_head.`. vLLM can share one softmax as well, but reads it from the f
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,16 +31,14 @@ from bpd_jax.storage import folders
 TOKEN_MAP = "token_map"
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Names of one layout, where heads and layers count from 0.
 
     Attributes:
       name: name of the layout.
       file: name of the file of tensors.
-      layer: pattern of the names of a layer's tensors; `part` is `weight` or `bias`.
-      softmax: pattern of the names of a head's softmax; `layers` is the number of
-        layers.
+      layer: names of a layer's tensors: head, layer, and `weight` or `bias`.
+      softmax: names of a head's softmax: head, and number of layers.
     """
 
     name: str
@@ -48,26 +46,12 @@ class Layout:
     layer: str
     softmax: str
 
-    def layer_name(self, head: int, layer: int, part: str) -> str:
-        """Name of the weight or the bias of a layer."""
-        return self.layer.format(head=head, layer=layer, part=part)
-
-    def softmax_name(self, head: int, layers: int) -> str:
-        """Name of the softmax of a head with `layers` layers."""
-        return self.softmax.format(head=head, layers=layers)
-
 
 VLLM = Layout(
-    "vllm",
-    "model.safetensors",
-    "blocks.{head}.layers.{layer}.{part}",
-    "lm_heads.{head}.weight",
+    "vllm", "model.safetensors", "blocks.{0}.layers.{1}.{2}", "lm_heads.{0}.weight"
 )
 MEDUSA = Layout(
-    "medusa",
-    "medusa_lm_head.safetensors",
-    "{head}.{layer}.linear.{part}",
-    "{head}.{layers}.weight",
+    "medusa", "medusa_lm_head.safetensors", "{0}.{1}.linear.{2}", "{0}.{1}.weight"
 )
 LAYOUTS = {layout.name: layout for layout in (VLLM, MEDUSA)}
 
@@ -178,14 +162,14 @@ def _tensors(
     for head in range(heads.num_heads - 1):
         for layer in range(heads.layers):
             weight, bias = arrays["kernel"][head, layer].T, arrays["bias"][head, layer]
-            add(layout.layer_name(head, layer, "weight"), weight)
-            add(layout.layer_name(head, layer, "bias"), bias)
+            add(layout.layer.format(head, layer, "weight"), weight)
+            add(layout.layer.format(head, layer, "bias"), bias)
         if heads.own_softmax:
-            add(layout.softmax_name(head, heads.layers), arrays["softmax"][head])
+            add(layout.softmax.format(head, heads.layers), arrays["softmax"][head])
     if layout is VLLM and not heads.own_softmax:
         vocabulary = arrays.get("vocabulary")
         rows = jax.device_get(softmax_rows(model, params, vocabulary))
-        add(layout.softmax_name(0, heads.layers), rows)
+        add(layout.softmax.format(0, heads.layers), rows)
         if vocabulary is not None:
             tensors[TOKEN_MAP] = np.asarray(vocabulary, np.int64)
     return tensors

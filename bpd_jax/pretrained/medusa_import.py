@@ -48,13 +48,13 @@ def import_heads(
     def stacked(part: str, *shape: int) -> np.ndarray:
         stack = np.empty((heads, layers, *shape), np.float32)
         for head, layer in np.ndindex(heads, layers):
-            name = layout.layer_name(head, layer, part)
+            name = layout.layer.format(head, layer, part)
             stack[head, layer] = source.read(name, shape)
         return stack
 
     kernel = stacked("weight", width, width).swapaxes(-1, -2)
     params = {"kernel": np.ascontiguousarray(kernel)}
-    if layout.layer_name(0, 0, "bias") in source.names:
+    if layout.layer.format(0, 0, "bias") in source.names:
         params["bias"] = stacked("bias", width)
     else:
         params["bias"] = np.zeros((heads, layers, width), np.float32)
@@ -153,9 +153,8 @@ class _HeadsFolder:
         self, width: int, vocab_size: int, vocabulary: np.ndarray | None
     ) -> np.ndarray | None:
         """A softmax matrix per head, `[heads, V', D]`; None if the base's is used."""
-        names = [
-            self.layout.softmax_name(head, self.layers) for head in range(self.heads)
-        ]
+        pattern = self.layout.softmax
+        names = [pattern.format(head, self.layers) for head in range(self.heads)]
         rows = vocab_size if vocabulary is None else len(vocabulary)
         # If all rows are stored, vLLM selects those of the draft vocabulary.
         shapes = {(rows, width), (vocab_size, width)}
@@ -179,7 +178,7 @@ def _no_heads(folder: pathlib.Path) -> UserError:
             f"{folder} has its heads as pickled PyTorch files, which can run code and "
             f"are not read; convert them where torch is installed: {_CONVERT}"
         )
-    names = [layout.layer_name(0, 0, "weight") for layout in LAYOUTS.values()]
+    names = [layout.layer.format(0, 0, "weight") for layout in LAYOUTS.values()]
     return UserError(
         f"{folder} contains no Medusa heads: no tensor {' or '.join(names)}."
     )
@@ -187,8 +186,7 @@ def _no_heads(folder: pathlib.Path) -> UserError:
 
 def _numbered(layout: Layout, names: Iterable[str]) -> set[tuple[int, int]]:
     """The pairs of head and layer in the names of tensors."""
-    pattern = re.escape(layout.layer).replace(r"\{head\}", r"(\d{1,4})")
-    pattern = pattern.replace(r"\{layer\}", r"(\d{1,4})")
-    pattern = pattern.replace(r"\{part\}", "(?:weight|bias)")
+    number = r"(\d{1,4})"
+    pattern = layout.layer.replace(".", r"\.").format(number, number, "(?:weight|bias)")
     matches = (re.fullmatch(pattern, name, re.ASCII) for name in names)
     return {(int(match[1]), int(match[2])) for match in matches if match}
