@@ -35,15 +35,10 @@ KIND = Artifact(
     '"end_of_text"',
     remedy="remove the folder and prepare it again",
 )
-_FIELDS = {
-    "rows": int,
-    "length": int,
-    "tokens": int,
-    "documents": int,
+_NUMBERS = ("rows", "length", "tokens", "documents", "vocab_size", "end_of_text")
+_FIELDS = dict.fromkeys(_NUMBERS, int) | {
     "split": str,
     "vocabulary": str,
-    "vocab_size": int,
-    "end_of_text": int,
     "fingerprint": dict,
 }
 
@@ -269,11 +264,8 @@ class RowIterator:
     def state(self) -> dict[str, int]:
         """Returns the state for `restore`; the same in every process."""
         # The name "given" is part of checkpoints.
-        return {
-            "given": self._num_returned,
-            "seed": self._seed,
-            "rows": len(self._rows),
-        }
+        size = len(self._rows)
+        return {"given": self._num_returned, "seed": self._seed, "rows": size}
 
     def restore(self, state: dict[str, int]) -> None:
         """Resumes at the position of the iterator that returned `state`.

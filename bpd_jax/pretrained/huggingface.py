@@ -39,15 +39,11 @@ def open_folder(folder: str | os.PathLike[str]) -> Checkpoint:
     config = transformer_config(fields)
     tensors = open_checkpoint(folder)
     tokenizer = _read_tokenizer(folder)
-    # The newer file takes precedence.
-    names = ("special_tokens_map.json", "tokenizer_config.json")
-    values: dict[str, object] = {}
-    for path in (folder / name for name in names):
-        values |= Fields.read(path).values if path.is_file() else {}
-    settings = Fields(values, str(path))
+    older = Fields.read(folder / "special_tokens_map.json", optional=True)
+    newer = Fields.read(folder / "tokenizer_config.json", optional=True)
+    settings = Fields({**older.values, **newer.values}, newer.source)
     begin = _begin_of_text(settings, tokenizer)
-    file = folder / "generation_config.json"
-    generation = Fields.read(file) if file.is_file() else Fields({}, str(file))
+    generation = Fields.read(folder / "generation_config.json", optional=True)
     ends = _end_tokens(folder, [generation, fields], settings, tokenizer)
     for token in (*ends, *([] if begin is None else [begin])):
         if not 0 <= token < config.vocab_size:

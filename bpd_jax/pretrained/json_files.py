@@ -9,6 +9,7 @@ from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
+from bpd_jax.storage.paths import as_path
 
 CONFIG = "config.json"
 """The file of a Hugging Face folder that describes the model."""
@@ -38,8 +39,10 @@ class Fields:
     source: str
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Fields":
-        """Reads a JSON file."""
+    def read(cls, path: str | os.PathLike[str], *, optional: bool = False) -> "Fields":
+        """Reads a JSON file; if it is optional, there are no fields without it."""
+        if optional and not as_path(path).is_file():
+            return cls({}, str(path))
         try:
             values = files.read_json(path)
             # Fails for a lone surrogate such as \ud800.

@@ -107,10 +107,10 @@ class _HeadsFolder:
             raise _no_heads(folder)
         self.layout = layout
         self.heads, self.layers = (1 + max(each) for each in zip(*numbers, strict=True))
-        path = folder / CONFIG
-        self._settings = Fields.read(path) if path.is_file() else Fields({}, str(path))
+        self._settings = Fields.read(folder / CONFIG, optional=True)
         if self._settings.number("logit_scale", 1.0) != 1:
-            raise UserError(f"{path} scales the logits, which is not supported.")
+            source = self._settings.source
+            raise UserError(f"{source} scales the logits, which is not supported.")
 
     def read(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
         """A tensor that has one of these shapes."""
