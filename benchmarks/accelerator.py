@@ -51,20 +51,22 @@ from benchmarks.accelerator_parts import results
 from benchmarks.accelerator_parts.jobs import JobSettings, Part, Row
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import each, integer
+from bpd_jax.base.settings import choice, each, integer
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.pretrained.file_parts import split_file
 from bpd_jax.pretrained.packaged_models import find_packaged
 from bpd_jax.storage.paths import as_path
 
-PART = flags.DEFINE_list("part", list(results.PARTS), "parts to run.")
+PART = cli.DEFINE_checked(
+    "part", ",".join(results.PARTS), "parts to run.", each(choice(*results.PARTS))
+)
 PLATFORM = flags.DEFINE_enum(
     "platform", None, ["gpu", "tpu", "cpu"], "required platform of jax; default: any."
 )
 ONLY = flags.DEFINE_string("only", "", "only jobs whose name contains this text.")
 MISSING = flags.DEFINE_bool("missing", False, "only jobs without a result.")
 MINUTES = flags.DEFINE_float("minutes", 14.0, "time limit of all parts together.")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.")
+ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions of each measurement.", 1)
 BATCH_SIZES = cli.DEFINE_checked(
     "batch_sizes", "1,8,32", "prompts together.", each(integer(1))
 )
@@ -93,7 +95,8 @@ def main() -> None:
         results.update_page(results.PAGE, results.read(folder))
         print(f"{results.PAGE}: tables of {folder}")
         return
-    _check_flags()
+    if TINY.value and flags.FLAGS["output"].using_default_value:
+        raise UserError("--tiny measures nothing: give another folder as --output.")
     results.read(folder)  # Damaged lines are reported before the work.
     end = time.monotonic() + 60 * MINUTES.value
     if not decode_flags.PROMPTS_FILE.value:
@@ -114,19 +117,6 @@ def main() -> None:
     if wrong:
         names = ", ".join(f"{row['part']}: {row['job']}" for row in wrong)
         raise UserError(f"wrong results: {names}; the file has the rest.")
-
-
-def _check_flags() -> None:
-    unknown = [part for part in PART.value if part not in results.PARTS]
-    if unknown or not PART.value:
-        raise UserError(
-            f"--part={','.join(PART.value)} is unknown: choose from "
-            f"{', '.join(results.PARTS)}."
-        )
-    if ROUNDS.value < 1:
-        raise UserError("--rounds must be 1 or more.")
-    if TINY.value and flags.FLAGS["output"].using_default_value:
-        raise UserError("--tiny measures nothing: give another folder as --output.")
 
 
 class _Running(NamedTuple):

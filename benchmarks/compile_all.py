@@ -26,10 +26,14 @@ from benchmarks import records
 from benchmarks.compile_settings import SETTINGS
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import choice, each
 from bpd_jax.compilation.topology import has_compiler
 
-_ONLY = flags.DEFINE_list(
-    "only", None, "Names of settings; default: all whose compiler is installed."
+_ONLY = cli.DEFINE_checked(
+    "only",
+    None,
+    "Names of settings; default: all whose compiler is installed.",
+    each(choice(*SETTINGS)),
 )
 _MISSING = flags.DEFINE_bool(
     "missing", False, "Leave out settings whose result is of today's form."
@@ -48,11 +52,6 @@ def main() -> None:
         raise UserError(
             "no compiler is installed here: `bash scripts/compile_env.sh tpu` and "
             "`bash scripts/compile_env.sh gpu` set up environments that have one."
-        )
-    unknown = [name for name in names if name not in SETTINGS]
-    if unknown:
-        raise UserError(
-            f"--only={','.join(unknown)} is not known: there is {', '.join(SETTINGS)}."
         )
     output = pathlib.Path(_OUTPUT.value)
     results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}

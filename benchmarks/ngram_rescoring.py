@@ -18,6 +18,7 @@ from benchmarks import records
 from benchmarks.synthetic_ngrams import synthetic_model
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import choice, each
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
@@ -28,7 +29,6 @@ from bpd_jax.studies.measure_latency import (
     DEVICE,
     ENGINES,
     Lattices,
-    check_engine,
     make_rescorer,
     refine_milliseconds,
 )
@@ -36,11 +36,13 @@ from experiments import printed
 
 NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .fst.")
 SYNTHETIC = flags.DEFINE_integer(
-    "synthetic", None, "size of a synthetic 4-gram model to use instead."
+    "synthetic", None, "size of a synthetic 4-gram model to use instead.", 100_000
 )
-ENGINE_NAMES = flags.DEFINE_list("engines", list(ENGINES), "engines to time.")
-LATTICES = flags.DEFINE_integer("lattices", 100, "lattices per cell.")
-BATCH = flags.DEFINE_integer("batch", 32, "lattices per call of the engine device.")
+ENGINE_NAMES = cli.DEFINE_checked(
+    "engines", ",".join(ENGINES), "engines to time.", each(choice(*ENGINES))
+)
+LATTICES = flags.DEFINE_integer("lattices", 100, "lattices per cell.", 1)
+BATCH = flags.DEFINE_integer("batch", 32, "lattices per call of the engine device.", 1)
 OUTPUT = flags.DEFINE_string("output", None, "JSON file; default: print only.")
 
 # Steps include the certain token, as positions of a lattice do.
@@ -100,11 +102,6 @@ def main() -> None:
     """Times the engines; prints and writes the results."""
     if (NGRAM.value is None) == (SYNTHETIC.value is None):
         raise UserError("give one of --ngram and --synthetic.")
-    for engine in ENGINE_NAMES.value:
-        check_engine(engine)
-    for flag, least in ((SYNTHETIC, 100_000), (LATTICES, 1), (BATCH, 1)):
-        if flag.value is not None and flag.value < least:
-            raise UserError(f"--{flag.name} is {flag.value}: give {least} or more.")
     if SYNTHETIC.value is not None:
         model = synthetic_model(SYNTHETIC.value, 50_257)
         kind = "made up"

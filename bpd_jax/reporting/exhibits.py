@@ -10,7 +10,7 @@ from typing import Any
 
 from bpd_jax.reporting.records import Facts, LatticePicture
 
-LINES, POINTS, BARS = CHART_KINDS = ("lines", "points", "bars")
+LINES, POINTS, BARS = "lines", "points", "bars"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +109,6 @@ class Series:
     names: list[str] = dataclasses.field(default_factory=list)
     dashed: bool = False
 
-    def __post_init__(self) -> None:
-        for values in (self.y, self.low, self.high, self.names):
-            if values and len(values) != len(self.x):
-                raise ValueError(f"{self.label!r} has {len(self.x)} points, not all")
-
 
 def line_of(
     label: str,
@@ -148,7 +143,7 @@ class Chart:
     Attributes:
       name: name of its files, such as `figure6_squad`.
       title: heading above it.
-      kind: one of `CHART_KINDS`.
+      kind: `LINES`, `POINTS` or `BARS`.
       x_label, y_label: labels of the axes.
       series: lines, clouds of points or sets of bars.
       categories: names along the axis of bars.
@@ -163,10 +158,6 @@ class Chart:
     series: list[Series]
     categories: list[str] = dataclasses.field(default_factory=list)
     logarithmic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in CHART_KINDS:
-            raise ValueError(f"{self.name} is of the unknown kind {self.kind!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,17 +116,8 @@ class Lattices:
         return walk
 
 
-def check_engine(engine: str) -> None:
-    """Raises a `UserError` if the engine is unknown."""
-    if engine not in ENGINES:
-        raise UserError(
-            f"unknown n-gram engine {engine!r}: choose from {', '.join(ENGINES)}."
-        )
-
-
 def make_rescorer(engine: str, model: NGramModel) -> NGramRefiner | HostEngine:
-    """The n-gram search of an engine, for any number of paths."""
-    check_engine(engine)
+    """The n-gram search of one of `ENGINES`, for any number of paths."""
     return _RESCORERS[engine](model)
 
 

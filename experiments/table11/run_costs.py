@@ -8,7 +8,6 @@ where SIZE is `dataclasses.asdict(token_cost.model_size(config))`, COUNT the num
 n-grams and SET the name of a contender's models, `""` for the model's own.
 """
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.methods import Method
 from bpd_jax.drafting.lattice import most_prefixes
 from bpd_jax.drafting.parts import DRAFTS
@@ -39,17 +38,11 @@ def costs_of(run: StudyRun) -> RunCosts:
     settings = run.facts.get("settings", {})
     if not sizes or settings.get("source", "heads") != "heads":
         return {}
-    try:
-        model = ModelSize(**sizes["model"])
-        rescorers = {
-            name: ModelSize(**size) for name, size in sizes.get("rescorers", {}).items()
-        }
-        width: int = run.facts["settings"]["lattice_width"]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"model_sizes or settings in {run.folder}/study.json are invalid "
-            f"({error}): run the study again."
-        ) from error
+    model = ModelSize(**sizes["model"])
+    rescorers = {
+        name: ModelSize(**size) for name, size in sizes.get("rescorers", {}).items()
+    }
+    width: int = settings["lattice_width"]
     plain = {context: cost(model, context, drafting=False) for context in CONTEXTS}
     run_costs: RunCosts = {PLAIN: (1.0, plain)}
     required = run.by_task(BPD)[0].keys()

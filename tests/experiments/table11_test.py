@@ -112,5 +112,5 @@ def test_a_rescorer_processes_every_path(contender, passes, rescored):
 
 
 def test_invalid_sizes_are_refused():
-    with pytest.raises(UserError, match=r"study\.json are invalid"):
+    with pytest.raises(UserError, match=r"are damaged .*: run table11 again"):
         build_exhibit(model_sizes={"model": {"layers": 3}})
