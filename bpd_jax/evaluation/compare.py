@@ -29,7 +29,6 @@ class MethodResult:
     """The results of one method on all prompts.
 
     Attributes:
-      method: the method.
       label: display name.
       generations: one per prompt.
       differences: prompts whose output differs from that of greedy decoding.

@@ -47,7 +47,6 @@ def passage_scores(
     correct if greedy decoding after `the cat` generates it.
 
     Args:
-      model: the model.
       encode: the model's tokenizer.
       passages: texts of at least two words.
       begin_of_text: token that the model's texts begin with, if any. It precedes the

@@ -38,7 +38,6 @@ class HarnessModel:
     """Scores texts and continues them.
 
     Attributes:
-      lm: the model.
       max_length: maximum number of tokens of the context.
       method: the decoding method.
       lattice_width, alpha: settings of the method, unless its name sets them.

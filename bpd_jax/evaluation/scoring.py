@@ -48,8 +48,8 @@ class Window(NamedTuple):
 def windows(tokens: np.ndarray, count: int, max_length: int) -> Iterator[Window]:
     """Splits a text into windows that score each of its last `count` tokens once.
 
-    Every window has as much context as fits before its last target. Worked example: the
-    tokens 0 … 10, of which all but the first are scored, with windows of 4 tokens:
+    Every window has as much context as fits before its last target. All tokens of 0 …
+    10 but the first, with windows of 4 tokens:
 
         inputs    0 1 2 3    4 5 6 7    6 7 8 9
         targets   1 2 3 4    5 6 7 8        9 10
@@ -78,7 +78,6 @@ def score_texts(
     are processed once.
 
     Args:
-      model: the model.
       texts: token ids `[T]`, and the number of last tokens to score, less than T.
       batch_size: B, number of windows processed together.
       max_length: tokens of a window; by default the maximum length of the model.
@@ -129,7 +128,6 @@ def _score_batch(
     """Scores targets after rows of inputs.
 
     Args:
-      model: the model.
       rows: inputs, the longest first.
       requests: the index of a row, and the targets that follow its last inputs; several
         requests may refer to the same row.
@@ -173,7 +171,6 @@ def _score_targets(
     """Log-probabilities of n targets, and whether each is the most probable token.
 
     Args:
-      model: the model.
       tokens: inputs, padded at the end.
       indices: for each target its row, the position before it, and the target itself.
     """

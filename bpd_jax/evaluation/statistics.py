@@ -27,18 +27,13 @@ _LEVEL = 0.05
 def h_max(entropies: Sequence[float]) -> int:
     """Largest k with H[i] <= H[i + 1] for all i < k: the head up to which it grows.
 
-    Worked example: the entropies 1.0, 1.5, 1.5, 1.2, 3.0 grow up to head 3, so the
-    result is 3; values after the first decrease do not count. If the second value is
-    smaller than the first, the result is 1.
+    Values after the first decrease do not count:
 
     >>> h_max([1.0, 1.5, 1.5, 1.2, 3.0])
     3
 
     Args:
       entropies: mean entropy of heads 1 … L, in any unit.
-
-    Returns:
-      A number in 1 … L.
     """
     falls = np.diff(np.asarray(entropies, float)) < 0
     return int(np.argmax(falls)) + 1 if falls.any() else len(entropies)
@@ -100,13 +95,10 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
 
 
 def sign_flip_test(differences: np.ndarray) -> float:
-    """Two-sided p-value of a mean difference of per-example scores.
+    """Two-sided p-value of a mean difference of scores; 1 for fewer than two examples.
 
     Args:
       differences: one method's score minus the other's for every example, `[n]`.
-
-    Returns:
-      The p-value; 1 for fewer than two examples.
     """
     ones = np.ones(len(differences))
     return efficiency_test(differences, ones, 0 * ones, ones)
@@ -123,9 +115,6 @@ def efficiency_test(
     Args:
       tokens, calls: of one method, for every example, `[n]`.
       base_tokens, base_calls: of the other method, for the same examples.
-
-    Returns:
-      The p-value; 1 for fewer than two examples.
     """
     count = len(tokens)
     if count < 2:  # A swap changes only the sign.

@@ -13,7 +13,6 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
     ('0.00', '1,234.5')
 
     Args:
-      value: the value.
       column: column of the value.
       sign: whether a positive value has a sign; with a unit `+…` it always has.
     """
@@ -74,7 +73,6 @@ def columns_of_words(table: Table, longer_than: int = 0) -> list[bool]:
     """Whether each column contains only text, neither measured nor printed values.
 
     Args:
-      table: the table.
       longer_than: number of characters that a cell of such a column must exceed.
     """
     return [

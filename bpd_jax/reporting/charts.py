@@ -48,7 +48,6 @@ def draw(chart: Chart, standalone: bool = False) -> Markup:
     """Returns the SVG element; it needs the style of `charts.css` around it.
 
     Args:
-      chart: the chart.
       standalone: whether to include the style, and the title above the chart.
     """
     chart = drawable(chart)

@@ -100,7 +100,6 @@ def lattice_picture(
     """The records of one lattice; the certain position keeps its one candidate.
 
     Args:
-      view: the block.
       decode, piece: give the text of tokens and of one token.
       rows: candidates of each position that are kept; all by default.
     """

@@ -91,13 +91,7 @@ def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
 
 
 def print_table(report: EvaluationReport, console: Console | None = None) -> None:
-    """Prints model, task and device, the tables, and the key figures.
-
-    Args:
-      report: the report.
-      console: output; by default standard output, with 100 columns and without colour
-        if it is not a terminal.
-    """
+    """Prints model, task and device, the tables, and the key figures."""
     console = console or standard_output()
     console.print(Text(report.title, style="bold"))
     header = {"model": report.model, "task": report.task, "device": report.device}

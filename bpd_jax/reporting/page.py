@@ -60,7 +60,6 @@ class PagePart:
 
     Attributes:
       key: its unique id.
-      exhibit: the exhibit.
       size: size of the run, such as `smollm2`, if there are several; otherwise "".
     """
 

@@ -92,7 +92,6 @@ def table_latex(table: Table, label: str) -> str:
     is scaled down.
 
     Args:
-      table: the table.
       label: label for references, after `tab:`.
     """
     caption = f"{table.title}. {table.caption}".strip()

@@ -24,9 +24,7 @@ def print_exhibit(
     """Prints tables with the paper's numbers in brackets, then findings and notes.
 
     Args:
-      exhibit: the exhibit.
-      console: output; by default standard output, with 100 columns and without colour
-        if it is not a terminal.
+      console: output; by default `standard_output()`.
       intervals: whether to print intervals.
     """
     console = console or standard_output()

@@ -22,7 +22,6 @@ def later_turns(
     Args:
       examples: first turns.
       answer: returns the model's answers to prompts.
-      loaded: the model.
       turns: number of turns, including the first.
       longest: maximum number of tokens of a prompt; a conversation ends before a longer
         one.

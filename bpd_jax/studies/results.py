@@ -92,7 +92,6 @@ class StudyRun:
     """The results of a study, as stored in a folder.
 
     Attributes:
-      folder: the folder.
       study: name of the study, such as `table4`.
       facts: command, date, device, versions, model, gin text, settings; `labels` maps
         contenders to their display names, `tasks` maps tasks to theirs.

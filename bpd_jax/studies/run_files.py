@@ -145,7 +145,6 @@ def typed(kind: Any, value: Any, name: str) -> Any:
     Args:
       kind: a dataclass, whose fields must all be there; `list`, `dict`, a plain type,
         `X | None`.
-      value: the value.
       name: its name in errors.
 
     Raises:

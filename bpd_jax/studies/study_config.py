@@ -74,7 +74,6 @@ class Contender:
 
     Attributes:
       name: `METHOD`, or `METHOD@SET` if SET of `StudyConfig.assets` has its models.
-      method: the method.
       assets: SET; None for the model's own assets.
     """
 

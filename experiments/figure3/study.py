@@ -64,7 +64,6 @@ class _Entropies:
     """Mean entropies of heads 1 … L by task, and block efficiency over h_max.
 
     Attributes:
-      run: the run.
       by_task: mean entropies of a task's heads, in nats.
       interpretations: the points of Figure 3b.
     """

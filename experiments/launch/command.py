@@ -112,7 +112,6 @@ def check(
     """Checks the folders, settings and devices of a command.
 
     Args:
-      program: the command.
       devices: every number of devices that jax may see, of all `slices` together.
       slices: number of TPU slices.
       processes: number of processes that are started.

@@ -160,7 +160,6 @@ def split_correlation(
     The mean of both directions, with its bootstrap interval over texts.
 
     Args:
-      texts: the texts.
       within: whether ranks are within each task, which removes what tasks differ in,
         such as their share in the training texts.
       given_repetition: whether repetition is regressed out of both.

@@ -111,7 +111,6 @@ class _SearchData(NamedTuple):
     """The contenders of a run except BPD and oracles.
 
     Attributes:
-      run: the run.
       contenders: names in the order of searches.
       grid: names by score and search.
     """

@@ -85,7 +85,6 @@ class _Family(NamedTuple):
     """Contenders that differ only in alpha.
 
     Attributes:
-      run: the run.
       name: name of the family's table.
       label: label of its contenders, without alpha.
       paper: the paper's weights by task.

@@ -38,7 +38,6 @@ class Timings:
     """The timing records of a run by contender, temperature, task, example and round.
 
     Attributes:
-      run: the run.
       tasks: measured tasks, in the order of the run.
       temperatures: measured temperatures, in ascending order.
       has_speculative: whether speculative sampling was measured.
