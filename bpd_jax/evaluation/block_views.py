@@ -64,9 +64,15 @@ def view_block(
     is_candidate = (tokens == greedy[:, None]).any(1)
     oracle = np.where(is_candidate, greedy, tokens[:, 0])
     drafts = {"BPD": tokens[:, 0], **refined, "Oracle": oracle}
-    view = BlockView(text, tokens, log_probs, greedy, [])
-    view.paths.extend(_path(label, view, draft) for label, draft in drafts.items())
-    return view
+    paths = []
+    for label, draft in drafts.items():
+        # A path through the lattice ends before the first token outside of it.
+        matches = tokens[: len(draft)] == draft[: len(tokens), None]
+        length = int(np.cumprod(matches.any(1)).sum())
+        accepted = int(np.cumprod(draft[:length] == greedy[:length]).sum())
+        candidates = np.argmax(matches[:length], axis=1).tolist()
+        paths.append(BlockPath(label, candidates, accepted))
+    return BlockView(text, tokens, log_probs, greedy, paths)
 
 
 def most_improved_block(
@@ -149,11 +155,3 @@ def _drafts(
         assert history is not None
         drafts.append(np.asarray(history.drafts[0]))
     return drafts
-
-
-def _path(label: str, view: BlockView, draft: np.ndarray) -> BlockPath:
-    """A draft as a path through the lattice, up to the first token outside of it."""
-    matches = view.tokens[: len(draft)] == draft[: len(view.tokens), None]
-    length = int(np.cumprod(matches.any(1)).sum())
-    accepted = int(np.cumprod(draft[:length] == view.greedy[:length]).sum())
-    return BlockPath(label, np.argmax(matches[:length], axis=1).tolist(), accepted)

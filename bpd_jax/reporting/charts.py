@@ -156,7 +156,10 @@ def has_points(chart: Chart) -> bool:
 
 def frame_of(chart: Chart, top: float = 10) -> Frame:
     """Computes the size of a drawing whose plot area begins at `top`."""
-    y_ticks = _y_ticks(chart)
+    values = [v for s in chart.series for v in (*s.y, *s.low, *s.high)]
+    if chart.kind == BARS:
+        values.append(0.0)
+    y_ticks = axes.ticks(min(values, default=0.0), max(values, default=1.0))
     left = 32 + max(axes.text_width(tick_text(tick), 11.5) for tick in y_ticks)
     width, below = float(_WIDTH), 44.0
     if chart.kind == BARS:
@@ -194,17 +197,6 @@ def _categories(chart: Chart) -> list[str]:
     highest = max((int(x) for series in chart.series for x in series.x), default=-1)
     missing = range(len(chart.categories), highest + 1)
     return [*chart.categories, *(str(index + 1) for index in missing)]
-
-
-def _y_ticks(chart: Chart) -> list[float]:
-    values = [
-        value
-        for series in chart.series
-        for value in (*series.y, *series.low, *series.high)
-    ]
-    if chart.kind == BARS:
-        values.append(0.0)
-    return axes.ticks(min(values, default=0.0), max(values, default=1.0))
 
 
 def _x_axis(chart: Chart, start: float, end: float) -> Axis:

@@ -112,7 +112,13 @@ def methods_exhibit(report: EvaluationReport) -> Exhibit:
         tables.append(_divergence_table(differing))
     if drafting := report.drafting:
         tables.append(_drafts_table(report, drafting))
-        charts = [_efficiency_chart(report), _accepted_chart(drafting)]
+        cells = [Cell(m.block_efficiency, interval=m.interval) for m in report.methods]
+        bars = line_of("tokens per serial call", dict(enumerate(cells)))
+        names = [method.label for method in report.methods]
+        charts = [
+            Chart("methods", "Block efficiency", BARS, "", bars.label, [bars], names),
+            _accepted_chart(drafting),
+        ]
     return Exhibit(
         "methods",
         "Methods",
@@ -223,14 +229,6 @@ def _divergence_table(differing: Sequence[MethodSummary]) -> Table:
         "Earliest token that differs; at it, the model’s largest logit minus the lower "
         "of the two tokens’ logits, the median over texts.",
     )
-
-
-def _efficiency_chart(report: EvaluationReport) -> Chart:
-    cells = [Cell(m.block_efficiency, interval=m.interval) for m in report.methods]
-    series = line_of("tokens per serial call", dict(enumerate(cells)))
-    names = [method.label for method in report.methods]
-    title = "Block efficiency"
-    return Chart("methods", title, BARS, "", series.label, [series], names)
 
 
 def _accepted_chart(drafting: Sequence[MethodSummary]) -> Chart:

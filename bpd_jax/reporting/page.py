@@ -12,8 +12,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jinja2
 from markupsafe import Markup
@@ -118,13 +117,21 @@ def render(page: Page) -> str:
     entries = [(SUMMARY, "Summary", "")] if counts or runs else []
     entries += [(part.key, part.title, part.exhibit.paper) for part in page.parts]
     entries += [(EXPLORER, "Draft explorer", "")] if page.texts else []
+    dates = sorted(_distinct(page, "date"))
     groups = itertools.groupby(enumerate(page.texts), lambda pair: pair[1].group)
     return (
         _environment()
         .get_template("page.html")
         .render(
             page=page,
-            meta=page.meta or " · ".join(_run_words(page)),
+            meta=page.meta
+            or " · ".join(
+                [
+                    *_distinct(page, "model"),
+                    *_distinct(page, "device"),
+                    *dict.fromkeys(dates[:1] + dates[-1:]),
+                ]
+            ),
             lead=counts,
             entries=entries,
             known=common_facts,
@@ -187,26 +194,14 @@ def _distinct(page: Page, name: str) -> list[str]:
     return list(dict.fromkeys(fact(value) for value in values if value))
 
 
-def _run_words(page: Page) -> Iterable[str]:
-    for name in ("model", "device"):
-        yield from _distinct(page, name)
-    dates = sorted(_distinct(page, "date"))
-    yield from dict.fromkeys(dates[:1] + dates[-1:])
-
-
 def run_facts(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
     """Facts of a run by name, each with its text and kind: `code`, `lines` or ""."""
-    return {
-        str(name): _text_and_kind(name, value)
-        for name, value in exhibit.facts.items()
-        if name not in _HIDDEN_FACTS and value not in (None, "", {}, [])
-    }
-
-
-def _text_and_kind(name: str, value: Any) -> tuple[str, str]:
-    text = fact(value)
-    if isinstance(value, dict) and len(text) > _LINE:
-        text = "\n".join(f"{inner}: {fact(each)}" for inner, each in value.items())
-    if "\n" in text:
-        return text, "lines"
-    return text, "code" if name == "command" else ""
+    facts = {}
+    for name, value in exhibit.facts.items():
+        if name in _HIDDEN_FACTS or value in (None, "", {}, []):
+            continue
+        text, kind = fact(value), "code" if name == "command" else ""
+        if isinstance(value, dict) and len(text) > _LINE:
+            text = "\n".join(f"{inner}: {fact(each)}" for inner, each in value.items())
+        facts[str(name)] = (text, "lines" if "\n" in text else kind)
+    return facts

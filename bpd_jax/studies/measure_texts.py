@@ -92,13 +92,16 @@ def _record(
     def numbered(tokens: np.ndarray) -> list[int]:
         return [numbers.setdefault(int(token), len(numbers)) for token in tokens]
 
+    prompt = example.example.prompt
+    if len(prompt) > _PROMPT:
+        prompt = f"{prompt[: _PROMPT // 2]} […] {prompt[-(_PROMPT // 2) :]}"
     piece = context.loaded(example.task).tokenizer.piece
     text = example.text.predicted_by(context.config.source)
     log_probs = text.log_probs[..., :_CANDIDATES].astype(float)
     return ExplorerRecord(
         task=example.task,
         example=example.example.index,
-        prompt=_shortened(example.example.prompt),
+        prompt=prompt,
         output=numbered(text.output_ids),
         candidates=[
             [numbered(head) for head in block]
@@ -135,11 +138,3 @@ def _calls(
             strict=True,
         )
     ]
-
-
-def _shortened(prompt: str) -> str:
-    """Removes the middle of a long prompt."""
-    if len(prompt) <= _PROMPT:
-        return prompt
-    half = _PROMPT // 2
-    return f"{prompt[:half]} […] {prompt[-half:]}"

@@ -97,7 +97,10 @@ def _sizes(run: StudyRun) -> tuple[int | None, ...]:
 def _prepare(run: StudyRun) -> _Entropies:
     means = {task: mean_entropy(run.drafts(BPD, task)) for task in run.tasks}
     by_task = {task: values for task, values in means.items() if values}
-    heads = _contenders_by_heads(run, by_task)
+    # The contenders that are BPD with its first heads, by the number of heads.
+    longest = max(map(len, by_task.values()), default=0)
+    numbers = {h or longest: name for h, name in bpd_by_heads(run.contenders).items()}
+    heads = {h: numbers[h] for h in sorted(numbers) if h <= longest}
     interpretations = []
     for name, contenders in (
         ("tasks and numbers of heads", heads),
@@ -123,16 +126,6 @@ def mean_entropy(drafts: Iterable[DraftRecord]) -> list[float]:
     values = [record.head_entropy for record in records]
     means: list[float] = np.average(values, axis=0, weights=weights).tolist()
     return means
-
-
-def _contenders_by_heads(
-    run: StudyRun, entropies: dict[str, list[float]]
-) -> dict[int, str]:
-    """The contenders that are BPD with its first heads, by the number of heads."""
-    longest = max(map(len, entropies.values()), default=0)
-    by_heads = bpd_by_heads(run.contenders)
-    numbers = {heads or longest: name for heads, name in by_heads.items()}
-    return {heads: numbers[heads] for heads in sorted(numbers) if heads <= longest}
 
 
 def _entropy_table(data: _Entropies) -> Table:

@@ -67,12 +67,6 @@ def stopped(records: Iterable[tuple[DraftRecord, np.ndarray]]) -> _Stopped:
     return _Stopped(*np.array(sums, int).reshape(-1, 3).T)
 
 
-def _confident(entropies: np.ndarray, limit: float) -> np.ndarray:
-    """Number of heads before the first whose entropy is above the limit, `[T]`."""
-    lengths: np.ndarray = np.cumprod(entropies <= limit, axis=0).sum(0)
-    return lengths
-
-
 def stopping_tables(run: StudyRun) -> list[Table]:
     """Drafts that end at an uncertain head, against drafts of one length.
 
@@ -93,7 +87,11 @@ def stopping_tables(run: StudyRun) -> list[Table]:
     heads = len(by_part[TUNE][0][1])
 
     def by_limit(part: str, limit: float) -> _Stopped:
-        return stopped((r, _confident(e, limit)) for r, e in by_part[part])
+        # Heads before the first whose entropy is above the limit.
+        return stopped(
+            (record, np.cumprod(entropies <= limit, axis=0).sum(0))
+            for record, entropies in by_part[part]
+        )
 
     limits = np.arange(0.0, _HIGHEST_LIMIT, ENTROPY_STEP)
     tuned = {limit: by_limit(TUNE, limit).drafted_per_call for limit in limits}

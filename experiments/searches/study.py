@@ -44,30 +44,26 @@ _WORDED = ("search", "adaptive", "normalise", "mode", "order")
 _SOURCE_SETTINGS = ("k", "heads", "lookup")
 
 
-def search_of(method: Method) -> str:
-    """The search of a method, one of `SEARCHES`.
+def search_key(contender: str) -> SearchKey:
+    """The search of a contender, and its number of drafts or nodes.
 
     Scores that depend on the complete draft have no exact search; a beam search is used
     for them.
-    """
-    if is_tree(method):
-        return TREE if method.search_name == "tree" else STATIC
-    if method.search_name in _NAMED:
-        return _NAMED[method.search_name]
-    beam = method.search_name == "beam" or not method.has_exact_search
-    if method.count > 1:
-        return BEAM if beam else SEVERAL
-    return WALK if beam else EXACT
-
-
-def search_key(contender: str) -> SearchKey:
-    """The search of a contender, and its number of drafts or nodes.
 
     >>> search_key("ngram:64:search=best@c4_4")
     ('tree of {}', 64)
     """
     method = method_of(contender)
-    return search_of(method), method.count
+    beam = method.search_name == "beam" or not method.has_exact_search
+    if is_tree(method):
+        search = TREE if method.search_name == "tree" else STATIC
+    elif method.search_name in _NAMED:
+        search = _NAMED[method.search_name]
+    elif method.count > 1:
+        search = BEAM if beam else SEVERAL
+    else:
+        search = WALK if beam else EXACT
+    return search, method.count
 
 
 def score_of(contender: str) -> str:

@@ -80,17 +80,15 @@ def bpd_and_best(costs: RunCosts) -> Pair | None:
     refined = [
         contender_costs
         for name, contender_costs in costs.items()
-        if name != PLAIN and _is_16_best_ngram(method_of(name))
+        if name != PLAIN
+        and (method := method_of(name)).counts == DRAFTS
+        and method.count == 16
+        and of_heads(method, "ngram")
     ]
     if not refined or BPD not in costs:
         return None
     (before, base), (after, best) = costs[BPD], max(refined, key=lambda pair: pair[0])
     return (before, base[CONTEXTS[-1]]), (after, best[CONTEXTS[-1]])
-
-
-def _is_16_best_ngram(method: Method) -> bool:
-    is_best = method.counts == DRAFTS and method.count == 16
-    return is_best and of_heads(method, "ngram")
 
 
 def _rescoring(method: Method, block_size: int, width: int) -> tuple[int, int] | None:

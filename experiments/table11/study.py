@@ -114,24 +114,25 @@ def _cells(efficiency: float, costs: Mapping[int, Cost]) -> list[Cell]:
     ]
 
 
-def _row_beside_printed(row: str) -> list[Cell]:
-    """A row of Table 11, computed from Table 4 and the formulas, and as printed."""
-    name = _ROWS[row][0]
-    mean = 1.0
-    if name != "autoregressive":
-        by_task = printed.column(printed.TABLE4, name)
-        if name == "61M":
-            by_task[printed.LAMBADA] = printed.LAMBADA_61M_TABLE4
-        mean = printed.mean(by_task)
-    cells = zip(_cells(mean, _costs(row)), printed.TABLE11[name].values(), strict=True)
-    return [Cell(cell.value, paper) for cell, paper in cells]
-
-
 def _printed_table(data: _Table11Data) -> Table:
+    """Table 11, computed from Table 4 and the formulas, and as printed."""
+    rows = {}
+    for row, (name, *_) in _ROWS.items():
+        if row == _SEQUENTIAL:
+            continue
+        mean = 1.0
+        if name != "autoregressive":
+            by_task = printed.column(printed.TABLE4, name)
+            if name == "61M":
+                by_task[printed.LAMBADA] = printed.LAMBADA_61M_TABLE4
+            mean = printed.mean(by_task)
+        paper = printed.TABLE11[name].values()
+        cells = zip(_cells(mean, _costs(row)), paper, strict=True)
+        rows[row] = [Cell(cell.value, number) for cell, number in cells]
     return _cost_table(
         "",
         "The paper's table, recomputed from its own formulas",
-        {row: _row_beside_printed(row) for row in _ROWS if row != _SEQUENTIAL},
+        rows,
         3,
         "Block efficiency is the mean of Table 4 over the seven tasks. The costs are "
         "divided by the block efficiency that Table 11 prints.",
