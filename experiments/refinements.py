@@ -25,6 +25,19 @@ def method_of(contender: str) -> Method:
     return parse_contender(contender).method
 
 
+def with_same_models(
+    contender: str, method: Method, others: Iterable[str]
+) -> str | None:
+    """The contender with another method and the same models, if there is one.
+
+    >>> with_same_models("ngram:1@own", method_of("bpd"), ["bpd", "bpd@own"])
+    'bpd@own'
+    """
+    wanted = method, parse_contender(contender).assets
+    parsed = map(parse_contender, others)
+    return next((o.name for o in parsed if (o.method, o.assets) == wanted), None)
+
+
 def of_heads(method: Method, *refiners: str) -> bool:
     """Whether it drafts from the block heads with exactly these refiners.
 

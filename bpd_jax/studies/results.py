@@ -7,7 +7,7 @@ comparison is fair even for an interrupted run.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -204,18 +204,24 @@ class StudyRun:
         lengths = [from_digits(record.length) for record in self.drafts(BPD)]
         return max((int(each.max()) for each in lengths), default=None)
 
-    def by_task(self, *contenders: str) -> list[dict[str, float]]:
-        """Block efficiency by task, on the examples that all contenders share.
+    def by_task(
+        self,
+        *contenders: str,
+        of: Callable[[ContenderDrafts], float | None] = lambda drafts: (
+            drafts.efficiency
+        ),
+    ) -> list[dict[str, float]]:
+        """A value by task, on the examples that all contenders share.
 
         Returns:
-          One entry per contender, all with the same tasks.
+          One entry per contender, by default with the block efficiency.
         """
         paired = {task: self.paired(contenders, task) for task in self.tasks}
         return [
             {
                 task: value
                 for task, drafts in paired.items()
-                if (value := drafts[index].efficiency) is not None
+                if (value := of(drafts[index])) is not None
             }
             for index in range(len(contenders))
         ]

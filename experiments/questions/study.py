@@ -24,7 +24,7 @@ from bpd_jax.evaluation.statistics import FEWEST, exceeds
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ENTROPY, Study
-from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import (
     REPORT,
     TUNE,
@@ -40,7 +40,7 @@ from bpd_jax.studies.tables import (
 )
 from experiments.comparisons import beats
 from experiments.questions.stopping import stopping_pays, stopping_tables
-from experiments.refinements import is_refined, method_of
+from experiments.refinements import is_refined, method_of, with_same_models
 
 # Shorter texts are not divided.
 _SHORTEST = 16
@@ -49,14 +49,12 @@ _THIRDS = ("lowest third", "middle third", "highest third")
 
 def _counterparts(run: StudyRun, setting: str) -> Iterator[tuple[str, str]]:
     """Contenders with a setting, each with the contender that differs only in it."""
-    parsed = [*map(parse_contender, run.contenders)]
-    for contender in parsed:
-        if contender.method.setting(setting) is None:
-            continue
-        base = contender.method.without(setting)
-        for other in parsed:
-            if (other.method, other.assets) == (base, contender.assets):
-                yield contender.name, other.name
+    for name in run.contenders:
+        method = method_of(name)
+        if method.setting(setting) is not None:
+            base = with_same_models(name, method.without(setting), run.contenders)
+            if base is not None:
+                yield name, base
 
 
 def _conditioning(run: StudyRun) -> list[Finding]:

@@ -11,7 +11,7 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
-from bpd_jax.studies.results import StudyRun
+from bpd_jax.studies.results import ContenderDrafts, StudyRun
 from bpd_jax.studies.study import Study
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import cell
@@ -24,17 +24,10 @@ def _contenders(run: StudyRun) -> list[str]:
     return [BPD, *(name for name in run.contenders if name != BPD)]
 
 
-def _shares(run: StudyRun, *contenders: str) -> list[dict[str, float]]:
-    """Share of equal neighbours by task, in percent, on the examples that all share."""
-    paired = {task: run.paired(contenders, task) for task in run.tasks}
-    return [
-        {
-            task: 100 * share
-            for task, drafts in paired.items()
-            if (share := drafts[index].repetition[0]) is not None
-        }
-        for index in range(len(contenders))
-    ]
+def _percent_equal(drafts: ContenderDrafts) -> float | None:
+    """Share of equal neighbours, in percent."""
+    share, _ = drafts.repetition
+    return None if share is None else 100 * share
 
 
 def _table(run: StudyRun) -> Table:
@@ -57,7 +50,7 @@ def _table(run: StudyRun) -> Table:
 
 
 def _chart(run: StudyRun) -> Chart:
-    shares = {name: _shares(run, name)[0] for name in _contenders(run)}
+    shares = {n: run.by_task(n, of=_percent_equal)[0] for n in _contenders(run)}
     tasks = [task for task in run.tasks if any(task in s for s in shares.values())]
     bars = [
         line_of(
@@ -80,7 +73,7 @@ def _chart(run: StudyRun) -> Chart:
 def _findings(run: StudyRun) -> list[Finding]:
     findings = []
     for name in _contenders(run)[1:]:
-        before, after = _shares(run, BPD, name)
+        before, after = run.by_task(BPD, name, of=_percent_equal)
         statement = f"Refinement reduces repetition ({run.label(name)})."
         reductions = {t: before[t] - after[t] for t in before if t in after}
         if not reductions:

@@ -6,7 +6,7 @@ from bpd_jax.drafting.parts import DRAFTS as NUMBER_OF_DRAFTS
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import DRAFTS, ENGINES, Study
-from bpd_jax.studies.study_config import BPD, parse_contender
+from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import EngineRecord, from_digits
 from bpd_jax.studies.tables import by_row, missing_cell, ratio_cell, table
 from experiments.comparisons import (
@@ -17,12 +17,19 @@ from experiments.comparisons import (
     weak_gain_most,
 )
 from experiments.printed import TABLE4
-from experiments.refinements import is_bounded, method_of, of_heads
+from experiments.refinements import (
+    is_bounded,
+    method_of,
+    of_heads,
+    with_same_models,
+)
 
 
 def _findings(run: StudyRun) -> list[Finding]:
     zero, several = _several_drafts(run), _several_drafts(run, "ngram")
-    single = _single_draft(run, several)
+    single = several and with_same_models(
+        several, method_of(several).with_default_count, run.contenders
+    )
     chosen = f" ({run.label(several)})" if several else ""
     statement = "The p best 0-gram drafts yield at least as many tokens as BPD."
     findings = [never_below(run, statement, *run.by_task(zero, BPD))]
@@ -31,7 +38,7 @@ def _findings(run: StudyRun) -> list[Finding]:
     )
     findings.append(never_below(run, statement, *run.by_task(several, zero)))
     statement = f"The p best n-gram drafts beat the single best{chosen}."
-    pair = run.by_task(several, single)
+    pair = run.by_task(several, single or "")
     findings.append(never_below(run, statement, *pair, strictly=True))
     statement = f"Tasks on which BPD has a low block efficiency gain most{chosen}."
     findings.append(weak_gain_most(statement, *run.by_task(BPD, several)))
@@ -80,15 +87,13 @@ def _engine_table(run: StudyRun) -> list[Table]:
 
 def _other_yields(run: StudyRun, name: str) -> Cell:
     """Share of positions where OpenFst's drafts yield another number of tokens."""
-    fst = parse_contender(name)
-    exact = (fst.method.without("engine"), fst.assets)
-    for other in map(parse_contender, run.contenders):
-        if (other.method, other.assets) == exact:
-            pairs = [*zip(*run.paired([name, other.name]), strict=True)]
-            differing = [int((one.yields != two.yields).sum()) for one, two in pairs]
-            positions = [one.tokens for one, _ in pairs]
-            return ratio_cell((100 * np.array(differing), np.array(positions)))
-    return missing_cell()
+    exact = with_same_models(name, method_of(name).without("engine"), run.contenders)
+    if exact is None:
+        return missing_cell()
+    pairs = [*zip(*run.paired([name, exact]), strict=True)]
+    differing = [int((one.yields != two.yields).sum()) for one, two in pairs]
+    positions = [one.tokens for one, _ in pairs]
+    return ratio_cell((100 * np.array(differing), np.array(positions)))
 
 
 def _several_drafts(run: StudyRun, *refiners: str) -> str:
@@ -102,17 +107,6 @@ def _several_drafts(run: StudyRun, *refiners: str) -> str:
     ]
     printed = run.facts.get("printed", {})
     return next((name for name in names if name in printed), [*names, ""][0])
-
-
-def _single_draft(run: StudyRun, contender: str) -> str:
-    """The contender that differs from another one in having a single draft; or ""."""
-    if not contender:
-        return ""
-    parsed = parse_contender(contender)
-    others = map(parse_contender, run.contenders)
-    single = (parsed.method.with_default_count, parsed.assets)
-    names = [o.name for o in others if (o.method, o.assets) == single]
-    return next(iter(names), "")
 
 
 def _oracle_bound(run: StudyRun) -> list[Finding]:
