@@ -76,7 +76,12 @@ class RecordedDrafter:
         return cache + counts
 
     def candidates(
-        self, params: RecordedDrafts, cache: Array, anchors: Array, width: int
+        self,
+        params: RecordedDrafts,
+        cache: Array,
+        anchors: Array,
+        positions: int,
+        width: int,
     ) -> tuple[Array, Array, Array, Array | None]:
         """The candidates recorded at each row's last token."""
         del anchors
@@ -84,10 +89,12 @@ class RecordedDrafter:
         last = params.candidates.shape[1] - 1
         columns = jnp.clip(cache - 1 - params.starts, 0, last)
         return (
-            params.candidates[rows, columns, :, :width],
-            params.log_probs[rows, columns, :, :width],
-            params.entropies[rows, columns],
-            None if params.factors is None else params.factors[rows, columns],
+            params.candidates[rows, columns, :positions, :width],
+            params.log_probs[rows, columns, :positions, :width],
+            params.entropies[rows, columns, :positions],
+            None
+            if params.factors is None
+            else params.factors[rows, columns, :positions],
         )
 
 

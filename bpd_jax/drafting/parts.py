@@ -15,6 +15,7 @@ import functools
 import importlib
 import importlib.metadata
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -202,6 +203,14 @@ class SearchPart(Part, abc.ABC):
     def drafts(self) -> int:
         """Number of drafts, which is at most the number of paths of the lattice."""
         return 1
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the longest draft, the certain one included, if that is known.
+
+        A source need not predict what comes later.
+        """
+        return sys.maxsize
 
     @abc.abstractmethod
     def drafter(

@@ -5,7 +5,7 @@ certain token y_0 is at position n:
 
     cache = functions.prefill(params, features, lengths, slots)
     tokens, log_probs, entropies, factors = functions.candidates(
-        params, cache, embedded, width
+        params, cache, embedded, positions, width
     )
     cache = functions.append(params, cache, features_of_accepted_tokens, counts)
 """
@@ -200,19 +200,21 @@ class DrafterFunctions:
         params: Params,
         cache: DrafterCache,
         anchors: Float[Array, "B D"],
+        positions: int,
         width: int,
     ) -> tuple[
-        Int[Array, "B L-1 W"],
-        Float[Array, "B L-1 W"],
-        Float[Array, "B L-1"],
-        Float[Array, "B L-1 R"] | None,
+        Int[Array, "B P W"],
+        Float[Array, "B P W"],
+        Float[Array, "B P"],
+        Float[Array, "B P R"] | None,
     ]:
-        """The best tokens of positions 1 … L-1, as `Model.block_candidates`.
+        """The best tokens of positions 1 … P, as `Model.block_candidates`.
 
         Args:
           params: parameters of the drafter.
           cache: cache of the accepted tokens.
           anchors: see `states`.
+          positions: P, at most L-1.
           width: W, number of candidates per position.
 
         Returns:
@@ -220,7 +222,7 @@ class DrafterFunctions:
           float32, after `with_confidence` if there is a confidence head and no Markov
           head; the entropies of the positions, in nats; and `Lattice.factors`.
         """
-        states = self.states(params, cache, anchors)
+        states = self.states(params, cache, anchors)[:, :positions]
         factors = None
         if self.config.markov_reads_state:
             factors = markov_factors(params["markov"], states)

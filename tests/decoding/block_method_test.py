@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.model import Model
@@ -41,7 +43,8 @@ def drafted(model, functions, drafter_params, tokens, length, certain):
     *_, features = read_texts(model, tokens, LAYERS)
     cache = functions.prefill(drafter_params, features, length[None], 64)
     anchor = model.embed(certain[None])
-    return functions.candidates(drafter_params, cache, anchor, 1)[0][0, :, 0]
+    count = functions.config.block_size - 1
+    return functions.candidates(drafter_params, cache, anchor, count, 1)[0][0, :, 0]
 
 
 def drafted_from(decoder, text, certain):
@@ -52,6 +55,26 @@ def drafted_from(decoder, text, certain):
     numbers = (tokens, np.int32(len(text)), np.int32(certain))
     candidates = drafted(decoder.model, drafter.functions, drafter.params, *numbers)
     return [certain, *candidates.tolist()]
+
+
+@pytest.mark.parametrize("method", ["block/tree:3", "heads/tree:3"])
+def test_positions_that_a_tree_cannot_reach_are_not_drafted(monkeypatch, method):
+    model = make_model(0, block_size=5)
+    drafter = make_drafter(model, feature_layers=LAYERS)
+    tree, options = parse_method(method), DecodeOptions(max_new_tokens=14)
+
+    def decode(depth):
+        decoder = Decoder(model, width=3, assets=Assets(drafter=drafter))
+        assert decoder.task(tree, options).drafter.max_depth == depth
+        return decoder.decode(tree, make_prompts([3, 9]), options)
+
+    few = decode(depth=3)
+    monkeypatch.setattr(Tree, "reach", sys.maxsize)
+    block = 5 if method.startswith("heads") else drafter.functions.config.block_size
+    many = decode(depth=block)
+    for one, other in zip(few, many, strict=True):
+        np.testing.assert_array_equal(one.accepted, other.accepted)
+        np.testing.assert_array_equal(one.proposed, other.proposed[:, :3])
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,11 @@ class Tree(GrowingPart):
         number(1).or_none(),
     )
 
+    @property
+    def reach(self) -> int:
+        """M, if all nodes are one path."""
+        return max(self.nodes, 2)
+
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Builds the search, which always normalises scores."""
         del context, paths, normalise

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
-
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.base.typing import Params, PyTree
@@ -61,9 +59,10 @@ class BlockSource(LatticeSource):
         anchors = view.next_token
         if self.feature_layers:
             anchors = view.model.embed(view.next_token)
-        candidates = self.functions.candidates(arrays, memory, anchors, self.width)
-        drafted = jax.tree.map(lambda x: x[:, : self.block_size - 1], candidates)
-        return build_lattice(view.next_token, *drafted), memory
+        candidates = self.functions.candidates(
+            arrays, memory, anchors, self.block_size - 1, self.width
+        )
+        return build_lattice(view.next_token, *candidates), memory
 
 
 @register
@@ -97,7 +96,7 @@ class Block(SourcePart):
                 f"the block length of {context.method} is {self.length}, and must be "
                 f"from 2 to {config.block_size}."
             )
-        length = self.length or config.block_size
+        length = min(self.length or config.block_size, search.reach)
         choices = config.draft_vocabulary or context.vocab_size
         width = lattice_width(context, self.k, choices)
         check_paths(context, length, width, search)

@@ -166,7 +166,7 @@ class Heads(HeadsPart):
             raise UserError(
                 f"{context.method} asks for {self.heads} heads: give 2 to {available}."
             )
-        block = self.heads or available
+        block = min(self.heads or available, search.reach)
         choices = context.model.config.draft_vocab_size
         width = lattice_width(context, self.k, choices)
         check_paths(context, block, width, search)
