@@ -95,12 +95,8 @@ class Attachment(Generic[Config]):
     ) -> None:
         """Raises a `UserError` unless the attachment belongs to a model.
 
-        Args:
-          title: name of the kind of attachment for messages, such as "a block drafter".
-          model: configuration of the model.
-          base: fingerprint of the model; None to compare the sizes only.
-          name: name of the model for messages.
-          remedy: advice for messages.
+        Without a fingerprint `base` only sizes are compared. `title`, such as "a block
+        drafter", the model's `name` and `remedy` are for messages.
         """
         trunk = model.trunk
         if (self.d_model, self.vocab_size) != (trunk.d_model, trunk.vocab_size):
@@ -147,13 +143,13 @@ class AttachmentFiles(Generic[Config]):
     ) -> None:
         """Writes an attachment atomically.
 
+        An existing folder is replaced. `dtype` is one of `STORED_DTYPES`; see
+        `lowered`.
+
         Args:
-          folder: the folder; an existing one is replaced.
           config: configuration; that of a block drafter is resolved for the model.
           params: parameters, of which the trained ones are stored, and `vocabulary` if
             there is one.
-          dtype: stored precision, one of `STORED_DTYPES`; see `lowered`.
-          **about: see `About`.
         """
         stored = self.shapes(config, about["d_model"], about["vocab_size"])
         if dtype not in STORED_DTYPES:

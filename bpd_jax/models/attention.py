@@ -45,7 +45,6 @@ def attention(
     Args:
       queries: unscaled.
       keys, values: of the new tokens; N is a multiple of K.
-      mask: see above.
       prefix: attends to the text before the new tokens; see `prefix_attention`. Its
         argument is scaled; the M = T · N / K queries of a key-value head are sorted by
         token.

@@ -132,9 +132,7 @@ class BlockDrafter(nn.Module):
     ) -> KeyValues:
         """Keys and values of accepted tokens in every layer.
 
-        Args:
-          features: outputs of `config.feature_layers` of the target, concatenated.
-          positions: positions of the tokens in the text.
+        `features` are outputs of `config.feature_layers` of the target, concatenated.
         """
         fused = self.fusion_norm(self.fusion(features.astype(self.layers.dtype)))
         pairs = [block.attention.keys_values(fused, positions) for block in self.blocks]
@@ -153,7 +151,6 @@ class BlockDrafter(nn.Module):
         Args:
           anchors: the target's embeddings of A certain tokens per row. Each begins a
             block; blocks do not attend to each other.
-          positions: positions of the certain tokens in the text.
           context: keys and values of the text; its `lengths` are numbers of visible
             slots, or a mask `[B, A·Q, S]` with Q = `config.queries`, as for
             `attention`.
@@ -195,9 +192,7 @@ class BlockDrafter(nn.Module):
     ) -> Float[Array, "..."]:
         """Logits of the probability that a predicted token is accepted, float32.
 
-        Args:
-          states: states of the predicted tokens.
-          previous: Markov embeddings of the previous tokens, if the head reads them.
+        `previous` are Markov embeddings of the previous tokens, if the head reads them.
         """
         if self.config.confidence_reads_markov:
             assert previous is not None

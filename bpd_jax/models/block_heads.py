@@ -144,11 +144,8 @@ class BlockHeads(nn.Module):
     ) -> Float[Array, "... L D"]:
         """The states of all heads, inputs of their softmax.
 
-        Args:
-          hidden: final hidden states.
-          embedded: embeddings of y_0; required with `reads_anchor`.
-          features: outputs of `feature_layers`, concatenated; required if there are
-            any.
+        `embedded` are the embeddings of y_0, required with `reads_anchor`; `features`
+        the concatenated outputs of `feature_layers`, required if there are any.
         """
         side = None
         if self.config.is_conditioned:
@@ -176,13 +173,8 @@ def condition(
     """The input of conditioned heads besides the final hidden state.
 
     Every vector is scaled to a root mean square of 1, because embeddings that are tied
-    to the softmax are much smaller than outputs of layers.
-
-    Args:
-      config: configuration of the heads.
-      kernel: `kernel_condition`.
-      embedded: embeddings of y_0; required with `reads_anchor`.
-      features: outputs of `feature_layers`, concatenated; required if there are any.
+    to the softmax are much smaller than outputs of layers. See `BlockHeads.__call__`;
+    `kernel` is `kernel_condition`.
     """
     parts = []
     if config.reads_anchor:
@@ -210,12 +202,8 @@ def apply_head(
 ) -> Float[Array, "... D"]:
     """Applies the layers of one head.
 
-    Args:
-      config: configuration of the heads.
-      weights: the slice of the stacked parameters of this head.
-      hidden: final hidden states.
-      side: result of `condition`; None for heads that are not conditioned.
-      dtype: dtype of the products.
+    `weights` are its slice of the stacked parameters; `side` is the result of
+    `condition`, None for heads that are not conditioned; products are in `dtype`.
     """
     activation = ACTIVATIONS[config.activation]
 
@@ -245,10 +233,7 @@ def softmax_rows(
 ) -> Any:
     """The rows of the model's softmax for a draft vocabulary, stored as it is.
 
-    Args:
-      model: configuration of the model.
-      params: parameters of the model.
-      vocabulary: `[V']` token ids; None for all rows.
+    `vocabulary`, `[V']` token ids, is None for all rows.
     """
     trunk = params["trunk"]
     matrix = trunk["embedding" if model.trunk.tied_softmax else "softmax"]
@@ -264,12 +249,8 @@ def init_heads(
 ) -> Params:
     """Initial parameters of heads for a frozen model, float32.
 
-    Args:
-      model: configuration of the model, whose own heads are ignored.
-      params: parameters of the model.
-      config: configuration of the heads.
-      rng: a random key.
-      vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
+    The model's own heads are ignored. `vocabulary`, `[V']` int32, are the ids of the
+    draft vocabulary, or None.
     """
     assert (vocabulary is None) == (config.draft_vocabulary is None)
     trunk = dataclasses.replace(model.trunk, dtype="float32", param_dtype="float32")

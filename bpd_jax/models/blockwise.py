@@ -79,7 +79,6 @@ class BlockwiseLM(nn.Module):
         """Logits of heads 2 … L over the draft vocabulary, float32.
 
         Args:
-          states: inputs of the softmax.
           level: j if all states belong to head j + 1; None if the second axis from the
             end runs over heads 2, 3, ….
         """
@@ -224,10 +223,7 @@ def abstract_parameters(
 ) -> Params:
     """Shape, dtype and sharding of every parameter; nothing is allocated.
 
-    Args:
-      config: sizes.
-      mesh: devices that share the parameters; None for the first device.
-      compute: whose `scan_layers` stacks parameters.
+    Without a mesh on the first device. `compute.scan_layers` stacks parameters.
     """
     return with_shardings(_boxed_shapes(config, compute), mesh)
 

@@ -40,13 +40,9 @@ def chunked_attention(
 ) -> Float[Array, "B T N H"]:
     """Each token attends to itself and the earlier tokens of its segment.
 
-    Args:
-      queries: unscaled.
-      keys: keys of K heads; N is a multiple of K.
-      values: values of the same K heads.
-      ids: the segments; None if every row is one.
-      window: the number of last tokens that a token sees, itself included.
-      softcap: scores are `attention.capped`.
+    Queries are unscaled; N is a multiple of K. Without `ids` every row is one segment.
+    A token sees the last `window` tokens, itself included. Scores are
+    `attention.capped`.
     """
     batch, length, num_heads, width = queries.shape
     kv_heads = keys.shape[2]
@@ -83,8 +79,6 @@ def in_chunks(
     Args:
       attend: attention of C queries to U keys, with a mask of what each query sees.
       queries, keys, values: arrays with the tokens along `axis`.
-      ids, window: see `chunked_attention`.
-      axis: see `queries`.
       size: C; the last chunk may be shorter.
       recompute: whether gradients compute the scores once more, which are not kept.
     """

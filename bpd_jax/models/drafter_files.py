@@ -52,11 +52,9 @@ def attach_drafter(
     """Attaches a block drafter to its target model.
 
     Args:
-      model: configuration of the target.
       params: parameters of the target; without a draft vocabulary, the result shares
         its softmax.
       drafter: the drafter, which is converted to the target's `param_dtype`.
-      name: name of the target for messages.
       base: fingerprint of the target; None to compute it from `params`, which then have
         the layout in which they were stored.
       check: whether a drafter of another model of the same sizes is rejected. It drafts

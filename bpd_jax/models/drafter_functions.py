@@ -118,11 +118,7 @@ class DrafterFunctions:
     ) -> DrafterCache:
         """The cache after the last S tokens of prompts.
 
-        Args:
-          params: parameters of the drafter.
-          features: features of the padded prompts.
-          lengths: lengths of the prompts.
-          length: length of the longest possible text.
+        Prompts are padded; `length` is that of the longest possible text.
         """
         slots, read = self.slots(length), features
         if features.shape[1] > slots:
@@ -167,11 +163,8 @@ class DrafterFunctions:
     ) -> Float[Array, "B L-1 D"]:
         """States of the predicted tokens.
 
-        Args:
-          params: parameters of the drafter.
-          cache: cache of the accepted tokens.
-          anchors: the target's embeddings of the certain tokens, at positions
-            `cache.lengths`.
+        `anchors` are the target's embeddings of the certain tokens, at positions
+        `cache.lengths`.
         """
         context = visible_part(cache.context)
         if self.config.moving_window:
@@ -208,14 +201,7 @@ class DrafterFunctions:
         Float[Array, "B P"],
         Float[Array, "B P R"] | None,
     ]:
-        """The best tokens of positions 1 … P, as `Model.block_candidates`.
-
-        Args:
-          params: parameters of the drafter.
-          cache: cache of the accepted tokens.
-          anchors: see `states`.
-          positions: P, at most L-1.
-          width: W, number of candidates per position.
+        """The best tokens of positions 1 … P, at most L-1; see `Model.block_candidates`.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
@@ -249,10 +235,7 @@ class DrafterFunctions:
     ) -> Float[Array, "..."]:
         """Logits of the probabilities that tokens are accepted, float32.
 
-        Args:
-          params: parameters of the drafter.
-          states: states of the predicted tokens.
-          previous: the previous tokens; required with `confidence_reads_markov`.
+        `previous` are the previous tokens; required with `confidence_reads_markov`.
         """
         embedded = None
         if self.config.confidence_reads_markov:
@@ -277,10 +260,6 @@ class DrafterFunctions:
         at once. Anchors attend only to tokens of their row.
 
         Args:
-          params: parameters of the drafter.
-          features: features of the T tokens of every row.
-          positions: positions of the tokens in their texts.
-          anchors: the target's embeddings of the certain tokens.
           anchor_indices: indices of the certain tokens in their rows, 1 … T.
           segment_ids: the text of each token in packed rows; None if rows are single
             texts.

@@ -24,10 +24,7 @@ def with_softmax(
 ) -> Params:
     """Adds the frozen softmax of the target to the trained parameters.
 
-    Args:
-      params: trained parameters.
-      softmax: softmax of the target, which is shared without a draft vocabulary.
-      vocabulary: `[V']` int32, token ids of the draft vocabulary, or None.
+    Without a draft vocabulary, `[V']` int32, it is shared.
     """
     if vocabulary is None:
         return {**params, "softmax": softmax}
@@ -54,9 +51,7 @@ def with_confidence(
     >>> [f"{probability:.2f}" for probability in jnp.exp(confident)]
     ['0.80', '0.12', '0.04']
 
-    Args:
-      log_probs: of candidates, best first, normalised over the draft vocabulary.
-      logits: of the confidences.
+    `log_probs` are of candidates, best first, normalised over the draft vocabulary.
     """
     first = jnp.minimum(jnp.exp(log_probs[..., 0]), 1 - _MARGIN)
     second = jnp.exp(log_probs[..., 1]) if log_probs.shape[-1] > 1 else 0.0

@@ -140,11 +140,8 @@ class Eagle(nn.Module):
         """Runs T pairs.
 
         Args:
-          embedded: embeddings of their tokens.
-          hidden: their states.
           positions: their positions, those of the states in the text.
           mask: the pairs that each of them attends to, besides the cache.
-          cache: keys and values of the context.
           earlier: keys and values of pairs of drafts, which come first in `mask`.
 
         Returns:
@@ -226,12 +223,8 @@ class EagleFunctions:
     ) -> EagleCache:
         """Reads prompts, whose last state is pending.
 
-        Args:
-          params: parameters of the drafter.
-          tokens: the prompts, padded to the longest possible text.
-          features: features of the first T tokens.
-          lengths: lengths of the prompts.
-          reach: P, highest number of tokens that one serial call accepts.
+        The prompts are padded to the longest possible text, of which `features` has T
+        tokens. `reach` is P, the most tokens that one serial call accepts.
         """
         hidden = self._apply("fuse", params, features)
         columns = jnp.arange(features.shape[1])
@@ -263,13 +256,6 @@ class EagleFunctions:
         next_token: Int[Array, " B"],
     ) -> tuple[EagleCache, Float[Array, "B 1 D"]]:
         """Reads the pairs up to the root, that of the certain token.
-
-        Args:
-          params: parameters of the drafter.
-          cache: the memory.
-          tokens: the texts.
-          lengths: their lengths.
-          next_token: the certain token.
 
         Returns:
           The memory with these pairs, and the state of the draft after the root.
@@ -314,12 +300,9 @@ class EagleFunctions:
         """Reads the last tokens of m paths, at position `level` of the block.
 
         Args:
-          params: parameters of the drafter.
           context: keys and values of the text and the root.
           drafted: keys and values of U pairs of drafts.
           tokens: the last token of each path.
-          hidden: the state before it.
-          level: its position in the block.
           mask: the drafted pairs of each path, and the m new ones.
         """
         positions = context.lengths[:, None] + level - 1

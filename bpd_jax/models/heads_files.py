@@ -45,14 +45,11 @@ def attach_heads(
     """Attaches trained heads to a model, replacing its own.
 
     Args:
-      model: configuration of the model.
       params: parameters of the model; the result shares their arrays.
       heads: the heads, which are converted to the model's `param_dtype`.
-      name: name of the model for messages.
       base: fingerprint of the model; None to compute it.
       check: whether heads of another model of the same sizes are rejected. They draft
         worse, but do not change the decoded texts.
-      mesh: devices that share the model's parameters, hence those of the heads.
     """
     remedy = (
         f"train heads for {name}, give other heads with --heads, or remove "

@@ -82,10 +82,8 @@ def norm(
 ) -> nn.LayerNorm | nn.RMSNorm:
     """A norm in the model's precision, with statistics in float32.
 
-    Args:
-      config: configuration of the trunk.
-      axes: names of the normalised axes, the last ones.
-      **module_arguments: `name` or `parent` of the Linen module.
+    `axes` are the names of the normalised axes, the last ones; `module_arguments` are
+    `name` or `parent` of the Linen module.
     """
     numbers = tuple(range(-len(axes), 0))
     shared: dict[str, Any] = {

@@ -132,12 +132,8 @@ class Model:
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
         """The best tokens of heads 2 … `block_size`.
 
-        Args:
-          hidden: final hidden states of the last accepted tokens.
-          block_size: number of heads, including head 1.
-          width: W, number of candidates per head.
-          anchors: the certain tokens y_0, for heads with `reads_anchor`.
-          features: outputs of the heads' `feature_layers` at the last accepted tokens.
+        `anchors` are the certain tokens y_0, for heads with `reads_anchor`; `features`
+        the outputs of the heads' `feature_layers` at the last accepted tokens.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,

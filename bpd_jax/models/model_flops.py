@@ -42,15 +42,10 @@ def train_flops(
     """FLOPs of a training step: forward, and twice as many backward.
 
     6 · N · positions for the N weights of the trunk and of each head with its softmax
-    (V · D weights, tied or not), and 3 times the attention of `length` ×
-    `length` positions of each row. For a block drafter see `drafter_train_flops`.
-
-    Args:
-      model: configuration of the model.
-      batch_size: number of rows.
-      length: number of tokens of a row.
-      drawn: number of positions of a row that heads 2 … L, or a block drafter, are
-        trained at; None for all, which is for heads alone.
+    (V · D weights, tied or not), and 3 times the attention of `length` × `length`
+    positions of each row. For a block drafter see `drafter_train_flops`. `drawn` is the
+    number of positions of a row that heads 2 … L, or a block drafter, are trained at;
+    None for all, which is for heads alone.
     """
     trunk, later_positions = model.trunk, length if drawn is None else drawn
     softmax = trunk.vocab_size * trunk.d_model
@@ -74,13 +69,7 @@ def train_flops(
 
 
 def forward_flops(model: BlockwiseConfig, batch_size: int, length: int) -> float:
-    """FLOPs of a forward pass of the trunk, without the softmax.
-
-    Args:
-      model: configuration of the model.
-      batch_size: number of rows.
-      length: number of tokens of a row.
-    """
+    """FLOPs of a forward pass of the trunk, without the softmax."""
     attention = batch_size * attention_flops(model, length, length)
     return 2.0 * trunk_weights(model) * batch_size * length + attention
 
@@ -91,12 +80,7 @@ def heads_train_flops(
     """FLOPs of a training step of the heads of a frozen model.
 
     The gradients of a softmax that is not the heads' own, and of what the heads read,
-    are not computed.
-
-    Args:
-      model: configuration of the frozen model and its heads.
-      positions: positions of a batch.
-      teacher: whether the model's own distributions are targets, too.
+    are not computed. With a `teacher` the model's own distributions are targets, too.
     """
     assert model.heads is not None
     softmax = model.draft_vocab_size * model.trunk.d_model
@@ -117,13 +101,8 @@ def drafter_train_flops(
 
     Keys, values and the fusion of layers are computed for every token of a text, other
     projections for every query of every block. Each query attends to the window and the
-    block. The gradient of the frozen softmax is not computed.
-
-    Args:
-      drafter: functions of the drafter.
-      rows: number of texts.
-      length: number of tokens of a text.
-      anchors: number of blocks of a text.
+    block. The gradient of the frozen softmax is not computed. `rows` texts have
+    `length` tokens and `anchors` blocks each.
     """
     config, target = drafter.config, drafter.target
     queries, levels = rows * anchors * config.queries, config.block_size - 1
@@ -154,11 +133,8 @@ def serial_call_flops(
 ) -> float:
     """FLOPs of a serial call: a forward pass over the drafts, and all heads.
 
-    Args:
-      model: configuration of the model.
-      batch_size: number of rows.
-      nodes: number of draft tokens of a row, to which head 1 is applied.
-      context: number of tokens that each of them attends to.
+    `nodes` draft tokens of a row, to which head 1 is applied, attend to `context`
+    tokens.
     """
     trunk = model.trunk
     softmax = trunk.vocab_size * trunk.d_model

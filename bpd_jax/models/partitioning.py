@@ -67,9 +67,7 @@ class MeshConfig(Validated):
     def shape(self, devices: int, slices: int = 1) -> tuple[int, int, int]:
         """The sizes of data, fsdp and model.
 
-        Args:
-          devices: number of all devices.
-          slices: number of TPU slices that hold them, in equal parts.
+        The devices are in equal parts on TPU slices.
         """
         inner = self.fsdp * self.model
         data = devices // inner if self.data == -1 else self.data
@@ -96,11 +94,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     one sum of gradients across that network.
 
     Worked example: with `data = 4` and `fsdp = 2` over two slices of four chips, rows 0
-    and 1 of the mesh are on the first slice, rows 2 and 3 on the second.
-
-    Args:
-      config: sizes of the axes over all slices together.
-      devices: devices, possibly of a topology description; None for all devices.
+    and 1 of the mesh are on the first slice, rows 2 and 3 on the second. `devices` are
+    possibly those of a topology description; None for all.
     """
     devices = jax.devices() if devices is None else devices
     slices = collections.defaultdict(list)
@@ -144,10 +139,6 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
     """Returns a NamedSharding for every parameter.
 
     Axes that a mesh axis does not divide evenly are not sharded.
-
-    Args:
-      boxed: parameters or their shapes, in Linen's boxes with axis names.
-      mesh: a mesh from `make_mesh`.
     """
     specs = nn.get_partition_spec(boxed)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
@@ -157,9 +148,8 @@ def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
 def with_shardings(boxed: PyTree, mesh: Mesh | None) -> PyTree:
     """Shape, dtype and sharding of every parameter.
 
-    Args:
-      boxed: shapes of parameters, in Linen's boxes with axis names.
-      mesh: a mesh from `make_mesh`; None for the first device.
+    Shapes are in Linen's boxes with axis names; without a mesh, parameters are on the
+    first device.
     """
     shapes = unbox(boxed)
     if mesh is None:
@@ -209,11 +199,7 @@ def attention_spec(
 ) -> PartitionSpec:
     """Rows over the batch's axes, heads over `model`, where they divide evenly.
 
-    Args:
-      rows: size of the first axis.
-      heads: size of the axis of heads.
-      mesh: a mesh from `make_mesh`.
-      heads_axis: number of the axis of heads.
+    Rows are the first axis, heads axis `heads_axis`.
     """
     between = [None] * (heads_axis - 1)
     return PartitionSpec(
@@ -233,10 +219,7 @@ def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.A
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
     """Raises a `UserError` unless the mesh divides the rows of a batch evenly.
 
-    Args:
-      name: name of the setting for the message.
-      rows: number of rows of a batch.
-      mesh: a mesh from `make_mesh`.
+    `name` is that of the setting.
     """
     parts = row_parts(mesh)
     if rows % parts:

@@ -52,10 +52,8 @@ def prefix_attention(
         slots each token sees; then all are read.
       positions: of the T tokens. With a window, slot p holds the token at position p.
       window: number of last positions that a token sees, itself included; None for all.
-      softcap: scores are `attention.capped`.
       for_decoding: whether the parameters are in `cpu.decoding_layout`, so that the
         CPU's kernel may be used.
-      mesh: devices that split rows and heads; None for one device.
     """
     group = queries.shape[2] // positions.shape[1]
     cache: tuple[Any, Any] = keys, values

@@ -35,9 +35,7 @@ def gpu_attention(
 ) -> tuple[Array, Array, Array]:
     """`prefix_attention.in_blocks`, which reads only the visible slots of each row.
 
-    Args:
-      queries, keys, values, lengths, positions, window, softcap: see there.
-      interpret: whether to interpret the kernel, on any device.
+    `interpret` is for other devices.
     """
     # Imported late: the import takes a second, and only GPUs need it.
     from jax.experimental import pallas as pl

@@ -106,7 +106,6 @@ class QuantizedMatrix:
         """A sharding for each array; an axis that is not divided evenly is replicated.
 
         Args:
-          mesh: the devices.
           outputs: mesh axis that O is split over; None to replicate it.
           inputs: mesh axis that I is split over, in whole blocks.
         """

@@ -62,12 +62,7 @@ def save_refiner(
 ) -> None:
     """Writes a refiner atomically.
 
-    Args:
-      folder: the folder; an existing one is replaced.
-      config: sizes.
-      params: parameters of the refiner.
-      facts: see `LoadedRefiner`.
-      base: see `LoadedRefiner`.
+    An existing folder is replaced. For `facts` and `base` see `LoadedRefiner`.
     """
     header = {
         "kind": config.kind,

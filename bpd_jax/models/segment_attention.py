@@ -44,16 +44,9 @@ def segment_attention(
 ) -> Float[Array, "B T N H"]:
     """Each token attends to itself and the earlier tokens of its segment.
 
-    Args:
-      queries: unscaled.
-      keys: keys of K heads; N is a multiple of K.
-      values: values of the same K heads.
-      segments: the segment of every token.
-      implementation: see `ComputeConfig.attention`.
-      mesh: devices that split rows and heads; None for one device.
-      window: the number of last tokens that a token sees, itself included; None for
-        all.
-      softcap: scores are `attention.capped`.
+    Queries are unscaled; N is a multiple of K. A token sees the last `window` tokens,
+    itself included. For `implementation` see `ComputeConfig.attention`, for `softcap`
+    `attention.capped`.
     """
     kernel = chosen(implementation, queries.dtype, queries.shape, mesh, softcap)
     if kernel == "pallas":
@@ -78,12 +71,7 @@ def chosen(
 ) -> str:
     """Resolves `auto` to an implementation: `xla`, `cudnn` or `pallas`.
 
-    Args:
-      implementation: see `ComputeConfig.attention`.
-      dtype: of the queries.
-      shape: of the queries, [B, T, N, H].
-      mesh: the devices; None for those of jax.
-      softcap: see `segment_attention`.
+    `shape` is that of the queries, [B, T, N, H].
     """
     if implementation == "cudnn":
         obstacle = _cudnn_obstacle(dtype, shape, mesh, softcap)

@@ -30,9 +30,7 @@ def is_stacked(trunk: Params) -> bool:
 def stack_layers(trunk: Params, num_layers: int) -> Params:
     """Stacks the layers of a trunk under `layers`.
 
-    Args:
-      trunk: parameters with separate layers, possibly in Linen's boxes.
-      num_layers: number of layers.
+    The separate layers may be in Linen's boxes.
     """
     layers = {
         part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])

@@ -157,11 +157,7 @@ def markov_queries(
 ) -> Float[Array, "... R"]:
     """The vectors whose products with `params["output"]` are the corrections of y_j.
 
-    Args:
-      params: parameters of a Markov refiner.
-      previous: y_{j-1}.
-      level: j.
-      factors: result of `markov_factors`, unless that is None.
+    `previous` is y_{j-1}, `level` j; `factors` are those of `markov_factors`.
     """
     assert (factors is None) == ("project" not in params)
     embedded = params["embedding"][previous]
@@ -179,12 +175,7 @@ def markov_scores(
 ) -> Float[Array, "B n W"]:
     """Corrections of the logits of candidates for y_j, float32.
 
-    Args:
-      params: parameters of a Markov refiner.
-      previous: y_{j-1} of each path.
-      candidates: W tokens for each path, or for all paths.
-      level: j.
-      factors: result of `markov_factors` at y_j.
+    `previous` is y_{j-1} of each path; W candidates are for each path, or for all.
     """
     factors = None if factors is None else factors[:, None]
     queries = markov_queries(params, previous, level, factors)
@@ -235,10 +226,7 @@ def recurrent_queries(
 ) -> Float[Array, "... R"]:
     """The vectors whose products with `params["output"]` are the corrections of y_j.
 
-    Args:
-      params: parameters of a recurrent refiner.
-      state: s_j.
-      level: j.
+    `state` is s_j.
     """
     return (state @ params["project"]) * params["scale"][level - 1]
 
@@ -251,11 +239,7 @@ def recurrent_scores(
 ) -> Float[Array, "B n W"]:
     """Corrections of the logits of candidates for y_j, float32.
 
-    Args:
-      params: parameters of a recurrent refiner.
-      state: s_j of each path, after y_0 … y_{j-1}.
-      candidates: W tokens for each path, or for all paths.
-      level: j.
+    `state` is s_j of each path; W candidates are for each path, or for all.
     """
     return _scores(params, recurrent_queries(params, state, level), candidates)
 
@@ -285,12 +269,8 @@ def hydra_states(
 ) -> Float[Array, "B n D"]:
     """The states of level j, inputs of the model's softmax.
 
-    Args:
-      config: sizes.
-      params: parameters of a Hydra refiner.
-      hidden: h.
-      embedded: the model's embeddings of y_0 … y_{j-1} of each path.
-      level: j; static, because the shapes of the weights depend on it.
+    `hidden` is h, and `embedded` the model's embeddings of y_0 … y_{j-1} of each path.
+    The level j is static, because the shapes of the weights depend on it.
     """
     assert level in config.levels
     assert embedded.shape[2] == level

@@ -149,11 +149,7 @@ def block_parts(
 ) -> tuple[nn.Module | None, ...]:
     """The modules of a `Block`, in the order of its fields.
 
-    Args:
-      config: configuration of the transformer.
-      module_arguments: returns `name` or `parent` of a module by its part; see `norm`.
-      implementation: see `ComputeConfig.attention`.
-      mesh: devices that rows and heads are sharded over.
+    `module_arguments` returns `name` or `parent` of a module by its part.
     """
 
     feed_forward = FeedForward if config.experts is None else Experts
@@ -308,12 +304,9 @@ class Transformer(nn.Module):
         """Runs T new tokens.
 
         Args:
-          tokens: token ids.
-          positions: position of each token in the text.
           mask: the tokens that each token attends to, besides the cache; see
             `attention`. `Segments` describe packed rows without a cache, for which
             `ComputeConfig.attention` chooses the implementation.
-          cache: keys and values of the text before them.
           earlier: keys and values of U - T draft tokens that were run before, which
             come first in `mask`.
           layers: layers whose outputs are returned, counted from 0; static.

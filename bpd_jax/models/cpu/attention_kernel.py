@@ -28,12 +28,10 @@ def prefix_attention(
 ) -> tuple[Array, Array, Array] | None:
     """Attends to the first `lengths[b]` slots of a cache.
 
-    Args:
-      queries: scaled; they are multiplied in float32.
-      keys: of the cache: float32, bfloat16, or the bits of bfloat16 (see `KVCache`).
-      values: of the cache, in the same dtype.
-      lengths: int32; rows without a visible slot have a peak of -inf and else zeros.
-      tile: whose width divides H; None for that of this processor.
+    Queries are scaled, and multiplied in float32. Keys and values are float32,
+    bfloat16, or the bits of bfloat16 (see `KVCache`). Rows without a visible slot have
+    a peak of -inf and else zeros. The tile, whose width divides H, is by default that
+    of this processor.
 
     Returns:
       In float32: the values `[B, K, M, H]` weighted with the exponentials of the scores
@@ -69,11 +67,8 @@ def cache_dtype(dtype: str, width: int) -> str | None:
 
     On a CPU, XLA converts a bfloat16 cache to float32 in every pass. With products of
     integers the cache has 16 bits per number too: reading it is most of what a pass of
-    many rows, or of long texts, does besides them.
-
-    Args:
-      dtype: of activations, or `int8`; see `PRECISIONS`.
-      width: H, number of features of a head.
+    many rows, or of long texts, does besides them. `dtype` is one of `PRECISIONS`,
+    `width` is H.
     """
     if dtype not in ("bfloat16", INT8) or not on_cpu():
         return None

@@ -20,9 +20,13 @@ from bpd_jax.models.cpu.llvm_code import (
     POINTER,
     accumulate,
     add_function,
+    call_for,
+    even_part,
     for_each,
     load_floats,
     reduce_vector,
+    smaller,
+    whole_parts,
 )
 from bpd_jax.models.cpu.tile import Tile
 from bpd_jax.models.cpu.vector_code import VectorCode
@@ -35,26 +39,21 @@ _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
 def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
     """The kernel as LLVM's intermediate representation.
 
-    Arguments of `handler`: queries, keys, values and lengths; its results: mixed
-    values, peaks and totals; see `prefix_attention`.
-
-    Args:
-      tile: rows of queries, and vectors of slots, that registers hold.
-      width: H, a multiple of the tile's width.
-      half: whether keys and values are bfloat16.
+    Arguments of `handler`: queries, keys and values, bfloat16 if `half`, and lengths;
+    its results: mixed values, peaks and totals; see `prefix_attention`. A tile is of
+    rows of queries and vectors of slots; its width divides `width`, H.
     """
     stored = HALF if half else FLOAT
+    kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3, *[INT] * 4]
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
         slots = buffers.size(1, 3)
-        tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
+        tiles = whole_parts(b, rows, tile.rows)
         chunks = b.mul(b.mul(batch, heads), tiles)
         products = b.mul(b.mul(chunks, slots), INT(width))
-        kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3]
-        arrays = [buffers.data(i, kind) for i, kind in enumerate(kinds)]
         return Split(
-            values=[*arrays, heads, rows, slots, tiles],
+            values=[*map(buffers.data, range(7), kinds), heads, rows, slots, tiles],
             chunks=chunks,
             alone=b.icmp_signed("<", products, INT(_SINGLE)),
         )
@@ -63,11 +62,9 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
         queries, keys, cached, lengths, mixed, peaks, totals = values[:7]
         heads, rows, slots, tiles = values[7:]
         item, index = b.sdiv(chunk, tiles), b.srem(chunk, tiles)
-        first = b.sdiv(b.mul(index, rows), tiles)
-        count = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), first)
+        first, count = even_part(b, index, rows, tiles)
         length = b.load(b.gep(lengths, [b.sdiv(item, heads)]))
-        visible = b.sext(length, INT)
-        visible = b.select(b.icmp_signed("<", visible, slots), visible, slots)
+        visible = smaller(b, b.sext(length, INT), slots)
         row = b.add(b.mul(item, rows), first)
         begin = b.mul(b.mul(item, slots), INT(width))
         keys, cached = (
@@ -79,18 +76,13 @@ def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
         )
         peaks, totals = (b.gep(array, [row]) for array in (peaks, totals))
         arguments = [queries, keys, cached, mixed, peaks, totals, slots, visible]
-        end = b.function.append_basic_block("end")
-        choice = b.switch(count, end)
-        for number in range(1, tile.rows + 1):
-            block = b.function.append_basic_block("rows")
-            choice.add_case(INT(number), block)
-            b.position_at_end(block)
-            size = Tile(tile.width, tile.outputs, number)
-            b.call(_Rows(b.module, size, width, stored).function, arguments)
-            b.branch(end)
-        b.position_at_end(end)
 
-    kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3, *[INT] * 4]
+        def function_of(rows: int) -> ir.Function:
+            size = Tile(tile.width, tile.outputs, rows)
+            return _Rows(b.module, size, width, stored).function
+
+        call_for(b, count, tile.rows, function_of, arguments)
+
     return kernel_module("attention_kernel", 4, 3, split, kinds, run, [1, 2])
 
 
@@ -145,7 +137,11 @@ class _Rows(VectorCode):
         """Adds some vectors of slots to the state: peaks, then totals."""
         b, wide = self.b, self.tile.width
         mask = self._mask(slot, self.visible) if masked else None
-        scores = self._scores(slot, vectors, mask)
+        keys = self.keys, self.slots, slot
+        scores = self._scores(self.queries, *keys, vectors, mask)
+        if mask is not None:
+            least = self._constant(-math.inf)
+            scores = [b.select(mask, score, least) for score in scores]
         peaks, totals, scales = [], [], []
         for m in self.rows:
             row = [scores[m * vectors + v] for v in range(vectors)]
@@ -172,32 +168,6 @@ class _Rows(VectorCode):
         self._mix(slot, scales, vectors * wide, count)
         return peaks + totals
 
-    def _scores(
-        self, slot: ir.Value, vectors: int, mask: ir.Value | None
-    ) -> list[ir.Value]:
-        """Products of the queries with the keys of some vectors of slots."""
-        b = self.b
-
-        def feature(h: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            start = b.add(b.mul(h, self.slots), slot)
-            keys = [
-                self._load(self.keys, b.add(start, INT(v * self.tile.width)), mask)
-                for v in range(vectors)
-            ]
-            added = []
-            for m in self.rows:
-                at = b.add(h, INT(m * self.width))
-                query = self._spread(b.load(b.gep(self.queries, [at])))
-                for v, key in enumerate(keys):
-                    added.append(self._fma(query, key, sums[m * vectors + v]))
-            return added
-
-        zeros = [self._constant(0.0)] * (self.tile.rows * vectors)
-        _, scores = accumulate(b, INT(0), INT(self.width), 1, zeros, feature)
-        if mask is None:
-            return scores
-        return [b.select(mask, score, self._constant(-math.inf)) for score in scores]
-
     def _mix(
         self, slot: ir.Value, scales: list[ir.Value], stride: int, count: ir.Value
     ) -> None:
@@ -215,24 +185,18 @@ class _Rows(VectorCode):
 
             def one(j: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
                 start = b.add(b.mul(b.add(slot, j), INT(self.width)), first)
-                values = [
-                    self._load(self.values, b.add(start, INT(v * wide)))
-                    for v in range(vectors)
-                ]
-                added = []
-                for m in self.rows:
-                    at = b.add(j, INT(m * stride))
-                    weight = self._spread(b.load(b.gep(self.weights, [at])))
-                    for v, value in enumerate(values):
-                        added.append(self._fma(weight, value, sums[m * vectors + v]))
-                return added
 
-            before = [b.fmul(self._load_mixed(place), scales[m]) for m, place in places]
+                def weight(m: int) -> ir.Value:
+                    return b.gep(self.weights, [b.add(j, INT(m * stride))])
+
+                return self._add_products(self.values, start, sums, weight)
+
+            before = [
+                b.fmul(load_floats(b, b.gep(self.mixed, [place]), wide), scales[m])
+                for m, place in places
+            ]
             _, sums = accumulate(b, INT(0), count, 1, before, one)
             for (_, place), value in zip(places, sums, strict=True):
                 self._store(value, self.mixed, place)
 
         for_each(b, INT(0), INT(self.width), vectors * wide, part)
-
-    def _load_mixed(self, at: ir.Value) -> ir.Value:
-        return load_floats(self.b, self.b.gep(self.mixed, [at]), self.tile.width)

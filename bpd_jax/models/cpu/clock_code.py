@@ -14,8 +14,7 @@ _WORDS = _WORD.as_pointer()
 def clock_module(clock: int) -> ir.Module:
     """A kernel with any argument, whose result is `[1]`, microseconds.
 
-    Args:
-      clock: number of the clock in the C library.
+    `clock` is its number in the C library.
     """
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:

@@ -46,9 +46,8 @@ def lanes() -> int | None:
 def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
     """The matrix as the kernel reads it.
 
-    Args:
-      matrix: in blocks of 16 or 32 numbers.
-      width: W; None for that of this processor.
+    It is in blocks of 16 or 32 numbers. `width` is W, by default that of this
+    processor.
     """
     width = width or lanes()
     assert width is not None

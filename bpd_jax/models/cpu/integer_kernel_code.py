@@ -3,6 +3,7 @@
 Threads round the rows of x, then multiply them with groups of W outputs.
 """
 
+import functools
 from collections.abc import Sequence
 
 from llvmlite import ir
@@ -14,11 +15,15 @@ from bpd_jax.models.cpu.llvm_code import (
     POINTER,
     Repeated,
     add_function,
+    call_for,
+    even_part,
     for_each,
     fused,
     intrinsic,
     reduce_vector,
+    smaller,
     splat,
+    whole_parts,
 )
 from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
@@ -48,15 +53,8 @@ def integer_module(
 ) -> ir.Module:
     """The kernel as LLVM's intermediate representation.
 
-    Its arguments are x `[M, K]` and `TiledMatrix.words`; its results the products and
-    the rounded rows.
-
-    Args:
-      width: W.
-      bits: of the matrix's integers.
-      block: numbers of a block.
-      offset: what is subtracted from the matrix's integers.
-      minima: 1 if blocks have minima, otherwise 0.
+    Its arguments are x `[M, K]` and `TiledMatrix.words`, of which the sizes are; its
+    results the products and the rounded rows.
     """
     code = _Code(width, bits, block, offset, bool(minima))
 
@@ -64,7 +62,7 @@ def integer_module(
         rows, length = buffers.size(0, 0), buffers.size(0, 1)
         groups, blocks = buffers.size(1, 0), buffers.size(1, 1)
         x, matrix, y, rounded = map(buffers.data, range(4), kinds)
-        before = b.sdiv(b.add(rows, INT(_ROUNDED - 1)), INT(_ROUNDED))
+        before = whole_parts(b, rows, _ROUNDED)
         size = b.sdiv(INT(_CHUNK), b.mul(length, INT(width)))
         size = b.select(b.icmp_signed("<", size, INT(1)), INT(1), size)
         products = b.mul(b.mul(rows, length), b.mul(groups, INT(width)))
@@ -73,7 +71,7 @@ def integer_module(
                 *(x, matrix, y, rounded),
                 *(rows, length, blocks, groups, buffers.size(2, 1), size, before),
             ],
-            chunks=b.add(before, b.sdiv(b.add(groups, b.sub(size, INT(1))), size)),
+            chunks=b.add(before, whole_parts(b, groups, size)),
             alone=b.icmp_signed("<", products, INT(_SINGLE)),
             before=before,
         )
@@ -90,13 +88,11 @@ def integer_module(
                 b.call(rounding, [source, b.gep(rounded, [b.mul(m, stride)]), blocks])
 
             begin = b.mul(chunk, INT(_ROUNDED))
-            end = b.add(begin, INT(_ROUNDED))
-            end = b.select(b.icmp_signed("<", end, rows), end, rows)
+            end = smaller(b, b.add(begin, INT(_ROUNDED)), rows)
             for_each(b, begin, end, 1, rounds)
             b.ret_void()
         first = b.mul(b.sub(chunk, before), size)
-        last = b.add(first, size)
-        last = b.select(b.icmp_signed("<", last, groups), last, groups)
+        last = smaller(b, b.add(first, size), groups)
         of_group = b.mul(blocks, INT(code.words * width))
 
         def each(group: ir.Value) -> None:
@@ -185,24 +181,16 @@ class _Code:
         """All rows times a group of outputs, of which the first `left` exist."""
         matrix, y, rounded = operands
         most = _ROWS[self.width]
-        tiles = b.sdiv(b.add(rows, INT(most - 1)), INT(most))
+        tiles = whole_parts(b, rows, most)
         stride = b.mul(blocks, INT(words_of_block(self.block)))
 
         def each(index: ir.Value) -> None:
-            m = b.sdiv(b.mul(index, rows), tiles)
-            count = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), m)
+            m, count = even_part(b, index, rows, tiles)
             of_x = b.gep(rounded, [b.mul(m, stride)])
             of_y = b.gep(y, [b.mul(m, outputs)])
             arguments = [matrix, of_y, of_x, blocks, outputs, left, tiles, index]
-            end = b.function.append_basic_block("end")
-            choice = b.switch(count, end)
-            for number in range(1, most + 1):
-                block = b.function.append_basic_block("rows")
-                choice.add_case(INT(number), block)
-                b.position_at_end(block)
-                b.call(self._tile(b.module, number), arguments)
-                b.branch(end)
-            b.position_at_end(end)
+            tile = functools.partial(self._tile, b.module)
+            call_for(b, count, most, tile, arguments)
 
         for_each(b, INT(0), tiles, 1, each)
 
@@ -264,11 +252,9 @@ class _Code:
                 dots[m] = self._dot(b, dots[m], quad, four)
         place = self.block * self.bits // 32 * self.width
         scales = self._load(b, at, place, self.floats)
-        minima = (
-            self._load(b, at, place + self.width, self.floats)
-            if (self.minima)
-            else None
-        )
+        minima = None
+        if self.minima:
+            minima = self._load(b, at, place + self.width, self.floats)
         added = []
         for m in range(rows):
             number = b.bitcast(b.load(b.gep(of_x[m], [after])), FLOAT)

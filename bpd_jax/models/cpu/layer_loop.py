@@ -28,11 +28,8 @@ def loops_over_layers(
 ) -> bool:
     """Whether kernels read all matrices of these layers and their cache.
 
-    Args:
-      layers: parameters of each layer.
-      x: their input.
-      cache: what they attend to besides new tokens, in layers without a sliding window
-        or a soft cap.
+    `x` is their input, and `cache` what they attend to besides new tokens, in layers
+    without a sliding window or a soft cap.
     """
     if not on_cpu() or len(layers) < 2:
         return False
@@ -61,9 +58,6 @@ def loop_over_layers(
     Args:
       run: runs a layer; gets its parameters, x, the cache of the layer and its part of
         `earlier`; returns x and what is stacked.
-      layers: parameters of each layer, where `loops_over_layers`.
-      x: input of the first one.
-      cache: that of all layers.
       earlier: arrays `[layer, …]`.
 
     Returns:

@@ -49,8 +49,6 @@ def decoding_layout(
     published in bfloat16. For other devices the parameters are returned as they are.
 
     Args:
-      params: the parameters.
-      mesh: devices that share the parameters, which are then returned as they are.
       exact: whether the results of products must stay the same, as those of a model.
         Otherwise, where there are `integer_rows`, the largest matrices are rounded to
         8 bits, so that products round activations too, and all others to bfloat16: the
@@ -91,8 +89,7 @@ def decoding_layout(
 def check_integers(head_width: int) -> None:
     """Raises a `UserError` if integers cannot be multiplied here or in this model.
 
-    Args:
-      head_width: H, number of features of a head.
+    `head_width` is H, the number of features of a head.
     """
     tile = tile_of_processor()
     if not on_cpu() or lanes() is None or tile is None:
@@ -110,9 +107,7 @@ def check_integers(head_width: int) -> None:
 def integer_layout(params: Params) -> Params:
     """The quantized parameters of a trunk as integer products read them.
 
-    Args:
-      params: parameters, whose matrices are quantized, of a model that `check_integers`
-        accepts.
+    All matrices are quantized, and `check_integers` accepts the model.
     """
 
     def arranged(tree: Any) -> Any:

@@ -31,8 +31,7 @@ def for_each(
 ) -> ir.Value:
     """Runs `body` at start, start + step, … while a whole step is left.
 
-    Returns:
-      Where the next step would begin.
+    Returns where the next step would begin.
     """
     return accumulate(b, start, stop, step, [], lambda i, _: [body(i), []][1])[0]
 
@@ -47,8 +46,7 @@ def accumulate(
 ) -> tuple[ir.Value, list[ir.Value]]:
     """`for_each` with values in registers, which `body` gets and returns anew.
 
-    Returns:
-      Where the next step would begin, and the last values.
+    Returns where the next step would begin, and the last values.
     """
     before, function = b.block, b.function
     head = function.append_basic_block("head")
@@ -70,6 +68,46 @@ def accumulate(
     b.branch(head)
     b.position_at_end(after)
     return i, list(values)
+
+
+def smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The smaller one of two integers."""
+    return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+def whole_parts(b: ir.IRBuilder, count: ir.Value, size: ir.Value | int) -> ir.Value:
+    """The number of parts of `size`, the last of which may be smaller."""
+    if isinstance(size, int):
+        return b.sdiv(b.add(count, INT(size - 1)), INT(size))
+    return b.sdiv(b.add(count, b.sub(size, INT(1))), size)
+
+
+def even_part(
+    b: ir.IRBuilder, index: ir.Value, count: ir.Value, parts: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The first number and the size of one of several almost equal parts."""
+    first = b.sdiv(b.mul(index, count), parts)
+    end = b.sdiv(b.mul(b.add(index, INT(1)), count), parts)
+    return first, b.sub(end, first)
+
+
+def call_for(
+    b: ir.IRBuilder,
+    count: ir.Value,
+    most: int,
+    function_of: Callable[[int], ir.Function],
+    arguments: Sequence[ir.Value],
+) -> None:
+    """Calls the function for a count from 1 to `most`."""
+    end = b.function.append_basic_block("end")
+    choice = b.switch(count, end)
+    for number in range(1, most + 1):
+        block = b.function.append_basic_block("rows")
+        choice.add_case(INT(number), block)
+        b.position_at_end(block)
+        b.call(function_of(number), arguments)
+        b.branch(end)
+    b.position_at_end(end)
 
 
 def load_floats(b: ir.IRBuilder, place: ir.Value, width: int) -> ir.Value:
@@ -136,10 +174,7 @@ def sums_of(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> list[ir.Value]:
     """The sum of each vector's numbers, in vectors of consecutive sums.
 
     Each sum is added in the order of `reduce_vector`. Additions are shared: summing 16
-    vectors of 16 numbers takes 15 of them.
-
-    Returns:
-      Vectors that contain the sums of all arguments in order, then arbitrary numbers.
+    vectors of 16 numbers takes 15 of them. Arbitrary numbers may follow the sums.
     """
     parts, vectors = vectors[0].type.count, list(vectors)
     while parts > 1:

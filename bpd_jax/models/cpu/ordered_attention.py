@@ -30,18 +30,15 @@ def ordered_attention(
 ) -> Float[Array, "B T N H"]:
     """Attends as `attention`, to the first `lengths[b]` slots and to visible new keys.
 
+    The tile, whose width divides H, is by default that of this processor.
+
     Args:
       queries: not scaled yet.
       keys: of new tokens; a token comes after all new ones that it sees.
-      values: of the same tokens.
       mask: which new keys a token sees, itself among them.
       prefix_keys: of the cache: float32, or the bits of bfloat16 (see `KVCache`), to
         which new keys and values are then rounded, as they will be in the cache.
-      prefix_values: of the cache, in the same dtype.
-      lengths: int32.
       first: the first slot that a token sees, int32; None for slot 0.
-      softcap: see `attention`.
-      tile: whose width divides H; None for that of this processor.
     """
     from bpd_jax.models.cpu.ordered_attention_code import ordered_module
     from bpd_jax.models.cpu.xla_kernel import register

@@ -18,9 +18,13 @@ from bpd_jax.models.cpu.llvm_code import (
     Repeated,
     accumulate,
     add_function,
+    call_for,
+    even_part,
     for_each,
     intrinsic,
     reduce_vector,
+    smaller,
+    whole_parts,
 )
 from bpd_jax.models.cpu.tile import Tile
 from bpd_jax.models.cpu.vector_code import VectorCode
@@ -39,13 +43,8 @@ def ordered_module(
     Arguments of `handler`: queries `[B, K, M, H]`, new keys `[B, K, H, U]` and values
     `[B, K, U, H]`, which of them a query sees, int8 `[B, M, U]`, keys `[B, K, H, S]`
     and values `[B, K, S, H]` of the cache, its lengths, and the first visible slots
-    `[B, M]`; its result: `[B, K, M, H]`.
-
-    Args:
-      tile: rows of queries, and vectors of slots, that registers hold.
-      width: H, a multiple of the tile's width.
-      softcap: see `attention`.
-      half: whether keys and values of the cache are bfloat16.
+    `[B, M]`; its result: `[B, K, M, H]`. If `half`, the cache is bfloat16. A tile is of
+    rows of queries and vectors of slots; its width divides `width`, H.
     """
     stored = HALVES if half else FLOATS
     kinds = [FLOATS, FLOATS, FLOATS, POINTER, stored, stored, _WORDS, _WORDS, FLOATS]
@@ -53,7 +52,7 @@ def ordered_module(
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
         new, slots = buffers.size(1, 3), buffers.size(4, 3)
-        tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
+        tiles = whole_parts(b, rows, tile.rows)
         chunks = b.mul(b.mul(batch, heads), tiles)
         products = b.mul(b.mul(chunks, b.add(slots, new)), INT(width))
         return Split(
@@ -70,16 +69,12 @@ def ordered_module(
         )
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
-        queries, keys, added, seen, cached_keys, cached, lengths, starts, out = values[
-            :9
-        ]
-        heads, rows, new, slots, tiles = values[9:]
+        queries, keys, added, seen, cached_keys, cached, lengths, *sizes = values
+        starts, out, heads, rows, new, slots, tiles = sizes
         item, index = b.sdiv(chunk, tiles), b.srem(chunk, tiles)
         text = b.sdiv(item, heads)
-        first = b.sdiv(b.mul(index, rows), tiles)
-        count = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), first)
-        visible = b.sext(b.load(b.gep(lengths, [text])), INT)
-        visible = b.select(b.icmp_signed("<", visible, slots), visible, slots)
+        first, count = even_part(b, index, rows, tiles)
+        visible = smaller(b, b.sext(b.load(b.gep(lengths, [text])), INT), slots)
         row = b.mul(b.add(b.mul(item, rows), first), INT(width))
         in_text = b.add(b.mul(text, rows), first)
         of_new, of_cache = (
@@ -96,17 +91,12 @@ def ordered_module(
             b.gep(out, [row]),
             *(new, slots, visible),
         ]
-        end = b.function.append_basic_block("end")
-        choice = b.switch(count, end)
-        for number in range(1, tile.rows + 1):
-            block = b.function.append_basic_block("rows")
-            choice.add_case(INT(number), block)
-            b.position_at_end(block)
-            size = Tile(tile.width, tile.outputs, number)
-            rows_code = _Rows(b.module, size, width, stored, softcap)
-            b.call(rows_code.function, arguments)
-            b.branch(end)
-        b.position_at_end(end)
+
+        def function_of(rows: int) -> ir.Function:
+            size = Tile(tile.width, tile.outputs, rows)
+            return _Rows(b.module, size, width, stored, softcap).function
+
+        call_for(b, count, tile.rows, function_of, arguments)
 
     kinds += [INT] * 5
     return kernel_module("ordered_attention", 8, 1, split, kinds, run, [4, 5])
@@ -195,15 +185,16 @@ class _Rows(VectorCode):
             masked: bool = False,
         ) -> list[ir.Value]:
             exist = self._mask(first, size) if masked else None
-            rows = self._scores(keys, stride, first, vectors, exist)
+            of_keys = keys, stride, first
+            rows = self._scores(self.queries, *of_keys, vectors, exist)
             state = list(state)
             for m in self.rows:
                 for v in range(vectors):
                     at = b.add(first, INT(v * wide))
                     score = self._capped(rows[m * vectors + v])
-                    shown = visible(at, m) if exist is None else None
+                    shown = visible(at, m)
                     if exist is not None:
-                        shown = b.and_(visible(at, m), exist)
+                        shown = b.and_(shown, exist)
                     score = b.select(shown, score, self._constant(-math.inf))
                     self._store(score, self.weights, self._at(m, b.add(place, at)))
                     state[m] = self._greater(state[m], score)
@@ -217,34 +208,6 @@ class _Rows(VectorCode):
         stop = b.select(b.icmp_signed("<", at, size), b.add(at, INT(1)), at)
         group = functools.partial(scores, masked=True)
         return accumulate(b, at, stop, 1, peaks, group)[1]
-
-    def _scores(
-        self,
-        keys: ir.Value,
-        stride: ir.Value,
-        first: ir.Value,
-        vectors: int,
-        exist: ir.Value | None,
-    ) -> list[ir.Value]:
-        """Products of the queries with some vectors of keys."""
-        b = self.b
-
-        def feature(h: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            start = b.add(b.mul(h, stride), first)
-            loaded = [
-                self._load(keys, b.add(start, INT(v * self.tile.width)), exist)
-                for v in range(vectors)
-            ]
-            added = []
-            for m in self.rows:
-                at = b.add(h, INT(m * self.width))
-                query = self._spread(b.load(b.gep(self.queries, [at])))
-                for v, key in enumerate(loaded):
-                    added.append(self._fma(query, key, sums[m * vectors + v]))
-            return added
-
-        zeros = [self._constant(0.0)] * (self.tile.rows * vectors)
-        return accumulate(b, INT(0), INT(self.width), 1, zeros, feature)[1]
 
     def _capped(self, score: ir.Value) -> ir.Value:
         """`cap · tanh(score / cap)`."""
@@ -273,14 +236,10 @@ class _Rows(VectorCode):
     def _is_seen(self, at: ir.Value, m: int) -> ir.Value:
         """Which new keys of a vector a row sees."""
         b, wide = self.b, self.tile.width
-        kind = ir.VectorType(_BYTE, wide)
-        bits = ir.VectorType(ir.IntType(1), wide)
-        kinds = [kind.as_pointer(), _WORD, bits, kind]
-        load = intrinsic(self.module, f"llvm.masked.load.v{wide}i8.p0", kind, kinds)
+        zeros = Repeated(ir.VectorType(_BYTE, wide), 0)
         place = b.gep(self.seen, [b.add(b.mul(self.new, INT(m)), at)])
-        place = b.bitcast(place, kind.as_pointer())
-        zeros = Repeated(kind, 0)
-        loaded = b.call(load, [place, _WORD(1), self._mask(at, self.new), zeros])
+        exist = self._mask(at, self.new)
+        loaded = self._masked(place, "i8", 1, exist, zeros)
         return b.icmp_signed("!=", loaded, zeros)
 
     def _weigh(self, m: int, peak: ir.Value) -> ir.Value:
@@ -343,30 +302,21 @@ class _Rows(VectorCode):
 
         def part(first: ir.Value) -> None:
             def add(
-                values: ir.Value, behind: ir.Value
-            ) -> Callable[[ir.Value, list[ir.Value]], list[ir.Value]]:
-                def one(j: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-                    start = b.add(b.mul(j, INT(self.width)), first)
-                    loaded = [
-                        self._load(values, b.add(start, INT(v * wide)))
-                        for v in range(vectors)
-                    ]
-                    added = []
-                    for m in self.rows:
-                        at = self._at(m, b.add(behind, j))
-                        weight = self._spread(b.load(b.gep(self.weights, [at])))
-                        for v, value in enumerate(loaded):
-                            total = sums[m * vectors + v]
-                            added.append(self._fma(weight, value, total))
-                    return added
+                values: ir.Value, behind: ir.Value, j: ir.Value, sums: list[ir.Value]
+            ) -> list[ir.Value]:
+                def weight(m: int) -> ir.Value:
+                    return b.gep(self.weights, [self._at(m, b.add(behind, j))])
 
-                return one
+                start = b.add(b.mul(j, INT(self.width)), first)
+                return self._add_products(values, start, sums, weight)
 
             sums = [self._constant(0.0)] * (self.tile.rows * vectors)
-            one = add(self.cached, INT(0))
-            _, sums = accumulate(b, INT(0), self.visible, 1, sums, one)
-            one = add(self.added, self.behind)
-            _, sums = accumulate(b, INT(0), self.new, 1, sums, one)
+            for values, behind, count in (
+                (self.cached, INT(0), self.visible),
+                (self.added, self.behind, self.new),
+            ):
+                one = functools.partial(add, values, behind)
+                _, sums = accumulate(b, INT(0), count, 1, sums, one)
             for m in self.rows:
                 for v in range(vectors):
                     place = b.add(first, INT(m * self.width + v * wide))

@@ -54,11 +54,8 @@ def float32_sums(mesh: Mesh | None = None) -> Iterator[None]:
 def product(x: Array, kernel: Array | Packed, axes: int, dtype: str) -> Array:
     """`tensordot(x, kernel, axes)` in a precision.
 
-    Args:
-      x: `[..., I]`, where I stands for `axes` axes.
-      kernel: `[I, O]`, as it is stored; the result of a packed one has O as one axis.
-      axes: number of axes that are summed.
-      dtype: to which the kernel is cast.
+    x is `[..., I]`, where I stands for `axes` axes, and the kernel `[I, O]`, which is
+    cast to `dtype`; the result of a packed one has O as one axis.
     """
     if isinstance(kernel, Packed):
         x = x.reshape(*x.shape[: x.ndim - axes], -1)
@@ -81,11 +78,8 @@ def logits(
 ) -> Float[Array, "... V"]:
     """Products with the matrix of a softmax, float32.
 
-    Args:
-      params: parameters that may have the matrix in the layout for decoding.
-      softmax: the matrix otherwise.
-      x: states.
-      dtype: to which the matrix is cast.
+    By the matrix in the layout for decoding if `params` have it, otherwise by
+    `softmax`, cast to `dtype`.
     """
     if SOFTMAX in params:
         return times_packed(x, params[SOFTMAX], dtype).astype(jnp.float32)
@@ -110,10 +104,7 @@ def times_packed(x: Array, rows: Any, dtype: str) -> Array:
 def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
     """`[..., D]` times `[O, D]`: `[..., O]`, in float32 where that is the accumulator.
 
-    Args:
-      x: activations.
-      matrix: as it is stored.
-      dtype: to which the matrix is cast.
+    The matrix is cast to `dtype`.
     """
     if isinstance(matrix, QuantizedMatrix):
         matrix = expanded(matrix).astype(dtype)

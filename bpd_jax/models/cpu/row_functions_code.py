@@ -14,6 +14,8 @@ from bpd_jax.models.cpu.llvm_code import (
     for_each,
     intrinsic,
     reduce_vector,
+    smaller,
+    whole_parts,
 )
 from bpd_jax.models.cpu.tile import Tile
 from bpd_jax.models.cpu.vector_code import VectorCode
@@ -30,21 +32,16 @@ def _rows_module(
     width: int,
     row: Callable[["_Row"], None],
 ) -> ir.Module:
-    """A kernel of rows.
+    """A kernel that calls `row` for each row of the arguments, `inputs` in all.
 
-    Args:
-      name: of the module.
-      inputs: number of arguments.
-      vectors: how many of them, the last ones, are a vector for all rows.
-      width: of a vector register.
-      row: emits code for a row.
+    The last ones, `vectors` of them, are a vector for all rows.
     """
     kinds = [FLOATS] * (inputs + 1)
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         rows, length = buffers.size(0, 0), buffers.size(0, 1)
         size = b.add(b.sdiv(INT(_CHUNK), length), INT(1))
-        chunks = b.sdiv(b.add(rows, b.sub(size, INT(1))), size)
+        chunks = whole_parts(b, rows, size)
         arrays = map(buffers.data, range(inputs + 1), kinds)
         return Split(
             values=[*arrays, rows, length, size],
@@ -55,8 +52,7 @@ def _rows_module(
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
         *arrays, rows, length, size = values
         first = b.mul(chunk, size)
-        last = b.add(first, size)
-        last = b.select(b.icmp_signed("<", last, rows), last, rows)
+        last = smaller(b, b.add(first, size), rows)
 
         def each(m: ir.Value) -> None:
             start = b.mul(m, length)

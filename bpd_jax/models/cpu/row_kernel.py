@@ -34,9 +34,7 @@ def applies(
 ) -> bool:
     """Whether `rows_times_matrix` supports these arrays and is faster than XLA.
 
-    Args:
-      x: `[..., K]`.
-      matrix: `[O, K]`.
+    x is `[..., K]`, the matrix `[O, K]`.
     """
     if not on_cpu() or x.dtype != jnp.float32:
         return False
@@ -56,10 +54,9 @@ def rows_times_matrix(
 ) -> Array:
     """`x @ matrix.T` in float32, where `applies`.
 
-    Args:
-      x: `[M, K]` float32.
-      matrix: `[O, K]`, float32, bfloat16 or quantized.
-      tile: whose width divides K; None for that of this processor.
+    x is `[M, K]` float32, the matrix `[O, K]` float32, bfloat16 or quantized, the
+    result `[M, O]`. The tile, whose width divides K, is by default that of this
+    processor.
 
     Returns:
       `[M, O]`.

@@ -14,11 +14,15 @@ from bpd_jax.models.cpu.llvm_code import (
     POINTER,
     Repeated,
     add_function,
+    call_for,
+    even_part,
     for_each,
     fused,
     intrinsic,
     load_floats,
+    smaller,
     sums_of,
+    whole_parts,
 )
 from bpd_jax.models.cpu.stored_code import expansion, kinds_of, load, row
 from bpd_jax.models.cpu.tile import Storage, Tile
@@ -31,12 +35,7 @@ _FLOAT32 = Storage()
 
 
 def product_module(tile: Tile, stored: Storage) -> ir.Module:
-    """The kernel as LLVM's intermediate representation.
-
-    Args:
-      tile: outputs and rows that registers hold.
-      stored: how the matrix is stored; x and the result are float32.
-    """
+    """The kernel in LLVM's representation; x and the result are float32."""
     inputs = 1 + stored.arrays
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
@@ -49,7 +48,7 @@ def product_module(tile: Tile, stored: Storage) -> ir.Module:
         data = map(buffers.data, range(inputs + 1), kinds)
         return Split(
             values=[*data, rows, length, outputs, size],
-            chunks=b.sdiv(b.add(outputs, b.sub(size, INT(1))), size),
+            chunks=whole_parts(b, outputs, size),
             alone=b.icmp_signed("<", b.mul(length, outputs), INT(_SINGLE)),
         )
 
@@ -74,7 +73,7 @@ def expansion_module(tile: Tile, stored: Storage) -> ir.Module:
         data = map(buffers.data, range(inputs + 1), kinds)
         return Split(
             values=[*data, length, outputs, size],
-            chunks=b.sdiv(b.add(outputs, b.sub(size, INT(1))), size),
+            chunks=whole_parts(b, outputs, size),
             alone=b.icmp_signed("<", b.mul(length, outputs), INT(_SINGLE)),
         )
 
@@ -99,8 +98,7 @@ def _rows_of_chunk(
 ) -> tuple[ir.Value, ir.Value]:
     """The first row of a chunk of `size` rows, and the one after its last."""
     first = b.mul(chunk, size)
-    last = b.add(first, size)
-    return first, b.select(b.icmp_signed("<", last, outputs), last, outputs)
+    return first, smaller(b, b.add(first, size), outputs)
 
 
 def _add_tile(
@@ -180,7 +178,7 @@ def _add_product(module: ir.Module, tile: Tile, stored: Storage) -> ir.Function:
     kinds = [FLOATS, *kinds_of(stored), FLOATS] + [INT] * 5
     function, b = add_function(module, "product", kinds)
     x, *matrix, y, rows, length, outputs, first, last = function.args
-    tiles = b.sdiv(b.add(rows, INT(tile.rows - 1)), INT(tile.rows))
+    tiles = whole_parts(b, rows, tile.rows)
     once, twice = (b.icmp_signed("<=", tiles, INT(most)) for most in (1, 3))
     expanded = _FLOAT32 if stored.block else stored
     allocated = scratch = ir.Constant(POINTER, None)
@@ -200,23 +198,18 @@ def _add_product(module: ir.Module, tile: Tile, stored: Storage) -> ir.Function:
             def multiply(
                 index: ir.Value, lines: int, kind: Storage, arrays: Sequence[ir.Value]
             ) -> None:
-                m = b.sdiv(b.mul(index, rows), tiles)
-                size = b.sub(b.sdiv(b.mul(b.add(index, INT(1)), rows), tiles), m)
+                m, size = even_part(b, index, rows, tiles)
                 of_x = b.gep(x, [b.mul(m, length)])
                 of_y = b.gep(y, [b.add(b.mul(m, outputs), o)])
                 part = b.mul(index, b.mul(length, INT(lines * stored.bits)))
                 later = b.gep(behind, [b.sdiv(part, INT(8))])
                 operands = [of_x, *arrays, of_y, length, outputs, later]
-                end = b.function.append_basic_block("end")
-                choice = b.switch(size, end)
-                for number in range(1, tile.rows + 1):
-                    block = b.function.append_basic_block("tile")
-                    choice.add_case(INT(number), block)
-                    b.position_at_end(block)
+
+                def function_of(number: int) -> ir.Function:
                     called = Tile(tile.width, count, number)
-                    b.call(_tile(module, called, lines, kind, stored), operands)
-                    b.branch(end)
-                b.position_at_end(end)
+                    return _tile(module, called, lines, kind, stored)
+
+                call_for(b, size, tile.rows, function_of, operands)
 
             def each_tile(index: ir.Value) -> None:
                 with b.if_else(twice) as (then_two, otherwise_one):

@@ -1,13 +1,17 @@
 """Vectors of float32 in a function of attention, in LLVM's representation."""
 
 import math
+from collections.abc import Callable
 
 from llvmlite import ir
 
 from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     HALF,
+    INT,
     Repeated,
+    accumulate,
+    fused,
     intrinsic,
     load_floats,
     splat,
@@ -47,12 +51,8 @@ class VectorCode:
         for power in reversed(range(7)):
             result = self._fma(result, x, number(1 / math.factorial(power)))
         words = ir.VectorType(_WORD, self.tile.width)
-
-        def whole(value: int) -> Repeated:
-            return Repeated(words, value)
-
-        exponent = b.add(b.bitcast(shifted, words), whole(127))
-        scale = b.bitcast(b.shl(exponent, whole(23)), self.vector)
+        exponent = b.add(b.bitcast(shifted, words), Repeated(words, 127))
+        scale = b.bitcast(b.shl(exponent, Repeated(words, 23)), self.vector)
         return b.fmul(result, scale)
 
     def _mask(self, first: ir.Value, size: ir.Value) -> ir.Value:
@@ -70,27 +70,71 @@ class VectorCode:
         place = b.gep(array, [at])
         if mask is None:
             return load_floats(b, place, wide)
-        stored = place.type.pointee
-        kind = ir.VectorType(stored, wide)
-        size = 2 if stored is HALF else 4
-        bits = ir.VectorType(ir.IntType(1), wide)
-        suffix = f"v{wide}{'i16' if size == 2 else 'f32'}"
-        kinds = [kind.as_pointer(), _WORD, bits, kind]
-        name = f"llvm.masked.load.{suffix}.p0"
-        masked_load = intrinsic(self.module, name, kind, kinds)
-        nothing = Repeated(kind, 0 if size == 2 else 0.0)
-        place = b.bitcast(place, kind.as_pointer())
-        loaded = b.call(masked_load, [place, _WORD(size), mask, nothing])
-        return widened(b, loaded)
+        half = place.type.pointee is HALF
+        nothing = Repeated(ir.VectorType(place.type.pointee, wide), 0 if half else 0.0)
+        suffix = "i16" if half else "f32"
+        return widened(b, self._masked(place, suffix, 2 if half else 4, mask, nothing))
+
+    def _masked(
+        self, place: ir.Value, suffix: str, size: int, mask: ir.Value, rest: ir.Value
+    ) -> ir.Value:
+        """A vector of numbers of `size` bytes; what is masked is that of `rest`."""
+        kind, wide = rest.type, self.tile.width
+        kinds = [kind.as_pointer(), _WORD, ir.VectorType(ir.IntType(1), wide), kind]
+        name = f"llvm.masked.load.v{wide}{suffix}.p0"
+        load = intrinsic(self.module, name, kind, kinds)
+        place = self.b.bitcast(place, kind.as_pointer())
+        return self.b.call(load, [place, _WORD(size), mask, rest])
+
+    def _add_products(
+        self,
+        array: ir.Value,
+        start: ir.Value,
+        sums: list[ir.Value],
+        factor_of: Callable[[int], ir.Value],
+        mask: ir.Value | None = None,
+    ) -> list[ir.Value]:
+        """Adds vectors from `start` on times a number of each row, to sums by row."""
+        b, vectors = self.b, len(sums) // len(self.rows)
+        loaded = [
+            self._load(array, b.add(start, INT(v * self.tile.width)), mask)
+            for v in range(vectors)
+        ]
+        added = []
+        for m in self.rows:
+            factor = self._spread(b.load(factor_of(m)))
+            for v, vector in enumerate(loaded):
+                added.append(self._fma(factor, vector, sums[m * vectors + v]))
+        return added
+
+    def _scores(
+        self,
+        queries: ir.Value,
+        keys: ir.Value,
+        stride: ir.Value,
+        first: ir.Value,
+        vectors: int,
+        mask: ir.Value | None,
+    ) -> list[ir.Value]:
+        """Products of queries with vectors of keys; features are a stride apart."""
+        b = self.b
+
+        def query(h: ir.Value, m: int) -> ir.Value:
+            return b.gep(queries, [b.add(h, INT(m * self.width))])
+
+        def feature(h: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            start = b.add(b.mul(h, stride), first)
+            return self._add_products(keys, start, sums, lambda m: query(h, m), mask)
+
+        zeros = [self._constant(0.0)] * (self.tile.rows * vectors)
+        return accumulate(b, INT(0), INT(self.width), 1, zeros, feature)[1]
 
     def _store(self, vector: ir.Value, array: ir.Value, at: ir.Value) -> None:
         place = self.b.bitcast(self.b.gep(array, [at]), self.vector.as_pointer())
         self.b.store(vector, place).align = 4
 
     def _fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        name = f"llvm.fma.v{self.tile.width}f32"
-        fma = intrinsic(self.module, name, self.vector, [self.vector] * 3)
-        return self.b.call(fma, [x, y, z])
+        return self.b.call(fused(self.module, self.tile.width), [x, y, z])
 
     def _greater(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)

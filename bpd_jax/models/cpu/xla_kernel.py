@@ -114,9 +114,6 @@ def kernel_module(
     """A module whose function `handler` is a target of XLA.
 
     Args:
-      name: of the module.
-      inputs: number of arguments.
-      results: number of results.
       split: emits code that splits a call into chunks.
       kinds: of the values in `Split.values`.
       run: emits code that computes one chunk, from those values and its index.
@@ -157,10 +154,6 @@ def register(name: str, build: Callable[[], ir.Module] | None = None) -> bool:
 
     Programs may be traced in several threads at the same time. Machine code is kept on
     disk beside the programs that XLA compiles.
-
-    Args:
-      name: name of the target.
-      build: returns the module; None for a kernel whose code is on disk.
 
     Returns:
       False if there is neither code nor `build`.
