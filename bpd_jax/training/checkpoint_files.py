@@ -61,9 +61,7 @@ def layers_are_stacked(
 def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     """Opens Orbax's manager of a folder of checkpoints.
 
-    Args:
-      folder: the folder.
-      options: options of `CheckpointManagerOptions`.
+    `options` are those of `CheckpointManagerOptions`.
     """
     _quiet_saves()
     # By default every device writes a slice of a replicated array, and jax compiles a
@@ -118,12 +116,8 @@ def read_item(
 ) -> Any:
     """Reads one item of a checkpoint after checking its digests and shapes.
 
-    Args:
-      manager: result of `open_folder`.
-      folder: the folder that it manages.
-      step: step of the checkpoint.
-      item: `params`, `optimizer` or `data`.
-      abstract: shapes and shardings of the arrays; None for `data`, which is JSON.
+    The item is `params` or `optimizer`, with the shapes and shardings of `abstract`, or
+    `data`, which is JSON.
     """
     path = folder / str(step) / item
     first(lambda: _check_digests(path))

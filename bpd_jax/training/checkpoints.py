@@ -104,8 +104,6 @@ class Checkpoints:
         """Starts an asynchronous save; returns when the arrays have been copied.
 
         Args:
-          step: step of the state.
-          state: train state.
           data: what else the run needs to resume, as JSON.
           best: step of the best checkpoint, which is kept; it may be this one.
         """
@@ -203,9 +201,6 @@ def _barrier(*, key: str, timeout_ms: int) -> None:
 def best_step(folder: str | os.PathLike[str]) -> int | None:
     """The step of the best checkpoint of a run, according to its newest checkpoint.
 
-    Args:
-      folder: the folder `checkpoints` of a run.
-
     Returns:
       The step; None if there are no checkpoints or none was selected.
     """
@@ -226,13 +221,9 @@ def load_parameters(
 ) -> Params:
     """Reads the parameters of one checkpoint, each device its own shards.
 
-    Layers that were saved stacked (`ComputeConfig.scan_layers`) are unstacked.
-
-    Args:
-      folder: the folder `checkpoints` of a run.
-      model: sizes; see `load_config`.
-      step: step of the checkpoint; None for the newest.
-      mesh: devices that share the parameters; None for the first device.
+    Layers that were saved stacked (`ComputeConfig.scan_layers`) are unstacked. `folder`
+    is `checkpoints` of a run; without a step it is the newest, without a mesh on the
+    first device.
     """
     folder = as_path(folder).absolute()
     steps: list[int] = []
@@ -270,15 +261,7 @@ def restore_state(
     abstract: TrainState,
     mesh: Mesh,
 ) -> TrainState:
-    """Restores the newest checkpoint, stacked if `config.compute.scan_layers`.
-
-    Args:
-      checkpoints: checkpoints of the run.
-      config: settings of the run.
-      optimizer: optimizer of the run.
-      abstract: shapes, dtypes and shardings of the result.
-      mesh: devices.
-    """
+    """Restores the newest checkpoint, stacked if `config.compute.scan_layers`."""
     stacked = checkpoints.is_stacked()
     if stacked == config.compute.scan_layers:
         return checkpoints.restore(abstract)

@@ -186,10 +186,7 @@ class SoftmaxLoss:
         """The losses of `[B, T]` positions, and the gradients of scale · total.
 
         Args:
-          matrix: result of `matrix`.
-          positions: states, targets and weights.
           by_matrix: sum of earlier gradients; see `no_gradient`.
-          scale: factor of the gradients.
 
         Returns:
           The losses; the gradient with respect to the states, and `by_matrix` plus that
@@ -323,14 +320,8 @@ def weighted_losses(
     """Σ_h scale_h · Σ weights_h · loss_h, and the losses of every head.
 
     Only the sum is differentiable, with respect to `softmax`, `hidden` and the layers.
-    Gradients are accumulated over heads and chunks in float32.
-
-    Args:
-      loss: the cross-entropy of one head.
-      apply: computes the input of a head's softmax.
-      softmax: softmax matrix, which all heads share.
-      hidden: final hidden states.
-      heads: L heads.
+    Gradients are accumulated over heads and chunks in float32. `apply` computes the
+    inputs of a head's softmax, whose matrix all heads share.
     """
     return _forward(loss, apply, softmax, hidden, heads)[0]
 
@@ -390,11 +381,6 @@ def over_heads(
     run: Callable[[Any, Head], tuple[Any, tuple[Any, Any]]], carry: Any, heads: Head
 ) -> tuple[Any, Any, Any]:
     """`lax.scan` over the heads, preceded by those without a layer.
-
-    Args:
-      run: body of the scan, which returns two results.
-      carry: initial carry.
-      heads: L heads.
 
     Returns:
       The last carry; the first results, stacked over all heads; and the second ones,

@@ -25,11 +25,6 @@ def draw_positions(
     A row is cut into A parts of almost equal length, and one position is drawn from
     each. The draw depends on the step and the tokens of the row alone, so neither the
     mesh nor accumulation changes it.
-
-    Args:
-      batch: B rows of T tokens.
-      count: A.
-      step: index of the training step.
     """
     tokens = jnp.asarray(batch.tokens)
     length = tokens.shape[1]
@@ -60,12 +55,8 @@ def block_states(
 ) -> Float[Array, "L-1 B A D"]:
     """The inputs of the softmax for y_1 … y_{L-1} of every block.
 
-    Args:
-      model: sizes, with a block drafter.
-      params: parameters of the model.
-      batch: B rows.
-      features: outputs of the drafter's layers of the trunk.
-      positions: positions of the last accepted tokens; see `draw_positions`.
+    `features` are the outputs of the drafter's layers of the trunk, `positions` the
+    result of `draw_positions`.
     """
     assert model.drafter is not None
     functions = DrafterFunctions(model.drafter.resolve(model.trunk), model.trunk)

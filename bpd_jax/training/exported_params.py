@@ -61,7 +61,6 @@ def write_exported(
     """Writes the parameters of the best checkpoint of a run, atomically.
 
     Args:
-      run: a run folder.
       output: output folder; an older export is replaced.
       dtype: stored precision, one of `STORED_DTYPES`; see `storage.tensors.lowered`.
         Loading converts to the model's `param_dtype`.
@@ -112,9 +111,6 @@ def write_exported(
 def selected_step(folder: str | os.PathLike[str]) -> int | None:
     """The step of the best checkpoint of a run; prints a note if it is not the newest.
 
-    Args:
-      folder: a run folder, or exported parameters.
-
     Returns:
       The step of the best checkpoint; None if it is the newest or there is none.
     """
@@ -144,12 +140,8 @@ def load_run_parameters(
 ) -> Params:
     """Loads the parameters of a run folder, or exported ones.
 
-    Args:
-      folder: a run folder or exported parameters. If exported parameters have been
-        trained further, the checkpoints are used.
-      model: configuration; see `load_config`.
-      step: step of the checkpoint; None for the newest.
-      mesh: devices that share the parameters; None for the first device.
+    If exported parameters have been trained further, their checkpoints are used: the
+    newest without a step. Without a mesh they are on the first device.
     """
     folder = as_path(folder)
     saved = folder / CHECKPOINTS

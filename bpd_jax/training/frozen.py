@@ -77,9 +77,6 @@ def train(
     A signal ends the run after a step with status 128 + its number.
 
     Args:
-      objective: the objective.
-      trained: initial values of its parameters.
-      frozen: arrays that it reads.
       batches: function that makes the batches, given the number of completed steps.
       folder: run folder; `checkpoints/` and the log are written there.
       config: settings of the run, with the number of `steps`.

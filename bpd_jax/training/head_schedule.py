@@ -94,11 +94,6 @@ class HeadSchedule(Validated):
 
         Only the order `entropy` changes the state. An addition that is due before the
         first evaluation is postponed until then.
-
-        Args:
-          state: the state after an earlier step.
-          step: steps done so far.
-          entropies: entropy of each head, if the step was evaluated; else None.
         """
         if self.order != "entropy":
             return state
@@ -122,10 +117,8 @@ class HeadSchedule(Validated):
     ) -> np.ndarray:
         """λ_h of a step.
 
-        Args:
-          state: the state after the preceding step.
-          step: the step, counted from 1.
-          base: λ_h without a schedule, for h = 1 … L.
+        `state` is that after the preceding step; steps are counted from 1; `base` is
+        λ_h without a schedule.
 
         Returns:
           `[L]` float32.

@@ -48,8 +48,6 @@ def initialize(
 
     Args:
       coordinator_address: host and port of process 0, such as `10.0.0.1:1234`.
-      num_processes: number of processes.
-      process_id: number of this process, from 0.
       detect: whether jax detects all three, as it can on Cloud TPU and under Open MPI.
       timeout: seconds to wait for the other processes.
       heartbeat_timeout: seconds without a heartbeat after which a process is dead.

@@ -49,11 +49,7 @@ def draft_targets(
     >>> targets.scored.astype(int).tolist(), targets.valid.astype(int).tolist()
     ([[1, 0], [0, 0]], [[1, 1], [1, 0]])
 
-    Args:
-      tokens: y_1 … y_{L-1} of every position.
-      valid: whether they are in the text.
-      vocabulary: ids of the draft vocabulary; None for all tokens.
-      vocab_size: V.
+    Without a draft vocabulary all tokens are in it.
     """
     if vocabulary is None:
         return Targets(tokens, valid, valid)
@@ -63,13 +59,7 @@ def draft_targets(
 
 
 def targets_of(batch: Any, frozen: Params, model: BlockwiseConfig) -> Targets:
-    """The targets of a `PositionBatch` or `BlockBatch`, whose anchors are positions.
-
-    Args:
-      batch: tokens y_0 … y_{L-1} and their mask, `[…, L]`.
-      frozen: frozen arrays of the objective, with `vocabulary` if there is one.
-      model: sizes of the frozen model.
-    """
+    """The targets of a `PositionBatch` or `BlockBatch`, whose anchors are positions."""
     tokens, valid = (
         jnp.asarray(x).reshape(-1, x.shape[-1])[:, 1:]
         for x in (batch.tokens, batch.valid)
@@ -172,10 +162,8 @@ def by_level(
 ) -> Any:
     """Calls `function(inputs, matrix, …)` for all levels, which may share a softmax.
 
-    Args:
-      function: called once if the levels share a matrix, else once for each level.
-      matrices: softmax matrices of the levels.
-      arrays: inputs and other arrays, `[n, levels, …]` each, or None.
+    `function` is called once if the levels share a matrix, else once for each.
+    `arrays`, the inputs first, are `[n, levels, …]` each, or None.
 
     Returns:
       The result of `function`; results of several calls are concatenated along the

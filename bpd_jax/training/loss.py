@@ -99,10 +99,8 @@ def head_targets(
     [[1, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]]
 
     Args:
-      tokens: ids.
       segment_ids: 1, 2, … per document of a row; 0 is padding.
       loss_mask: true for tokens that may be targets.
-      num_heads: L.
 
     Returns:
       Targets and validity; invalid targets are arbitrary ids of the vocabulary.
@@ -146,13 +144,8 @@ def blockwise_loss(
     A head without any valid position in the batch contributes 0.
 
     Args:
-      model: sizes.
       params: parameters of the model, stacked if `compute.scan_layers`.
-      batch: B rows of T tokens.
-      lambdas: λ_h, L of them.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
-      settings: see `LossSettings`.
-      mesh: devices over which the batch is sharded; None for one device.
       step: index of the training step; blocks of a drafter are drawn anew in each.
 
     Returns:
@@ -293,13 +286,8 @@ def heads_loss(
 ) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
     """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
 
-    Args:
-      model: sizes.
-      softmax: result of `softmax_loss`.
-      matrix: softmax matrix of the model.
-      hidden: final hidden states.
-      heads: the heads, with the mask of valid targets as weights; the layers of a block
-        drafter are the states of its positions.
+    The heads have the mask of valid targets as weights; the layers of a block drafter
+    are the states of its positions.
 
     Returns:
       The weighted sum; the loss and the number of correct targets of each head.

@@ -37,10 +37,8 @@ class MetricsWriter:
     def __init__(self, folder: str | os.PathLike[str], step: int) -> None:
         """Continues the files of `folder` after `step`.
 
-        Args:
-          folder: run folder.
-          step: step at which the run starts; rows of later steps, from a run that was
-            killed after its last checkpoint, are dropped, and so are damaged lines.
+        Rows of later steps, from a run that was killed after its last checkpoint, are
+        dropped, and so are damaged lines.
         """
         self._events: _EventFile | None = None
         self._warned = False
@@ -125,10 +123,8 @@ class _EventFile:
     def __init__(self, folder: pathlib.Path, first_step: int | None) -> None:
         """Begins a file.
 
-        Args:
-          folder: holds the files of earlier parts of the run too.
-          first_step: events of these files from this step on are not shown; None to
-            show all.
+        The folder holds those of earlier parts of the run too, whose events from
+        `first_step` on are not shown.
         """
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2

@@ -52,14 +52,9 @@ def outputs_of_rows(
 ) -> BaseOutputs:
     """Runs the frozen model and its block heads on B rows of T tokens.
 
-    Args:
-      model: sizes.
-      base: parameters.
-      batch: the rows.
-      model_targets: whether the targets are the model's own next tokens, which are what
-        greedy verification accepts, instead of those of the text: at position i, the
-        target of level j is the most probable token at i + j, given the text up to
-        there.
+    With `model_targets` the target of level j at position i is the model's own most
+    probable token at i + j, given the text up to there, which is what greedy
+    verification accepts; otherwise that of the text.
     """
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
     variables = {"params": base}
@@ -88,11 +83,7 @@ def outputs_of_states(
 ) -> BaseOutputs:
     """Runs the block heads on cached states of n positions.
 
-    Args:
-      model: sizes.
-      base: parameters.
-      batch: the positions.
-      model_targets: not used, because the model has generated the text.
+    The model has generated the text, so both kinds of targets are the same.
     """
     del model_targets
     hidden = jnp.asarray(batch.states).astype(model.trunk.dtype)
@@ -123,13 +114,6 @@ def refined_inputs(
     """Inputs and matrices of the refined softmax of all levels.
 
     A correction of the logits adds columns: [state, query] · [softmax, output]ᵀ.
-
-    Args:
-      config: sizes of the refiner.
-      params: parameters of the refiner.
-      model: sizes of the frozen model.
-      base: parameters of the frozen model.
-      frozen: outputs of the frozen model on the batch.
     """
     matrix = draft_softmax(model, base)
     tokens = frozen.tokens

@@ -154,16 +154,9 @@ def train_refiner(
 ) -> frozen.Result:
     """Trains a refiner, or resumes its training, and writes its folder.
 
-    SIGTERM and Ctrl-C end the run after the current step with a checkpoint.
-
-    Args:
-      settings: settings of the refiner and its training.
-      model: sizes of the frozen model.
-      base: parameters of the frozen model.
-      data: a folder with the packed rows of both splits, `train` and `validation`, or
-        with cached states of the model.
-      output: folder of the refiner; an older refiner there is replaced.
-      command: command line, recorded in the folder.
+    SIGTERM and Ctrl-C end the run after the current step with a checkpoint. `data` is a
+    folder with the packed rows of both splits, `train` and `validation`, or with cached
+    states of the model; an older refiner in `output` is replaced.
 
     Returns:
       The result; `held_out` is a `RefinerHeldOut`.

@@ -45,11 +45,8 @@ class Meter:
     ) -> None:
         """Creates an empty meter.
 
-        Args:
-          per_step: tokens, or other units, of a step over all devices.
-          unit: what the throughput counts.
-          peak: result of `peak_tokens_per_second`.
-          first_head: number of the first head in the metrics.
+        A step takes `per_step` of a unit, such as tokens, over all devices; `peak` is
+        from `peak_tokens_per_second`, and the metrics begin with head `first_head`.
         """
         self._per_step, self._unit, self._peak = per_step, unit, peak
         self._first_head = first_head
@@ -127,11 +124,8 @@ def peak_tokens_per_second(
 ) -> float | None:
     """Tokens per second if all devices ran at their peak; None for unknown devices.
 
-    Args:
-      model: sizes of the model.
-      length: T, tokens of a row.
-      drawn: positions of a row that heads or a block drafter are trained at; None for
-        all.
+    `length` is that of a row, of which heads or a block drafter are trained at `drawn`
+    positions, or all.
     """
     chip = chip_of_device(jax.devices()[0].device_kind)
     if chip is None:
@@ -163,13 +157,8 @@ class RunLog:
     ) -> None:
         """Creates the log of the steps after `start`.
 
-        Args:
-          folder: run folder.
-          checkpoints: checkpoints of the run.
-          start: number of completed steps.
-          steps: number of all steps.
-          meter: meter of the run, already restored if the run resumes.
-          rate_name: name of the learning-rate setting, for error messages.
+        `rate_name` is the learning-rate setting of error messages; the meter is already
+        restored if the run resumes.
         """
         self.meter = meter
         self._folder, self._checkpoints = folder, checkpoints
@@ -203,12 +192,8 @@ class RunLog:
         """Adds the metrics of a step, which may still be being computed.
 
         It raises a `UserError` if the loss of this or of an earlier step is not finite.
-
-        Args:
-          step: number of the step.
-          metrics: result of the step.
-          read: whether the state will be logged, evaluated or saved now, so that the
-            host must wait for it.
+        The host waits for it if it must `read` the state now, to log, evaluate or save
+        it.
         """
         self.meter.add(metrics)
         self._unread.append((step, metrics["finite"]))

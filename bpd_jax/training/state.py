@@ -122,13 +122,6 @@ def init_state(
     """The train state before the first step.
 
     Its values depend neither on the mesh nor on `compute`.
-
-    Args:
-      model: sizes.
-      optimizer: optimizer of all parameters.
-      abstract: result of `abstract_state` with the same `compute`.
-      seed: seed of the parameters.
-      compute: see `ComputeConfig`.
     """
 
     def init(key: Array) -> TrainState:
@@ -141,11 +134,8 @@ def init_state(
 def with_parameters(state: TrainState, replacements: Params) -> TrainState:
     """Replaces parameters of an initial state.
 
-    Args:
-      state: result of `init_state`.
-      replacements: parameters `trunk` (not stacked), `heads`, or both, of the same
-        sizes, on the mesh of the state or on the host; they are copied. Other
-        parameters stay unchanged.
+    `replacements` are `trunk` (not stacked), `heads`, or both, of the same sizes, on
+    the mesh of the state or on the host; they are copied.
     """
     current = {part: state.params[part] for part in replacements}
     dtypes, shardings = (

@@ -44,14 +44,6 @@ def make_train_step(
     The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
     `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
     finite. If they are not, the state, including its step, is unchanged.
-
-    Args:
-      model: sizes.
-      optimizer: optimizer of all parameters.
-      abstract: result of `abstract_state` with the same `compute`.
-      mesh: devices.
-      compute: see `ComputeConfig`.
-      settings: settings of the loss.
     """
 
     def step(

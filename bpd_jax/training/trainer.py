@@ -48,7 +48,6 @@ def train(
     together a few steps later.
 
     Args:
-      config: settings of the run.
       workdir: run folder, which all processes can access; see `run_folder`.
       text: the gin text of `config`, written to the folder.
       operative: the operative gin configuration, likewise.

@@ -29,12 +29,6 @@ class Evaluator:
 
         A signal takes effect only between steps, so the first evaluation should not
         be much longer than later ones.
-
-        Args:
-          config: settings of the run.
-          rows: rows of the validation split.
-          abstract: shapes and shardings of the train state.
-          mesh: devices.
         """
         step = make_eval_step(config.model, abstract, mesh, config.compute, config.loss)
         ids = np.zeros((config.batch_size, config.length), np.int32)
@@ -110,12 +104,7 @@ class Selection:
     weights: tuple[float, ...] = ()
 
     def after(self, step: int, row: Mapping[str, float]) -> "Selection":
-        """The selection after another evaluation; equal values and NaN do not improve.
-
-        Args:
-          step: step of the evaluation.
-          row: its validation metrics.
-        """
+        """The selection after another evaluation; equal values and NaN do not improve."""
         value = row[self.name]
         sign = -1 if "accuracy" in self.name else 1  # The lowest other metric is best.
         if not math.isnan(value) and (
@@ -149,11 +138,6 @@ class Selection:
 
         If the metric or the weights of `validation_loss` have changed since, only the
         step is restored, so that this checkpoint is kept until the next evaluation.
-
-        Args:
-          saved: a result of `to_json`; None for a new selection.
-          name: name of the validation metric.
-          weights: λ_h.
         """
         new = cls(name, weights=weights)
         if saved is None:
@@ -192,10 +176,8 @@ class Decisions:
     ) -> Self:
         """Restores the decisions of a run.
 
-        Args:
-          config: settings of the run.
-          saved: the data item of its checkpoint; {} at the beginning of a run.
-          steps: the steps whose checkpoints exist.
+        `saved` is the data item of its checkpoint, {} at the beginning, and `steps` are
+        those whose checkpoints exist.
         """
         selection = Selection.from_json(
             saved.get(_SELECTION), config.select_by, config.lambdas

@@ -57,10 +57,7 @@ class PositionBatcher:
     ) -> Iterator[PositionBatch]:
         """Endless batches; an epoch drops an incomplete last batch.
 
-        Args:
-          indices: indices of the positions to draw from.
-          seed: seed of the order.
-          step: number of batches to skip.
+        `step` of them are skipped.
         """
         states, size = self.states, min(self.size, len(indices))
         per_epoch = len(indices) // size
@@ -130,13 +127,9 @@ class Ring:
         """Reads texts until the ring is full.
 
         Args:
-          texts: generated texts.
-          positions: positions of all texts.
           rows: indices of the texts to read, repeatedly and in a new order every time.
-          base: the frozen model.
           capacity: number of states, at most that of the positions in `rows`.
           group: texts that are read at a time.
-          seed: seed of the orders and draws.
         """
         counts = np.diff(positions.starts)
         capacity = min(capacity, int(counts[rows].sum()))
@@ -190,12 +183,7 @@ def ring_batches(
 ) -> Iterator[PositionBatch]:
     """Endless batches from a ring, which is refilled as its states are used.
 
-    Args:
-      ring: the ring.
-      positions: positions of all texts.
-      size: positions of a batch.
-      block_size: L.
-      uses: average number of times that a state is drawn.
+    A state is drawn `uses` times on average.
     """
     due = 0.0  # states to add
     while True:

@@ -130,10 +130,7 @@ class BlockBatcher:
     ) -> Iterator[BlockBatch]:
         """Endless batches; an epoch drops an incomplete last batch.
 
-        Args:
-          indices: indices of the positions to draw from.
-          seed: seed of the order.
-          step: number of batches to skip.
+        `step` of them are skipped.
         """
         epoch = 0
         while True:

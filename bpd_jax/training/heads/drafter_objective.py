@@ -204,7 +204,6 @@ def dpace_weights(
     Args:
       levels: L - 1; the n values are blocks of `levels` values.
       smoothing: α, which keeps weights from vanishing at the start of training.
-      probabilities: probabilities of the targets.
       weights: factors; 0 where there is no target.
     """
     present = (weights > 0).reshape(-1, levels)

@@ -39,15 +39,11 @@ class FrozenModel:
         """Prepares the model.
 
         Args:
-          model: sizes; its heads are not used.
-          params: parameters.
           batch_tokens: tokens of a batch, padding included.
-          dtype: dtype of the states, float16 or bfloat16.
           layers: layers whose outputs are part of a state, after the final hidden
             state.
           products: precision of the model's products. bfloat16, with sums in float32,
             changes states by 1 to 3 % of their size.
-          mesh: devices that split texts and parameters; None for one device.
         """
         check_feature_layers(layers, model.trunk.num_layers)
         self.d_model = model.trunk.d_model

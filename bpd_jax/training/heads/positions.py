@@ -60,10 +60,6 @@ def positions_of(texts: Generations, include_prompts: bool) -> Positions:
 
     Worked example: the texts `a b|c d e` and `f|g`, where | ends the prompt, have the
     positions b, c, d and f; b is followed by c d e, c by d e, d by e, and f by g.
-
-    Args:
-      texts: generated texts.
-      include_prompts: whether to include the positions in prompts.
     """
     counts = position_counts(texts.lengths, texts.prompt_lengths, include_prompts)
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -92,10 +88,8 @@ def split_texts(
     """Splits texts into training and held-out texts.
 
     Args:
-      positions: positions of all texts.
       share: share of held-out texts; at least one text is held out.
       limit: highest number of held-out positions, which are evenly spaced.
-      seed: seed of the split.
       train_texts: highest number of training texts; a smaller number selects a subset
         of the texts of a larger one.
 

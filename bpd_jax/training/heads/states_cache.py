@@ -58,7 +58,6 @@ class States:
         """Creates a view of stored states.
 
         Args:
-          positions: positions whose states are read.
           shards: stored states, in order.
           stored: `[P]`, index of each position's state among the stored states; None if
             exactly the states of the positions are stored, in the same order.
@@ -110,14 +109,8 @@ def cached_states(
     """Computes missing states of texts and opens the cache.
 
     A cache with more layers, with the positions of prompts, of another dtype, or with
-    products in float32 or int8 instead of bfloat16 can be used as well.
-
-    Args:
-      folder: folder of the cache, which is created if it does not exist.
-      texts: generated texts.
-      base: frozen model with the required layers.
-      fingerprint: fingerprint of the model.
-      include_prompts: whether to include the positions in prompts.
+    products in float32 or int8 instead of bfloat16 can be used as well. `base` has the
+    required layers, and `fingerprint`.
     """
     folder = as_path(folder)
     layers = base.layers
@@ -182,10 +175,8 @@ def cached_states(
 def _indices(positions: Positions, prompts: bool, stored: bool) -> np.ndarray | None:
     """Indices of the states of positions; see `stored` of `States`.
 
-    Args:
-      positions: the positions.
-      prompts: whether they include those in prompts.
-      stored: whether the stored states do.
+    `prompts` says whether the positions include those in prompts, `stored` whether the
+    stored states do.
     """
     if prompts == stored:
         return None

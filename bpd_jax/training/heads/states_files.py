@@ -234,10 +234,8 @@ class StatesWriter:
     ) -> None:
         """Continues a cache after the texts that exist already. Writes nothing.
 
-        Args:
-          folder: folder of the cache, which is created with the first shard.
-          header: its header; see `describe_states`.
-          texts: the texts that exist already, or None.
+        `header` is from `describe_states`, `texts` are those that exist already. The
+        folder is created with the first shard.
         """
         self._folder, self._header = as_path(folder), header
         check_states(self._folder, header)
@@ -260,12 +258,7 @@ class StatesWriter:
             self._append(texts[row], int(texts.prompt_lengths[row]), None)
 
     def describe_size(self, prompts: Sequence[np.ndarray], new_tokens: int) -> str:
-        """One line: the space that states of the prompts' texts take, and what is free.
-
-        Args:
-          prompts: prompts of which texts will be generated.
-          new_tokens: most tokens of a continuation.
-        """
+        """One line: the space that states of the texts take, and what is free."""
         positions = len(prompts) * new_tokens
         if self._header["include_prompts"]:
             positions += sum(len(prompt) - 1 for prompt in prompts)
@@ -279,11 +272,8 @@ class StatesWriter:
     def add(self, text: np.ndarray, prompt_length: int, states: np.ndarray) -> None:
         """Adds a text.
 
-        Args:
-          text: tokens of the prompt and of its continuation.
-          prompt_length: number of tokens of the prompt.
-          states: `[T, C]` states after the tokens of the text; that of the last one is
-            not needed.
+        `states`, `[T, C]`, are those after its tokens, of which that of the last one is
+        not needed.
         """
         # A copy: `states` may have room for a longer text.
         kept = states[self._skipped(prompt_length) : len(text) - 1].copy()

@@ -64,15 +64,9 @@ def train_heads(
     """Trains heads or a block drafter, or resumes the run in `workdir`.
 
     The result is written to `heads/` or `drafter/` in `workdir`. SIGTERM and Ctrl-C end
-    the run after the current step with a checkpoint.
-
-    Args:
-      config: settings of the run.
-      model: sizes of the frozen model; its heads are not used.
-      params: parameters of the frozen model.
-      workdir: run folder.
-      text: the gin text of `config`, written to the folder.
-      operative: the operative gin configuration, likewise.
+    the run after the current step with a checkpoint. The model's own heads are not
+    used. `text` is the gin text of `config` and `operative` the operative one, for the
+    folder.
 
     Returns:
       The final sums over held-out texts.
