@@ -59,10 +59,7 @@ def layers_are_stacked(
 
 
 def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
-    """Opens Orbax's manager of a folder of checkpoints.
-
-    `options` are those of `CheckpointManagerOptions`.
-    """
+    """Orbax's manager of a folder, with options of `CheckpointManagerOptions`."""
     _quiet_saves()
     # By default every device writes a slice of a replicated array, and jax compiles a
     # program for each slice, which takes seconds at the first save.
@@ -70,41 +67,31 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
         min_slice_bytes_for_replica_parallel=_LEAST_SLICE
     )
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, whole))
+    arrays = ocp.PyTreeCheckpointHandler
     try:
         return ocp.CheckpointManager(
             str(folder),
             options=ocp.CheckpointManagerOptions(**options),
             # With handlers, metadata can be read before anything is saved.
             item_handlers={
-                "params": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
-                "optimizer": ocp.PyTreeCheckpointHandler(
-                    type_handler_registry=registry
-                ),
+                "params": arrays(type_handler_registry=registry),
+                "optimizer": arrays(type_handler_registry=registry),
                 "data": ocp.JsonCheckpointHandler(),
             },
         )
     except Exception:  # Orbax accepts some damage of a description, but not all.
-        _check_descriptions(folder)
+        for step in whole_steps(folder):
+            path = folder / str(step) / _DESCRIPTION
+            if path.exists():
+                with _reading(path):
+                    files.read_json(path)
         raise
 
 
 @functools.cache
 def _quiet_saves() -> None:
-    """Suppresses Orbax's log of failed saves, which are reported in one sentence.
-
-    Orbax logs an error with its traceback in every thread in which it occurs before it
-    raises it.
-    """
+    """Suppresses Orbax's tracebacks, in every thread, of errors that it then raises."""
     logging.getLogger("absl").addFilter(lambda line: "orbax" not in line.pathname)
-
-
-def _check_descriptions(folder: pathlib.Path) -> None:
-    """Raises a `UserError` if Orbax's description of a checkpoint is not JSON."""
-    for step in whole_steps(folder):
-        path = folder / str(step) / _DESCRIPTION
-        if path.exists():
-            with _reading(path):
-                files.read_json(path)
 
 
 def read_item(
@@ -142,11 +129,7 @@ def _description(manager: ocp.CheckpointManager, step: int, item: str) -> PyTree
 
 
 def write_digests(checkpoint: pathlib.Path) -> None:
-    """Writes the digests of all files of a checkpoint into it.
-
-    Raises:
-      OSError: a file cannot be read, or the digests cannot be written.
-    """
+    """Writes the digests of all files of a checkpoint into it."""
     algorithm = "md5" if in_bucket(checkpoint) else "sha256"
     digests = _digests(checkpoint, checkpoint, algorithm)
     text = json.dumps({algorithm: digests}, indent=1) + "\n"
@@ -154,11 +137,9 @@ def write_digests(checkpoint: pathlib.Path) -> None:
 
 
 def _check_digests(path: pathlib.Path) -> None:
-    """Raises a `UserError` unless the files of an item have the saved digests.
-
-    A checkpoint of an earlier version has no digests and is not checked.
-    """
+    """Raises a `UserError` unless the files of an item have the saved digests."""
     checkpoint = path.parent
+    # Earlier versions wrote none.
     if not (checkpoint / DIGESTS).exists():
         return
     with _reading(path):

@@ -10,7 +10,6 @@ which is written last. The next run removes an incomplete checkpoint of a killed
 import contextlib
 import dataclasses
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -63,7 +62,11 @@ class _NewestAndBest:
 
 
 class Checkpoints:
-    """The checkpoints of a run, saved asynchronously and read back."""
+    """The checkpoints of a run, saved asynchronously and read back.
+
+    Attributes:
+      latest_step: step of the newest one, which may still be being written; or None.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 1) -> None:
         """Opens or creates `folder`, which keeps the newest `keep` and the best."""
@@ -80,14 +83,9 @@ class Checkpoints:
             )
         self._step = 0  # step of the newest save
         # Processes may see different states of a shared folder.
-        self._newest = agree(self._manager.latest_step())
-        if self._newest != self._manager.latest_step():
+        self.latest_step = agree(self._manager.latest_step())
+        if self.latest_step != self._manager.latest_step():
             self._manager.reload()
-
-    @property
-    def latest_step(self) -> int | None:
-        """Step of the newest checkpoint, which may still be being written."""
-        return self._newest
 
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints; waits for a save in progress."""
@@ -122,7 +120,7 @@ class Checkpoints:
                     data=ocp.args.JsonSave({**data, BEST: best}),
                 ),
             )
-        self._newest = step
+        self.latest_step = step
 
     def _seal(self) -> None:
         """Adds digests to the checkpoint when all of its files are written."""
@@ -148,16 +146,17 @@ class Checkpoints:
 
     def is_stacked(self) -> bool:
         """Whether the layers of the newest checkpoint are stacked."""
-        assert self._newest is not None
-        return layers_are_stacked(self._manager, self._folder, self._newest)
+        assert self.latest_step is not None
+        return layers_are_stacked(self._manager, self._folder, self.latest_step)
 
     def restore_data(self) -> dict[str, Any]:
         """Reads the argument `data` of `save` from the newest checkpoint."""
         return self._read("data")
 
     def _read(self, item: str, abstract: PyTree | None = None) -> Any:
-        assert self._newest is not None
-        return read_item(self._manager, self._folder, self._newest, item, abstract)
+        step = self.latest_step
+        assert step is not None
+        return read_item(self._manager, self._folder, step, item, abstract)
 
     def __enter__(self) -> Self:
         return self
@@ -199,11 +198,7 @@ def _barrier(*, key: str, timeout_ms: int) -> None:
 
 
 def best_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step of the best checkpoint of a run, according to its newest checkpoint.
-
-    Returns:
-      The step; None if there are no checkpoints or none was selected.
-    """
+    """The step of the best checkpoint of a run, as its newest one says; or None."""
     folder = as_path(folder).absolute()
     steps = whole_steps(folder)
     if not steps:
@@ -231,27 +226,19 @@ def load_parameters(
         with contextlib.closing(open_folder(folder, create=False)) as manager:
             steps = list(manager.all_steps())
             if steps and (step is None or step in steps):
-                return _load(manager, folder, step or max(steps), model, mesh)
+                step = step or max(steps)
+                stacked = layers_are_stacked(manager, folder, step)
+                compute = ComputeConfig(scan_layers=stacked)
+                abstract = abstract_parameters(model, mesh, compute)
+                params = read_item(manager, folder, step, "params", abstract)
+                if stacked:
+                    params["trunk"] = jax.jit(unstack_layers)(params["trunk"])
+                return params
     missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     existing = f", only {', '.join(map(str, sorted(steps)))}" if steps else ""
     raise UserError(
         f"{folder} holds {missing}{existing}: name a run that has saved one."
     )
-
-
-def _load(
-    manager: ocp.CheckpointManager,
-    folder: pathlib.Path,
-    step: int,
-    model: BlockwiseConfig,
-    mesh: Mesh | None,
-) -> Params:
-    stacked = layers_are_stacked(manager, folder, step)
-    abstract = abstract_parameters(model, mesh, ComputeConfig(scan_layers=stacked))
-    params = read_item(manager, folder, step, "params", abstract)
-    if stacked:
-        params["trunk"] = jax.jit(unstack_layers)(params["trunk"])
-    return params
 
 
 def restore_state(

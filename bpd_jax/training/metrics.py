@@ -166,7 +166,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the rows of a `metrics.jsonl`; a missing file has none.
 
     Damaged lines are skipped with a warning, an incomplete last one, which a killed run
-    can leave, without. The values of a row are numbers, NaN and infinities included.
+    can leave, without.
     """
     try:
         with as_path(path).open("rb") as stream:
@@ -199,16 +199,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    valid = (
-        isinstance(row, dict)
-        and type(row.get("step")) is int
-        and all(map(_is_number, row.values()))
-    )
-    return row if valid else None
-
-
-def _is_number(value: object) -> bool:
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
     # Integers beyond 64 bits may be too large for a float.
-    if type(value) is int:
-        return abs(value) < 2**63
-    return type(value) is float
+    valid = (
+        type(x) is float or type(x) is int and abs(x) < 2**63 for x in row.values()
+    )
+    return row if all(valid) else None

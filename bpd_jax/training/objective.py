@@ -231,10 +231,3 @@ class Objective(abc.ABC):
         if levels.more is not None:
             total += levels.more(hits)
         return total, LevelSums.of(losses, hits, levels.targets)
-
-
-def level_weights(
-    scored: Bool[Array, "n levels"], lambdas: Float[Array, " levels"]
-) -> Float[Array, "n levels"]:
-    """λ_j over the number of positions that have a target at level j."""
-    return scored * lambdas / jnp.maximum(scored.sum(0), 1)

@@ -10,6 +10,7 @@ import subprocess
 from typing import Any
 
 import jax
+from flax import traverse_util
 
 from bpd_jax.base import provenance
 from bpd_jax.base.errors import UserError
@@ -114,7 +115,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_same(folder: pathlib.Path, name: str, saved: dict, current: dict) -> None:
-    old, new = _flatten(saved), _flatten(current)
+    old, new = (traverse_util.flatten_dict(x, sep=".") for x in (saved, current))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise UserError(
@@ -122,16 +123,6 @@ def _check_same(folder: pathlib.Path, name: str, saved: dict, current: dict) -> 
                 f"and {new.get(key)!r} in this configuration; choose another "
                 "--workdir, or use its configuration to resume it."
             )
-
-
-def _flatten(fields: dict, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in fields.items():
-        name = prefix + key
-        flat.update(
-            _flatten(value, name + ".") if isinstance(value, dict) else {name: value}
-        )
-    return flat
 
 
 def make_run_rows(config: TrainConfig, folder: pathlib.Path) -> None:

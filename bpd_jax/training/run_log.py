@@ -5,7 +5,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import jax
@@ -140,11 +139,7 @@ LAG = 2
 
 
 class RunLog:
-    """The log of a run, a context manager; only the first process writes.
-
-    Attributes:
-      meter: averages the metrics of the steps.
-    """
+    """The log of a run, a context manager; only the first process writes."""
 
     def __init__(
         self,
@@ -178,15 +173,10 @@ class RunLog:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
         if self._writer is not None:
-            self._writer.__exit__(kind, error, trace)
+            self._writer.__exit__(*error)
 
     def add(self, step: int, metrics: Metrics, *, read: bool) -> None:
         """Adds the metrics of a step, which may still be being computed.

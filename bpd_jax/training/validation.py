@@ -104,7 +104,7 @@ class Selection:
     weights: tuple[float, ...] = ()
 
     def after(self, step: int, row: Mapping[str, float]) -> "Selection":
-        """The selection after another evaluation; equal values and NaN do not improve."""
+        """The selection after an evaluation; equal values and NaN do not improve."""
         value = row[self.name]
         sign = -1 if "accuracy" in self.name else 1  # The lowest other metric is best.
         if not math.isnan(value) and (
@@ -117,36 +117,22 @@ class Selection:
         """Whether the last `patience` evaluations brought no improvement."""
         return patience is not None and self.waited >= patience
 
-    def among(self, steps: Collection[int]) -> "Selection":
-        """The selection, reset if the best checkpoint is not among `steps`."""
-        if self.step is None or self.step in steps:
-            return self
-        return Selection(self.name, weights=self.weights)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON, for `from_json`."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(
-        cls,
-        saved: Mapping[str, Any] | None,
-        name: str,
-        weights: tuple[float, ...] = (),
+    def restored(
+        self, saved: Mapping[str, Any] | None, steps: Collection[int]
     ) -> "Selection":
-        """Restores a saved selection.
+        """This new selection with the saved fields, if its checkpoint still exists.
 
         If the metric or the weights of `validation_loss` have changed since, only the
         step is restored, so that this checkpoint is kept until the next evaluation.
         """
-        new = cls(name, weights=weights)
-        if saved is None:
-            return new
+        if saved is None or saved["step"] not in (None, *steps):
+            return self
+        name, weights = self.name, self.weights
         same = saved["name"] == name and (
             name != "validation_loss" or tuple(saved.get("weights", ())) == weights
         )
         names = ("step", "value", "waited") if same else ("step",)
-        return dataclasses.replace(new, **{key: saved[key] for key in names})
+        return dataclasses.replace(self, **{key: saved[key] for key in names})
 
     def __str__(self) -> str:
         if self.value is None:
@@ -159,8 +145,6 @@ class Decisions:
     """The best checkpoint, whether to stop early, and the schedule of the heads.
 
     Attributes:
-      config: settings of the run.
-      selection: the best checkpoint so far.
       schedule_state: state of `TrainConfig.head_schedule`, as JSON.
       validation: metrics of the last evaluation; {} before the first one.
     """
@@ -179,11 +163,11 @@ class Decisions:
         `saved` is the data item of its checkpoint, {} at the beginning, and `steps` are
         those whose checkpoints exist.
         """
-        selection = Selection.from_json(
-            saved.get(_SELECTION), config.select_by, config.lambdas
-        )
+        selection = Selection(config.select_by, weights=config.lambdas)
         schedule_state = saved.get(_HEAD_SCHEDULE) or _schedule(config).start()
-        return cls(config, selection.among(steps), schedule_state)
+        return cls(
+            config, selection.restored(saved.get(_SELECTION), steps), schedule_state
+        )
 
     @property
     def is_over(self) -> bool:
@@ -216,7 +200,7 @@ class Decisions:
     def to_json(self) -> dict[str, Any]:
         """The state as JSON, for `restore`."""
         return {
-            _SELECTION: self.selection.to_json(),
+            _SELECTION: dataclasses.asdict(self.selection),
             _HEAD_SCHEDULE: self.schedule_state,
         }
 

@@ -2,23 +2,16 @@
 
 import abc
 import dataclasses
-import pathlib
-from typing import Any, Unpack
+from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
-from bpd_jax.models.attachments import About
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.training.heads.batches import PositionBatcher
-from bpd_jax.training.heads.drafter_batches import BlockBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.positions import Positions
-from bpd_jax.training.heads.states_cache import States
 from bpd_jax.training.levels_loss import targets_of
-from bpd_jax.training.objective import Levels, Objective, level_weights
+from bpd_jax.training.objective import Levels, Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +32,6 @@ class BaseObjective(Objective):
     def layers(self) -> tuple[int, ...]:
         """Layers of the model whose outputs are read."""
         return self.config.heads.feature_layers
-
-    @abc.abstractmethod
-    def init(
-        self, params: Params, vocabulary: np.ndarray | None, rng: Array
-    ) -> tuple[Params, Params]:
-        """Initial trained parameters, and frozen arrays with the `vocabulary`."""
 
     @abc.abstractmethod
     def softmax_inputs(
@@ -69,27 +56,16 @@ class BaseObjective(Objective):
     def trained_columns(self) -> int:
         """Number of the last columns of the matrices that are trained."""
 
-    @abc.abstractmethod
-    def batcher(
-        self, states: States, positions: Positions
-    ) -> PositionBatcher | BlockBatcher:
-        """Batches of cached states."""
-
-    @abc.abstractmethod
-    def save(
-        self, folder: pathlib.Path, params: Params, **about: Unpack[About]
-    ) -> None:
-        """Writes the folder of the result."""
-
     def levels(self, trained: Params, frozen: Params, batch: Any) -> Levels:
         """The softmaxes of a batch."""
         targets = targets_of(batch, frozen, self.model)
+        counts = jnp.maximum(targets.scored.sum(0), 1)
         inputs, matrices = self.softmax_inputs(trained, frozen, batch)
         return Levels(
             inputs,
             matrices,
             targets,
-            level_weights(targets.scored, self.lambdas),
+            targets.scored * self.lambdas / counts,
             self.teacher_states(batch),
             self.config.soft_targets,
             self.trained_columns,

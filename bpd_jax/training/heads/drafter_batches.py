@@ -163,7 +163,7 @@ class BlockBatcher:
         positions, starts = groups.positions[part], groups.starts[part]
         present = positions >= 0
         indices = np.maximum(positions, 0)
-        after = self.positions.after(indices.ravel(), self.block_size)
+        tokens, valid = self.positions.after(indices.ravel(), self.block_size)
         shape = (*positions.shape, self.block_size)
         before = self._before(indices)
         anchors = np.where(present, before - starts[:, None], 1)
@@ -179,8 +179,8 @@ class BlockBatcher:
             states,
             starts.astype(np.int32),
             anchors.astype(np.int32),
-            after.tokens.reshape(shape),
-            after.valid.reshape(shape) & present[..., None],
+            tokens.reshape(shape),
+            valid.reshape(shape) & present[..., None],
         )
 
     def _before(self, indices: np.ndarray) -> np.ndarray:

@@ -6,23 +6,10 @@ they are in the text; head j predicts y_{j-1}.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
 from bpd_jax.data.generations import Generations
-
-
-class After(NamedTuple):
-    """The tokens after n positions.
-
-    Attributes:
-      tokens: `[n, L]` int32, y_0 … y_{L-1}; arbitrary past the end of the text.
-      valid: `[n, L]` bool, whether they are in the text.
-    """
-
-    tokens: np.ndarray
-    valid: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,15 +19,13 @@ class Positions:
     Attributes:
       tokens: `[N]` int32, all texts concatenated.
       places: `[P]` int64, index of each position in `tokens`.
-      ends: `[P]` int64, end of its text in `tokens`.
       rows: `[P]` int64, index of its text.
       starts: `[R+1]` int64: the positions of text r are `starts[r]` … `starts[r+1]-1`.
-      offsets: `[R]` int64, start of each text in `tokens`.
+      offsets: `[R+1]` int64: text r is tokens `offsets[r]` … `offsets[r+1]-1`.
     """
 
     tokens: np.ndarray
     places: np.ndarray
-    ends: np.ndarray
     rows: np.ndarray
     starts: np.ndarray
     offsets: np.ndarray
@@ -48,11 +33,14 @@ class Positions:
     def __len__(self) -> int:
         return len(self.places)
 
-    def after(self, indices: np.ndarray, count: int) -> After:
-        """The `count` tokens after each of the given positions."""
+    def after(self, indices: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens after n positions, `[n, count]` int32, and whether the text has them.
+
+        Those past its end are arbitrary.
+        """
         places = self.places[indices, None] + np.arange(1, count + 1)
-        valid = places < self.ends[indices, None]
-        return After(self.tokens[np.minimum(places, len(self.tokens) - 1)], valid)
+        valid = places < self.offsets[self.rows[indices] + 1, None]
+        return self.tokens[np.minimum(places, len(self.tokens) - 1)], valid
 
 
 def positions_of(texts: Generations, include_prompts: bool) -> Positions:
@@ -67,7 +55,7 @@ def positions_of(texts: Generations, include_prompts: bool) -> Positions:
     # The last position of a text is its last token but one.
     ends = texts.offsets[1:][rows]
     places = ends - 1 - (starts[1:][rows] - np.arange(len(rows)))
-    return Positions(texts.tokens, places, ends, rows, starts, texts.offsets[:-1])
+    return Positions(texts.tokens, places, rows, starts, texts.offsets)
 
 
 def position_counts(

@@ -27,7 +27,6 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place
 from bpd_jax.training import frozen, hosts, run_folder
 from bpd_jax.training.frozen import Batches, Result
-from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.batches import (
     Ring,
     held_out_states,
@@ -192,7 +191,7 @@ def _ring_batches(
 
 def make_objective(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
-) -> BaseObjective:
+) -> HeadsObjective | DrafterObjective:
     """The objective of the heads or of the block drafter in `config.heads`."""
     kind = DrafterObjective if config.trains_drafter else HeadsObjective
     return kind(config, model, mesh)
