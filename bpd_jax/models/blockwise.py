@@ -21,9 +21,9 @@ from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import parameter_shardings, unbox, with_shardings
-from bpd_jax.models.stacking import stack_layers
-from bpd_jax.models.transformer import BLOCK_PARTS, Transformer
+from bpd_jax.models.partitioning import unbox, with_shardings
+from bpd_jax.models.stacking import PARTS, stack_layers
+from bpd_jax.models.transformer import Transformer
 
 _DEFAULT = ComputeConfig()
 
@@ -167,25 +167,12 @@ def init_boxed(
     tokens = jnp.zeros((1, 1), jnp.int32)
     mask = jnp.ones((1, 1, 1), bool)
     method = BlockwiseLM.all_logits
-    params = BlockwiseLM(config).init(rng, tokens, tokens, mask, method=method)[
-        "params"
-    ]
+    model = BlockwiseLM(config)
+    params = model.init(rng, tokens, tokens, mask, method=method)["params"]
     if not compute.scan_layers:
         return params
     trunk = stack_layers(params["trunk"], config.trunk.num_layers)
     return {**params, "trunk": trunk}
-
-
-def init_parameters(
-    config: BlockwiseConfig, rng: Array, mesh: jax.sharding.Mesh
-) -> Params:
-    """Initial parameters, created directly with the shardings of a mesh.
-
-    The values do not depend on the mesh.
-    """
-    init = functools.partial(init_boxed, config)
-    shardings = parameter_shardings(jax.eval_shape(init, rng), mesh)
-    return jax.jit(lambda key: unbox(init(key)), out_shardings=shardings)(rng)
 
 
 def parameter_shapes(
@@ -210,7 +197,7 @@ def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:
     if alike:
         shapes["trunk"] |= {
             f"{part}_{layer}": shapes["trunk"][f"{part}_0"]
-            for part in BLOCK_PARTS
+            for part in PARTS
             for layer in range(trunk.num_layers)
             if f"{part}_0" in shapes["trunk"]
         }

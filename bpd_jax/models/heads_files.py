@@ -85,13 +85,12 @@ def _shapes(
     }
 
 
-def _inputs(name: str, axes: int) -> tuple[int, ...]:
-    del axes
-    return (-1 if name == "softmax" else -2,)
-
-
 _FILES = AttachmentFiles(
-    KIND, TENSORS, lambda fields: BlockHeadsConfig(**fields), _shapes, _inputs
+    KIND,
+    TENSORS,
+    lambda fields: BlockHeadsConfig(**fields),
+    _shapes,
+    lambda name, axes: (-1 if name == "softmax" else -2,),
 )
 # Parameters are `params["heads"]` of a model.
 save_heads, load_heads = _FILES.save, _FILES.load

@@ -135,28 +135,20 @@ def decoding_mesh(mesh: Mesh | MeshConfig | None) -> Mesh | None:
     return None if mesh is None or mesh.size == 1 else mesh
 
 
-def parameter_shardings(boxed: PyTree, mesh: Mesh) -> PyTree:
-    """Returns a NamedSharding for every parameter.
-
-    Axes that a mesh axis does not divide evenly are not sharded.
-    """
-    specs = nn.get_partition_spec(boxed)
-    shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
-    return jax.tree.map(_evenly, unbox(boxed), shardings)
-
-
 def with_shardings(boxed: PyTree, mesh: Mesh | None) -> PyTree:
-    """Shape, dtype and sharding of every parameter.
+    """Shape, dtype and sharding of parameters in Linen's boxes with axis names.
 
-    Shapes are in Linen's boxes with axis names; without a mesh, parameters are on the
-    first device.
+    Axes that a mesh axis does not divide evenly are not sharded; without a mesh,
+    parameters are on the first device.
     """
     shapes = unbox(boxed)
     if mesh is None:
         one = SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: one, shapes)
     else:
-        shardings = parameter_shardings(boxed, mesh)
+        specs = nn.get_partition_spec(boxed)
+        wanted = nn.logical_to_mesh_sharding(specs, mesh, RULES)
+        shardings = jax.tree.map(_evenly, shapes, wanted)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,

@@ -18,7 +18,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
 
@@ -99,23 +98,6 @@ class QuantizedMatrix:
             return self.rows(ids).values()
         ids = jnp.asarray(ids)
         return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
-
-    def shardings(
-        self, mesh: Mesh, outputs: str | None, inputs: str | None
-    ) -> "QuantizedMatrix":
-        """A sharding for each array; an axis that is not divided evenly is replicated.
-
-        Args:
-          outputs: mesh axis that O is split over; None to replicate it.
-          inputs: mesh axis that I is split over, in whole blocks.
-        """
-        # No array has fewer elements along an axis than this one.
-        spec = [
-            None if axis is None or size % mesh.shape[axis] else axis
-            for size, axis in zip(self.scales.shape, (outputs, inputs), strict=True)
-        ]
-        sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        return jax.tree.map(lambda _: sharding, self)
 
 
 @flax.struct.dataclass
@@ -241,13 +223,9 @@ def is_quantized(leaf: Any) -> bool:
     return isinstance(leaf, QuantizedMatrix)
 
 
+@jax.jit
 def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> Any:
     """Some rows of a matrix, stored as the matrix is."""
-    return _rows_of(matrix, jnp.asarray(ids))
-
-
-@jax.jit
-def _rows_of(matrix: Any, ids: Array) -> Any:
     if isinstance(matrix, (QuantizedMatrix, TiledMatrix)):
         return matrix.rows(ids)
     return jnp.asarray(matrix)[ids]

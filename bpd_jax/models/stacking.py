@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Params, PyTree
 from bpd_jax.models.partitioning import LAYER
 
+# The modules of a block, in the order of `transformer.Block`.
 PARTS = (
     *("attention_norm", "attention", "attention_output_norm"),
     *("mlp_norm", "mlp", "mlp_output_norm"),

@@ -39,15 +39,10 @@ from bpd_jax.models.partitioning import (
     constrain,
 )
 from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, parameter
+from bpd_jax.models.stacking import PARTS
 from bpd_jax.models.transformer_config import TransformerConfig
 
 _POSITION_STDDEV = 0.02
-
-# The modules of a block, in the order of `Block`.
-BLOCK_PARTS = (
-    *("attention_norm", "attention", "attention_output_norm"),
-    *("mlp_norm", "mlp", "mlp_output_norm"),
-)
 
 
 class FeedForward(nn.Module):
@@ -235,7 +230,7 @@ class Transformer(nn.Module):
             return None
         params = self.variables["params"]
         names = [
-            {part: f"{part}_{layer}" for part in BLOCK_PARTS}
+            {part: f"{part}_{layer}" for part in PARTS}
             for layer in range(self.config.num_layers)
         ]
         return [

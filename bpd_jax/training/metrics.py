@@ -203,6 +203,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     # Integers beyond 64 bits may be too large for a float.
     valid = (
-        type(x) is float or type(x) is int and abs(x) < 2**63 for x in row.values()
+        type(x) is float or (type(x) is int and abs(x) < 2**63) for x in row.values()
     )
     return row if all(valid) else None

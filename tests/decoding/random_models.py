@@ -21,8 +21,7 @@ from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.model import Model
-from bpd_jax.models.partitioning import replicated
-from bpd_jax.models.quantized import is_quantized, rounded
+from bpd_jax.models.quantized import rounded
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
@@ -87,8 +86,8 @@ def _shardings(config, mesh):
     return jax.tree.map(lambda x: x.sharding, abstract_parameters(config, mesh))
 
 
-def rounded_model(model, mesh=None, *, integer_products=False):
-    """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
+def rounded_model(model, *, integer_products=False):
+    """A model with matrices in 8 bits, in the layout for decoding."""
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
@@ -97,18 +96,7 @@ def rounded_model(model, mesh=None, *, integer_products=False):
         params = {**model.params, "trunk": trunk}
         cache_dtype = cpu.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=cache_dtype)
-    if mesh is None:
-        return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
-
-    def sharding(leaf):
-        if is_quantized(leaf):
-            return leaf.shardings(mesh, "model", "fsdp")
-        return replicated(mesh)
-
-    params = {**model.params, "trunk": trunk}
-    shardings = jax.tree.map(sharding, params, is_leaf=is_quantized)
-    params = jax.device_put(params, shardings)
-    return dataclasses.replace(model, params=params, mesh=mesh)
+    return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):

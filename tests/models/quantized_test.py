@@ -1,11 +1,9 @@
-"""Quantized matrices: values, rows, sharding, saving."""
+"""Quantized matrices: values, rows, saving."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize
 
 
@@ -46,22 +44,3 @@ def test_quantizing_rounds_to_127_steps_of_the_largest():
     assert (error <= largest / 253).all()
     again = quantize(np.asarray(matrix.values()))
     np.testing.assert_array_equal(again.integers, matrix.integers)
-
-
-def test_arrays_are_sharded_in_whole_blocks():
-    mesh = make_mesh(MeshConfig(fsdp=2, model=2), jax.devices()[:4])
-    for bits in (4, 8):
-        matrix, _ = random(bits)
-        sharded = jax.device_put(matrix, matrix.shardings(mesh, "model", "fsdp"))
-        shapes = {
-            leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(sharded)
-        }
-        assert shapes == {(3, 128 * bits // 16), (3, 2)}
-        values = jax.jit(QuantizedMatrix.values)(sharded)
-        np.testing.assert_array_equal(values, matrix.values())
-    odd, _ = random(8, rows=5, length=96)
-    specs = {
-        sharding.spec
-        for sharding in jax.tree.leaves(odd.shardings(mesh, "model", "fsdp"))
-    }
-    assert specs == {jax.P(None, None)}

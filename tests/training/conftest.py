@@ -16,8 +16,9 @@ from bpd_jax.base.typing import Params
 from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.models.blockwise import init_parameters
+from bpd_jax.models.blockwise import abstract_parameters, init_boxed
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import frozen, trainer, validation
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
@@ -131,7 +132,9 @@ def random_parameters(model: BlockwiseConfig, mesh: Mesh) -> Params:
         noise = rng.normal(0, 0.2, leaf.shape).astype(leaf.dtype)
         return jax.device_put(np.asarray(leaf) + noise, leaf.sharding)
 
-    return jax.tree.map(noisy, init_parameters(model, jax.random.key(0), mesh))
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_parameters(model, mesh))
+    init = jax.jit(lambda key: unbox(init_boxed(model, key)), out_shardings=shardings)
+    return jax.tree.map(noisy, init(jax.random.key(0)))
 
 
 @pytest.fixture(scope="session")

@@ -40,11 +40,17 @@ def prefix_attention(
     """
     if not reads(keys, values, tile):
         return None
+    from bpd_jax.models.cpu.attention_kernel_code import attention_module
+    from bpd_jax.models.cpu.xla_kernel import register
+
     rows = jax.ShapeDtypeStruct(queries.shape[:3], jnp.float32)
     every = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     tile = tile or tile_of_processor()
     assert tile is not None
-    name = _register(tile, queries.shape[-1], keys.dtype != jnp.float32)
+    width, half = queries.shape[-1], keys.dtype != jnp.float32
+    sizes = (tile.width, tile.outputs, tile.rows, width, int(half))
+    name = "_".join(["bpd_jax_prefix_attention", *map(str, sizes)])
+    register(name, lambda: attention_module(tile, width, half))
     call = jax.ffi.ffi_call(name, (every, rows, rows))
     plain = queries.astype(jnp.float32), lengths
     mixed, peaks, totals = call(*plain, *operands(keys, values))
@@ -75,14 +81,3 @@ def cache_dtype(dtype: str, width: int) -> str | None:
     tile = tile_of_processor()
     kernel = tile is not None and width % tile.width == 0
     return BITS.__name__ if kernel else "float32"
-
-
-def _register(tile: Tile, width: int, half: bool) -> str:
-    """Registers a kernel with XLA, and returns its name there."""
-    from bpd_jax.models.cpu.attention_kernel_code import attention_module
-    from bpd_jax.models.cpu.xla_kernel import register
-
-    sizes = (tile.width, tile.outputs, tile.rows, width, int(half))
-    name = "bpd_jax_prefix_attention_" + "_".join(map(str, sizes))
-    register(name, lambda: attention_module(tile, width, half))
-    return name

@@ -42,7 +42,11 @@ def loops_over_layers(
         and bool(matrices)
         and others * len(layers) <= _MOST
         and all(_has_kernel(matrix, x) for matrix in matrices)
-        and (cache is None or _has_attention(cache))
+        # Lengths are a mask in a training pass.
+        and (
+            cache is None
+            or (cache.lengths.ndim == 1 and reads(cache.keys[0], cache.values[0]))
+        )
     )
 
 
@@ -96,11 +100,6 @@ def _kind(layer: Params) -> Any:
     """What layers must have in common."""
     leaves, structure = jax.tree.flatten(layer)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _has_attention(cache: KVCache) -> bool:
-    # Lengths are a mask in a training pass.
-    return cache.lengths.ndim == 1 and reads(cache.keys[0], cache.values[0])
 
 
 def _has_kernel(matrix: Any, x: Array) -> bool:

@@ -153,10 +153,7 @@ def register(name: str, build: Callable[[], ir.Module] | None = None) -> bool:
     """Compiles a module's `handler` and registers it as a target of XLA, once.
 
     Programs may be traced in several threads at the same time. Machine code is kept on
-    disk beside the programs that XLA compiles.
-
-    Returns:
-      False if there is neither code nor `build`.
+    disk beside the programs that XLA compiles; False if it is not and `build` is None.
     """
     with _LOCK:
         if name not in _ENGINES:
@@ -184,7 +181,11 @@ def _compile(name: str, build: Callable[[], ir.Module] | None) -> Any | None:
     if code is None:
         if build is None:
             return None
-        code = _machine_code(str(build()), machine)
+        # Loops are written as they should be run: LLVM's passes, which take longer
+        # than the rest, are left out.
+        module = binding.parse_assembly(str(build()))
+        module.verify()
+        code = machine.emit_object(module)
         write_kept("kernel", parts, code)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
@@ -197,18 +198,6 @@ def _source_files() -> list[str]:
     """The source that builds kernels: all files of this package."""
     folder = pathlib.Path(__file__).parent
     return [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))]
-
-
-def _machine_code(text: str, machine: binding.TargetMachine) -> bytes:
-    """Compiles a module to an object file.
-
-    Its loops are written as they should be run. LLVM's passes, which take longer than
-    the rest, are left out.
-    """
-    parsed = binding.parse_assembly(text)
-    parsed.verify()
-    code: bytes = machine.emit_object(parsed)
-    return code
 
 
 def _at(b: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
