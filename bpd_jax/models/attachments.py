@@ -50,8 +50,6 @@ class About(TypedDict):
     Attributes:
       base: fingerprint of the model that it belongs to.
       base_name: name of the model, for messages.
-      d_model: D of the model.
-      vocab_size: V of the model.
       facts: settings and results of its training, as JSON.
     """
 

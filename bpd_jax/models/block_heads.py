@@ -92,9 +92,9 @@ def is_trained(config: BlockHeadsConfig, name: str) -> bool:
 class BlockHeads(nn.Module):
     """The block heads as a Linen module.
 
+    The precisions are those of the trunk.
+
     Attributes:
-      config: configuration of the heads.
-      trunk: configuration of the trunk, whose precisions are used.
       softmax_rows: returns the model's softmax `[V, D]`, with which a separate softmax
         of the heads is initialized.
     """

@@ -32,7 +32,6 @@ class BlockwiseLM(nn.Module):
     """A language model whose L heads predict the next L tokens from one hidden state.
 
     Attributes:
-      config: sizes.
       compute: memory and speed options; with `scan_layers`, parameters are stacked.
       mesh: devices that rows and heads are sharded over, for flash attention.
     """

@@ -59,9 +59,6 @@ def attach_drafter(
         the layout in which they were stored.
       check: whether a drafter of another model of the same sizes is rejected. It drafts
         worse, but does not change the decoded texts.
-
-    Returns:
-      Functions of the drafter, and its parameters with the softmax.
     """
     trunk = model.trunk
     remedy = f"train one for {name}, or give a folder other than {drafter.folder}."

@@ -190,7 +190,6 @@ class EagleFunctions:
     """An EAGLE-3 drafter without its parameters; hashable, hence jit-static.
 
     Attributes:
-      config: configuration.
       mesh: devices that share the rows and heads of its cache; None for one device.
     """
 
@@ -257,8 +256,7 @@ class EagleFunctions:
     ) -> tuple[EagleCache, Float[Array, "B 1 D"]]:
         """Reads the pairs up to the root, that of the certain token.
 
-        Returns:
-          The memory with these pairs, and the state of the draft after the root.
+        Returns the memory with these pairs, and the state of the draft after the root.
         """
         begin = cache.context.lengths
         positions = begin[:, None] + jnp.arange(cache.pending.shape[1])

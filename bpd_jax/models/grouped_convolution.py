@@ -51,7 +51,6 @@ class Convolution(nn.Module):
     """The coefficients of the two convolutions around one layer.
 
     Attributes:
-      config: the layers of the drafter.
       taps: number of positions that are mixed.
       group: width of a group of features.
     """

@@ -26,7 +26,6 @@ class Model:
     that has them.
 
     Attributes:
-      config: sizes.
       params: parameters; None for sizes alone, which are hashable, hence jit-static.
       cache_dtype: dtype of the cache; None for that of activations.
       mesh: devices that share the parameters, the rows of batches and the heads of the

@@ -35,8 +35,6 @@ class LoadedRefiner:
     """A trained refiner.
 
     Attributes:
-      config: its sizes.
-      params: its parameters.
       facts: settings and results of its training, as JSON.
       base: fingerprint of the model that it was trained on (`attachments`), or None if
         unknown.

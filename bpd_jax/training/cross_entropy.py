@@ -45,7 +45,6 @@ class Losses(NamedTuple):
     """The losses of positions, without gradients.
 
     Attributes:
-      total: Σ weight · loss.
       loss: −log p of the target, or the cross-entropy with soft targets, in float32;
         finite but arbitrary where the weight is 0.
       correct: whether the target is ranked first.
@@ -283,13 +282,11 @@ class SoftmaxLoss:
 class Head(NamedTuple):
     """What the loss of one head depends on; with a leading axis, of L heads.
 
+    Others are those of `LossInputs`, and a factor of the loss.
+
     Attributes:
       layer: parameters of its layer, or other input of `apply`; None if it has none.
         Heads without a layer come first.
-      targets: see `LossInputs`.
-      weights: see `LossInputs`.
-      teacher: see `LossInputs`.
-      scale: factor of its loss.
     """
 
     layer: Any

@@ -60,6 +60,8 @@ def write_exported(
 ) -> int:
     """Writes the parameters of the best checkpoint of a run, atomically.
 
+    Returns the size of the parameters in bytes.
+
     Args:
       output: output folder; an older export is replaced.
       dtype: stored precision, one of `STORED_DTYPES`; see `storage.tensors.lowered`.
@@ -67,9 +69,6 @@ def write_exported(
       precision: dtype of activations and products of the exported model; None for that
         of the run.
       packed: whether to compress the files without loss; `compact` always is.
-
-    Returns:
-      The size of the parameters in bytes.
     """
     run, output = as_path(run), as_path(output)
     if dtype not in STORED_DTYPES:
@@ -109,10 +108,9 @@ def write_exported(
 
 
 def selected_step(folder: str | os.PathLike[str]) -> int | None:
-    """The step of the best checkpoint of a run; prints a note if it is not the newest.
+    """The step of the best checkpoint of a run, with a printed note.
 
-    Returns:
-      The step of the best checkpoint; None if it is the newest or there is none.
+    None if it is the newest or there is none.
     """
     saved = as_path(folder) / CHECKPOINTS
     newest = max(whole_steps(saved), default=None)

@@ -49,8 +49,6 @@ class Result(NamedTuple):
     """The result of a training run.
 
     Attributes:
-      trained: parameters.
-      held_out: sums over held-out batches.
       sample: sums over batches of training positions; None if there are none.
       seconds: duration of training over all resumed runs, without computing states.
     """

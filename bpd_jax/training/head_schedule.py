@@ -115,13 +115,10 @@ class HeadSchedule(Validated):
     def weights(
         self, state: ScheduleState, step: int, base: Sequence[float]
     ) -> np.ndarray:
-        """λ_h of a step.
+        """λ_h of a step, `[L]` float32.
 
         `state` is that after the preceding step; steps are counted from 1; `base` is
         λ_h without a schedule.
-
-        Returns:
-          `[L]` float32.
         """
         since: dict[int, int] = dict(state["added"])
         weights = []

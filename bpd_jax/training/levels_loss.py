@@ -88,7 +88,8 @@ def levels_loss(
     """Σ weights · −log softmax(inputs · matrixᵀ)[targets], in chunks of positions.
 
     Only the sum is differentiable, with respect to `inputs` and, if it is trained,
-    `matrix`. Products have the matrix's precision, with sums in float32.
+    `matrix`. Products have the matrix's precision, with sums in float32. Returns also
+    the losses without weights, and whether each target is ranked first.
 
     Args:
       inputs, matrix: their products are the logits.
@@ -96,9 +97,6 @@ def levels_loss(
       trained_columns, teacher_share, weigh: see `SoftmaxLoss`; a chunk has all levels
         of a position.
       mesh: devices that split the positions evenly; None for one device.
-
-    Returns:
-      The sum, the losses without weights, and whether each target is ranked first.
     """
     (count, levels), rows = targets.shape, row_parts(mesh)
     # The positions of a device are a row: every chunk has some of each.
@@ -163,11 +161,8 @@ def by_level(
     """Calls `function(inputs, matrix, …)` for all levels, which may share a softmax.
 
     `function` is called once if the levels share a matrix, else once for each.
-    `arrays`, the inputs first, are `[n, levels, …]` each, or None.
-
-    Returns:
-      The result of `function`; results of several calls are concatenated along the
-      levels, scalars are added.
+    `arrays`, the inputs first, are `[n, levels, …]` each, or None. Results of several
+    calls are concatenated along the levels; scalars are added.
     """
     inputs, *rest = arrays
     if len(matrices) == 1:

@@ -69,7 +69,6 @@ class HeadSums(NamedTuple):
     Attributes:
       loss: `[L]` −log p of the targets.
       correct: `[L]` targets that the head ranks first.
-      valid: `[L]` valid positions.
       entropy: `[L]` entropies of the head, in nats; None in training.
     """
 
@@ -98,12 +97,11 @@ def head_targets(
     >>> valid[:, 0].astype(int).tolist()
     [[1, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]]
 
+    Invalid targets are arbitrary ids of the vocabulary.
+
     Args:
       segment_ids: 1, 2, … per document of a row; 0 is padding.
       loss_mask: true for tokens that may be targets.
-
-    Returns:
-      Targets and validity; invalid targets are arbitrary ids of the vocabulary.
     """
     length = tokens.shape[1]
     targets, valid = [], []
@@ -147,9 +145,6 @@ def blockwise_loss(
       params: parameters of the model, stacked if `compute.scan_layers`.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
       step: index of the training step; blocks of a drafter are drawn anew in each.
-
-    Returns:
-      The loss, float32, and sums for the metrics.
     """
     scale = head_scale(model, batch, lambdas, settings, step)
     return scaled_loss(model, params, batch, scale, compute, settings, mesh, step)
@@ -287,10 +282,8 @@ def heads_loss(
     """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
 
     The heads have the mask of valid targets as weights; the layers of a block drafter
-    are the states of its positions.
-
-    Returns:
-      The weighted sum; the loss and the number of correct targets of each head.
+    are the states of its positions. Returns also the loss and the number of correct
+    targets of each head.
     """
     apply = functools.partial(_head_state, model)
     total, losses = weighted_losses(softmax, apply, matrix, hidden, heads)

@@ -166,11 +166,6 @@ class Levels(NamedTuple):
 
     Attributes:
       inputs, matrices: their products are the logits; levels may share a matrix.
-      targets: targets in the draft vocabulary.
-      weights: factors of the losses in their sum.
-      teacher: states from which the model itself predicts the targets; None without
-        soft targets.
-      teacher_share, trained_columns, weigh: see `SoftmaxLoss`.
       more: computes what is added to the loss, from whether each target is ranked
         first; None for nothing.
     """

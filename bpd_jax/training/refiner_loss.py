@@ -32,12 +32,8 @@ from bpd_jax.training.loss import head_targets
 class BaseOutputs(NamedTuple):
     """The outputs of the frozen model on a batch, and the targets.
 
-    Attributes:
-      hidden: final hidden state at every position.
-      states: states of the block heads of levels 1 … L-1.
-      tokens: y_0 … y_{L-1}, the tokens after every position.
-      targets: targets of levels 1 … L-1.
-      valid: whether a level has a target.
+    States are those of the block heads of levels 1 … L-1; `tokens` are y_0 … y_{L-1},
+    those after every position.
     """
 
     hidden: Float[Array, "n D"]

@@ -100,9 +100,7 @@ class RefinerData(NamedTuple):
 
     Attributes:
       train: returns endless batches, beginning at the given step.
-      held_out: held-out batches of equal size.
       freeze: `(model, base, batch, model_targets) → BaseOutputs`; see `refiner_loss`.
-      batch_size: positions or rows of a batch.
       unit: `positions` or `rows`.
       key: identifies the data.
     """

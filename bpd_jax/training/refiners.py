@@ -57,12 +57,9 @@ _RUN = folders.FolderKind(
 class RefinerHeldOut(NamedTuple):
     """Sums over held-out positions for levels 1 … L-1, given the true earlier tokens.
 
-    Attributes:
-      plain_text: how the block heads alone predict the text.
-      refined_text: the same heads with the refiner.
-      plain_model: how the heads predict the model's own next tokens, which are what
-        greedy verification accepts.
-      refined_model: the same heads with the refiner.
+    `plain` is of the block heads alone, `refined` with the refiner; `text` are the
+    targets of the text, `model` the model's own next tokens, which are what greedy
+    verification accepts.
     """
 
     plain_text: LevelSums
@@ -96,8 +93,6 @@ class RefinerObjective(Objective):
     """The frozen arrays are the model's parameters.
 
     Attributes:
-      config: sizes of the refiner.
-      model: sizes of the frozen model.
       freeze: runs the frozen model on a batch; see `refiner_sources.RefinerData`.
       model_targets: whether the targets are the model's own next tokens.
     """
@@ -156,10 +151,8 @@ def train_refiner(
 
     SIGTERM and Ctrl-C end the run after the current step with a checkpoint. `data` is a
     folder with the packed rows of both splits, `train` and `validation`, or with cached
-    states of the model; an older refiner in `output` is replaced.
-
-    Returns:
-      The result; `held_out` is a `RefinerHeldOut`.
+    states of the model; an older refiner in `output` is replaced. `held_out` of the
+    result is a `RefinerHeldOut`.
     """
     config = settings.config_for(model)
     output = as_path(output)

@@ -160,10 +160,7 @@ def updated(
     """Applies the optimizer.
 
     If the loss or the gradient norm is not finite, the state, including its step, is
-    unchanged.
-
-    Returns:
-      The state after the step, and the metrics `loss`, `gradient_norm` and `finite`.
+    unchanged. The metrics are `loss`, `gradient_norm` and `finite`.
     """
     norm = optax.global_norm(gradients)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)

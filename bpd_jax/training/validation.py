@@ -90,7 +90,6 @@ class Selection:
     """The best evaluation so far; saved with every checkpoint as JSON.
 
     Attributes:
-      name: name of the validation metric that selects.
       step: step of the best evaluation; None before the first one.
       value: the metric at that step.
       waited: number of evaluations since then.

@@ -59,13 +59,12 @@ def loop_over_layers(
 ) -> tuple[Float[Array, "B T D"], PyTree]:
     """Runs all layers.
 
+    Returns the output of the last one and the stacked results.
+
     Args:
       run: runs a layer; gets its parameters, x, the cache of the layer and its part of
         `earlier`; returns x and what is stacked.
       earlier: arrays `[layer, …]`.
-
-    Returns:
-      The output of the last layer, and the stacked results.
     """
     structure: Any = jax.tree.structure(layers[0], is_leaf=_is_packed)
     leaves = (jax.tree.leaves(layer, is_leaf=_is_packed) for layer in layers)

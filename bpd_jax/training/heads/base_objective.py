@@ -16,13 +16,7 @@ from bpd_jax.training.objective import Levels, Objective
 
 @dataclasses.dataclass(frozen=True)
 class BaseObjective(Objective):
-    """The loss is Σ_j λ_j loss_j, the mean over the targets of level j.
-
-    Attributes:
-      config: settings of the run.
-      model: sizes of the frozen model.
-      mesh: devices that split a batch; None for one device.
-    """
+    """The loss is Σ_j λ_j loss_j, the mean over the targets of level j."""
 
     config: HeadsTrainConfig
     model: BlockwiseConfig

@@ -38,14 +38,7 @@ def with_targets(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionBatcher:
-    """Makes batches of independent positions from a cache.
-
-    Attributes:
-      states: the cache.
-      size: positions of a batch, at most their number.
-      block_size: L.
-      later: whether training batches have `PositionBatch.later`.
-    """
+    """Makes batches of independent positions from a cache."""
 
     states: States
     size: int

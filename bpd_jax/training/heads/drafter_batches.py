@@ -57,8 +57,6 @@ class BlockBatcher:
 
     Attributes:
       states: states of all tokens of the texts except the last token of each.
-      positions: positions before the anchors.
-      block_size: L.
       anchors: A, anchors of a row.
       rows: B, rows of a batch.
       window: number of tokens that a block attends to; None for all.

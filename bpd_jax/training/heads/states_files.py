@@ -139,7 +139,6 @@ class Shard(NamedTuple):
 
     Attributes:
       rows: indices of the texts.
-      path: path of the file.
       shape: number and width of the states.
     """
 

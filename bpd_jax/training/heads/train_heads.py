@@ -65,10 +65,7 @@ def train_heads(
     The result is written to `heads/` or `drafter/` in `workdir`. SIGTERM and Ctrl-C end
     the run after the current step with a checkpoint. The model's own heads are not
     used. `text` is the gin text of `config` and `operative` the operative one, for the
-    folder.
-
-    Returns:
-      The final sums over held-out texts.
+    folder. Returns the final sums over held-out texts.
     """
     if hosts.count() > 1:
         raise UserError(

@@ -40,7 +40,7 @@ def test_worked_example():
 def test_prompts_can_be_included():
     positions = positions_of(TEXTS, include_prompts=True)
     assert positions.tokens[positions.places].tolist() == [A, B, C, D, F, I, J]
-    assert positions.after(np.array([0]), 2).tokens.tolist() == [[B, C]]
+    assert positions.after(np.array([0]), 2)[0].tolist() == [[B, C]]
 
 
 def test_split_is_by_text_and_repeatable():
