@@ -31,14 +31,7 @@ class TimedStep:
             config.model, self._optimizer, mesh, config.compute
         )
         self._state: Any = None
-        step: Any = make_train_step(
-            config.model,
-            self._optimizer,
-            self._abstract,
-            mesh,
-            config.compute,
-            config.loss,
-        )
+        step: Any = make_train_step(config.loss(mesh), self._optimizer, self._abstract)
         _, parts = hosts.batch_part(mesh)
         share = (config.batch_size // parts, config.length)
         tokens = np.random.default_rng(config.seed).integers(

@@ -17,7 +17,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.heads.frozen_states import read_texts
-from bpd_jax.training.loss import blockwise_loss
+from bpd_jax.training.loss import BlockwiseLoss
 from bpd_jax.training.refiner_loss import outputs_of_rows
 
 T = 16384
@@ -45,7 +45,7 @@ def refiner(params, batch):
 
 
 def loss(params, batch):
-    return blockwise_loss(CONFIG, params, batch, (1.0, 1.0))[0]
+    return BlockwiseLoss(CONFIG)(params, batch, (1.0, 1.0))[0]
 
 
 PASSES = {

@@ -66,10 +66,7 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
     abstract = abstract_state(config.model, optimizer, mesh, compute=compute)
 
     def lower() -> jax.stages.Lowered:
-        model, loss = config.model, config.loss
-        step: Any = make_train_step(
-            model, optimizer, abstract, mesh, compute=compute, settings=loss
-        )
+        step: Any = make_train_step(config.loss(mesh), optimizer, abstract)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         batch = Batch(ids, ids, ids, ids.astype(bool))
         lambdas = np.zeros(config.model.num_losses, np.float32)

@@ -226,6 +226,7 @@ def is_quantized(leaf: Any) -> bool:
 @jax.jit
 def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> Any:
     """Some rows of a matrix, stored as the matrix is."""
+    ids = jnp.asarray(ids)
     if isinstance(matrix, (QuantizedMatrix, TiledMatrix)):
         return matrix.rows(ids)
     return jnp.asarray(matrix)[ids]

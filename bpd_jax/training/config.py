@@ -23,7 +23,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, row_parts
 from bpd_jax.training.head_schedule import HeadSchedule
-from bpd_jax.training.loss import LossSettings
+from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 
 
 def columns(num_heads: int) -> list[str]:
@@ -202,12 +202,12 @@ class TrainConfig(LossSettings):
             return (1.0,) * self.model.num_losses
         return self.head_weights
 
-    @property
-    def loss(self) -> LossSettings:
-        """The settings of the loss besides λ alone, a static argument of the step."""
-        return LossSettings(
+    def loss(self, mesh: Mesh | None) -> BlockwiseLoss:
+        """The loss on a mesh."""
+        settings = LossSettings(
             self.head_targets, self.anchors_per_row, self.positions_per_row
         )
+        return BlockwiseLoss(self.model, self.compute, settings, mesh)
 
     @property
     def tokens_per_step(self) -> int:

@@ -60,9 +60,6 @@ class LossSettings(Validated):
         return None if model.heads is None else self.positions_per_row
 
 
-_SETTINGS = LossSettings()
-
-
 class HeadSums(NamedTuple):
     """Sums over the valid positions of a batch, per head; they add up over batches.
 
@@ -114,16 +111,15 @@ def head_targets(
     return jnp.stack(targets), jnp.stack(valid)
 
 
-def blockwise_loss(
-    model: BlockwiseConfig,
-    params: Params,
-    batch: Batch,
-    lambdas: tuple[float, ...] | AnyArray,
-    compute: ComputeConfig = _DEFAULT,
-    settings: LossSettings = _SETTINGS,
-    mesh: Mesh | None = None,
-    step: Int[Array, ""] | int = 0,
-) -> tuple[Float[Array, ""], HeadSums]:
+class _Part(NamedTuple):
+    """Heads whose targets have one shape: `heads` and `hidden` of `heads_loss`."""
+
+    heads: Any
+    hidden: Float[Array, "B T D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockwiseLoss:
     """Σ_h λ_h loss_h, where loss_h is the mean of −log p_h over valid positions.
 
     The paper's loss_h is the sum of −log p_h over positions (appendix C.1). Here it is
@@ -137,233 +133,213 @@ def blockwise_loss(
     With a block drafter in place of heads, loss_2 … loss_L are those of its positions,
     over blocks that are drawn from the batch (`drafter_blocks`). With
     `LossSettings.positions_per_row`, loss_2 … loss_L of heads are means over the valid
-    ones of the positions that are drawn in the same way.
+    ones of the positions that are drawn in the same way, anew in each `step`.
 
     A head without any valid position in the batch contributes 0.
 
-    Args:
-      params: parameters of the model, stacked if `compute.scan_layers`.
+    Attributes:
+      model: sizes; its parameters are stacked if `compute.scan_layers`.
       compute: see `ComputeConfig`; `accumulate` is the train step's.
-      step: index of the training step; blocks of a drafter are drawn anew in each.
+      settings: see `LossSettings`.
+      mesh: devices over which a batch is sharded; None for one device.
     """
-    scale = head_scale(model, batch, lambdas, settings, step)
-    return scaled_loss(model, params, batch, scale, compute, settings, mesh, step)
 
+    model: BlockwiseConfig
+    compute: ComputeConfig = _DEFAULT
+    settings: LossSettings = LossSettings()
+    mesh: Mesh | None = None
 
-def head_scale(
-    model: BlockwiseConfig,
-    batch: Batch,
-    lambdas: tuple[float, ...] | AnyArray,
-    settings: LossSettings = _SETTINGS,
-    step: Int[Array, ""] | int = 0,
-) -> Float[Array, " L"]:
-    """The weight of each valid position: λ_h over their number in the batch."""
-    valid = _text_targets(model, batch)[1]
-    drawn = _drawn_positions(model, batch, settings, step)
-    count = _counts(_per_part(valid, drawn))
-    return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
+    def __call__(
+        self,
+        params: Params,
+        batch: Batch,
+        lambdas: tuple[float, ...] | AnyArray,
+        step: Int[Array, ""] | int = 0,
+    ) -> tuple[Float[Array, ""], HeadSums]:
+        """The loss, float32, and sums for the metrics."""
+        scale = self.head_scale(batch, lambdas, step)
+        return self.scaled(params, batch, scale, step)
 
+    def head_scale(
+        self,
+        batch: Batch,
+        lambdas: tuple[float, ...] | AnyArray,
+        step: Int[Array, ""] | int,
+    ) -> Float[Array, " L"]:
+        """The weight of each valid position: λ_h over their number in the batch."""
+        valid = self._targets(batch)[1]
+        count = _counts(_per_part(valid, self._drawn(batch, self.settings, step)))
+        return jnp.asarray(lambdas, jnp.float32) / jnp.maximum(count, 1)
 
-def scaled_loss(
-    model: BlockwiseConfig,
-    params: Params,
-    batch: Batch,
-    scale: Float[Array, " L"],
-    compute: ComputeConfig = _DEFAULT,
-    settings: LossSettings = _SETTINGS,
-    mesh: Mesh | None = None,
-    step: Int[Array, ""] | int = 0,
-) -> tuple[Float[Array, ""], HeadSums]:
-    """Σ_h scale_h · Σ loss_h; with the batch's `head_scale`, its parts add up.
-
-    The arguments are those of `blockwise_loss`.
-    """
-    drawn = _drawn_positions(model, batch, settings, step)
-    softmax = softmax_loss(model, compute.loss_chunk, mesh)
-    with cpu.float32_sums(mesh):
-        parts, matrix = _run(model, params, batch, compute, mesh, drawn)
-        targets, valid = _text_targets(model, batch)
-        if settings.head_targets == "model":
-            heads, hidden = params.get("heads"), parts[0].hidden
-            predicted = _best_tokens(model, softmax, heads, matrix, hidden)
-            # Head h at i predicts the token of head 1 at i + h - 1, about token i + h.
-            later = [jnp.roll(predicted, -h, axis=1) for h in range(1, len(targets))]
-            targets = jnp.stack([targets[0], *later])
-        valid_parts = _per_part(valid, drawn)
-        scales = (scale,) if drawn is None else (scale[:1], scale[1:])
-        results = []
-        for part, *of_part in zip(
-            parts, _per_part(targets, drawn), valid_parts, scales, strict=True
-        ):
-            tokens, mask, weights = of_part
-            heads = Head(part.heads, tokens, mask, None, weights)
-            results.append(heads_loss(model, softmax, matrix, part.hidden, heads))
-    totals, losses, correct = zip(*results, strict=True)
-    total = functools.reduce(jnp.add, totals)
-    sums = HeadSums(
-        jnp.concatenate(losses), jnp.concatenate(correct), _counts(valid_parts)
-    )
-    return total, sums
-
-
-def evaluation_sums(
-    model: BlockwiseConfig,
-    params: Params,
-    batch: Batch,
-    compute: ComputeConfig = _DEFAULT,
-    settings: LossSettings = _SETTINGS,
-    mesh: Mesh | None = None,
-) -> HeadSums:
-    """The sums of a batch with the heads' entropies, against the text's tokens."""
-    settings = dataclasses.replace(settings, positions_per_row=None)
-    drawn = _drawn_positions(model, batch, settings, 0)
-    softmax = softmax_loss(model, compute.loss_chunk, mesh)
-    targets, valid = (_per_part(x, drawn) for x in _text_targets(model, batch))
-    with cpu.float32_sums(mesh):
-        parts, matrix = _run(model, params, batch, compute, mesh, drawn)
-        sums = []
-        for part, tokens, mask in zip(parts, targets, valid, strict=True):
-            heads = Head(part.heads, tokens, mask, None, jnp.ones(len(tokens)))
-            sums.append(_heads_sums(model, softmax, matrix, part.hidden, heads))
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *sums)
-
-
-class _Part(NamedTuple):
-    """Heads whose targets have one shape: `heads` and `hidden` of `heads_loss`."""
-
-    heads: Any
-    hidden: Float[Array, "B T D"]
-
-
-def _run(
-    model: BlockwiseConfig,
-    params: Params,
-    batch: Batch,
-    compute: ComputeConfig,
-    mesh: Mesh | None,
-    drawn: Int[Array, "B A"] | None,
-) -> tuple[list[_Part], Float[Array, "V D"]]:
-    """The states of all heads, and the matrix of the softmax."""
-    hidden, _, features = BlockwiseLM(model, compute, mesh).apply(
-        {"params": params},
-        jnp.asarray(batch.tokens),
-        jnp.asarray(batch.positions),
-        Segments(jnp.asarray(batch.segment_ids)),
-        layers=model.feature_layers,
-    )
-    matrix, heads = softmax_rows(model, params, None), params.get("heads")
-    if drawn is None:
-        return [_Part(heads, hidden)], matrix
-    if model.heads is None:
-        states = block_states(model, params, batch, features, drawn)
-        return [_Part(None, hidden), _Part(states, jnp.zeros_like(states[0]))], matrix
-    first = None
-    if model.heads.first_has_ffn:
-        first = jax.tree.map(lambda x: x[:1], heads)
-        heads = jax.tree.map(lambda x: x[1:], heads)
-    at_drawn = jnp.take_along_axis(hidden, drawn[..., None], axis=1)
-    return [_Part(first, hidden), _Part(heads, at_drawn)], matrix
-
-
-def softmax_loss(
-    model: BlockwiseConfig, chunk: int | None = None, mesh: Mesh | None = None
-) -> SoftmaxLoss:
-    """The cross-entropy of one head."""
-    return SoftmaxLoss(model.trunk.vocab_size, model.trunk.dtype, chunk, mesh)
-
-
-def heads_loss(
-    model: BlockwiseConfig,
-    softmax: SoftmaxLoss,
-    matrix: Float[Array, "V D"],
-    hidden: Float[Array, "B T D"],
-    heads: Head,
-) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
-    """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
-
-    The heads have the mask of valid targets as weights; the layers of a block drafter
-    are the states of its positions. Returns also the loss and the number of correct
-    targets of each head.
-    """
-    apply = functools.partial(_head_state, model)
-    total, losses = weighted_losses(softmax, apply, matrix, hidden, heads)
-    correct = jnp.sum(losses.correct, (1, 2), where=heads.weights, dtype=jnp.float32)
-    return total, losses.total, correct
-
-
-def _heads_sums(
-    model: BlockwiseConfig,
-    softmax: SoftmaxLoss,
-    matrix: Float[Array, "V D"],
-    hidden: Float[Array, "B T D"],
-    heads: Head,
-) -> HeadSums:
-    """The sums of all heads with their entropies, without gradients."""
-    rows = softmax.matrix(matrix)
-
-    def sums_of(chunk: LossInputs) -> HeadSums:
-        logits = softmax.logits(chunk.state, rows)
-        losses, correct, log_total = softmax.hard_losses(logits, chunk.targets)
-        probabilities = jnp.exp(logits - log_total[:, None])
-        entropy = log_total - (probabilities * logits).sum(-1)
-        return jax.tree.map(
-            lambda x: jnp.sum(x, where=chunk.weights, dtype=jnp.float32),
-            HeadSums(losses, correct, chunk.weights, entropy),
+    def scaled(
+        self,
+        params: Params,
+        batch: Batch,
+        scale: Float[Array, " L"],
+        step: Int[Array, ""] | int,
+    ) -> tuple[Float[Array, ""], HeadSums]:
+        """Σ_h scale_h · Σ loss_h; with the batch's `head_scale`, its parts add up."""
+        drawn = self._drawn(batch, self.settings, step)
+        with cpu.float32_sums(self.mesh):
+            parts, matrix = self._run(params, batch, drawn)
+            targets, valid = self._targets(batch)
+            if self.settings.head_targets == "model":
+                heads, hidden = params.get("heads"), parts[0].hidden
+                predicted = self._best_tokens(heads, matrix, hidden)
+                # Head h at i predicts the token of head 1 at i + h - 1, about i + h.
+                after = range(1, len(targets))
+                later = [jnp.roll(predicted, -h, axis=1) for h in after]
+                targets = jnp.stack([targets[0], *later])
+            valid_parts = _per_part(valid, drawn)
+            scales = (scale,) if drawn is None else (scale[:1], scale[1:])
+            results = []
+            for part, *of_part in zip(
+                parts, _per_part(targets, drawn), valid_parts, scales, strict=True
+            ):
+                tokens, mask, weights = of_part
+                heads = Head(part.heads, tokens, mask, None, weights)
+                results.append(self.heads_loss(matrix, part.hidden, heads))
+        totals, losses, correct = zip(*results, strict=True)
+        total = functools.reduce(jnp.add, totals)
+        sums = HeadSums(
+            jnp.concatenate(losses), jnp.concatenate(correct), _counts(valid_parts)
         )
+        return total, sums
 
-    def run(carry: None, head: Head) -> tuple[None, tuple[HeadSums, None]]:
-        state = _head_state(model, head.layer, hidden)
-        chunks = softmax.chunks(LossInputs(state, head.targets, head.weights))
-        parts = jax.lax.map(lambda chunk: softmax.per_group(sums_of, chunk), chunks)
-        return carry, (jax.tree.map(jnp.sum, parts), None)
+    def evaluation_sums(self, params: Params, batch: Batch) -> HeadSums:
+        """The sums of a batch with the heads' entropies, against the text's tokens."""
+        settings = dataclasses.replace(self.settings, positions_per_row=None)
+        drawn = self._drawn(batch, settings, 0)
+        targets, valid = (_per_part(x, drawn) for x in self._targets(batch))
+        with cpu.float32_sums(self.mesh):
+            parts, matrix = self._run(params, batch, drawn)
+            sums = []
+            for part, tokens, mask in zip(parts, targets, valid, strict=True):
+                heads = Head(part.heads, tokens, mask, None, jnp.ones(len(tokens)))
+                sums.append(self._heads_sums(matrix, part.hidden, heads))
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *sums)
 
-    return over_heads(run, None, heads)[1]
+    @property
+    def softmax(self) -> SoftmaxLoss:
+        """The cross-entropy of one head."""
+        trunk, chunk = self.model.trunk, self.compute.loss_chunk
+        return SoftmaxLoss(trunk.vocab_size, trunk.dtype, chunk, self.mesh)
 
+    def heads_loss(
+        self, matrix: Float[Array, "V D"], hidden: Float[Array, "B T D"], heads: Head
+    ) -> tuple[Float[Array, ""], Float[Array, " L"], Float[Array, " L"]]:
+        """Σ_h scale_h · loss_h, where loss_h is the sum over valid positions.
 
-def _best_tokens(
-    model: BlockwiseConfig,
-    softmax: SoftmaxLoss,
-    heads: Params | Float[Array, "levels B T D"] | None,
-    matrix: Float[Array, "V D"],
-    hidden: Float[Array, "B T D"],
-) -> Int[Array, "B T"]:
-    """The most probable token of head 1 at every position, without gradient."""
-    first = None
-    if model.heads is not None and model.heads.first_has_ffn:
-        assert heads is not None
-        first = jax.tree.map(lambda x: x[0], heads)
-    first, matrix, hidden = jax.lax.stop_gradient((first, matrix, hidden))
-    rows = softmax.matrix(matrix)
-    state = _head_state(model, first, hidden)
+        The heads have the mask of valid targets as weights; the layers of a block
+        drafter are the states of its positions. Returns also the loss and the number of
+        correct targets of each head.
+        """
+        arrays = matrix, hidden, heads
+        total, losses = weighted_losses(self.softmax, self._head_state, *arrays)
+        correct = jnp.sum(
+            losses.correct, (1, 2), where=heads.weights, dtype=jnp.float32
+        )
+        return total, losses.total, correct
 
-    def best(chunk: LossInputs) -> Int[Array, " n"]:
-        return jnp.argmax(softmax.logits(chunk.state, rows), axis=-1)
+    def _run(
+        self, params: Params, batch: Batch, drawn: Int[Array, "B A"] | None
+    ) -> tuple[list[_Part], Float[Array, "V D"]]:
+        """The states of all heads, and the matrix of the softmax."""
+        model = self.model
+        hidden, _, features = BlockwiseLM(model, self.compute, self.mesh).apply(
+            {"params": params},
+            jnp.asarray(batch.tokens),
+            jnp.asarray(batch.positions),
+            Segments(jnp.asarray(batch.segment_ids)),
+            layers=model.feature_layers,
+        )
+        matrix, heads = softmax_rows(model, params, None), params.get("heads")
+        if drawn is None:
+            return [_Part(heads, hidden)], matrix
+        if model.heads is None:
+            states = block_states(model, params, batch, features, drawn)
+            drafter = _Part(states, jnp.zeros_like(states[0]))
+            return [_Part(None, hidden), drafter], matrix
+        first = None
+        if model.heads.first_has_ffn:
+            first = jax.tree.map(lambda x: x[:1], heads)
+            heads = jax.tree.map(lambda x: x[1:], heads)
+        at_drawn = jnp.take_along_axis(hidden, drawn[..., None], axis=1)
+        return [_Part(first, hidden), _Part(heads, at_drawn)], matrix
 
-    nothing = jnp.zeros(hidden.shape[:2], jnp.int32)
-    chunks = softmax.chunks(LossInputs(state, nothing, nothing))
-    parts = jax.lax.map(lambda chunk: softmax.per_group(best, chunk), chunks)
-    return softmax.unchunked(parts, *hidden.shape[:2])
+    def _heads_sums(
+        self, matrix: Float[Array, "V D"], hidden: Float[Array, "B T D"], heads: Head
+    ) -> HeadSums:
+        """The sums of all heads with their entropies, without gradients."""
+        softmax = self.softmax
+        rows = softmax.matrix(matrix)
 
+        def sums_of(chunk: LossInputs) -> HeadSums:
+            logits = softmax.logits(chunk.state, rows)
+            losses, correct, log_total = softmax.hard_losses(logits, chunk.targets)
+            probabilities = jnp.exp(logits - log_total[:, None])
+            entropy = log_total - (probabilities * logits).sum(-1)
+            return jax.tree.map(
+                lambda x: jnp.sum(x, where=chunk.weights, dtype=jnp.float32),
+                HeadSums(losses, correct, chunk.weights, entropy),
+            )
 
-def _head_state(
-    model: BlockwiseConfig,
-    layer: Params | Float[Array, "B T D"] | None,
-    hidden: Float[Array, "B T D"],
-) -> Float[Array, "B T D"]:
-    """The input of a head's softmax."""
-    if layer is None:
-        return hidden
-    if model.heads is None:
-        return layer
-    return apply_head(model.heads, layer, hidden, dtype=model.trunk.dtype)
+        def run(carry: None, head: Head) -> tuple[None, tuple[HeadSums, None]]:
+            state = self._head_state(head.layer, hidden)
+            chunks = softmax.chunks(LossInputs(state, head.targets, head.weights))
+            parts = jax.lax.map(lambda chunk: softmax.per_group(sums_of, chunk), chunks)
+            return carry, (jax.tree.map(jnp.sum, parts), None)
 
+        return over_heads(run, None, heads)[1]
 
-def _drawn_positions(
-    model: BlockwiseConfig, batch: Batch, settings: LossSettings, step: Any
-) -> Int[Array, "B A"] | None:
-    """The positions at which heads 2 … L, or a drafter, are trained; None for all."""
-    count = settings.drawn_per_row(model)
-    return None if count is None else draw_positions(batch, count, step)
+    def _best_tokens(
+        self,
+        heads: Params | Float[Array, "levels B T D"] | None,
+        matrix: Float[Array, "V D"],
+        hidden: Float[Array, "B T D"],
+    ) -> Int[Array, "B T"]:
+        """The most probable token of head 1 at every position, without gradient."""
+        softmax, first = self.softmax, None
+        if self.model.heads is not None and self.model.heads.first_has_ffn:
+            assert heads is not None
+            first = jax.tree.map(lambda x: x[0], heads)
+        first, matrix, hidden = jax.lax.stop_gradient((first, matrix, hidden))
+        rows = softmax.matrix(matrix)
+        state = self._head_state(first, hidden)
+
+        def best(chunk: LossInputs) -> Int[Array, " n"]:
+            return jnp.argmax(softmax.logits(chunk.state, rows), axis=-1)
+
+        nothing = jnp.zeros(hidden.shape[:2], jnp.int32)
+        chunks = softmax.chunks(LossInputs(state, nothing, nothing))
+        parts = jax.lax.map(lambda chunk: softmax.per_group(best, chunk), chunks)
+        return softmax.unchunked(parts, *hidden.shape[:2])
+
+    def _head_state(
+        self,
+        layer: Params | Float[Array, "B T D"] | None,
+        hidden: Float[Array, "B T D"],
+    ) -> Float[Array, "B T D"]:
+        """The input of a head's softmax."""
+        if layer is None:
+            return hidden
+        if self.model.heads is None:
+            return layer
+        dtype = self.model.trunk.dtype
+        return apply_head(self.model.heads, layer, hidden, dtype=dtype)
+
+    def _drawn(
+        self, batch: Batch, settings: LossSettings, step: Int[Array, ""] | int
+    ) -> Int[Array, "B A"] | None:
+        """The positions at which heads 2 … L, or a drafter, are trained; None: all."""
+        count = settings.drawn_per_row(self.model)
+        return None if count is None else draw_positions(batch, count, step)
+
+    def _targets(
+        self, batch: Batch
+    ) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
+        tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
+        return head_targets(tokens, segment_ids, loss_mask, self.model.num_losses)
 
 
 def _per_part(array: Array, drawn: Int[Array, "B A"] | None) -> tuple[Array, ...]:
@@ -376,10 +352,3 @@ def _per_part(array: Array, drawn: Int[Array, "B A"] | None) -> tuple[Array, ...
 def _counts(valid: tuple[Array, ...]) -> Float[Array, " L"]:
     """Valid positions of each head."""
     return jnp.concatenate([x.sum((1, 2), dtype=jnp.float32) for x in valid])
-
-
-def _text_targets(
-    model: BlockwiseConfig, batch: Batch
-) -> tuple[Int[Array, "L B T"], Bool[Array, "L B T"]]:
-    tokens, segment_ids, _, loss_mask = (jnp.asarray(x) for x in batch)
-    return head_targets(tokens, segment_ids, loss_mask, model.num_losses)

@@ -9,7 +9,6 @@ from bpd_jax.models.attachments import by_path
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.loss import blockwise_loss
 from bpd_jax.training.metrics import tensorboard_available
 from bpd_jax.training.state import (
     TrainState,
@@ -76,18 +75,8 @@ def describe_shapes(config: TrainConfig, mesh: Mesh) -> str:
     optimizer = make_optimizer(config.optimizer, config.steps)
     abstract = abstract_state(config.model, optimizer, mesh, config.compute)
     ids = np.zeros((config.batch_size, config.length), np.int32)
-    loss, sums = jax.eval_shape(
-        lambda params, rows: blockwise_loss(
-            config.model,
-            params,
-            rows,
-            config.lambdas,
-            compute=config.compute,
-            settings=config.loss,
-        ),
-        abstract.params,
-        make_batch(ids, ids),
-    )
+    arguments = abstract.params, make_batch(ids, ids), np.array(config.lambdas)
+    loss, sums = jax.eval_shape(config.loss(None), *arguments)
     size, share = state_bytes(abstract), bytes_per_device(abstract)
     lines = [
         f"  {name}: {x.dtype}{list(x.shape)} {x.sharding.spec}"

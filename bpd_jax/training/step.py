@@ -1,5 +1,6 @@
 """One step of training and one of evaluation, jitted over a mesh."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -10,56 +11,42 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.data.rows import Batch
-from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
-from bpd_jax.training.loss import (
-    HeadSums,
-    LossSettings,
-    evaluation_sums,
-    head_scale,
-    scaled_loss,
-)
+from bpd_jax.training.loss import BlockwiseLoss, HeadSums
 from bpd_jax.training.state import TrainState
 
 Metrics: TypeAlias = dict[str, Array]
 
-_DEFAULT, _SETTINGS = ComputeConfig(), LossSettings()
-
 
 def make_train_step(
-    model: BlockwiseConfig,
+    objective: BlockwiseLoss,
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
-    mesh: Mesh,
-    compute: ComputeConfig = _DEFAULT,
-    settings: LossSettings = _SETTINGS,
 ) -> Callable[[TrainState, Batch, AnyArray], tuple[TrainState, Metrics]]:
     """Builds the jitted train step `(state, batch, λ) → (state, metrics)`.
 
-    The state is donated. λ, `[L]` float32, are the weights of the heads' losses in this
-    step. Gradients have the dtype of the parameters (float32 by default), independent
-    of the dtype of the model's computations.
+    The state, whose shapes are `abstract`, is donated. λ, `[L]` float32, are the
+    weights of the heads' losses in this step. Gradients have the dtype of the
+    parameters (float32 by default), independent of the dtype of the model's
+    computations.
 
     The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
     `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
     finite. If they are not, the state, including its step, is unchanged.
     """
+    mesh = objective.mesh
+    assert mesh is not None
 
     def step(
         state: TrainState, batch: Batch, lambdas: Float[Array, " L"]
     ) -> tuple[TrainState, Metrics]:
-        scale = head_scale(model, batch, lambdas, settings, state.step)
+        scale = objective.head_scale(batch, lambdas, state.step)
 
         def part_gradient(part: Batch) -> tuple[tuple[Array, HeadSums], Params]:
-            def loss(params: Params) -> tuple[Array, HeadSums]:
-                return scaled_loss(
-                    model, params, part, scale, compute, settings, mesh, state.step
-                )
+            gradient = jax.value_and_grad(objective.scaled, has_aux=True)
+            return gradient(state.params, part, scale, state.step)
 
-            return jax.value_and_grad(loss, has_aux=True)(state.params)
-
-        (loss, sums), gradients = _summed(part_gradient, batch, compute, mesh)
+        (loss, sums), gradients = _summed(part_gradient, batch, objective)
         count = jnp.maximum(sums.valid, 1)
         means = {
             "loss_heads": sums.loss / count,
@@ -79,11 +66,7 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: BlockwiseConfig,
-    abstract: TrainState,
-    mesh: Mesh,
-    compute: ComputeConfig = _DEFAULT,
-    settings: LossSettings = _SETTINGS,
+    objective: BlockwiseLoss, abstract: TrainState
 ) -> jax.stages.Wrapped:
     """Builds the jitted evaluation step `(params, batch) → HeadSums`.
 
@@ -91,12 +74,12 @@ def make_eval_step(
     text. A batch is divided by `compute.accumulate`, so that evaluation needs no more
     memory than training.
     """
+    mesh = objective.mesh
+    assert mesh is not None
 
     def step(params: Params, batch: Batch) -> HeadSums:
-        def part_sums(part: Batch) -> HeadSums:
-            return evaluation_sums(model, params, part, compute, settings, mesh)
-
-        return _summed(part_sums, batch, compute, mesh)
+        sums = functools.partial(objective.evaluation_sums, params)
+        return _summed(sums, batch, objective)
 
     param_shardings = jax.tree.map(lambda x: x.sharding, abstract.params)
     return jax.jit(
@@ -107,16 +90,18 @@ def make_eval_step(
 
 
 def _summed(
-    function: Callable[[Batch], Any], batch: Batch, compute: ComputeConfig, mesh: Mesh
+    function: Callable[[Batch], Any], batch: Batch, objective: BlockwiseLoss
 ) -> Any:
     """The sum of a function over `compute.accumulate` parts, added up in float32."""
-    if compute.accumulate == 1:
+    count, mesh = objective.compute.accumulate, objective.mesh
+    assert mesh is not None
+    if count == 1:
         return function(batch)
 
     def add(total: Any, part: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
-    parts = split_rows(batch, compute.accumulate, mesh)
+    parts = split_rows(batch, count, mesh)
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes

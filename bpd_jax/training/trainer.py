@@ -107,9 +107,7 @@ def train(
 
         # ---- What a step and an evaluation compute, and the log
 
-        train_step = make_train_step(
-            config.model, optimizer, abstract, mesh, config.compute, config.loss
-        )
+        train_step = make_train_step(config.loss(mesh), optimizer, abstract)
         evaluate = Evaluator(config, validation_rows, abstract, mesh)
         rate = learning_rate_schedule(config.optimizer, config.steps)
         peak = peak_tokens_per_second(

@@ -30,7 +30,7 @@ class Evaluator:
         A signal takes effect only between steps, so the first evaluation should not
         be much longer than later ones.
         """
-        step = make_eval_step(config.model, abstract, mesh, config.compute, config.loss)
+        step = make_eval_step(config.loss(mesh), abstract)
         ids = np.zeros((config.batch_size, config.length), np.int32)
         sharding = NamedSharding(mesh, BATCH_SPEC)
         batch = jax.tree.map(

@@ -14,13 +14,7 @@ from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.training.cross_entropy import Head
-from bpd_jax.training.loss import (
-    blockwise_loss,
-    evaluation_sums,
-    head_targets,
-    heads_loss,
-    softmax_loss,
-)
+from bpd_jax.training.loss import BlockwiseLoss, head_targets
 from bpd_jax.training.step import put_batch
 
 LAMBDAS = (1.0, 0.5, 2.0)
@@ -49,10 +43,10 @@ def test_gradients_equal_those_of_the_plain_loss_in_float64(model, params, batch
     scale = np.array(LAMBDAS) / valid.sum((1, 2))
 
     def fused(inputs):
-        softmax, weights = softmax_loss(model, 5), jnp.asarray(scale, jnp.float32)
         layers, matrix, hidden = inputs
-        heads = Head(layers, targets, valid, None, weights)
-        return heads_loss(model, softmax, matrix, hidden, heads)[0]
+        heads = Head(layers, targets, valid, None, jnp.asarray(scale, jnp.float32))
+        loss = BlockwiseLoss(model, ComputeConfig(loss_chunk=5))
+        return loss.heads_loss(matrix, hidden, heads)[0]
 
     def plain(inputs):
         return plain_loss(model, *inputs, targets, valid, scale)
@@ -84,7 +78,7 @@ def arrays(jaxpr):
 def test_logits_exist_for_one_chunk_of_one_head_only(chunk, model, params, batch):
     compute = ComputeConfig(loss_chunk=chunk)
     rows, length = batch.tokens.shape
-    gradient = jax.grad(lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute)[0])
+    gradient = jax.grad(lambda p: BlockwiseLoss(model, compute)(p, batch, LAMBDAS)[0])
     jaxpr = jax.make_jaxpr(gradient)(params)
     vocab, width = model.trunk.vocab_size, model.trunk.d_model
     vocab_shapes = {a.shape for a in arrays(jaxpr.jaxpr) if vocab in a.shape}
@@ -109,7 +103,7 @@ def test_no_device_holds_logits_of_the_whole_vocabulary(model, batch):
     compute = ComputeConfig(loss_chunk=6)
 
     def loss(params, rows):
-        return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)[0]
+        return BlockwiseLoss(model, compute, mesh=mesh)(params, rows, LAMBDAS)[0]
 
     program = jax.jit(jax.grad(loss)).lower(
         abstract_parameters(model, mesh), put_batch(batch, mesh)
@@ -139,10 +133,12 @@ def test_vocabulary_is_padded_to_a_multiple_of_the_mesh(
 
     def results_on(mesh):
         def loss(params, rows):
-            return blockwise_loss(model, params, rows, LAMBDAS, compute, mesh=mesh)
+            return BlockwiseLoss(model, compute, mesh=mesh)(params, rows, LAMBDAS)
 
         def sums(params, rows):
-            return evaluation_sums(model, params, rows, compute, mesh=mesh)
+            return BlockwiseLoss(model, compute, mesh=mesh).evaluation_sums(
+                params, rows
+            )
 
         compute = ComputeConfig(loss_chunk=5)
         shardings = jax.tree.map(lambda x: x.sharding, abstract_parameters(model, mesh))

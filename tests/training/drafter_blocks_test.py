@@ -24,7 +24,7 @@ from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.drafter_blocks import draw_positions
-from bpd_jax.training.loss import LossSettings, blockwise_loss, evaluation_sums
+from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 from bpd_jax.training.state import abstract_state, init_state
 from bpd_jax.training.step import make_train_step, put_batch
 from bpd_jax.training.trainer import train
@@ -91,14 +91,14 @@ def test_losses_equal_those_of_single_blocks(batch, make_parameters, one_device)
     params = make_parameters(model, one_device)
     compute = ComputeConfig(loss_chunk=2)
     loss, sums = jax.jit(
-        lambda p: blockwise_loss(model, p, batch, LAMBDAS, compute, SETTINGS, step=3)
+        lambda p: BlockwiseLoss(model, compute, SETTINGS)(p, batch, LAMBDAS, 3)
     )(params)
     means = sums.loss / sums.valid
     expected = plain_losses(model, params, batch, 3)
     np.testing.assert_allclose(means[1:], expected, rtol=1e-4)
     np.testing.assert_allclose(loss, means @ LAMBDAS, rtol=1e-5)
-    evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, settings=SETTINGS))
-    assert evaluate(params).entropy.shape == (4,)
+    evaluate = jax.jit(BlockwiseLoss(model, settings=SETTINGS).evaluation_sums)
+    assert evaluate(params, batch).entropy.shape == (4,)
 
 
 def test_gradients_reach_trunk_and_drafter(batch, make_parameters, one_device):
@@ -107,7 +107,7 @@ def test_gradients_reach_trunk_and_drafter(batch, make_parameters, one_device):
     params = make_parameters(model, one_device)
     only_drafter = np.array([0, 1, 1, 1], np.float32)
     loss = jax.jit(
-        lambda p: blockwise_loss(model, p, batch, only_drafter, settings=SETTINGS)[0]
+        lambda p: BlockwiseLoss(model, settings=SETTINGS)(p, batch, only_drafter)[0]
     )
     gradient = jax.grad(loss)(params)
     for part in ("trunk", "drafter"):
@@ -144,7 +144,9 @@ def test_a_mesh_and_another_layout_equal_one_device(batch, one_device):
         (layout, make_mesh(MeshConfig(2, 2, 2))),
     ):
         abstract = abstract_state(model, optimizer, devices, options)
-        step = make_train_step(model, optimizer, abstract, devices, options, SETTINGS)
+        step = make_train_step(
+            BlockwiseLoss(model, options, SETTINGS, devices), optimizer, abstract
+        )
         state = init_state(model, optimizer, abstract, 0, options)
         for _ in range(2):
             state, metrics = step(state, put_batch(batch, devices), LAMBDAS)

@@ -13,9 +13,8 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import (
+    BlockwiseLoss,
     LossSettings,
-    blockwise_loss,
-    evaluation_sums,
     head_targets,
 )
 
@@ -66,11 +65,11 @@ def naive_loss(model, params, batch, lambdas, drawn, settings):
 
 
 @functools.cache
-def differentiate(model, **options):
+def differentiate(model, step=0, **options):
     """A jitted function of parameters, rows and λ: ((loss, sums), gradients)."""
 
     def loss(params, rows, lambdas):
-        return blockwise_loss(model, params, rows, lambdas, **options)
+        return BlockwiseLoss(model, **options)(params, rows, lambdas, step)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -119,7 +118,7 @@ def test_equals_the_naive_loss_and_its_gradients(
 
 def test_gradient_is_scaled_by_the_outer_function(model, params, batch):
     def loss(p, factor):
-        return factor * blockwise_loss(model, p, batch, LAMBDAS)[0]
+        return factor * BlockwiseLoss(model)(p, batch, LAMBDAS)[0]
 
     gradient = jax.jit(jax.grad(loss))
     jax.tree.map(
@@ -142,7 +141,7 @@ def test_targets_of_a_full_row(loss_mask, valid):
 
 
 def test_padding_and_other_documents_change_nothing(model, params, batch):
-    loss = jax.jit(lambda p, rows: blockwise_loss(model, p, rows, LAMBDAS)[0])
+    loss = jax.jit(lambda p, rows: BlockwiseLoss(model)(p, rows, LAMBDAS)[0])
     filled = np.where(batch.segment_ids == 0, 7, batch.tokens)
     assert loss(params, batch) == loss(params, batch._replace(tokens=filled))
 
@@ -158,8 +157,8 @@ def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
     """Evaluation uses all positions, also where training draws some of them."""
     compute, settings = ComputeConfig(loss_chunk=5), LossSettings(positions_per_row=4)
     (_, sums), _ = differentiate(model)(params, batch, LAMBDAS)
-    evaluate = jax.jit(lambda p: evaluation_sums(model, p, batch, compute, settings))
-    evaluation = evaluate(params)
+    evaluate = jax.jit(BlockwiseLoss(model, compute, settings).evaluation_sums)
+    evaluation = evaluate(params, batch)
     for name in ("loss", "correct", "valid"):
         np.testing.assert_allclose(
             getattr(evaluation, name), getattr(sums, name), rtol=1e-5, err_msg=name

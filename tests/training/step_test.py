@@ -11,6 +11,7 @@ from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, replicated
 from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
+from bpd_jax.training.loss import BlockwiseLoss
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 from bpd_jax.training.step import (
     make_train_step,
@@ -30,7 +31,9 @@ PLAIN = optax.sgd(0.1, momentum=0.9)
 @functools.cache
 def compiled(model, mesh, compute):
     abstract = abstract_state(model, PLAIN, mesh, compute)
-    return abstract, make_train_step(model, PLAIN, abstract, mesh, compute)
+    return abstract, make_train_step(
+        BlockwiseLoss(model, compute, mesh=mesh), PLAIN, abstract
+    )
 
 
 def run(model, batch, mesh, steps=3, compute=DEFAULT):
@@ -120,7 +123,9 @@ def test_non_finite_step_keeps_the_state(model, batch, one_device):
     abstract = abstract_state(model, OPTIMIZER, one_device)
     state = init_state(model, OPTIMIZER, abstract, seed=0)
     original = jax.device_get(state)
-    step = make_train_step(model, OPTIMIZER, abstract, one_device, compute)
+    step = make_train_step(
+        BlockwiseLoss(model, compute, mesh=one_device), OPTIMIZER, abstract
+    )
     weights = np.array([1, np.inf, 1], np.float32)
     updated, metrics = step(state, put_batch(batch, one_device), weights)
     assert not metrics["finite"]
@@ -136,7 +141,7 @@ def test_step_donates_its_state(model, batch):
     state = init_state(model, OPTIMIZER, abstract, seed=0)
     shardings = [jax.tree.map(lambda x: x.sharding, tree) for tree in (state, abstract)]
     assert shardings[0] == shardings[1]
-    step = make_train_step(model, OPTIMIZER, abstract, mesh)
+    step = make_train_step(BlockwiseLoss(model, mesh=mesh), OPTIMIZER, abstract)
     rows = put_batch(batch, mesh)
     program = step.lower(abstract, rows, LAMBDAS).compile()
     sizes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(abstract)]

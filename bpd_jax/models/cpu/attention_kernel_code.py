@@ -115,16 +115,7 @@ class _Rows(VectorCode):
         for i in range(0, count, self.tile.width):
             self._store(zero, self.mixed, INT(i))
         state = [FLOAT(-math.inf)] * self.tile.rows + [FLOAT(0.0)] * self.tile.rows
-        slot = INT(0)
-        for vectors in sorted({self.tile.outputs, 1}, reverse=True):
-            group = functools.partial(self._group, vectors=vectors, masked=False)
-            step = vectors * self.tile.width
-            slot, state = accumulate(b, slot, self.visible, step, state, group)
-        # The remaining slots, fewer than a vector, are one iteration of a loop.
-        left = b.icmp_signed("<", slot, self.visible)
-        stop = b.select(left, b.add(slot, INT(1)), slot)
-        group = functools.partial(self._group, vectors=1, masked=True)
-        _, state = accumulate(b, slot, stop, 1, state, group)
+        state = self._by_vectors(self.visible, state, self._group)
         for m in self.rows:
             b.store(state[m], b.gep(peaks, [INT(m)])).align = 4
             total = state[self.tile.rows + m]
@@ -145,9 +136,7 @@ class _Rows(VectorCode):
         peaks, totals, scales = [], [], []
         for m in self.rows:
             row = [scores[m * vectors + v] for v in range(vectors)]
-            top = row[0]
-            for other in row[1:]:
-                top = self._greater(top, other)
+            top = functools.reduce(self._greater, row)
             peak = self._greater(state[m], reduce_vector(b, top, self._greater))
             shift = self._spread(peak)
             scale = self._exp(b.fsub(self._spread(state[m]), shift))

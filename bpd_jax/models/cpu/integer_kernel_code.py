@@ -16,12 +16,12 @@ from bpd_jax.models.cpu.llvm_code import (
     Repeated,
     add_function,
     call_for,
+    chunk_of,
     even_part,
     for_each,
     fused,
     intrinsic,
     reduce_vector,
-    smaller,
     splat,
     whole_parts,
 )
@@ -87,12 +87,10 @@ def integer_module(
                 source = b.gep(x, [b.mul(m, length)])
                 b.call(rounding, [source, b.gep(rounded, [b.mul(m, stride)]), blocks])
 
-            begin = b.mul(chunk, INT(_ROUNDED))
-            end = smaller(b, b.add(begin, INT(_ROUNDED)), rows)
+            begin, end = chunk_of(b, chunk, INT(_ROUNDED), rows)
             for_each(b, begin, end, 1, rounds)
             b.ret_void()
-        first = b.mul(b.sub(chunk, before), size)
-        last = smaller(b, b.add(first, size), groups)
+        first, last = chunk_of(b, b.sub(chunk, before), size, groups)
         of_group = b.mul(blocks, INT(code.words * width))
 
         def each(group: ir.Value) -> None:
@@ -139,10 +137,7 @@ class _Code:
                 b.bitcast(b.and_(b.bitcast(v, self.integers), signs), self.floats)
                 for v in vectors
             ]
-            most = sizes[0]
-            for other in sizes[1:]:
-                most = greater(most, other)
-            largest = reduce_vector(b, most, greater)
+            largest = reduce_vector(b, functools.reduce(greater, sizes), greater)
             scale = b.fdiv(largest, FLOAT(_LARGEST))
             inverse = b.fdiv(FLOAT(_LARGEST), largest)
             finite = b.fcmp_ordered("<", inverse, FLOAT(float("inf")))

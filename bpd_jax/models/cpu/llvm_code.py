@@ -82,6 +82,14 @@ def whole_parts(b: ir.IRBuilder, count: ir.Value, size: ir.Value | int) -> ir.Va
     return b.sdiv(b.add(count, b.sub(size, INT(1))), size)
 
 
+def chunk_of(
+    b: ir.IRBuilder, chunk: ir.Value, size: ir.Value, count: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The first of `count` numbers in a chunk of `size`, and the one after its last."""
+    first = b.mul(chunk, size)
+    return first, smaller(b, b.add(first, size), count)
+
+
 def even_part(
     b: ir.IRBuilder, index: ir.Value, count: ir.Value, parts: ir.Value
 ) -> tuple[ir.Value, ir.Value]:

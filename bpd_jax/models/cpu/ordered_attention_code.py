@@ -181,8 +181,8 @@ class _Rows(VectorCode):
             first: ir.Value,
             state: list[ir.Value],
             *,
-            vectors: int = 1,
-            masked: bool = False,
+            vectors: int,
+            masked: bool,
         ) -> list[ir.Value]:
             exist = self._mask(first, size) if masked else None
             of_keys = keys, stride, first
@@ -200,14 +200,7 @@ class _Rows(VectorCode):
                     state[m] = self._greater(state[m], score)
             return state
 
-        at = INT(0)
-        for vectors in sorted({self.tile.outputs, 1}, reverse=True):
-            group = functools.partial(scores, vectors=vectors)
-            at, peaks = accumulate(b, at, size, vectors * wide, peaks, group)
-        # The remaining keys, fewer than a vector, are one iteration of a loop.
-        stop = b.select(b.icmp_signed("<", at, size), b.add(at, INT(1)), at)
-        group = functools.partial(scores, masked=True)
-        return accumulate(b, at, stop, 1, peaks, group)[1]
+        return self._by_vectors(size, peaks, scores)
 
     def _capped(self, score: ir.Value) -> ir.Value:
         """`cap · tanh(score / cap)`."""

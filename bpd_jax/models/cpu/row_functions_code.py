@@ -11,10 +11,10 @@ from bpd_jax.models.cpu.llvm_code import (
     INT,
     Repeated,
     accumulate,
+    chunk_of,
     for_each,
     intrinsic,
     reduce_vector,
-    smaller,
     whole_parts,
 )
 from bpd_jax.models.cpu.tile import Tile
@@ -51,8 +51,7 @@ def _rows_module(
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
         *arrays, rows, length, size = values
-        first = b.mul(chunk, size)
-        last = smaller(b, b.add(first, size), rows)
+        first, last = chunk_of(b, chunk, size, rows)
 
         def each(m: ir.Value) -> None:
             start = b.mul(m, length)

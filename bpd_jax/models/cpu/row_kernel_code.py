@@ -15,12 +15,12 @@ from bpd_jax.models.cpu.llvm_code import (
     Repeated,
     add_function,
     call_for,
+    chunk_of,
     even_part,
     for_each,
     fused,
     intrinsic,
     load_floats,
-    smaller,
     sums_of,
     whole_parts,
 )
@@ -54,7 +54,7 @@ def product_module(tile: Tile, stored: Storage) -> ir.Module:
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
         *operands, outputs, size = values
-        first, last = _rows_of_chunk(b, chunk, size, outputs)
+        first, last = chunk_of(b, chunk, size, outputs)
         product = _add_product(b.module, tile, stored)
         b.call(product, [*operands, outputs, first, last])
 
@@ -79,7 +79,7 @@ def expansion_module(tile: Tile, stored: Storage) -> ir.Module:
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
         *arrays, y, length, outputs, size = values
-        first, last = _rows_of_chunk(b, chunk, size, outputs)
+        first, last = chunk_of(b, chunk, size, outputs)
         expand = expansion(b.module, stored, tile.width)
 
         def each_row(o: ir.Value) -> None:
@@ -91,14 +91,6 @@ def expansion_module(tile: Tile, stored: Storage) -> ir.Module:
     kinds = [*kinds_of(stored), FLOATS] + [INT] * 3
     matrix = range(stored.arrays)
     return kernel_module("expansion", len(matrix), 1, split, kinds, run, matrix)
-
-
-def _rows_of_chunk(
-    b: ir.IRBuilder, chunk: ir.Value, size: ir.Value, outputs: ir.Value
-) -> tuple[ir.Value, ir.Value]:
-    """The first row of a chunk of `size` rows, and the one after its last."""
-    first = b.mul(chunk, size)
-    return first, smaller(b, b.add(first, size), outputs)
 
 
 def _add_tile(

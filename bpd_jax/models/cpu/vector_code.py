@@ -1,5 +1,6 @@
 """Vectors of float32 in a function of attention, in LLVM's representation."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -54,6 +55,27 @@ class VectorCode:
         exponent = b.add(b.bitcast(shifted, words), Repeated(words, 127))
         scale = b.bitcast(b.shl(exponent, Repeated(words, 23)), self.vector)
         return b.fmul(result, scale)
+
+    def _by_vectors(
+        self,
+        size: ir.Value,
+        state: list[ir.Value],
+        group: Callable[..., list[ir.Value]],
+    ) -> list[ir.Value]:
+        """Accumulates `size` numbers by groups of vectors, then one by one.
+
+        `group` gets the first number, the state, `vectors`, and whether it is `masked`.
+        """
+        b, at = self.b, INT(0)
+        for vectors in sorted({self.tile.outputs, 1}, reverse=True):
+            whole = functools.partial(group, vectors=vectors, masked=False)
+            step = vectors * self.tile.width
+            at, state = accumulate(b, at, size, step, state, whole)
+        # What remains, less than a vector, is one iteration of a loop.
+        left = b.icmp_signed("<", at, size)
+        stop = b.select(left, b.add(at, INT(1)), at)
+        rest = functools.partial(group, vectors=1, masked=True)
+        return accumulate(b, at, stop, 1, state, rest)[1]
 
     def _mask(self, first: ir.Value, size: ir.Value) -> ir.Value:
         """Mask of the numbers below `size` in a vector of numbers from `first` on."""
