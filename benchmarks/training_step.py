@@ -10,11 +10,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.data.rows import Batch, make_batch
+from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.run_log import peak_tokens_per_second
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
-from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.step import make_train_step
 
 
 class TimedStep:
@@ -38,7 +39,7 @@ class TimedStep:
             0, config.model.trunk.vocab_size, share
         )
         self._mesh = mesh
-        self._batch = put_batch(make_batch(tokens, np.ones(share)), mesh)
+        self._batch = from_own_rows(make_batch(tokens, np.ones(share)), mesh)
         self._metrics: Any = None
         self._lambdas = np.array(config.lambdas, np.float32)
         lowered = step.lower(self._abstract, self._batch, self._lambdas)
@@ -73,7 +74,7 @@ class TimedStep:
         for _ in range(steps):
             batch = self._batch
             if batches is not None:
-                batch = put_batch(next(batches), self._mesh)
+                batch = from_own_rows(next(batches), self._mesh)
             self._state, self._metrics = self._step(self._state, batch, self._lambdas)
         jax.block_until_ready((self._state, self._metrics))
         return (time.perf_counter() - start) / steps

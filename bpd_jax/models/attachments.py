@@ -47,10 +47,8 @@ _SAMPLE = 32
 class About(TypedDict):
     """The fields of the header of an attachment besides its configuration.
 
-    Attributes:
-      base: fingerprint of the model that it belongs to.
-      base_name: name of the model, for messages.
-      facts: settings and results of its training, as JSON.
+    They are the fingerprint of the model that it belongs to, its name for messages, D
+    and V, and settings and results of the training, as JSON.
     """
 
     base: str
@@ -229,9 +227,14 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
     for name in ("dtype", "param_dtype", "max_length"):
         about.pop(name, None)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    # On a CPU numpy reads the arrays in place; elsewhere only their ends are copied.
+
+    def in_place(leaf: Any) -> Any:
+        # On a CPU numpy reads it in place; elsewhere only its ends are copied.
+        local = cpu.on_cpu() and getattr(leaf, "is_fully_addressable", True)
+        return np.asarray(leaf) if local else leaf
+
     leaves = jax.tree_util.tree_leaves_with_path(
-        jax.tree.map(_in_place, params["trunk"]),
+        jax.tree.map(in_place, params["trunk"]),
         is_leaf=lambda leaf: isinstance(leaf, (Packed, QuantizedMatrix)),
     )
     for path, leaf in leaves:
@@ -244,12 +247,6 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
         for sample in first.ravel()[:_SAMPLE], last.ravel()[-_SAMPLE:]:
             digest.update(np.asarray(sample).astype(ml_dtypes.bfloat16).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _in_place(leaf: Any) -> Any:
-    """An array of a CPU of this process as a numpy array; others as they are."""
-    local = cpu.on_cpu() and getattr(leaf, "is_fully_addressable", True)
-    return np.asarray(leaf) if local else leaf
 
 
 def _ends(leaf: Any) -> tuple[Any, Any]:
@@ -279,7 +276,7 @@ def _not_default(config: Any) -> dict[str, Any]:
 
 
 def nested(leaves: Mapping[str, np.ndarray], dtype: str) -> Params:
-    """The parameters with these leaves by path, the inverse of `by_path`."""
+    """The inverse of `by_path`."""
     tree = traverse_util.unflatten_dict(dict(leaves), sep="/")
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
 

@@ -44,13 +44,6 @@ class QuantizedMatrix:
     scales: Any
     minima: Any = None
 
-    def __repr__(self) -> str:
-        rows, length = self.shape
-        return (
-            f"QuantizedMatrix({rows} × {length}, {self.bits} bits in blocks of "
-            f"{self.block}, {self.nbytes / 1e6:.1f} MB)"
-        )
-
     @property
     def bits(self) -> int:
         """Bits of an integer: 4 or 8."""
@@ -69,11 +62,6 @@ class QuantizedMatrix:
     def block(self) -> int:
         """Numbers of a block."""
         return self.shape[1] // self.scales.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
     def values(self, dtype: str = "float32") -> Float[Array, "O I"]:
         """The expanded matrix; of numpy arrays a numpy array."""

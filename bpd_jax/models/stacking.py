@@ -24,15 +24,12 @@ STACKED = "layers"
 
 
 def is_stacked(trunk: Params) -> bool:
-    """Whether the layers of a trunk are stacked."""
+    """Whether its layers are stacked."""
     return STACKED in trunk
 
 
 def stack_layers(trunk: Params, num_layers: int) -> Params:
-    """Stacks the layers of a trunk under `layers`.
-
-    The separate layers may be in Linen's boxes.
-    """
+    """Stacks the layers of a trunk, which may be in Linen's boxes, under `layers`."""
     layers = {
         part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
         for part in PARTS

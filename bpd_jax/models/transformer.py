@@ -215,13 +215,11 @@ class Transformer(nn.Module):
         if self.compute.scan_layers:
             self.layers = self._scanned()
         else:
-            self.blocks = [self._block(layer) for layer in range(config.num_layers)]
+            make = remat_block(self.compute.remat, in_scan=False)
+            self.blocks = [
+                make(*self._parts(layer), layer) for layer in range(config.num_layers)
+            ]
         self.final_norm = norm(config, name="final_norm")
-
-    def _block(self, layer: int) -> Block:
-        """A block with separate parameters."""
-        make = remat_block(self.compute.remat, in_scan=False)
-        return make(*self._parts(lambda part: {"name": f"{part}_{layer}"}), layer)
 
     def _layers(self) -> list[Params] | None:
         """In decoding, the parameters of each block for `_run_block`."""
@@ -229,26 +227,14 @@ class Transformer(nn.Module):
         if trained or self.is_initializing():
             return None
         params = self.variables["params"]
-        names = [
-            {part: f"{part}_{layer}" for part in PARTS}
+        return [
+            {
+                part: params[f"{part}_{layer}"]
+                for part in PARTS
+                if f"{part}_{layer}" in params
+            }
             for layer in range(self.config.num_layers)
         ]
-        return [
-            {part: params[name] for part, name in parts.items() if name in params}
-            for parts in names
-        ]
-
-    def _runner(self, layer: int, layers: list[Params] | None) -> Callable[..., Any]:
-        """What runs a block: in decoding a function that layers of a kind share."""
-        if layers is None:
-            return self.blocks[layer]
-        config = self.config
-        kinds = [
-            (config.window_of(number), config.rotary_of(number))
-            for number in range(config.num_layers)
-        ]
-        first = kinds.index(kinds[layer])
-        return functools.partial(_run_block, config, first, layers[layer])
 
     def _loops(
         self, layers: list[Params] | None, x: Array, cache: KVCache | None
@@ -277,15 +263,15 @@ class Transformer(nn.Module):
             length=self.config.num_layers,
             metadata_params={nn.PARTITION_NAME: LAYER},
         )
-        # Modules without a parent become children of the block.
-        return scanned(*self._parts(lambda part: {"parent": None}))
+        return scanned(*self._parts())
 
-    def _parts(
-        self, module_arguments: Callable[[str], dict[str, Any]]
-    ) -> tuple[nn.Module | None, ...]:
-        return block_parts(
-            self.config, module_arguments, self.compute.attention, self.mesh
-        )
+    def _parts(self, layer: int | None = None) -> tuple[nn.Module | None, ...]:
+        """The modules of a block; without a number they become its children."""
+
+        def arguments(part: str) -> dict[str, Any]:
+            return {"parent": None} if layer is None else {"name": f"{part}_{layer}"}
+
+        return block_parts(self.config, arguments, self.compute.attention, self.mesh)
 
     def __call__(
         self,
@@ -332,11 +318,19 @@ class Transformer(nn.Module):
             looped = cpu.loop_over_layers(run_block, by_layer or [], x, cache, earlier)
             x, (new, outputs) = looped
         else:
-            results = []
-            for layer in range(self.config.num_layers):
+            results, config = [], self.config
+            numbers = range(config.num_layers)
+            kinds = [(config.window_of(n), config.rotary_of(n)) for n in numbers]
+            for layer in numbers:
                 of_cache = None if cache is None else cache.of_layer(layer)
                 of_drafts = jax.tree.map(lambda array, i=layer: array[i], earlier)
-                run = self._runner(layer, by_layer)
+                run: Callable[..., Any]
+                if by_layer is None:
+                    run = self.blocks[layer]
+                else:
+                    # In decoding, layers of a kind share one traced function.
+                    first = kinds.index(kinds[layer])
+                    run = functools.partial(_run_block, config, first, by_layer[layer])
                 x, result = run(x, positions, mask, of_cache, of_drafts)
                 results.append(result)
             pairs, outputs = zip(*results, strict=True)

@@ -17,7 +17,7 @@ import optax
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params, PyTree
-from bpd_jax.models.partitioning import replicated
+from bpd_jax.models.partitioning import from_own_rows, replicated
 from bpd_jax.training import hosts
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import FrozenConfig
@@ -26,7 +26,7 @@ from bpd_jax.training.objective import Objective
 from bpd_jax.training.run_log import METER, Meter, RunLog
 from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.state import TrainState, learning_rate_schedule, make_optimizer
-from bpd_jax.training.step import Metrics, put_batch, updated
+from bpd_jax.training.step import Metrics, updated
 
 
 class Batches(NamedTuple):
@@ -122,9 +122,8 @@ def train(
             for step in range(start, steps):
                 # ---- One step of the optimizer
 
-                done, batch = step + 1, next(run_batches.train)
-                placed = batch if mesh is None else put_batch(batch, mesh)
-                state, metrics = update(state, frozen, placed)
+                done, batch = step + 1, from_own_rows(next(run_batches.train), mesh)
+                state, metrics = update(state, frozen, batch)
 
                 signal, last = stop(done), done == steps
                 logs = last or done % config.log_every == 0

@@ -108,16 +108,6 @@ class Meter:
         self._pending = []
 
 
-def short(row: dict[str, float]) -> str:
-    """The loss and the throughput of a row of metrics, for the progress bar."""
-    speeds = [
-        f", {value:,.0f} {name.removesuffix('_per_second')}/s"
-        for name, value in row.items()
-        if name.endswith("_per_second")
-    ]
-    return f"loss {row['loss']:.3f}" + "".join(speeds)
-
-
 def peak_tokens_per_second(
     model: BlockwiseConfig, length: int, drawn: int | None = None
 ) -> float | None:
@@ -197,7 +187,13 @@ class RunLog:
         """Writes the means since the last row."""
         row = self.meter.take() | {"learning_rate": learning_rate}
         self._write(step, row)
-        self._bar.set_postfix_str(short(row), refresh=False)
+        speeds = [
+            f", {value:,.0f} {name.removesuffix('_per_second')}/s"
+            for name, value in row.items()
+            if name.endswith("_per_second")
+        ]
+        text = f"loss {row['loss']:.3f}" + "".join(speeds)
+        self._bar.set_postfix_str(text, refresh=False)
 
     def evaluation(self, step: int, row: dict[str, float]) -> None:
         """Writes a row of metrics on held-out data, whose computation has no speed."""

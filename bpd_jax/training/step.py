@@ -128,14 +128,6 @@ def split_rows(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def put_batch(batch: Any, mesh: Mesh) -> Any:
-    """Builds global arrays over the mesh from each process's rows of a batch."""
-    sharding = NamedSharding(mesh, BATCH_SPEC)
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharding, x), batch
-    )
-
-
 def updated(
     optimizer: optax.GradientTransformation,
     state: TrainState,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import RowIterator
-from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.models.partitioning import from_own_rows, make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder
@@ -30,7 +30,7 @@ from bpd_jax.training.state import (
     make_optimizer,
     with_parameters,
 )
-from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.step import make_train_step
 from bpd_jax.training.validation import Decisions, Evaluator, Selection
 
 
@@ -125,7 +125,7 @@ def train(
                 # ---- One step of the optimizer; `done` counts it
 
                 done = step + 1
-                batch = put_batch(next(batches), mesh)
+                batch = from_own_rows(next(batches), mesh)
                 state, metrics = train_step(state, batch, decisions.lambdas(done))
 
                 # ---- What follows it; the host runs ahead unless it needs the state

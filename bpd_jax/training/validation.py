@@ -11,12 +11,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import Batch, PackedRows, make_batch
-from bpd_jax.models.partitioning import BATCH_SPEC
+from bpd_jax.models.partitioning import BATCH_SPEC, from_own_rows
 from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.state import TrainState
-from bpd_jax.training.step import make_eval_step, put_batch
+from bpd_jax.training.step import make_eval_step
 
 
 class Evaluator:
@@ -48,7 +48,7 @@ class Evaluator:
         count = count if limit is None else min(count, limit)
         sums = jax.device_get(
             [
-                self._step(params, put_batch(self._batch(index * size), self._mesh))
+                self._step(params, from_own_rows(self._batch(index * size), self._mesh))
                 for index in range(count)
             ]
         )

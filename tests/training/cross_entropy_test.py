@@ -12,10 +12,9 @@ import pytest
 from bpd_jax.models.block_heads import apply_head
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
 from bpd_jax.training.cross_entropy import Head
 from bpd_jax.training.loss import BlockwiseLoss, head_targets
-from bpd_jax.training.step import put_batch
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
@@ -106,7 +105,7 @@ def test_no_device_holds_logits_of_the_whole_vocabulary(model, batch):
         return BlockwiseLoss(model, compute, mesh=mesh)(params, rows, LAMBDAS)[0]
 
     program = jax.jit(jax.grad(loss)).lower(
-        abstract_parameters(model, mesh), put_batch(batch, mesh)
+        abstract_parameters(model, mesh), from_own_rows(batch, mesh)
     )
     text = program.compile().as_text()
     half = -(-size // 2)
@@ -142,7 +141,7 @@ def test_vocabulary_is_padded_to_a_multiple_of_the_mesh(
 
         compute = ComputeConfig(loss_chunk=5)
         shardings = jax.tree.map(lambda x: x.sharding, abstract_parameters(model, mesh))
-        arguments = (jax.device_put(params, shardings), put_batch(batch, mesh))
+        arguments = (jax.device_put(params, shardings), from_own_rows(batch, mesh))
         loss_and_gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments)
         return jax.device_get((loss_and_gradients, jax.jit(sums)(*arguments)))
 

@@ -20,13 +20,13 @@ from bpd_jax.models.blockwise_config import (
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 from bpd_jax.training.state import abstract_state, init_state
-from bpd_jax.training.step import make_train_step, put_batch
+from bpd_jax.training.step import make_train_step
 from bpd_jax.training.trainer import train
 from tests.training.runs import parameters
 
@@ -149,7 +149,7 @@ def test_a_mesh_and_another_layout_equal_one_device(batch, one_device):
         )
         state = init_state(model, optimizer, abstract, 0, options)
         for _ in range(2):
-            state, metrics = step(state, put_batch(batch, devices), LAMBDAS)
+            state, metrics = step(state, from_own_rows(batch, devices), LAMBDAS)
         results.append(jax.device_get((state.params["drafter"], metrics)))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), *results

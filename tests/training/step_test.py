@@ -8,14 +8,13 @@ import pytest
 
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.compute import ComputeConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, replicated
+from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh, replicated
 from bpd_jax.models.stacking import is_stacked, unstack_layers
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import BlockwiseLoss
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
 from bpd_jax.training.step import (
     make_train_step,
-    put_batch,
     split_rows,
 )
 
@@ -41,7 +40,7 @@ def run(model, batch, mesh, steps=3, compute=DEFAULT):
     abstract, step = compiled(model, mesh, compute)
     state = init_state(model, PLAIN, abstract, 0, compute)
     for _ in range(steps):
-        state, metrics = step(state, put_batch(batch, mesh), LAMBDAS)
+        state, metrics = step(state, from_own_rows(batch, mesh), LAMBDAS)
     return jax.device_get((split(state), metrics))
 
 
@@ -108,7 +107,7 @@ def test_accumulated_parts_are_weighted_by_their_targets(model, one_device):
 def test_splitting_a_batch_moves_no_row_between_devices():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     rows = np.arange(16).repeat(3).reshape(16, 3)
-    batch = put_batch(make_batch(rows, rows), mesh)
+    batch = from_own_rows(make_batch(rows, rows), mesh)
     split_in_two = jax.jit(lambda batch: split_rows(batch, 2, mesh))
     program = split_in_two.lower(batch).compile()
     assert not re.search("all-to-all|all-gather|collective", program.as_text())
@@ -127,10 +126,10 @@ def test_non_finite_step_keeps_the_state(model, batch, one_device):
         BlockwiseLoss(model, compute, mesh=one_device), OPTIMIZER, abstract
     )
     weights = np.array([1, np.inf, 1], np.float32)
-    updated, metrics = step(state, put_batch(batch, one_device), weights)
+    updated, metrics = step(state, from_own_rows(batch, one_device), weights)
     assert not metrics["finite"]
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(updated), original)
-    updated, metrics = step(updated, put_batch(batch, one_device), LAMBDAS)
+    updated, metrics = step(updated, from_own_rows(batch, one_device), LAMBDAS)
     assert metrics["finite"]
     assert updated.step == 1
 
@@ -142,7 +141,7 @@ def test_step_donates_its_state(model, batch):
     shardings = [jax.tree.map(lambda x: x.sharding, tree) for tree in (state, abstract)]
     assert shardings[0] == shardings[1]
     step = make_train_step(BlockwiseLoss(model, mesh=mesh), OPTIMIZER, abstract)
-    rows = put_batch(batch, mesh)
+    rows = from_own_rows(batch, mesh)
     program = step.lower(abstract, rows, LAMBDAS).compile()
     sizes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(abstract)]
     aliased = program.memory_analysis().alias_size_in_bytes

@@ -64,7 +64,11 @@ class HeadsObjective(BaseObjective):
         states = self.hidden(batch.states).astype(products)
         side = None
         if config.is_conditioned:
-            side = self._side(trained["kernel_condition"], frozen, batch)
+            embedded = None
+            if config.reads_anchor:
+                embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]
+            kernel = trained["kernel_condition"].astype(products)
+            side = condition(config, kernel, embedded, self.features(batch.states))
             side = side.astype(products)
 
         # Of the inner layers only the products are kept for the gradient.
@@ -82,16 +86,6 @@ class HeadsObjective(BaseObjective):
     def teacher_states(self, batch: PositionBatch) -> Float[Array, "n levels D"] | None:
         """The states of the next positions, which batches have with soft targets."""
         return None if batch.later is None else self.hidden(batch.later)
-
-    def _side(
-        self, kernel: Float[Array, "I C"], frozen: Params, batch: PositionBatch
-    ) -> Float[Array, "n C"]:
-        """The additional input of conditioned heads; see `block_heads.condition`."""
-        embedded = None
-        if self.heads.reads_anchor:
-            embedded = frozen["embedding"][jnp.asarray(batch.tokens)[:, 0]]
-        kernel = kernel.astype(self.config.products)
-        return condition(self.heads, kernel, embedded, self.features(batch.states))
 
     def batcher(self, states: States, positions: Positions) -> PositionBatcher:
         """Batches of cached states."""

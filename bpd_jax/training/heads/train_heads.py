@@ -84,8 +84,9 @@ def train_heads(
     rng = jax.random.key(config.seed)
     trained, frozen_arrays = objective.init(params, plan.vocabulary, rng)
     progress.say(describe(config, model, plan, trained))
-    start = _start(config)
-    if start is not None:
+    start: LoadedHeads | LoadedDrafter | None = None
+    if config.start is not None:
+        start = (load_drafter if config.trains_drafter else load_heads)(config.start)
         trained = _with_parameters(trained, start, plan)
 
     def batches(step: int) -> Batches:
@@ -197,12 +198,6 @@ def make_objective(
 def output_name(config: HeadsTrainConfig) -> str:
     """Name of the folder of the result in a run folder."""
     return DRAFTER if config.trains_drafter else HEADS
-
-
-def _start(config: HeadsTrainConfig) -> LoadedHeads | LoadedDrafter | None:
-    if config.start is None:
-        return None
-    return (load_drafter if config.trains_drafter else load_heads)(config.start)
 
 
 def _with_parameters(
