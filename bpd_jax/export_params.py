@@ -16,11 +16,11 @@ from bpd_jax.training.exported_params import write_exported
 
 _MODEL = flags.DEFINE_string("model", None, "Run folder.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
-_DTYPE = flags.DEFINE_string(
+_DTYPE = flags.DEFINE_enum(
     "dtype",
     "bfloat16",
-    f"precision of the stored parameters, one of {', '.join(STORED_DTYPES)}; compact "
-    "takes about 4 bits per parameter.",
+    STORED_DTYPES,
+    "precision of the stored parameters; compact takes about 4 bits per parameter.",
 )
 _PRECISION = flags.DEFINE_enum(
     "precision",

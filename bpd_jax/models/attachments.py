@@ -27,7 +27,6 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
 from bpd_jax.models.stored_tensors import (
-    STORED_DTYPES,
     lowered,
     raised,
     read_tensors,
@@ -63,7 +62,6 @@ class Attachment(Generic[Config]):
     """An attachment that was read from disk.
 
     Attributes:
-      config: its sizes.
       tensors: its trained parameters by path, such as `fusion/kernel`, and its draft
         vocabulary, on the host; float32 if they were stored by `AttachmentFiles.save`.
       base, base_name, d_model, vocab_size, facts: see `About`.
@@ -85,14 +83,13 @@ class Attachment(Generic[Config]):
         self,
         title: str,
         model: BlockwiseConfig,
-        base: str | None,
+        base: str,
         name: str,
         remedy: str,
     ) -> None:
-        """Raises a `UserError` unless the attachment belongs to a model.
+        """Raises a `UserError` unless the attachment belongs to the model of `base`.
 
-        Without a fingerprint `base` only sizes are compared. `title`, such as "a block
-        drafter", the model's `name` and `remedy` are for messages.
+        `title`, such as "a block drafter", `name` and `remedy` are for messages.
         """
         trunk = model.trunk
         if (self.d_model, self.vocab_size) != (trunk.d_model, trunk.vocab_size):
@@ -101,7 +98,7 @@ class Attachment(Generic[Config]):
                 f"{self.d_model} and {self.vocab_size} tokens, and {name} has width "
                 f"{trunk.d_model} and {trunk.vocab_size} tokens: {remedy}"
             )
-        if base not in (None, self.base):
+        if base != self.base:
             raise UserError(
                 f"{self.folder} holds {title} trained on {self.base_name} "
                 f"({self.base}), and {name} ({base}) is another model: {remedy}"
@@ -113,7 +110,6 @@ class AttachmentFiles(Generic[Config]):
     """Reads and writes attachments of one kind.
 
     Attributes:
-      kind: the kind of artifact.
       tensors: name of the safetensors file.
       read_config: creates the configuration from JSON; raises if it is damaged.
       shapes: returns the shapes of the stored tensors by path, from the configuration,
@@ -148,11 +144,6 @@ class AttachmentFiles(Generic[Config]):
             there is one.
         """
         stored = self.shapes(config, about["d_model"], about["vocab_size"])
-        if dtype not in STORED_DTYPES:
-            raise UserError(
-                f"{self.kind.title} can be stored as {', '.join(STORED_DTYPES)}, not "
-                f"as {dtype!r}."
-            )
         leaves = by_path(params)
         tensors: dict[str, np.ndarray] = {}
         for name, value in jax.device_get({x: leaves[x] for x in stored}).items():

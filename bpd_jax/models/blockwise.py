@@ -174,11 +174,9 @@ def init_boxed(
     return {**params, "trunk": trunk}
 
 
-def parameter_shapes(
-    config: BlockwiseConfig, compute: ComputeConfig = _DEFAULT
-) -> Params:
+def parameter_shapes(config: BlockwiseConfig) -> Params:
     """Shapes and dtypes of the parameters, without allocating them."""
-    return unbox(_boxed_shapes(config, compute))
+    return unbox(_boxed_shapes(config, _DEFAULT))
 
 
 def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:

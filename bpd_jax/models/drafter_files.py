@@ -47,22 +47,16 @@ def attach_drafter(
     *,
     name: str = "this model",
     base: str | None = None,
-    check: bool = True,
 ) -> tuple[DrafterFunctions, Params]:
-    """Attaches a block drafter to its target model.
+    """Attaches a block drafter, in the `param_dtype` of its target model.
 
-    Args:
-      params: parameters of the target; without a draft vocabulary, the result shares
-        its softmax.
-      drafter: the drafter, which is converted to the target's `param_dtype`.
-      base: fingerprint of the target; None to compute it from `params`, which then have
-        the layout in which they were stored.
-      check: whether a drafter of another model of the same sizes is rejected. It drafts
-        worse, but does not change the decoded texts.
+    Without a draft vocabulary, it shares the target's softmax. `base` is the target's
+    fingerprint; if it is None it is computed from `params`, which then have the layout
+    in which they were stored.
     """
     trunk = model.trunk
     remedy = f"train one for {name}, or give a folder other than {drafter.folder}."
-    base = (base or fingerprint(model, params)) if check else None
+    base = base or fingerprint(model, params)
     drafter.check_base(KIND.title, model, base, name, remedy)
     functions = DrafterFunctions(drafter.config.resolve(trunk), trunk)
     stored = {k: value for k, value in drafter.tensors.items() if k not in FROZEN}

@@ -39,23 +39,18 @@ def attach_heads(
     *,
     name: str = "this model",
     base: str | None = None,
-    check: bool = True,
     mesh: Mesh | None = None,
 ) -> tuple[BlockwiseConfig, Params]:
-    """Attaches trained heads to a model, replacing its own.
+    """Attaches trained heads to a model, in its `param_dtype`, replacing its own.
 
-    Args:
-      params: parameters of the model; the result shares their arrays.
-      heads: the heads, which are converted to the model's `param_dtype`.
-      base: fingerprint of the model; None to compute it.
-      check: whether heads of another model of the same sizes are rejected. They draft
-        worse, but do not change the decoded texts.
+    The result shares the model's arrays. `base` is its fingerprint, which is computed
+    if it is None.
     """
     remedy = (
         f"train heads for {name}, give other heads with --heads, or remove "
         f"{heads.folder}."
     )
-    base = (base or fingerprint(model, params)) if check else None
+    base = base or fingerprint(model, params)
     heads.check_base(KIND.title, model, base, name, remedy)
     config = dataclasses.replace(model, heads=heads.config)
     shapes = abstract_parameters(config, mesh)["heads"]

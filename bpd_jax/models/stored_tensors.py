@@ -97,6 +97,7 @@ def lowered(
         step is also at least a quarter of the channel's root mean square.
       inputs: axes that products sum over; the channels are those of the other axes.
     """
+    assert dtype in STORED_DTYPES
     if value.dtype.kind in "iu":
         return {name: value}
     value = value.astype(np.float32)

@@ -27,7 +27,6 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config, save_c
 from bpd_jax.models.partitioning import placed
 from bpd_jax.models.stored_tensors import (
     SCALE,
-    STORED_DTYPES,
     file_digest,
     lowered,
     raised,
@@ -71,11 +70,6 @@ def write_exported(
       packed: whether to compress the files without loss; `compact` always is.
     """
     run, output = as_path(run), as_path(output)
-    if dtype not in STORED_DTYPES:
-        raise UserError(
-            "the dtype of stored parameters must be one of "
-            f"{', '.join(STORED_DTYPES)}, not {dtype!r}."
-        )
     folders.check_folder(output, KIND)
     for name in _COPIED:
         if not (run / name).is_file():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.blockwise import BlockwiseLM, init_boxed, parameter_shapes
+from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters, init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.partitioning import unbox
@@ -96,7 +96,7 @@ def test_rematerialisation_reduces_residuals(scan):
         def loss(params, lm=lm):
             return lm.apply({"params": params}, tokens, tokens, segments)[0].sum()
 
-        shapes = parameter_shapes(MODEL, compute)
+        shapes = abstract_parameters(MODEL, None, compute)
         _, vjp = jax.eval_shape(lambda p, f=loss: jax.vjp(f, p), shapes)
         num_residuals[remat] = sum(leaf.size for leaf in jax.tree.leaves(vjp))
     assert num_residuals["full"] < num_residuals["dots"] < num_residuals["none"]

@@ -136,11 +136,6 @@ class Ring:
         self.added = 0
         self.add(capacity)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the states and their position indices."""
-        return self._states.nbytes + self._indices.nbytes
-
     def add(self, count: int) -> None:
         """Reads texts until at least `count` new states have replaced the oldest."""
         goal = self.added + count
