@@ -255,7 +255,6 @@ def _ends(leaf: Any) -> tuple[Any, Any]:
 
 
 def _not_default(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their default values."""
     fields = (
         (f.name, getattr(config, f.name), f.default) for f in dataclasses.fields(config)
     )

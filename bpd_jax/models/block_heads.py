@@ -44,7 +44,6 @@ _AXES: dict[str, tuple[str | None, ...]] = {
 
 
 def layer_shapes(config: BlockHeadsConfig, d_model: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of the layers."""
     count, layers = config.num_ffns, config.layers
     if config.kind == "medusa":
         return {
@@ -120,7 +119,6 @@ class BlockHeads(nn.Module):
         self.vocabulary = weights.get("vocabulary")
 
     def _init(self, name: str, shape: tuple[int, ...]) -> Callable[..., Any]:
-        """The initializer of a parameter."""
         if name == "vocabulary":
             # The first tokens, a placeholder for the draft vocabulary.
             return lambda key, shape, dtype: jnp.arange(shape[0], dtype=jnp.int32)

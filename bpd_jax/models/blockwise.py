@@ -57,7 +57,6 @@ class BlockwiseLM(nn.Module):
         earlier: KeyValues | None = None,
         layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-        """Runs the trunk; see `Transformer`."""
         return self.trunk(tokens, positions, mask, cache, earlier, layers)
 
     def head_states(
@@ -97,7 +96,6 @@ class BlockwiseLM(nn.Module):
         return logits.astype(jnp.float32)
 
     def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Token ids of indices into the draft vocabulary."""
         heads = self.config.heads
         if heads is None or heads.draft_vocabulary is None:
             return indices
@@ -180,7 +178,6 @@ def parameter_shapes(config: BlockwiseConfig) -> Params:
 
 
 def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:
-    """The shapes of `init_boxed`."""
     trunk = config.trunk
     # All layers have the same shapes: one is traced, unless more are read by number.
     alike = not (compute.scan_layers or config.feature_layers or config.drafter)

@@ -76,7 +76,6 @@ class BlockHeadsConfig(Validated):
     condition: Size | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that do not apply to the kind of heads."""
         if self.kind == "feed_forward" and self.hidden is None:
             raise UserError(
                 "BlockHeadsConfig.hidden must be a positive integer, not None."
@@ -129,7 +128,6 @@ class BlockwiseConfig(Validated):
     drafter: BlockDrafterConfig | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for heads or a drafter that do not fit the trunk."""
         if self.draft_vocab_size > self.trunk.vocab_size:
             raise UserError(
                 f"BlockHeadsConfig.draft_vocabulary = {self.draft_vocab_size} exceeds "

@@ -55,7 +55,6 @@ class KVCache:
         return self.values[0].shape[2]
 
     def of_layer(self, layer: int) -> "KVCache":
-        """The cache of one layer."""
         return KVCache((self.keys[layer],), (self.values[layer],), self.lengths)
 
 

@@ -95,7 +95,6 @@ def _write_row(
     accepted: Bool[Array, " T"],
     axis: int,
 ) -> Float[Array, "..."]:
-    """Writes accepted tokens into the slots of one row."""
     row, new = jnp.moveaxis(row, axis, 0), jnp.moveaxis(new, axis, 0)
     mask = accepted.reshape(-1, *[1] * (row.ndim - 1))
     row = row.at[slots].set(jnp.where(mask, new.astype(row.dtype), row[slots]))

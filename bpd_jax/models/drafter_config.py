@@ -99,7 +99,6 @@ class BlockDrafterConfig(Validated):
     confidence_reads_markov: bool = False
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible sizes."""
         if self.block_size < 2:
             raise UserError(
                 "BlockDrafterConfig.block_size must be at least 2, not 1: the first "

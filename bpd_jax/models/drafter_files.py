@@ -72,7 +72,6 @@ def attach_drafter(
 def _shapes(
     config: BlockDrafterConfig, d_model: int, vocab_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a drafter."""
     # They depend only on the width and the vocabulary of the target.
     target = TransformerConfig(
         vocab_size=vocab_size,

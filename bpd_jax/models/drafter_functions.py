@@ -75,7 +75,6 @@ class DrafterFunctions:
 
     @property
     def module(self) -> BlockDrafter:
-        """The Linen module."""
         return BlockDrafter(self.config, self.target, self.mesh)
 
     def init(self, rng: Array) -> Params:

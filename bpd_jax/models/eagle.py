@@ -198,7 +198,6 @@ class EagleFunctions:
 
     @property
     def module(self) -> Eagle:
-        """The Linen module."""
         return Eagle(self.config, self.mesh)
 
     def init(self, rng: Array) -> Params:
@@ -209,7 +208,6 @@ class EagleFunctions:
         return unbox(variables["params"])
 
     def embed(self, params: Params, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Embeddings of tokens."""
         return params["embedding"][tokens].astype(self.config.layer.dtype)
 
     def prefill(

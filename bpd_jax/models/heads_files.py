@@ -66,7 +66,6 @@ def attach_heads(
 def _shapes(
     config: BlockHeadsConfig, d_model: int, vocab_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that are stored."""
     if config.first_has_ffn:
         raise UserError(
             "heads with first_has_ffn would change head 1, which is the model itself, "

@@ -39,11 +39,9 @@ class Model:
 
     @property
     def sizes(self) -> "Model":
-        """The model without its parameters."""
         return dataclasses.replace(self, params=None)
 
     def with_params(self, params: Params) -> "Model":
-        """The model with other parameters."""
         return dataclasses.replace(self, params=params)
 
     @property
@@ -65,7 +63,6 @@ class Model:
         return INT8 if rounds else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
-        """An empty cache of `slots` tokens per row."""
         cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
         return spread(cache, self.mesh)
 
@@ -89,12 +86,10 @@ class Model:
         return self._apply("__call__", tokens, positions, mask, cache, earlier, layers)
 
     def _apply(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the Linen module."""
         module = BlockwiseLM(self.config, mesh=self.mesh)
         return module.apply({"params": self.params}, *arguments, method=method)
 
     def next_token_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Logits of head 1, the language model itself."""
         return self._apply("next_token_logits", hidden)
 
     def greedy_tokens(self, hidden: Float[Array, "... D"]) -> Int[Array, "..."]:
@@ -106,7 +101,6 @@ class Model:
         return hidden
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Token embeddings, without positions."""
         return self._apply("embed", tokens)
 
     def draft_logits(
@@ -118,7 +112,6 @@ class Model:
         return self._apply("draft_logits", states, level)
 
     def draft_tokens(self, indices: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Token ids of indices into the draft vocabulary."""
         return self._apply("draft_tokens", indices)
 
     def block_candidates(
@@ -145,7 +138,6 @@ class Model:
         return self.draft_tokens(indices), log_probs, entropies
 
     def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
-        """Logits of all heads."""
         return self._apply("head_logits", hidden)
 
 

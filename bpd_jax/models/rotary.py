@@ -60,7 +60,6 @@ class RotaryConfig(Validated):
     divisors: Annotated[tuple[float, ...], each(number(above=0))] = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` for inconsistent thresholds."""
         if not self.high_factor > self.low_factor:
             raise UserError("RotaryConfig.high_factor must be above low_factor.")
         if not self.beta_fast > self.beta_slow:

@@ -127,7 +127,6 @@ class TransformerConfig(Validated):
     param_dtype: Dtype = "float32"
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible sizes."""
         if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"TransformerConfig.d_model = {self.d_model} is not a multiple of "

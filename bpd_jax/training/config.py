@@ -148,7 +148,6 @@ class TrainConfig(LossSettings):
     keep_checkpoints: Count = 2
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible settings."""
         for name in ("dtype", "param_dtype"):
             if getattr(self.model.trunk, name) == "float16":
                 raise UserError(

@@ -66,7 +66,6 @@ class HeadSchedule(Validated):
     waiting: Annotated[float, number(0, 1)] = 0.0
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that need others."""
         if self.add_every is None and self.order != "distance":
             raise UserError(
                 "HeadSchedule.order is for heads that are added one after another: set "

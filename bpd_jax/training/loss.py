@@ -221,7 +221,6 @@ class BlockwiseLoss:
 
     @property
     def softmax(self) -> SoftmaxLoss:
-        """The cross-entropy of one head."""
         trunk, chunk = self.model.trunk, self.compute.loss_chunk
         return SoftmaxLoss(trunk.vocab_size, trunk.dtype, chunk, self.mesh)
 
@@ -320,7 +319,6 @@ class BlockwiseLoss:
         layer: Params | Float[Array, "B T D"] | None,
         hidden: Float[Array, "B T D"],
     ) -> Float[Array, "B T D"]:
-        """The input of a head's softmax."""
         if layer is None:
             return hidden
         if self.model.heads is None:
@@ -350,5 +348,4 @@ def _per_part(array: Array, drawn: Int[Array, "B A"] | None) -> tuple[Array, ...
 
 
 def _counts(valid: tuple[Array, ...]) -> Float[Array, " L"]:
-    """Valid positions of each head."""
     return jnp.concatenate([x.sum((1, 2), dtype=jnp.float32) for x in valid])

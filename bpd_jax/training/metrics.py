@@ -141,7 +141,6 @@ class _EventFile:
             self._append(first_step, session_log=log)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a row."""
         _, summary_pb2 = self._protos
         numbers = [
             summary_pb2.Summary.Value(tag=name, simple_value=value)

@@ -133,7 +133,6 @@ class HeldOut(NamedTuple):
         return row | per_head(f"{prefix}_chain", self.chains, 2)
 
     def facts(self) -> dict[str, object]:
-        """All figures, as JSON."""
         return {
             "accuracies": self.accuracies,
             "top": self.tops(),

@@ -81,7 +81,6 @@ class RefinerHeldOut(NamedTuple):
         return columns
 
     def metrics(self, prefix: str = "validation") -> dict[str, float]:
-        """A row of numbers for `metrics.jsonl`; heads are counted from 2."""
         row: dict[str, float] = {}
         for name, values in self.table().items():
             row |= per_head(f"{prefix}_{name}", values, 2)

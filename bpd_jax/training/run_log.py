@@ -88,7 +88,6 @@ class Meter:
         return values
 
     def state(self) -> dict[str, Any]:
-        """The sums since the last row as JSON, for `restore`."""
         self._sum_pending()
         sums = {name: total.tolist() for name, total in self._sums.items()}
         return {"steps": self._steps, "sums": sums}
@@ -184,7 +183,6 @@ class RunLog:
         self._bar.update()
 
     def means(self, step: int, learning_rate: float) -> None:
-        """Writes the means since the last row."""
         row = self.meter.take() | {"learning_rate": learning_rate}
         self._write(step, row)
         speeds = [
@@ -201,7 +199,6 @@ class RunLog:
         self.meter.restart()
 
     def publish(self) -> None:
-        """See `MetricsWriter.publish`."""
         if self._writer is not None:
             self._writer.publish()
 

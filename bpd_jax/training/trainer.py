@@ -167,7 +167,6 @@ def train(
 
 
 def _prepare_folder(folder: pathlib.Path, config: TrainConfig) -> None:
-    """Checks the run folder and prepares its rows."""
     run_folder.check_usable(folder, config)
     files.check_writable(folder / CHECKPOINTS, folder=True)
     make_run_rows(config, folder)

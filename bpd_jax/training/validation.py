@@ -174,7 +174,6 @@ class Decisions:
         return self.selection.is_over(self.config.patience)
 
     def lambdas(self, step: int) -> Any:
-        """The weights λ_h of the heads in a step."""
         schedule = _schedule(self.config)
         return schedule.weights(self.schedule_state, step, self.config.lambdas)
 
@@ -197,7 +196,6 @@ class Decisions:
         return self.selection.step, self.is_over
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON, for `restore`."""
         return {
             _SELECTION: dataclasses.asdict(self.selection),
             _HEAD_SCHEDULE: self.schedule_state,

@@ -160,7 +160,6 @@ class _Rows(VectorCode):
     def _mix(
         self, slot: ir.Value, scales: list[ir.Value], stride: int, count: ir.Value
     ) -> None:
-        """Rescales the mixed values and adds those of some slots."""
         b, wide = self.b, self.tile.width
         most = self.width // wide
         vectors = math.gcd(most, self.tile.outputs)

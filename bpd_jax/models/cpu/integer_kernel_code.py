@@ -311,7 +311,6 @@ class _Code:
         outputs: ir.Value,
         left: ir.Value,
     ) -> None:
-        """Writes the outputs that exist."""
         bits = ir.VectorType(ir.IntType(1), self.width)
         kinds = [self.floats, self.floats.as_pointer(), _WORD, bits]
         name = f"llvm.masked.store.v{self.width}f32.p0"

@@ -46,7 +46,6 @@ def largest(
 
 
 def _blocks(logits: Float[Array, "... V"], size: int) -> Float[Array, "... n size"]:
-    """Blocks of numbers; the last one is filled with -inf."""
     fill = [(0, 0)] * (logits.ndim - 1) + [(0, -logits.shape[-1] % size)]
     padded = jnp.pad(logits, fill, constant_values=-jnp.inf)
     return padded.reshape(*logits.shape[:-1], -1, size)

@@ -71,7 +71,6 @@ def accumulate(
 
 
 def smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """The smaller one of two integers."""
     return b.select(b.icmp_signed("<", x, y), x, y)
 
 
@@ -137,7 +136,6 @@ class Repeated(ir.Constant):
 
 
 def splat(b: ir.IRBuilder, number: ir.Value, width: int) -> ir.Value:
-    """A vector that repeats a number."""
     one = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
     one = b.insert_element(one, number, ir.IntType(32)(0))
     lanes = Repeated(ir.VectorType(ir.IntType(32), width), 0)

@@ -203,7 +203,6 @@ class _Rows(VectorCode):
         return self._by_vectors(size, peaks, scores)
 
     def _capped(self, score: ir.Value) -> ir.Value:
-        """`cap · tanh(score / cap)`."""
         if self.softcap is None:
             return score
         b, number = self.b, self._constant

@@ -82,8 +82,6 @@ class _Row(VectorCode):
         *self.inputs, self.result = arrays
 
     def write(self, value: Callable[[list[ir.Value]], ir.Value]) -> None:
-        """Computes the result from vectors of the arguments."""
-
         def each(at: ir.Value) -> None:
             loaded = [self._load(array, at) for array in self.inputs]
             self._store(value(loaded), self.result, at)
@@ -104,7 +102,6 @@ class _Row(VectorCode):
         return b.fdiv(total, b.sitofp(self.length, FLOAT))
 
     def times(self, *factors: ir.Value) -> ir.Value:
-        """A product, from the left."""
         first, *others = factors
         for other in others:
             first = self.b.fmul(first, other)
@@ -118,11 +115,9 @@ class _Row(VectorCode):
         return self.b.fmul(x, self._sigmoid(self.b.fmul(twice, inner)))
 
     def silu(self, x: ir.Value) -> ir.Value:
-        """`x · sigmoid(x)`."""
         return self.b.fmul(x, self._sigmoid(x))
 
     def relu(self, x: ir.Value) -> ir.Value:
-        """The greater one of x and 0."""
         return self._greater(x, self._constant(0.0))
 
     def gelu_exact(self, x: ir.Value) -> ir.Value:

@@ -38,7 +38,6 @@ class Storage:
 
     @property
     def arrays(self) -> int:
-        """Number of arrays."""
         return 1 + bool(self.block) + self.minima
 
     def step(self, width: int) -> int:
@@ -46,7 +45,6 @@ class Storage:
         return self.block or width
 
     def nbytes(self, numbers: int) -> int:
-        """Bytes of some numbers, without scales and minima."""
         return numbers * self.bits // 8
 
 

@@ -165,5 +165,4 @@ class VectorCode:
         return Repeated(self.vector, value)
 
     def _spread(self, number: ir.Value) -> ir.Value:
-        """A vector whose numbers are all the same one."""
         return splat(self.b, number, self.tile.width)

@@ -93,11 +93,9 @@ class Buffers:
         ]
 
     def data(self, index: int, kind: ir.Type = FLOATS) -> ir.Value:
-        """The address of an array's numbers."""
         return _at(self._builder, self._buffers[index], 24, kind)
 
     def size(self, index: int, axis: int) -> ir.Value:
-        """The size of an axis."""
         sizes = _at(self._builder, self._buffers[index], 40, INT.as_pointer())
         return self._builder.load(self._builder.gep(sizes, [INT(axis)]))
 
@@ -145,7 +143,6 @@ def kernel_module(
 
 
 def registered() -> list[str]:
-    """Names of the registered kernels."""
     return list(_ENGINES)
 
 

@@ -51,7 +51,6 @@ class BaseObjective(Objective):
         """Number of the last columns of the matrices that are trained."""
 
     def levels(self, trained: Params, frozen: Params, batch: Any) -> Levels:
-        """The softmaxes of a batch."""
         targets = targets_of(batch, frozen, self.model)
         counts = jnp.maximum(targets.scored.sum(0), 1)
         inputs, matrices = self.softmax_inputs(trained, frozen, batch)

@@ -32,7 +32,6 @@ class PositionBatch(NamedTuple):
 def with_targets(
     positions: Positions, indices: np.ndarray, states: np.ndarray, block_size: int
 ) -> PositionBatch:
-    """The batch of some positions and their states."""
     return PositionBatch(states, *positions.after(indices, block_size))
 
 

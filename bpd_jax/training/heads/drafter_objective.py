@@ -35,7 +35,6 @@ class DrafterObjective(BaseObjective):
 
     @property
     def drafter(self) -> BlockDrafterConfig:
-        """Sizes of the block drafter."""
         assert isinstance(self.config.heads, BlockDrafterConfig)
         return self.config.heads
 
@@ -128,7 +127,6 @@ class DrafterObjective(BaseObjective):
     def save(
         self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
-        """Writes a folder of a block drafter; see `drafter_files`."""
         config, dtype = self.functions.config, self.config.heads_dtype
         save_drafter(folder, config, params, dtype=dtype, **about)
 

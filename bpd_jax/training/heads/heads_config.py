@@ -107,7 +107,6 @@ class HeadsTrainConfig(FrozenConfig):
         return dataclasses.replace(self, heads=drafter)
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible settings."""
         drafter = isinstance(self.heads, BlockDrafterConfig)
         if self.optimizer.trunk_learning_rate is not None:
             raise UserError(
@@ -158,7 +157,6 @@ class HeadsTrainConfig(FrozenConfig):
             )
 
     def check_mesh(self, mesh: Mesh) -> None:
-        """Raises a `UserError` if the batch cannot be divided over the devices."""
         name = "HeadsTrainConfig.batch_size"
         if isinstance(self.heads, BlockDrafterConfig):
             name += " // HeadsTrainConfig.anchors_per_row"
@@ -168,7 +166,6 @@ class HeadsTrainConfig(FrozenConfig):
 
     @property
     def trains_drafter(self) -> bool:
-        """Whether a block drafter is trained, not heads."""
         return isinstance(self.heads, BlockDrafterConfig)
 
     @property

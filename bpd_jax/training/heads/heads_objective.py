@@ -33,7 +33,6 @@ class HeadsObjective(BaseObjective):
 
     @property
     def heads(self) -> BlockHeadsConfig:
-        """Sizes of the heads."""
         assert isinstance(self.config.heads, BlockHeadsConfig)
         return self.config.heads
 
@@ -88,7 +87,6 @@ class HeadsObjective(BaseObjective):
         return None if batch.later is None else self.hidden(batch.later)
 
     def batcher(self, states: States, positions: Positions) -> PositionBatcher:
-        """Batches of cached states."""
         del positions
         config = self.config
         return PositionBatcher(
@@ -98,5 +96,4 @@ class HeadsObjective(BaseObjective):
     def save(
         self, folder: pathlib.Path, params: Params, **about: Unpack[About]
     ) -> None:
-        """Writes a folder of heads; see `heads_files`."""
         save_heads(folder, self.heads, params, dtype=self.config.heads_dtype, **about)

@@ -71,13 +71,11 @@ class States:
 
     @property
     def width(self) -> int:
-        """C, the width of a state."""
         width = self._shards[0].shape[1]
         return width if self._columns is None else len(self._columns)
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the states."""
         return self._shards[0].dtype
 
     def read(self, indices: np.ndarray) -> np.ndarray:
@@ -210,7 +208,6 @@ def _compute(
     counts: np.ndarray,
     bar: progress.tqdm,
 ) -> np.ndarray:
-    """Computes the states `[n, C]` of all positions of some texts."""
     starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])
     states = np.empty((starts[-1], base.width), base.dtype)
     for number, text_states in base.states([texts[row] for row in rows]):

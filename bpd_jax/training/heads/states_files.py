@@ -188,7 +188,6 @@ def shard_name(
     lengths: Sequence[int] | np.ndarray,
     prompt_lengths: Sequence[int] | np.ndarray,
 ) -> str:
-    """The name of a shard with the states of some texts."""
     digest = hashlib.sha256(np.ascontiguousarray(tokens, np.int32).tobytes())
     for values in (lengths, prompt_lengths):
         digest.update(np.asarray(values, np.int64).tobytes())
@@ -196,7 +195,6 @@ def shard_name(
 
 
 def cache_bytes(positions: int, width: int) -> int:
-    """Bytes of stored states, which are in half precision."""
     return 2 * positions * width
 
 

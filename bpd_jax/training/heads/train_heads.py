@@ -190,7 +190,6 @@ def _ring_batches(
 def make_objective(
     config: HeadsTrainConfig, model: BlockwiseConfig, mesh: Mesh | None = None
 ) -> HeadsObjective | DrafterObjective:
-    """The objective of the heads or of the block drafter in `config.heads`."""
     kind = DrafterObjective if config.trains_drafter else HeadsObjective
     return kind(config, model, mesh)
 
