@@ -35,7 +35,7 @@ from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.refiner_files import load_refiner, save_refiner
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.evaluation import evaluate
@@ -113,7 +113,7 @@ def _save_small_drafter(folder: pathlib.Path) -> None:
 
 def _save_markov(folder: pathlib.Path) -> None:
     config = MarkovConfig(31, 8, 4, rank=5)
-    save_refiner(folder, config, init_refiner(config, jax.random.key(0)), {"a": 1})
+    save_refiner(folder, config, config.init(jax.random.key(0)), {"a": 1})
 
 
 def _save_task(folder: pathlib.Path) -> None:

@@ -34,7 +34,6 @@ from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.trained_refiners import (
     MarkovConfig,
-    init_refiner,
     markov_factors,
 )
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -86,7 +85,7 @@ class DrafterFunctions:
         params = unbox(variables["params"])
         config = self.config.markov(self.target)
         if config is not None:
-            params["markov"] = init_refiner(config, markov)
+            params["markov"] = config.init(markov)
         return params
 
     def slots(self, length: int) -> int:

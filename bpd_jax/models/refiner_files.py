@@ -1,7 +1,6 @@
 """A refiner on disk: a folder with `refiner.json` and `params.npz`."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from bpd_jax.base.arrays import ArraySpec, read_npz
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import by_path, check_finite
-from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig, init_refiner
+from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.storage import files
 from bpd_jax.storage.folders import Artifact, replacing_folder
 from bpd_jax.storage.paths import as_path, local_copy
@@ -82,7 +81,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
     path = folder / PARAMETERS
     with KIND.reading(path):
         key = jax.eval_shape(lambda: jax.random.key(0))
-        abstract = jax.eval_shape(functools.partial(init_refiner, config), key)
+        abstract = jax.eval_shape(config.init, key)
         specs = {
             name: ArraySpec((np.dtype(leaf.dtype).str,), tuple(leaf.shape))
             for name, leaf in by_path(abstract).items()

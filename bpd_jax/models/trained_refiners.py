@@ -49,6 +49,14 @@ class RefinerConfig(Validated):
         """Positions of the block that are predicted, 1 … L-1."""
         return range(1, self.num_heads)
 
+    def init(self, rng: Array) -> Params:
+        """Initial parameters, float32.
+
+        All outputs are zero: a new Markov or recurrent refiner does not change logits,
+        and a new Hydra head is the softmax of the language model.
+        """
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
 class MarkovConfig(RefinerConfig):
@@ -70,6 +78,20 @@ class MarkovConfig(RefinerConfig):
 
     kind = "markov"
 
+    def init(self, rng: Array) -> Params:
+        rank = self.rank
+        params = {
+            "embedding": jax.random.normal(rng, (self.vocab_size, rank)),
+            "output": jnp.zeros((self.outputs or self.vocab_size, rank)),
+        }
+        if self.level_scale:
+            params["scale"] = jnp.ones((self.num_heads - 1, rank))
+        if self.reads_state:
+            params["project"] = _kernel(
+                jax.random.fold_in(rng, 1), self.d_model, self.rank
+            )
+        return params
+
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig(RefinerConfig):
@@ -88,6 +110,22 @@ class RecurrentConfig(RefinerConfig):
 
     kind = "recurrent"
 
+    def init(self, rng: Array) -> Params:
+        rank, width = self.rank, self.width
+        start, embedding, token, state, project = jax.random.split(rng, 5)
+        return {
+            "kernel_start": _kernel(start, self.d_model, width),
+            "bias_start": jnp.zeros(width),
+            "embedding": jax.random.normal(embedding, (self.vocab_size, rank)),
+            "kernel_token": _kernel(token, rank, 3 * width),
+            "kernel_state": _kernel(state, width, 3 * width),
+            "bias_token": jnp.zeros(3 * width),
+            "bias_state": jnp.zeros(3 * width),
+            "project": _kernel(project, width, rank),
+            "scale": jnp.ones((self.num_heads - 1, rank)),
+            "output": jnp.zeros((self.vocab_size, rank)),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class HydraConfig(RefinerConfig):
@@ -103,41 +141,25 @@ class HydraConfig(RefinerConfig):
 
     kind = "hydra"
 
+    def init(self, rng: Array) -> Params:
+        width, d_model = self.width, self.d_model
+
+        def init_level(level: int) -> Params:
+            inputs = 1 + level
+            kernel = _kernel(jax.random.fold_in(rng, level), inputs * d_model, width)
+            return {
+                "kernel_in": kernel.reshape(inputs, d_model, width),
+                "bias_in": jnp.zeros(width),
+                "kernel_out": jnp.zeros((width, d_model)),
+                "bias_out": jnp.zeros(d_model),
+            }
+
+        return {f"level_{level}": init_level(level) for level in self.levels}
+
 
 REFINER_KINDS: dict[str, type[RefinerConfig]] = {
     config.kind: config for config in (MarkovConfig, RecurrentConfig, HydraConfig)
 }
-
-
-def init_refiner(config: RefinerConfig, rng: Array) -> Params:
-    """Initial parameters, float32.
-
-    All outputs are zero: a new Markov or recurrent refiner does not change logits, and
-    a new Hydra head is the softmax of the language model.
-    """
-    match config:
-        case MarkovConfig():
-            return _init_markov(config, rng)
-        case RecurrentConfig():
-            return _init_recurrent(config, rng)
-        case HydraConfig():
-            return _init_hydra(config, rng)
-    raise TypeError(f"unknown refiner {config!r}")
-
-
-def _init_markov(config: MarkovConfig, rng: Array) -> Params:
-    rank = config.rank
-    params = {
-        "embedding": jax.random.normal(rng, (config.vocab_size, rank)),
-        "output": jnp.zeros((config.outputs or config.vocab_size, rank)),
-    }
-    if config.level_scale:
-        params["scale"] = jnp.ones((config.num_heads - 1, rank))
-    if config.reads_state:
-        params["project"] = _kernel(
-            jax.random.fold_in(rng, 1), config.d_model, config.rank
-        )
-    return params
 
 
 def markov_factors(
@@ -180,23 +202,6 @@ def markov_scores(
     factors = None if factors is None else factors[:, None]
     queries = markov_queries(params, previous, level, factors)
     return _scores(params, queries, candidates)
-
-
-def _init_recurrent(config: RecurrentConfig, rng: Array) -> Params:
-    rank, width = config.rank, config.width
-    start, embedding, token, state, project = jax.random.split(rng, 5)
-    return {
-        "kernel_start": _kernel(start, config.d_model, width),
-        "bias_start": jnp.zeros(width),
-        "embedding": jax.random.normal(embedding, (config.vocab_size, rank)),
-        "kernel_token": _kernel(token, rank, 3 * width),
-        "kernel_state": _kernel(state, width, 3 * width),
-        "bias_token": jnp.zeros(3 * width),
-        "bias_state": jnp.zeros(3 * width),
-        "project": _kernel(project, width, rank),
-        "scale": jnp.ones((config.num_heads - 1, rank)),
-        "output": jnp.zeros((config.vocab_size, rank)),
-    }
 
 
 def recurrent_start(
@@ -242,22 +247,6 @@ def recurrent_scores(
     `state` is s_j of each path; W candidates are for each path, or for all.
     """
     return _scores(params, recurrent_queries(params, state, level), candidates)
-
-
-def _init_hydra(config: HydraConfig, rng: Array) -> Params:
-    width, d_model = config.width, config.d_model
-
-    def init_level(level: int) -> Params:
-        inputs = 1 + level
-        kernel = _kernel(jax.random.fold_in(rng, level), inputs * d_model, width)
-        return {
-            "kernel_in": kernel.reshape(inputs, d_model, width),
-            "bias_in": jnp.zeros(width),
-            "kernel_out": jnp.zeros((width, d_model)),
-            "bias_out": jnp.zeros(d_model),
-        }
-
-    return {f"level_{level}": init_level(level) for level in config.levels}
 
 
 def hydra_states(

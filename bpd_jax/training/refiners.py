@@ -6,7 +6,6 @@ atomically.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -23,7 +22,7 @@ from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
-from bpd_jax.models.trained_refiners import RefinerConfig, init_refiner
+from bpd_jax.models.trained_refiners import RefinerConfig
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import (
@@ -167,7 +166,7 @@ def train_refiner(
     warmup = math.ceil(_WARMUP * settings.steps)
     result = frozen.train(
         objective,
-        jax.jit(functools.partial(init_refiner, config))(jax.random.key(settings.seed)),
+        jax.jit(config.init)(jax.random.key(settings.seed)),
         base,
         lambda step: Batches(source.train(step), source.held_out, unit=source.unit),
         folder,

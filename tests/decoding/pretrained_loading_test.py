@@ -20,7 +20,7 @@ from bpd_jax.decoding.run_loading import held_out
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.refiner_files import save_refiner
-from bpd_jax.models.trained_refiners import MarkovConfig, init_refiner
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.training import hosts
 from tests.decoding.random_models import save_random_heads
 
@@ -148,7 +148,7 @@ def test_refiners_of_another_model_are_refused(folder, tmp_path):
     loaded = load_model(str(folder))
     trunk = loaded.config.trunk
     config = MarkovConfig(trunk.vocab_size, trunk.d_model, 4, rank=2)
-    params = init_refiner(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     key = fingerprint(loaded.config, loaded.params)
     for name, base in (("old", None), ("mine", key), ("other", "0123456789abcdef")):
         save_refiner(tmp_path / name, config, params, {}, base)

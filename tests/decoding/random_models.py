@@ -24,7 +24,7 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import rounded
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
+from bpd_jax.models.trained_refiners import REFINER_KINDS
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -151,7 +151,7 @@ def _drafter_shapes(drafter):
 def make_refiner(kind, vocab_size=13, heads=4, d_model=16):
     """A refiner with random parameters."""
     config = REFINER_KINDS[kind](vocab_size, d_model, heads)
-    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
 
 

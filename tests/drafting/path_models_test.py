@@ -22,7 +22,7 @@ from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.draft_model import DraftModelSource
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.hydra import HydraSource
-from bpd_jax.models.trained_refiners import HydraConfig, RecurrentConfig, init_refiner
+from bpd_jax.models.trained_refiners import HydraConfig, RecurrentConfig
 from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
     LENGTH,
@@ -135,7 +135,7 @@ def unrolled_recurrent(params, hidden, path):
 def test_every_search_sees_the_recurrent_corrections():
     view = make_view(make_model(0, block_size=LENGTH))
     config = RecurrentConfig(13, 16, LENGTH, rank=5, width=6)
-    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     rng = np.random.default_rng(0)
     w = jax.tree.map(lambda leaf: rng.normal(0, 0.7, leaf.shape), shapes)
     lattice = lattice_of(view)

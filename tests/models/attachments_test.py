@@ -25,7 +25,6 @@ from bpd_jax.models.trained_refiners import (
     HydraConfig,
     MarkovConfig,
     RecurrentConfig,
-    init_refiner,
 )
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
@@ -88,7 +87,7 @@ def write_drafter(folder, dtype="float32"):
 
 
 def write_refiner(folder, config=REFINERS[0]):
-    params = init_refiner(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     save_refiner(folder, config, params, FACTS, base()["base"])
     return params
 

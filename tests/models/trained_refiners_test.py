@@ -18,9 +18,7 @@ HYDRA = HydraConfig(VOCAB, WIDTH, HEADS, width=10)
 @functools.cache
 def parameters(config):
     """Random parameters, the zero-initialised ones included."""
-    shapes = jax.eval_shape(
-        functools.partial(trained_refiners.init_refiner, config), jax.random.key(0)
-    )
+    shapes = jax.eval_shape(config.init, jax.random.key(0))
     return random_params(shapes, 0.5, 0)
 
 
@@ -36,17 +34,17 @@ def states(seed, *shape):
 def test_a_new_refiner_changes_nothing():
     key = jax.random.key(1)
     hidden, candidates = states(8, 2, WIDTH), tokens(9, 2, 3, 4)
-    params = trained_refiners.init_refiner(MARKOV, key)
+    params = MARKOV.init(key)
     scores = trained_refiners.markov_scores(params, tokens(1, 2, 3), candidates, 2)
     assert not scores.any()
-    params = trained_refiners.init_refiner(RECURRENT, key)
+    params = RECURRENT.init(key)
     state = jnp.repeat(
         trained_refiners.recurrent_start(params, hidden)[:, None], 3, axis=1
     )
     state = trained_refiners.recurrent_step(params, state, tokens(2, 2, 3))
     assert state.any()
     assert not trained_refiners.recurrent_scores(params, state, candidates, 1).any()
-    params = trained_refiners.init_refiner(HYDRA, key)
+    params = HYDRA.init(key)
     embedded = states(7, 2, 3, 2, WIDTH)
     result = trained_refiners.hydra_states(HYDRA, params, hidden, embedded, 2)
     np.testing.assert_array_equal(result, jnp.repeat(hidden[:, None], 3, axis=1))

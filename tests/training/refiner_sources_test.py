@@ -11,7 +11,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.trained_refiners import init_refiner
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
@@ -67,7 +66,7 @@ def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
     settings = RefinerSettings(kind, batch_size=13)
     source = open_source(states, settings, config, params)
     refiner_config = settings.config_for(config)
-    shapes = jax.eval_shape(lambda: init_refiner(refiner_config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: refiner_config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)
 
     cached = open_states(states, fingerprint(config, params)).positions
@@ -117,7 +116,7 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     source = open_source(states, settings, config, params)
     batch = next(source.train(0))
     objective = objective_on(source, settings, config)
-    shapes = jax.eval_shape(lambda: init_refiner(objective.config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: objective.config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)
 
     def plain(refiner):

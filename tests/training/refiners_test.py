@@ -15,7 +15,6 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import (
     hydra_states,
-    init_refiner,
     markov_scores,
     recurrent_scores,
     recurrent_start,
@@ -78,7 +77,7 @@ def losses(folder):
 
 def random_refiner(config):
     """Parameters without zeros."""
-    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     return random_params(shapes, 0.5, 5)
 
 
