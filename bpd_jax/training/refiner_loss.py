@@ -1,10 +1,11 @@
-"""The inputs of a refiner's loss: states of the frozen model and the refined softmax.
+"""What a refiner's loss reads: states of the frozen model, and targets.
 
 With teacher forcing, the earlier tokens of a block are those of the text, so all levels
 of all positions are trained at once. n is the number of positions, B × T for packed
 rows.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,19 +13,8 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.trained_refiners import (
-    HydraConfig,
-    RecurrentConfig,
-    RefinerConfig,
-    hydra_states,
-    markov_queries,
-    recurrent_queries,
-    recurrent_start,
-    recurrent_step,
-)
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.loss import head_targets
 
@@ -53,16 +43,13 @@ def outputs_of_rows(
     verification accepts; otherwise that of the text.
     """
     tokens, segment_ids, positions, loss_mask = (jnp.asarray(x) for x in batch)
-    variables = {"params": base}
-    hidden, *_ = BlockwiseLM(model).apply(
-        variables, tokens, positions, Segments(segment_ids)
-    )
-    states = BlockwiseLM(model).apply(variables, hidden, method="head_states")
+    run = functools.partial(BlockwiseLM(model).apply, {"params": base})
+    hidden, *_ = run(tokens, positions, Segments(segment_ids))
+    states = run(hidden, method="head_states")
     after, valid = head_targets(tokens, segment_ids, loss_mask, model.block_size)
     targets = after[1:]
     if model_targets:
-        logits = BlockwiseLM(model).apply(variables, hidden, method="next_token_logits")
-        best = logits.argmax(-1)
+        best = run(hidden, method="next_token_logits").argmax(-1)
         targets = jnp.stack(
             [jnp.roll(best, -level, axis=1) for level in range(1, model.block_size)]
         )
@@ -86,54 +73,3 @@ def outputs_of_states(
     states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     return BaseOutputs(hidden, states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
-
-
-def draft_softmax(
-    model: BlockwiseConfig, base: Params
-) -> Float[Array, "#levels draft D"]:
-    """The softmax matrices of heads 2 … L: one that they share, or one for each."""
-    if model.heads is not None and model.heads.has_softmax:
-        matrix = base["heads"]["softmax"]
-    else:
-        matrix = softmax_rows(model, base, None)
-    matrix = matrix.astype(model.trunk.dtype)
-    return matrix if matrix.ndim == 3 else matrix[None]
-
-
-def refined_inputs(
-    config: RefinerConfig,
-    params: Params,
-    model: BlockwiseConfig,
-    base: Params,
-    frozen: BaseOutputs,
-) -> tuple[Float[Array, "n levels R"], Float[Array, "#levels draft R"]]:
-    """Inputs and matrices of the refined softmax of all levels.
-
-    A correction of the logits adds columns: [state, query] · [softmax, output]ᵀ.
-    """
-    matrix = draft_softmax(model, base)
-    tokens = frozen.tokens
-    if isinstance(config, HydraConfig):
-        embedded = BlockwiseLM(model).apply({"params": base}, tokens, method="embed")
-        # Each position of the batch is treated as one text with a single path.
-        states = [
-            hydra_states(config, params, frozen.hidden, embedded[:, None, :j], j)
-            for j in config.levels
-        ]
-        return jnp.concatenate(states, axis=1), matrix
-    queries = []
-    if isinstance(config, RecurrentConfig):
-        state = recurrent_start(params, frozen.hidden)
-        for level in config.levels:
-            state = recurrent_step(params, state, tokens[:, level - 1])
-            queries.append(recurrent_queries(params, state, level))
-    else:
-        queries = [
-            markov_queries(params, tokens[:, level - 1], level)
-            for level in config.levels
-        ]
-    vocabulary = base.get("heads", {}).get("vocabulary")
-    output = params["output"] if vocabulary is None else params["output"][vocabulary]
-    output = jnp.broadcast_to(output.astype(matrix.dtype), (len(matrix), *output.shape))
-    inputs = jnp.concatenate([frozen.states, jnp.stack(queries, axis=1)], axis=-1)
-    return inputs, jnp.concatenate([matrix, output], axis=-1)

@@ -18,11 +18,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Params
+from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.models.attachments import fingerprint
+from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.refiner_files import KIND, save_refiner
-from bpd_jax.models.trained_refiners import RefinerConfig
+from bpd_jax.models.trained_refiners import (
+    HydraConfig,
+    RecurrentConfig,
+    RefinerConfig,
+    hydra_states,
+    markov_queries,
+    recurrent_queries,
+    recurrent_start,
+    recurrent_step,
+)
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.training import (
@@ -34,7 +45,7 @@ from bpd_jax.training.config import FrozenConfig, OptimizerConfig
 from bpd_jax.training.frozen import Batches
 from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
-from bpd_jax.training.refiner_loss import BaseOutputs, draft_softmax, refined_inputs
+from bpd_jax.training.refiner_loss import BaseOutputs
 from bpd_jax.training.refiner_sources import RefinerSettings, open_source
 from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.validation import per_head
@@ -125,16 +136,62 @@ class RefinerObjective(Objective):
         targets = draft_targets(outputs.targets, outputs.valid, vocabulary, vocab_size)
         counts = jnp.maximum(targets.scored.sum(0, dtype=jnp.float32), 1)
         weights = targets.scored / (counts * len(counts))
-        plain = Levels(
-            outputs.states, draft_softmax(self.model, frozen), targets, weights
-        )
-        inputs, matrices = refined_inputs(
-            self.config, trained, self.model, frozen, outputs
-        )
+        plain = Levels(outputs.states, self._softmax(frozen), targets, weights)
+        inputs, matrices = self._refined(trained, frozen, outputs, plain.matrices)
         columns = inputs.shape[-1] - outputs.states.shape[-1]
         return plain, plain._replace(
             inputs=inputs, matrices=matrices, trained_columns=columns
         )
+
+    def _softmax(self, frozen: Params) -> Float[Array, "#levels draft D"]:
+        """The matrices of heads 2 … L: one that they share, or one for each."""
+        heads = self.model.heads
+        if heads is not None and heads.has_softmax:
+            matrix = frozen["heads"]["softmax"]
+        else:
+            matrix = softmax_rows(self.model, frozen, None)
+        matrix = matrix.astype(self.model.trunk.dtype)
+        return matrix if matrix.ndim == 3 else matrix[None]
+
+    def _refined(
+        self,
+        params: Params,
+        base: Params,
+        outputs: BaseOutputs,
+        matrix: Float[Array, "#levels draft D"],
+    ) -> tuple[Float[Array, "n levels R"], Float[Array, "#levels draft R"]]:
+        """Inputs and matrices of the refined softmax of all levels.
+
+        A correction of the logits adds columns: [state, query] · [softmax, output]ᵀ.
+        """
+        config, tokens = self.config, outputs.tokens
+        if isinstance(config, HydraConfig):
+            model = BlockwiseLM(self.model)
+            embedded = model.apply({"params": base}, tokens, method="embed")
+            # Each position of the batch is treated as one text with a single path.
+            states = [
+                hydra_states(config, params, outputs.hidden, embedded[:, None, :j], j)
+                for j in config.levels
+            ]
+            return jnp.concatenate(states, axis=1), matrix
+        queries = []
+        if isinstance(config, RecurrentConfig):
+            state = recurrent_start(params, outputs.hidden)
+            for level in config.levels:
+                state = recurrent_step(params, state, tokens[:, level - 1])
+                queries.append(recurrent_queries(params, state, level))
+        else:
+            queries = [
+                markov_queries(params, tokens[:, level - 1], level)
+                for level in config.levels
+            ]
+        vocabulary = base.get("heads", {}).get("vocabulary")
+        output = params["output"]
+        output = output if vocabulary is None else output[vocabulary]
+        shape = len(matrix), *output.shape
+        output = jnp.broadcast_to(output.astype(matrix.dtype), shape)
+        inputs = jnp.concatenate([outputs.states, jnp.stack(queries, axis=1)], axis=-1)
+        return inputs, jnp.concatenate([matrix, output], axis=-1)
 
 
 def train_refiner(
