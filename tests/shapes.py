@@ -26,6 +26,7 @@ CHECKED = (
     "bpd_jax.training.levels_loss",
     "bpd_jax.training.loss",
     "bpd_jax.training.refiner_loss",
+    "bpd_jax.training.refiners",
 )
 
 
