@@ -31,7 +31,7 @@ from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import REFINER_KINDS, init_refiner
+from bpd_jax.models.trained_refiners import REFINER_KINDS
 from bpd_jax.models.transformer_config import TransformerConfig
 
 VOCABULARY, WIDTH, HEADS = 13, 16, 4
@@ -139,7 +139,7 @@ def _eagle(model: Model) -> AttachedEagle:
 
 def _refiner(kind: str) -> LoadedRefiner:
     config = REFINER_KINDS[kind](VOCABULARY, WIDTH, HEADS)
-    shapes = jax.eval_shape(lambda: init_refiner(config, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     return LoadedRefiner(config, _random(shapes, 2), {})
 
 
