@@ -157,11 +157,7 @@ class Decisions:
     def restore(
         cls, config: TrainConfig, saved: Mapping[str, Any], steps: Collection[int]
     ) -> Self:
-        """Restores the decisions of a run.
-
-        `saved` is the data item of its checkpoint, {} at the beginning, and `steps` are
-        those whose checkpoints exist.
-        """
+        """Those of a run, from the data item of its checkpoint, {} at the beginning."""
         selection = Selection(config.select_by, weights=config.lambdas)
         schedule_state = saved.get(_HEAD_SCHEDULE) or _schedule(config).start()
         return cls(

@@ -107,8 +107,7 @@ def cached_states(
     """Computes missing states of texts and opens the cache.
 
     A cache with more layers, with the positions of prompts, of another dtype, or with
-    products in float32 or int8 instead of bfloat16 can be used as well. `base` has the
-    required layers, and `fingerprint`.
+    products in float32 or int8 instead of bfloat16 can be used as well.
     """
     folder = as_path(folder)
     layers = base.layers

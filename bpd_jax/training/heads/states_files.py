@@ -284,10 +284,7 @@ class StatesWriter:
         remove_others(self._folder, self._names)
 
     def _skipped(self, prompt_length: int) -> int:
-        """Number of states at the beginning of a text that are not stored.
-
-        See `position_counts`.
-        """
+        """Number of states at a text's beginning that are not stored."""
         return 0 if self._header["include_prompts"] else max(prompt_length - 1, 0)
 
     def _append(
