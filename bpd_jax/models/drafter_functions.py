@@ -199,7 +199,7 @@ class DrafterFunctions:
         Float[Array, "B P"],
         Float[Array, "B P R"] | None,
     ]:
-        """The best tokens of positions 1 … P, at most L-1; see `Model.block_candidates`.
+        """Best tokens of positions 1 … P, at most L-1; see `Model.block_candidates`.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
