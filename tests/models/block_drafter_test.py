@@ -144,8 +144,8 @@ def test_candidates_are_the_best_tokens_of_the_draft_vocabulary():
     features, lengths = texts([3, 8])
     anchors = anchors_of(2)
     cache = jax.jit(functions.prefill, static_argnums=3)(params, features, lengths, 16)
-    candidates = jax.jit(functions.candidates, static_argnums=3)
-    tokens, log_probs, entropies, _ = candidates(params, cache, anchors, 9)
+    candidates = jax.jit(functions.candidates, static_argnums=(3, 4))
+    tokens, log_probs, entropies, _ = candidates(params, cache, anchors, 3, 9)
     assert tokens.shape == log_probs.shape == (2, 3, 9)
     states = states_after(functions, 16, params, features, lengths, anchors)
     logits = states @ params["softmax"].T
