@@ -41,9 +41,6 @@ SVG = flags.DEFINE_string("svg", None, "folder for one .svg file per chart.")
 PICTURE = flags.DEFINE_string(
     "picture", None, "SVG file of one block with its plain and its refined draft."
 )
-DRAFTS = flags.DEFINE_list(
-    "picture_of", ["bpd", "ngram:16"], "plain and refined method of --picture."
-)
 TITLE = flags.DEFINE_string(
     "title", "Drafts in blockwise parallel decoding", "title of the page."
 )
@@ -63,10 +60,6 @@ def main(folders: Sequence[str]) -> None:
         files.check_writable(folder, folder=True)
     if PICTURE.value:
         files.check_writable(PICTURE.value)
-        if len(DRAFTS.value) != 2:
-            raise UserError(
-                f"--picture_of={','.join(DRAFTS.value)} must name two methods."
-            )
     catalog, key_figures = _tables()
     runs = _runs(folders, catalog)
     parts = _parts(runs, catalog)
@@ -81,7 +74,7 @@ def main(folders: Sequence[str]) -> None:
         )
         drawn, picture = PICTURE.value, None
         if drawn:
-            picture = draft_picture.largest_gain(report.texts, *DRAFTS.value)
+            picture = draft_picture.largest_gain(report.texts)
     write_page(report, OUTPUT.value)
     print(f"report: {OUTPUT.value} ({len(parts)} studies)")
     _write_files(parts)

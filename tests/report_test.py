@@ -203,5 +203,3 @@ def test_picture_in_the_docs_matches_the_committed_records(tmp_path):
     assert result.returncode == 0, result.stderr
     committed = ROOT / "docs" / "images" / "drafts.svg"
     assert picture.read_text() == committed.read_text()
-    refused = call(tmp_path, figure, f"--picture={picture}", "--picture_of=bpd")
-    assert_refused(refused, "--picture_of=bpd must name two methods")

@@ -31,6 +31,8 @@ except ModuleNotFoundError as error:
         "it, or make the rows without a cache."
     ) from error
 
+# Files of a split, unless its source has more.
+_LEAST_FILES = 16
 # This file is written first and marks the folder as created by this module.
 _BEGUN, _BEGUN_TEXT = "BEGUN", "by bpd_jax.prepare"
 # Names in the folder, also while the pipeline runs.
@@ -42,7 +44,6 @@ def cache_task(
     task: ExampleTask,
     cache_dir: str,
     options: Sequence[str] = (),
-    least_files: int = 16,
 ) -> str:
     """Tokenizes all splits of a task with a Beam pipeline.
 
@@ -56,8 +57,6 @@ def cache_task(
       cache_dir: folder for the caches of all tasks, on any file system that TensorFlow
         supports, such as gs://bucket/cache.
       options: command-line options of Beam.
-      least_files: minimum number of files per split; a source with more files gives
-        more.
     """
     folder = seqio_cache.cache_folder(task, cache_dir)
     if seqio_cache.is_complete(folder):
@@ -76,7 +75,7 @@ def cache_task(
         pipeline = beam_pipelines.make_pipeline(options)
         with beam_pipelines.running(pipeline):
             for split in existing_splits(task):
-                _add_split(pipeline, task, split, output, least_files)
+                _add_split(pipeline, task, split, output)
         contents = {seqio_cache.DESCRIPTION: description, seqio_cache.COMPLETED: ""}
         for name, text in contents.items():
             with tf.io.gfile.GFile(f"{output}/{name}", "w") as file:
@@ -141,7 +140,6 @@ def _add_split(
     task: ExampleTask,
     split: str,
     output: str,
-    least_files: int,
 ) -> None:
     """Adds the transforms that tokenize and write one split, with seqio's metadata."""
     seqio_task = seqio_tasks.register(task)
@@ -151,7 +149,7 @@ def _add_split(
         # A worker process knows only the tasks that its modules register.
         setup_fn=functools.partial(seqio_tasks.register, task),
     )
-    num_shards = max(len(tokenized.shards), least_files)
+    num_shards = max(len(tokenized.shards), _LEAST_FILES)
     examples = (
         pipeline
         | f"{split}_tokenize" >> tokenized

@@ -27,7 +27,9 @@ def read(task, split, **options):
 @pytest.fixture(scope="module")
 def cached(squad_task, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("cache"))
-    cache_task(squad_task, folder, ["--runner=DirectRunner"], least_files=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bpd_jax.data.cache_pipeline._LEAST_FILES", 2)
+        cache_task(squad_task, folder, ["--runner=DirectRunner"])
     return folder
 
 
