@@ -21,36 +21,29 @@ SMALLEST_VOCABULARY = 257
 def parse_json(text: str | bytes) -> Any:
     """Parses JSON whose numbers are all finite.
 
-    Raises:
-      ValueError: it is not UTF-8, not JSON, nested too deeply, or contains NaN, an
-        infinity or a number beyond float64.
+    Text that is not UTF-8, not JSON or nested too deeply, and NaN, infinities and
+    numbers beyond float64 are a `ValueError`.
     """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         return json.loads(
-            text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded
+            text, parse_constant=_finite, parse_float=_finite, parse_int=_integer
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _bounded(text: str) -> int:
-    # The largest float64 has 309 digits; `float` of a longer integer would overflow.
-    if len(text) > 308:
-        raise ValueError(f"{text[:40]}… is beyond the range of numbers")
-    return int(text)
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is not a finite number")
+        raise ValueError(f"{text[:40]} is beyond the range of numbers")
     return value
+
+
+def _integer(text: str) -> int:
+    _finite(text)
+    return int(text)
 
 
 def bounded_lines(
