@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.base.compiled import keeps_programs
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.lengths import padded_length
 from bpd_jax.decoding.decode_loop import (
@@ -24,6 +25,7 @@ from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host
+from bpd_jax.models.programs import compiled_ahead
 from bpd_jax.models.transformer_config import check_token_ids
 from bpd_jax.training import hosts
 
@@ -244,6 +246,9 @@ def compile_task(
     for indices in _batches(task, prompts):
         by_columns.setdefault(columns_to_read(prompts, indices, width), indices)
     first, *others = by_columns.values()
+    if task.drafter.on_device and keeps_programs():
+        with compiled_ahead():
+            task.run(task.prefill(prompts, first, _batch(task, prompts), 1, padded))
     _run(task, prompts, first, 1, padded)
     for indices in others:
         state = task.prefill(prompts, indices, _batch(task, prompts), 1, padded)

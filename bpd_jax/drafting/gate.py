@@ -113,7 +113,7 @@ class GatedDrafter(WrappedDrafter):
             inner=self.inner.start(arrays, prompts),
             gains=jnp.full(rows, self.price + _CREDIT, jnp.float32),
             waits=jnp.zeros(rows, jnp.int32),
-            patience=jnp.full(rows, _PATIENCE),
+            patience=jnp.full(rows, _PATIENCE, jnp.int32),
             opens=jnp.ones(rows, bool),
             drafted=jnp.zeros(rows, jnp.int32),
             clock=jnp.zeros(rows, jnp.uint32),

@@ -7,7 +7,10 @@ arguments, and the structure, shapes and dtypes of arrays. Where other code take
 such as a drafting method of another package, nothing is kept.
 """
 
+import concurrent.futures
 import contextlib
+import contextvars
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -20,7 +23,7 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax
@@ -48,6 +51,11 @@ _PACKAGES |= {"None", "copyreg", "types", "functools", "collections", "enum"}
 
 # Modules that a process has imported may differ from files that are newer.
 _STARTED = time.time()
+
+# The threads of `compiled_ahead`, and how many there are.
+_THREADS: contextvars.ContextVar[concurrent.futures.Executor | None]
+_THREADS = contextvars.ContextVar("threads", default=None)
+_MOST_THREADS = 2
 
 # Digests of constants, by identity: they have hundreds of arrays.
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes | None]] = {}
@@ -87,7 +95,7 @@ class Program:
         names = list(inspect.signature(function).parameters)
         self._static = [names.index(name) for name in static]
         self._constants = [names.index(name) for name in constants]
-        self._loaded: dict[Any, Callable[..., Any]] = {}
+        self._loaded: dict[Any, Any] = {}  # Programs, or `_Compiling`.
         compiled.on_forget.append(self.clear_cache)
 
     @functools.cached_property
@@ -115,18 +123,24 @@ class Program:
                 static.append(argument)
             else:
                 varying.append(_signature(argument))
+        ahead = _THREADS.get() is not None
         if None in constants or None in varying:
+            if ahead:
+                raise _NotKept
             return self._jitted(*arguments)
         # The settings that jax compares before it uses what it has traced.
         key = tuple(constants), tuple(static), tuple(varying), trace_context()
         if key not in self._loaded:
             self._loaded[key] = self._load(key, arguments)
             cpu.return_freed_memory()
-        return self._loaded[key](
-            *(x for i, x in enumerate(arguments) if i not in self._static)
-        )
+        program = self._loaded[key]
+        if ahead:
+            return program.out_info
+        if isinstance(program, _Compiling):
+            program = self._loaded[key] = program.future.result()
+        return program(*(x for i, x in enumerate(arguments) if i not in self._static))
 
-    def _load(self, key: Any, arguments: Sequence[Any]) -> Callable[..., Any]:
+    def _load(self, key: Any, arguments: Sequence[Any]) -> Any:
         """The program for these arguments, from disk if it is there."""
         sources = _sources()
         try:
@@ -141,15 +155,61 @@ class Program:
         device = _device_of(arguments)
         name = compiled.read_kept("trace", [*known, sources])
         program = _kept_program(name, device) if name else None
-        if program is None:
-            lowered = self.lower(*arguments)
+        if program is not None:
+            return program
+        lowered = self.lower(*jax.tree.map(_anywhere, arguments))
+
+        def compile_() -> Callable[..., Any]:
             name = compiled.digest([*known, lowered.as_text().encode()])
             program, seconds = _kept_program(name, device), math.inf
             if program is None:
                 program, seconds = _compiled(name, lowered)
             if _sources() == sources and seconds >= compiled.LEAST_SECONDS_WHOLE:
                 compiled.write_kept("trace", [*known, sources], name)
-        return program
+            return program
+
+        threads = _THREADS.get()
+        if threads is None:
+            return compile_()
+        place = SingleDeviceSharding(device)
+        shapes = jax.tree.map(lambda x: x.update(sharding=place), lowered.out_info)
+        return _Compiling(shapes, threads.submit(compile_))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiling:
+    """A program that a thread compiles, and the shapes of its outputs."""
+
+    out_info: PyTree
+    future: concurrent.futures.Future[Callable[..., Any]]
+
+
+class _NotKept(Exception):
+    """A program is not kept, so that its outputs are not known before it runs."""
+
+
+@contextlib.contextmanager
+def compiled_ahead() -> Iterator[None]:
+    """Programs that this thread calls in the block are traced, and do not run.
+
+    Meanwhile other threads compile those before. A program returns the shapes of its
+    outputs, which the next one takes. The block ends early at a program that is not
+    kept, and when all are compiled.
+    """
+    with concurrent.futures.ThreadPoolExecutor(_MOST_THREADS) as threads:
+        token = _THREADS.set(threads)
+        try:
+            with contextlib.suppress(_NotKept):
+                yield
+        finally:
+            _THREADS.reset(token)
+
+
+def _anywhere(leaf: Any) -> Any:
+    """Shapes without a device, as arrays that are on no particular one."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(sharding=None)
+    return leaf
 
 
 def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:

@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from bpd_jax.base import compiled
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.decoding import decode_loop
@@ -14,13 +16,13 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled
 from bpd_jax.drafting.assets import Assets
+from bpd_jax.models.programs import Program
 from tests.decoding import random_models as random
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def decode():
-    """Tokens of some methods: on the device, drawn with a small model, on the host."""
+def make_decoder():
     model = random.make_model(2, 4, 14, num_layers=1, max_length=64)
     assets = Assets(
         ngram=random.make_ngram(14),
@@ -28,7 +30,12 @@ def decode():
         markov=random.make_refiner("markov", 14),
         drafter=random.make_drafter(model, seed=5),
     )
-    decoder = Decoder(model, width=3, assets=assets)
+    return Decoder(model, width=3, assets=assets)
+
+
+def decode():
+    """Tokens of some methods: on the device, drawn with a small model, on the host."""
+    decoder = make_decoder()
     prompts = random.make_prompts([2, 3, 4], 14)
     texts = []
     for name, options in (
@@ -81,3 +88,31 @@ def test_texts_are_those_of_jit(tmp_path, monkeypatch):
     assert traced > 0
     assert again == [texts, 0]
     assert decode() == texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "greedy",
+        "block+ngram/tree:6:price=1.5+lookup:3",
+        "draft_model:2:drafts=2",
+        "lookahead:4",
+        "heads+markov/beam:2",
+    ],
+)
+def test_programs_that_are_compiled_ahead_are_those_that_run(monkeypatch, name):
+    monkeypatch.setattr(compiled, "_keeps", True)
+    loaded, load = [], Program._load
+
+    def counted(self, key, arguments):
+        loaded.append(self._name)
+        return load(self, key, arguments)
+
+    monkeypatch.setattr(Program, "_load", counted)
+    options = DecodeOptions(max_new_tokens=12, batch_size=2, temperature=0.5, seed=1)
+    prompts = random.make_prompts([2, 3], 14)
+    [*_, text] = make_decoder().decode(parse_method(name), prompts, options)
+    assert len(text.output_ids) == 12
+    # Other tests may have run the same prompts.
+    assert sorted(set(loaded) - {"run_prompts"}) == ["_first_state", "decode_on_device"]
+    assert len(set(loaded)) == len(loaded)
