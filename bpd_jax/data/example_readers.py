@@ -112,7 +112,8 @@ def read_examples(task: ExampleTask, split: str) -> Iterator[Example]:
         # TensorFlow takes seconds to import and may not be installed.
         from bpd_jax.data.tfds_source import tfds_examples
 
-        yield from tfds_examples(task, split)
+        for fields in tfds_examples(task, split):
+            yield Example(*fields)
         return
     for record_id, texts in read_records(task, split):
         inputs = task.dataset.inputs(texts)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.example_readers import Example
 from bpd_jax.data.example_task import Dataset, ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 
@@ -101,15 +100,17 @@ def write_prompts(dataset: tf.data.Dataset, source: Dataset) -> tf.data.Dataset:
     return dataset.filter(lambda texts: tf.strings.length(texts["targets"]) > 0)
 
 
-def tfds_examples(task: ExampleTask, split: str) -> Iterator[Example]:
-    """Yields the examples of a split."""
+def tfds_examples(
+    task: ExampleTask, split: str
+) -> Iterator[tuple[str, str | None, str]]:
+    """Yields id, inputs and targets of the examples of a split; see `Example`."""
     task.check_split(split)
     records = TfdsSource(task).get_dataset(split, shuffle=False)
     written = write_prompts(records, task.dataset).as_numpy_iterator()
     number = 0
     for number, texts in enumerate(written, 1):
         inputs = texts["inputs"].decode() if task.has_inputs else None
-        yield Example(str(number), inputs, texts["targets"].decode())
+        yield str(number), inputs, texts["targets"].decode()
     if not number:
         raise UserError(f"the {split} split of {task.dataset.tfds} is empty.")
 
