@@ -8,8 +8,9 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.compiled import forget_compiled
-from bpd_jax.decoding.decoder import GREEDY
+from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, DecodeOptions
 from bpd_jax.studies.study_context import StudyContext, StudyExample
 from bpd_jax.studies.study_records import REPORT, TimingRecord
@@ -95,9 +96,10 @@ def timing_records(
         if any((*key, example.index) not in done for example in examples[key[0]])
     ]
     for task, name, temperature, _ in dict.fromkeys((*key[:3], 0) for key in missing):
-        decoder, method = context.contender(variant_of(name)[0], task)
-        prompts = [example.input_ids for example in examples[task]]
-        decoder.check(method, prompts, _options(context, (task, name, temperature, 0)))
+        decoder, request = _request(
+            context, (task, name, temperature, 0), examples[task]
+        )
+        decoder.check(*request)
     finished = len(keys) - len(missing)
     with progress.bar(
         label="timing", unit=" runs", total=len(keys), initial=finished
@@ -112,12 +114,12 @@ def timing_records(
                 # The next prompts have another length, so that compiled code cannot be
                 # reused.
                 forget_compiled()
-                texts = {plain: _decode(context, plain, examples[task])}
+                decoder, request = _request(context, plain, examples[task])
+                texts = {plain: decoder.decode(*request)}
             generations = texts[plain]
             if key != plain:
-                generations = _decode(
-                    context, key, examples[task], reference=texts[plain]
-                )
+                decoder, request = _request(context, key, examples[task])
+                generations = decoder.decode(*request, reference=texts[plain])
             yield [
                 TimingRecord(
                     task=task,
@@ -139,26 +141,19 @@ def timing_records(
             bar.update(1)
 
 
-def _options(context: StudyContext, key: Key) -> DecodeOptions:
+def _request(
+    context: StudyContext, key: Key, examples: Sequence[StudyExample]
+) -> tuple[Decoder, tuple[Method, list[np.ndarray], DecodeOptions]]:
+    """A decoder, and the arguments of its `check` and `decode`."""
     task, name, temperature, turn = key
+    contender, variant = variant_of(name)
+    decoder, method = context.contender(contender, task)
     options = context.options(task)
-    variant = variant_of(name)[1]
-    settings = {} if variant is None else VARIANTS[variant]
-    return dataclasses.replace(
+    options = dataclasses.replace(
         options,
         temperature=temperature,
         seed=options.seed + turn,
         batch_size=1,
-        **settings,
+        **VARIANTS.get(variant or "", {}),
     )
-
-
-def _decode(
-    context: StudyContext,
-    key: Key,
-    examples: Sequence[StudyExample],
-    reference: Sequence[Generation] | None = None,
-) -> list[Generation]:
-    decoder, method = context.contender(variant_of(key[1])[0], key[0])
-    prompts = [example.input_ids for example in examples]
-    return decoder.decode(method, prompts, _options(context, key), reference=reference)
+    return decoder, (method, [example.input_ids for example in examples], options)

@@ -26,7 +26,7 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from absl import flags
@@ -299,9 +299,7 @@ class MeasuredTexts:
         )
 
 
-def measured_texts(
-    read: Callable[[str, str], list[dict]] = read,
-) -> Iterator[str]:
+def measured_texts() -> Iterator[str]:
     """The texts of every file that is measured on."""
     for path, fields in MEASURED.items():
         for record in read(*path.split("/")):

@@ -1,12 +1,15 @@
-"""Charts: positions and styles of marks, and the bounds of the drawing."""
+"""Charts: positions and styles of marks, bounds of the drawing, axes and labels."""
 
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bpd_jax.reporting import charts
+from bpd_jax.reporting import axes, charts, marks
+from bpd_jax.reporting.axes import Axis
 from bpd_jax.reporting.exhibits import BARS, LINES, POINTS, Chart, Series
+from bpd_jax.reporting.marks import Box
 
 TASKS = ["SQuAD", "Retrieval-augmented generation & <more>"]
 
@@ -103,3 +106,43 @@ def test_a_separate_file_is_self_contained():
     assert re.search(r"stroke:#[0-9a-f]{6}", text)
     assert "A title" in "".join(svg.itertext())
     assert not re.search(r"@media|url\(|@import", text)
+
+
+@pytest.mark.parametrize("low, high", [(0, 3000), (-3, 1e-4), (7, 7), (0.1, 0.3)])
+def test_ticks_are_round_and_cover_the_data(low, high):
+    ticks = axes.ticks(low, high)
+    assert ticks[0] <= low <= high <= ticks[-1]
+    assert 2 <= len(ticks) <= 8
+
+
+def test_few_integers_are_ticks():
+    assert axes.ticks_inside([9, 3, 6, 3]) == [3, 6, 9]
+    assert axes.ticks_inside([0.5, 2.25]) == [0.5, 1, 1.5, 2]
+    assert axes.log_ticks([1, 2, 4, 8, 16]) == [1, 2, 4, 8, 16]
+    assert axes.log_ticks(list(range(3, 130))) == [5, 10, 20, 50, 100]
+
+
+def test_positions_on_an_axis():
+    linear = Axis(2, 4, 100, 20, [])
+    assert [linear.position(value) for value in (2, 2.5, 4)] == [100, 80, 20]
+    # Equal factors have equal lengths: 4 is half-way from 1 to 16.
+    assert Axis(1, 16, 0, 60, [], logarithmic=True).position(4) == 30
+    assert Axis(3, 3, 0, 60, []).position(3) == 30
+
+
+def test_texts_are_shortened_until_they_fit():
+    assert axes.shortened("SQuAD", 100) == "SQuAD"
+    text = axes.shortened("Retrieval-augmented generation", 90)
+    assert text.endswith("…")
+    assert text[:-1] in "Retrieval-augmented generation"
+    assert axes.text_width(text) <= 90
+
+
+def test_labels_do_not_overlap_and_unreadable_ones_are_left_out():
+    close = [(100, 100, "MultiNews"), (104, 103, "XSum"), (112, 96, "NewsRoom")]
+    crowd = [(100 + i % 5, 100 + i // 5, f"Name {i}") for i in range(40)]
+    for points, least, most, share in ((close, 3, 3, 0), (crowd, 2, 19, 0.2)):
+        placed = marks.place_labels(points, Box(0, 0, 300, 200))
+        assert least <= len(placed) <= most
+        for first, second in itertools.combinations(placed, 2):
+            assert first.box.intersection(second.box) <= share * first.box.area
