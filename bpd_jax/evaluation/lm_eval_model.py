@@ -16,6 +16,7 @@ from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import TRUTH, check_value, integer
+from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
@@ -119,8 +120,7 @@ class HarnessModel:
             check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
         decoder = self.lm.decoder(lattice_width=lattice_width, alpha=alpha)
-        chosen = decoder.default_method if method is None else parse_method(method)
-        self.method = chosen
+        self.method = decoder.default_method if method is None else parse_method(method)
         self.lattice_width, self.alpha = lattice_width, alpha
         self._defaults = DecodeOptions(
             max_new_tokens=max_gen_toks,
@@ -128,8 +128,8 @@ class HarnessModel:
             seed=seed,
             **self.lm.loaded.option_defaults,
         )
-        if chosen != AUTO:
-            decoder.check(chosen, [], self._defaults)
+        if self.method != AUTO:
+            decoder.check(self.method, [], self._defaults)
 
     def keep(self, kind: str, arguments: tuple[Any, ...], answer: object) -> None:
         """Hook for each answer as soon as it is computed; does nothing by default."""
@@ -207,17 +207,17 @@ class HarnessModel:
     def _scores(
         self, texts: Sequence[tuple[np.ndarray, int]], disable: bool
     ) -> Iterator[tuple[int, Score]]:
-        scores = score_texts(
-            self.lm.loaded.model,
-            texts,
-            batch_size=self._defaults.batch_size,
-            max_length=self.max_length,
-        )
-        total = len(texts)
-        return iter(
-            progress.bar(
-                scores, label="scoring", total=total, unit=" texts", disable=disable
-            )
+        yield from progress.bar(
+            score_texts(
+                self.lm.loaded.model,
+                texts,
+                batch_size=self._defaults.batch_size,
+                max_length=self.max_length,
+            ),
+            label="scoring",
+            total=len(texts),
+            unit=" texts",
+            disable=disable,
         )
 
     def generate_until(
@@ -236,8 +236,7 @@ class HarnessModel:
           The continuations, each up to its first stop text.
         """
         # The prompts of a group are padded to one length, for which code is compiled.
-        groups: dict[tuple[DecodeOptions, int], dict[int, list[int]]]
-        groups = defaultdict(dict)
+        groups = defaultdict[tuple[DecodeOptions, int], dict[int, list[int]]](dict)
         truncated = 0
         for index, request in enumerate(requests):
             context, settings = request.args
@@ -301,17 +300,22 @@ class HarnessModel:
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The model's Jinja template, which the harness records."""
-        chat, name = self.lm.loaded.chat, self.lm.loaded.name
-        if chat is None:
-            raise UserError(
-                f"{name} has no chat template: leave out --apply_chat_template."
-            )
+        chat = self._chat
         if isinstance(chat_template, str):
             raise UserError(
-                f"{name} has one chat template: give --apply_chat_template without a "
-                "name."
+                f"{self.tokenizer_name} has one chat template: give "
+                "--apply_chat_template without a name."
             )
         return chat.template
+
+    @property
+    def _chat(self) -> Chat:
+        if self.lm.loaded.chat is None:
+            raise UserError(
+                f"{self.tokenizer_name} has no chat template: leave out "
+                "--apply_chat_template."
+            )
+        return self.lm.loaded.chat
 
     def apply_chat_template(
         self,
@@ -325,9 +329,7 @@ class HarnessModel:
           add_generation_prompt: whether the model answers; otherwise it continues the
             last message.
         """
-        self.chat_template(True)
-        chat = self.lm.loaded.chat
-        assert chat is not None
+        chat = self._chat
         if not chat_history:
             raise UserError("a task has an empty conversation: give it a message.")
         if add_generation_prompt:

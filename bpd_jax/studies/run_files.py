@@ -10,13 +10,14 @@ import functools
 import gzip
 import json
 import lzma
+import mmap
 import os
 import pathlib
 import types
 import typing
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from bpd_jax.base import limits
 from bpd_jax.base.errors import UserError
@@ -69,7 +70,7 @@ def append_records(
     lines = [_line(record) for record in records]
     try:
         with path.open("ab+") as stream:
-            stream.truncate(_complete_size(path))
+            stream.truncate(_complete_size(stream))
             stream.write("".join(lines).encode("utf-8"))
             stream.flush()
             os.fsync(stream.fileno())
@@ -82,19 +83,12 @@ def _line(record: Record) -> str:
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _complete_size(path: pathlib.Path) -> int:
-    """Size in bytes up to the end of the last complete line; reads from the end."""
-    size, block = path.stat().st_size, 1 << 16
-    with path.open("rb") as stream:
-        while True:
-            start = max(0, size - block)
-            stream.seek(start)
-            newline = stream.read(size - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            if start == 0:
-                return 0
-            block *= 4
+def _complete_size(stream: BinaryIO) -> int:
+    """Size in bytes up to the end of the last complete line."""
+    if os.fstat(stream.fileno()).st_size == 0:  # Cannot be mapped.
+        return 0
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.rfind(b"\n") + 1
 
 
 def read_records(folder: pathlib.Path) -> list[Record]:

@@ -16,10 +16,14 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import local_copy
 
 _FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
-# Predictions of a block drafter, if the texts were recorded with one.
-_DRAFTER = ("drafter_candidates", "drafter_log_probs", "drafter_entropies")
-# Those of a drafter whose Markov head reads its states.
-_FACTORS = "drafter_factors"
+# Predictions of a block drafter, if the texts were recorded with one; the factors are
+# those of a drafter whose Markov head reads its states.
+_DRAFTER = (
+    "drafter_candidates",
+    "drafter_log_probs",
+    "drafter_entropies",
+    "drafter_factors",
+)
 # Number of bytes at the beginning and at the end of each file that a digest covers;
 # models with the same header may differ only at the end.
 _BYTES_READ = 1 << 20
@@ -46,7 +50,7 @@ def save_texts(path: pathlib.Path, digest: str, texts: Sequence[RecordedText]) -
     columns = {name: [getattr(text, name) for text in texts] for name in _FIELDS}
     drafts = [text.drafter for text in texts if text.drafter is not None]
     if drafts:
-        names = (*_DRAFTER, _FACTORS)[: len(drafts[0])]
+        names = _DRAFTER[: len(drafts[0])]
         columns |= dict(zip(names, zip(*drafts, strict=True), strict=True))
     for name, parts in columns.items():
         arrays[name] = np.concatenate(parts)
@@ -66,14 +70,13 @@ def load_texts(path: str | os.PathLike[str], digest: str) -> list[RecordedText] 
             return None
         columns = {
             name: np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"])[:-1])
-            for name in (*_FIELDS, *(x for x in (*_DRAFTER, _FACTORS) if x in arrays))
+            for name in (*_FIELDS, *(x for x in _DRAFTER if x in arrays))
         }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it.") from error
-    names = (*_DRAFTER, _FACTORS)
-    drafts = [columns.pop(name) for name in names if name in columns]
+    drafts = [columns.pop(name) for name in _DRAFTER if name in columns]
     texts = [RecordedText(*fields) for fields in zip(*columns.values(), strict=True)]
     if not drafts:
         return texts

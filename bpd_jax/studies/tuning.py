@@ -18,7 +18,7 @@ from typing import Any
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE
-from bpd_jax.evaluation.efficiency import best_alpha
+from bpd_jax.evaluation.efficiency import best_alpha, block_efficiency
 from bpd_jax.storage import files
 from bpd_jax.studies.measure_drafts import replay
 from bpd_jax.studies.study_config import class_of, parse_contender
@@ -93,25 +93,19 @@ def _tune_task(context: StudyContext, tuner: str, task: str) -> dict[str, Any]:
     contender = parse_contender(tuner)
     suffix = "" if contender.assets is None else f"@{contender.assets}"
     efficiencies: dict[float, float] = {}
-    examples = 0
     grid = [*map(float, context.config.alphas)]
     for alpha in dict.fromkeys((0.0, *grid)):
         name = f"{contender.method.with_setting('alpha', alpha).name}{suffix}"
-        tokens = calls = examples = 0
-        for _, generations in replay(
-            context, name, [task], every_position=False, parts=[TUNE]
-        ):
-            examples += len(generations)
-            tokens += sum(len(text.output_ids) for text in generations)
-            calls += sum(text.serial_calls for text in generations)
-        if not examples:
+        groups = replay(context, name, [task], every_position=False, parts=[TUNE])
+        texts = [text for _, generations in groups for text in generations]
+        if not texts:
             raise UserError(f"{task} has no text to tune α on: add more records.")
-        efficiencies[alpha] = tokens / calls
+        efficiencies[alpha] = block_efficiency(texts)
     best = best_alpha({alpha: efficiencies[alpha] for alpha in grid})
     return {
         "contender": tuner,
         "task": task,
-        "examples": examples,
+        "examples": len(texts),
         "alpha": best,
         "zero_wins": efficiencies[0.0] > efficiencies[best],
         "block_efficiency": {f"{a:g}": value for a, value in efficiencies.items()},

@@ -38,10 +38,6 @@ class BlockExample(NamedTuple):
     at: int
     view: BlockView
 
-    @property
-    def gain(self) -> tuple[int, int]:
-        return self.view.gain
-
 
 def view_of(record: ExplorerRecord, at: int, label: str, draft: list[int]) -> BlockView:
     """A block of a recorded text, with tokens as indices into the text's pieces.
@@ -120,13 +116,13 @@ def _prepare(run: StudyRun) -> _Figure4Data:
                 if record.task == task
                 for block in blocks_of(record, contender, run.label(contender))
             ),
-            key=lambda block: block.gain,
+            key=lambda block: block.view.gain,
             default=None,
         )
         for task in tasks
     ]
-    gaining = [block for block in blocks if block is not None and block.gain[0] > 0]
-    gaining.sort(key=lambda block: -block.gain[0])
+    gaining = [block for block in blocks if block and block.view.gain[0] > 0]
+    gaining.sort(key=lambda block: -block.view.gain[0])
     return _Figure4Data(run, records, contender, gaining)
 
 

@@ -65,7 +65,7 @@ def test_accepted_tokens_are_those_of_greedy_decoding():
     # Text a b c d, candidates of the heads x b and c y: BPD drafts a x c, of which one
     # token is right, the refined method a b c, of which all three are.
     assert paths() == [([0, 0, 0], 1), ([0, 1, 0], 3), ([0, 1, 0], 3)]
-    assert next(blocks_of(text(), "ngram:2@own")).gain == (2, 3)
+    assert next(blocks_of(text(), "ngram:2@own")).view.gain == (2, 3)
     # The third head does not have d: the oracle falls back on its best candidate.
     assert paths(output=(A, B, D, C))[2] == ([0, 1, 0], 2)
 
