@@ -25,6 +25,7 @@ from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
+from bpd_jax.evaluation.equality import first_difference
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 
@@ -118,14 +119,13 @@ def _logits(model: Model, tokens: Int[Array, "1 T"]) -> Float[Array, "T V"]:
 
 def parting(model: Model, text: Generation, theirs: list[int]) -> dict[str, Any]:
     """First token that differs from the reference, and the gap of the logits."""
-    ours = text.output_ids.tolist()
-    if ours == theirs:
+    ours = text.output_ids
+    at = first_difference(ours, np.asarray(theirs))
+    if at is None:
         return {"parts_at": None}
-    pairs = zip(ours, theirs, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if at is None:  # one text ends earlier
-        return {"parts_at": min(len(ours), len(theirs)), "gap": float("inf")}
-    read = np.concatenate([text.input_ids, text.output_ids[:at]])
+    if at == min(len(ours), len(theirs)):  # one text ends earlier
+        return {"parts_at": at, "gap": float("inf")}
+    read = np.concatenate([text.input_ids, ours[:at]])
     logits = prompt_logits(model, read)[-1]
     return {"parts_at": at, "gap": float(abs(logits[ours[at]] - logits[theirs[at]]))}
 

@@ -13,7 +13,6 @@ import statistics
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 
 from benchmarks import records
@@ -25,6 +24,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.compare import compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
+from bpd_jax.evaluation.equality import first_difference
 
 MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
 METHOD = flags.DEFINE_string("method", "block/tree:8", "method beside plain decoding.")
@@ -51,10 +51,9 @@ def agreement(texts: list[Generation], others: list[Generation]) -> dict[str, fl
     """The share of equal texts, and of tokens before the first different one."""
     equal, common, total = 0, 0, 0
     for text, other in zip(texts, others, strict=True):
-        longest = min(len(text.output_ids), len(other.output_ids))
-        same = text.output_ids[:longest] == other.output_ids[:longest]
-        equal += np.array_equal(text.output_ids, other.output_ids)
-        common += longest if same.all() else int(np.argmin(same))
+        at = first_difference(text.output_ids, other.output_ids)
+        equal += at is None
+        common += len(other.output_ids) if at is None else at
         total += len(other.output_ids)
     return {"equal_texts": equal / len(texts), "common_tokens": common / total}
 

@@ -21,6 +21,7 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
+from bpd_jax.studies.tasks import SPEC_BENCH
 
 DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")
@@ -62,14 +63,11 @@ def main() -> None:
     for record in read("spec_bench", "test"):
         # The eight kinds of MT-Bench questions are one of Spec-Bench's six categories.
         name = record["category"]
-        name = name if name in _SPEC_BENCH else "mt_bench"
+        name = name if name in SPEC_BENCH else "mt_bench"
         categories.setdefault(name, []).append(record["turns"][0])
     for name, texts in categories.items():
         chosen = draw.sample(texts, min(_HELD_OUT, len(texts)))
         write(output / "heldout" / f"{name}.jsonl", chosen)
-
-
-_SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 def read(name: str, split: str) -> list[dict[str, Any]]:
