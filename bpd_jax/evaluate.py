@@ -42,8 +42,9 @@ from bpd_jax.evaluation.compare import (
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.decode_records import decode_records, visible
-from bpd_jax.reporting.evaluation_report import print_table, write_html
-from bpd_jax.reporting.records import DecodeRecord, EvaluationReport, save_report
+from bpd_jax.reporting.evaluation_report import page_of, print_table
+from bpd_jax.reporting.page import write_page
+from bpd_jax.reporting.records import DecodeRecord, EvaluationReport
 from bpd_jax.reporting.terminal import print_stream, standard_output
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
@@ -258,8 +259,9 @@ def _write(
 
     def write() -> None:
         with folders.replacing_folder(output, _KIND) as folder:
-            save_report(report, folder / "report.json")
-            write_html(report, folder / "report.html")
+            about = dataclasses.asdict(report)
+            files.write_json(folder / "report.json", about, indent=1)
+            write_page(page_of(report), folder / "report.html")
             lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in records]
             files.write_text(folder / "records.jsonl", "".join(lines))
 

@@ -1,7 +1,6 @@
 """The report of one evaluation: its exhibits and key figures."""
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +22,7 @@ from bpd_jax.reporting.exhibits import (
 )
 from bpd_jax.reporting.formatting import MISSING, fact, percent
 from bpd_jax.reporting.glossary import DEFINITIONS
-from bpd_jax.reporting.page import KeyFigure, Page, PagePart, write_page
+from bpd_jax.reporting.page import KeyFigure, Page, PagePart
 from bpd_jax.reporting.records import EvaluationReport, MethodSummary
 from bpd_jax.reporting.terminal import standard_output
 from bpd_jax.reporting.terminal_tables import print_exhibit
@@ -83,11 +82,6 @@ def page_of(report: EvaluationReport) -> Page:
         meta=" · ".join(filter(None, [report.task, report.device, report.created])),
         terms=DEFINITIONS,
     )
-
-
-def write_html(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
-    """Writes the report as one self-contained HTML file."""
-    write_page(page_of(report), path)
 
 
 def print_table(report: EvaluationReport, console: Console | None = None) -> None:

@@ -1,10 +1,7 @@
 """The records of a report: dataclasses of JSON values, without models or arrays."""
 
 import dataclasses
-import os
 from typing import Any, Literal
-
-from bpd_jax.storage import files
 
 Facts = dict[str, Any]
 """Named values to show unchanged: strings, numbers, booleans, lists, None."""
@@ -231,8 +228,3 @@ class EvaluationReport:
         """The method with the largest speed-up; None if nothing was timed."""
         timed = [m for m in self.methods if m.speedup and not m.upper_bound]
         return max(timed, key=lambda method: method.speedup or 0.0, default=None)
-
-
-def save_report(report: EvaluationReport, path: str | os.PathLike[str]) -> None:
-    """Writes a report as one JSON file."""
-    files.write_json(path, dataclasses.asdict(report), indent=1)
