@@ -155,7 +155,8 @@ def main() -> None:
     if elsewhere - done:
         print(f"{len(elsewhere - done)} prompts are answered in other folders.")
     finished = done | elsewhere
-    order = distillation.shuffled_indices(accepted, options.seed)
+    # In random order, so that texts of a run that is stopped early are a random sample.
+    order = np.random.default_rng(options.seed).permutation(len(accepted)).tolist()
     waiting = [index for index in order if index not in finished]
     task = decoder.task(method, options)
     if STATES.value and waiting:

@@ -151,7 +151,6 @@ def _composed(
     """Composes a method and gives each setting to the part that has it.
 
     Args:
-      source: the name of the source.
       search: the name of the search, unless the setting `search` chooses another one.
       settings: the settings; of several refiners they are those of the last one.
       refiners: names of refiners, or refiners that are complete.
@@ -195,9 +194,7 @@ def _made(
     """Makes a part, and removes its settings.
 
     Args:
-      part: its name.
       settings: settings, possibly of other parts.
-      number: its number.
       leave: whether other settings may be left.
     """
     kind = find_part(part)

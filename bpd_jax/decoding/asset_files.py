@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
@@ -56,7 +55,6 @@ def load_assets(
     """Loads the assets of a model.
 
     Args:
-      loaded: the model.
       paths: folders (or the file of an n-gram model) by the names of `ASSET_FOLDERS`.
         Other assets are loaded from the model's folders if they exist, small LMs when a
         method reads them, and refiners only if they were trained for this model.
@@ -74,7 +72,8 @@ def load_assets(
             assets[name] = small if path is None else small()
             continue
         asset = _load_asset(loaded, name, str(source))
-        if isinstance(asset, LoadedRefiner) and not _trained_on(loaded, asset):
+        base = asset.base if isinstance(asset, LoadedRefiner) else None
+        if base is not None and base != loaded.fingerprint:
             # Refiners of the last checkpoint are ignored for earlier checkpoints.
             if path is not None:
                 raise UserError(
@@ -100,11 +99,8 @@ def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
     functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
     softmax = softmax_rows(config, params, None)
     drafter = with_softmax(params["drafter"], softmax, None)
-    return AttachedDrafter.of(functions, _for_decoding(loaded, drafter))
-
-
-def _for_decoding(loaded: LoadedModel, drafter: Params) -> Params:
-    return cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
+    drafter = cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
+    return AttachedDrafter.of(functions, drafter)
 
 
 def find_tuning(loaded: LoadedModel) -> tuple[str, dict[str, Any]] | None:
@@ -143,13 +139,6 @@ def read_tuning(path: pathlib.Path) -> dict[str, Any]:
     return facts
 
 
-def _trained_on(loaded: LoadedModel, refiner: LoadedRefiner) -> bool:
-    """Whether a refiner was trained for this model, or does not name a model."""
-    if refiner.base is None:
-        return True
-    return refiner.base == loaded.fingerprint
-
-
 def _load_asset(loaded: LoadedModel, name: str, path: str) -> NGramModel | object:
     if name == "ngram":
         from bpd_jax.ngrams.formats import load_model as ngram_files
@@ -177,12 +166,14 @@ def _load_asset(loaded: LoadedModel, name: str, path: str) -> NGramModel | objec
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        return AttachedDrafter.of(functions, _for_decoding(loaded, params))
+        params = cpu.decoding_layout(params, loaded.model.mesh, exact=False)
+        return AttachedDrafter.of(functions, params)
     if name == "eagle":
         from bpd_jax.pretrained.eagle_import import import_eagle
 
         eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
-        return AttachedEagle(eagle, _for_decoding(loaded, weights))
+        weights = cpu.decoding_layout(weights, loaded.model.mesh, exact=False)
+        return AttachedEagle(eagle, weights)
     return load_refiner(path)
 
 
@@ -204,11 +195,8 @@ def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedD
     if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
         from bpd_jax.pretrained.drafter_import import import_drafter
 
+        name, base = loaded.name, loaded.fingerprint
         return import_drafter(
-            folder,
-            loaded.config,
-            loaded.params,
-            name=loaded.name,
-            base=loaded.fingerprint,
+            folder, loaded.config, loaded.params, name=name, base=base
         )
     return load_drafter(folder)

@@ -67,7 +67,6 @@ def measure_passes(
     """Times passes of the model over M draft tokens after a text.
 
     Args:
-      decoder: a decoder of the model.
       batch_size: B; with a mesh, the result of `Task.rows`.
       text_length: number of tokens in the cache.
       sizes: values of M.

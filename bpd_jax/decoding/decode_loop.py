@@ -16,25 +16,14 @@ import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.decoding.acceptance.rules import next_tokens, unchanged
-from bpd_jax.decoding.decode_state import (
-    DecodeState,
-    History,
-    empty_history,
-    spread,
-)
+from bpd_jax.decoding.decode_state import DecodeState, History, empty_history, spread
 from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.sampling import DRAFTS, row_keys, stream_keys
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.drafting.interface import (
-    Drafter,
-    Outcome,
-    Prompts,
-    View,
-    without_arrays,
-)
+from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View, without_arrays
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.model import Model
@@ -73,16 +62,10 @@ def prefill(
     """Runs the prompts and returns the state before the first serial call.
 
     Args:
-      model: the model.
-      weights: the arrays of the drafter and the stop texts.
-      drafter: the drafting method.
-      prompts: prompts, padded on the right.
       lengths: lengths of the prompts, at least 1.
       limits: the text length at which each row stops; at most `max_calls` more than
         the longest prompt.
       keys: the arguments of `row_keys`.
-      reference: see `Prompts.reference`.
-      options: how tokens are chosen.
       max_calls: number of columns of the history.
       record: whether the state has a history.
       read: columns of `prompts` that the model runs, at least the longest of `lengths`;
@@ -333,10 +316,8 @@ def _record(
     }
     if entropies is not None:
         columns["entropies"] = jnp.where(done[:, None], jnp.nan, entropies)
-    return dataclasses.replace(
-        history,
-        **{name: put(getattr(history, name), new) for name, new in columns.items()},
-    )
+    put_all = {name: put(getattr(history, name), new) for name, new in columns.items()}
+    return dataclasses.replace(history, **put_all)
 
 
 @functools.partial(

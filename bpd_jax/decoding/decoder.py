@@ -1,6 +1,7 @@
 """A model with the assets of its drafting methods; decodes with any of them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,12 +20,7 @@ from bpd_jax.decoding.generate import (
     stream,
 )
 from bpd_jax.decoding.methods import GREEDY, Method
-from bpd_jax.decoding.options import (
-    EXACT,
-    SPECULATIVE,
-    DecodeConfig,
-    DecodeOptions,
-)
+from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeConfig, DecodeOptions
 from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter
@@ -86,12 +82,10 @@ class Decoder:
         """Creates a decoder.
 
         Args:
-          model: the model.
           width: W, the default number of lattice candidates per head (the paper's k);
             at most the vocabulary, and at most the draft vocabulary of the heads that a
             method uses.
           alpha: default weight of the refiners.
-          assets: assets of the methods.
           token_bytes: returns the bytes of every token, for stop texts.
         """
         vocab_size = model.config.trunk.vocab_size
@@ -180,7 +174,7 @@ class Decoder:
             self.drafter(method, options),
             options,
             self._stop_table(options.stop) if options.stop else None,
-            None if reference is None else _reference_maker(reference),
+            None if reference is None else functools.partial(_stacked, reference),
         )
 
     def _stop_table(self, stop: tuple[str, ...]) -> StopTable:
@@ -239,9 +233,7 @@ class Decoder:
         """Decodes every prompt with `method`.
 
         Args:
-          method: the drafting method.
           prompts: token ids, each `[T]`.
-          options: lengths, temperature, batch size.
           reference: for the oracle: the same prompts decoded greedily with the same
             options; None to decode them here.
           on_progress: called after each batch with the number of new tokens.
@@ -256,17 +248,12 @@ class Decoder:
         return stream(self.prepare(method, [prompt], options), prompt)
 
 
-def _reference_maker(
-    reference: Sequence[Text],
-) -> Callable[[Sequence[int], int, int], np.ndarray]:
-    """Returns a function that makes the oracle's texts for a batch of prompts."""
-
-    def make_reference(indices: Sequence[int], batch: int, slots: int) -> np.ndarray:
-        tokens = np.zeros((batch, slots), np.int32)
-        for row, index in enumerate(indices):
-            text = reference[index]
-            ids = np.concatenate([text.input_ids, text.output_ids])
-            tokens[row, : len(ids)] = ids
-        return tokens
-
-    return make_reference
+def _stacked(
+    texts: Sequence[Text], indices: Sequence[int], batch: int, slots: int
+) -> np.ndarray:
+    """Some of the oracle's texts, `[batch, slots]` int32, padded with zeros."""
+    tokens = np.zeros((batch, slots), np.int32)
+    for row, index in enumerate(indices):
+        ids = np.concatenate([texts[index].input_ids, texts[index].output_ids])
+        tokens[row, : len(ids)] = ids
+    return tokens

@@ -41,14 +41,6 @@ _MAX_EMPTY_BATCHES = 8
 _SENTINEL = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
-def shuffled_indices(prompts: Sequence[np.ndarray], seed: int) -> list[int]:
-    """Indices of the prompts in random order.
-
-    The texts of a run that is stopped early are then a random sample.
-    """
-    return np.random.default_rng(seed).permutation(len(prompts)).tolist()
-
-
 def answered_prompts(
     prompts: Sequence[np.ndarray],
     folder: str | os.PathLike[str],
@@ -58,8 +50,6 @@ def answered_prompts(
     """Indices of the prompts whose continuations are in a folder.
 
     Args:
-      prompts: token ids of all prompts.
-      folder: folder of shards, which may be empty.
       same_prompts: whether the indices in the shards refer to `prompts`. Otherwise, and
         for shards of earlier versions without indices, tokens are compared.
     """
@@ -95,7 +85,6 @@ def distill(
 
     Args:
       task: model, method and options; with `states`, from `recording_states`.
-      prompts: token ids of all prompts.
       indices: indices of the prompts to continue, in order.
       folder: folder of the shards; see `bpd_jax.data.generations`.
       states: writes the states of the model too, in process 0; None if they are not
@@ -139,8 +128,6 @@ def recording_states(
     """The same task, which also keeps the model's states for `distill`.
 
     Args:
-      task: model, method and options.
-      longest: length of the longest prompt.
       layers: layers whose outputs are kept beside the final hidden states.
       dtype: of the kept states.
     """
@@ -165,7 +152,6 @@ def generate_prompts(
     Args:
       task: model, method and options with a temperature above 0.
       opening: tokens of a conversation up to the beginning of the user's message.
-      count: number of prompts.
       batch_size: number of prompts sampled together.
       on_progress: called after each batch with its number of new prompts.
 

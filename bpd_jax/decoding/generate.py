@@ -91,9 +91,6 @@ class Task:
     """A model, a drafter and options: the configuration of `generate` and `stream`.
 
     Attributes:
-      model: the model.
-      drafter: the drafting method.
-      options: lengths, temperature, batch size.
       stops: the automaton of the stop texts, or None.
       make_reference: makes the reference texts of a batch (`Prompts.reference`) from
         the indices of its prompts, the batch size and the number of slots per row;
@@ -143,7 +140,6 @@ class Task:
 
         Args:
           prompts: all prompts; they are padded to a common length.
-          indices: indices of the prompts to decode.
           batch: number of rows; rows after the last index are padding.
           new_tokens: number of new tokens after which a row stops.
           padded: length that prompts are padded to; None for the shortest possible.
@@ -211,7 +207,6 @@ def generate(
     """Decodes every prompt.
 
     Args:
-      task: model, method and options.
       prompts: token ids, each `[T]`, validated by `Decoder.prepare`.
       on_progress: called after each batch with the number of new tokens.
       padded: length that prompts are padded to; None for the shortest possible.
@@ -232,13 +227,7 @@ def generate(
 def compile_task(
     task: Task, prompts: Sequence[np.ndarray], *, padded: int | None = None
 ) -> None:
-    """Compiles the programs of `generate` for these prompts by decoding one token.
-
-    Args:
-      task: model, method and options.
-      prompts: the prompts that will be decoded.
-      padded: see `generate`.
-    """
+    """Compiles the programs of `generate` for these prompts by decoding one token."""
     if not prompts:
         return
     width = padded or padded_prompts(prompts)
@@ -305,7 +294,6 @@ def stream(
     """Decodes one prompt and yields its tokens incrementally.
 
     Args:
-      task: model, method and options.
       prompt: token ids `[T]`, validated by `Decoder.prepare`.
       calls: number of serial calls after which new tokens are yielded.
       padded: length that the prompt is padded to; None for the shortest possible.
@@ -340,10 +328,7 @@ def check_prompts(
     """Raises a `UserError` for a prompt that cannot be decoded.
 
     Args:
-      model: the model.
       prompts: token ids, each `[T]`.
-      options: options with the number of new tokens.
-      name: name of the model in messages.
     """
     longest = model.config.trunk.max_length - options.max_new_tokens
     vocab_size = model.config.trunk.vocab_size

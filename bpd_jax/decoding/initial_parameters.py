@@ -17,9 +17,7 @@ def initial_parameters(config: TrainConfig, start: str, mesh: Mesh) -> Params:
     """The trunk of a model, and its heads or its drafter if they match the run's.
 
     Args:
-      config: settings of the run.
       start: name or folder of the model, see `TrainConfig.start`.
-      mesh: devices that share the parameters.
     """
     loaded = load_model(start, mesh=mesh)
     if config.task.trained_size is not None and loaded.task != config.task:

@@ -89,8 +89,6 @@ class LoadedModel:
     Attributes:
       name: display name.
       folder: folder of its run, to which measurements and reports are written.
-      model: the model.
-      tokenizer: its tokenizer.
       end_tokens: tokens that end a text; the first one is the default.
       task: the task that it was trained on; None for a pretrained model.
       begin_of_text: the token at the beginning of every text, or None.

@@ -20,7 +20,6 @@ def texts_of_nodes(
 
     Args:
       tokens: the texts before the drafts, with room for `depth` more tokens.
-      lengths: their lengths.
       tree: the drafts, merged by prefix.
       depth: number of nodes on the longest path.
     """
@@ -48,10 +47,7 @@ def adjusted(
     """The logits of the next token after each text, adjusted.
 
     Args:
-      logits: logits of the model.
       texts: prompt and text so far; the values after them are arbitrary.
-      lengths: lengths of the texts.
-      starts: lengths of the prompts.
       options: options of which some `adjusts` the logits.
     """
     adjust = jax.vmap(_adjusted, (0, 0, 0, None, None))

@@ -271,11 +271,7 @@ class Method:
         return self.search_name == "oracle"
 
     def label(self, order: int | None = None) -> str:
-        """The display name.
-
-        Args:
-          order: order of the n-gram model, if there is one.
-        """
+        """The display name."""
         words = self._words(order)
         engine = getattr(self.search, "engine", "auto")
         words += "" if engine == "auto" else f" ({engine})"
@@ -317,11 +313,7 @@ class Method:
         return f"{search}, {scores}" if comma else f"{search} {scores}"
 
     def build(self, context: BuildContext) -> Drafter:
-        """Builds the drafter.
-
-        Args:
-          context: the model and its assets.
-        """
+        """Builds the drafter."""
         context = dataclasses.replace(context, method=self.name)
         drafter = self._build_ungated(context)
         # All drafts cost time, those of prompt lookup too.

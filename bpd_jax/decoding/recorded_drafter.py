@@ -54,9 +54,6 @@ class RecordedDrafter:
     """The methods of `DrafterFunctions` that drafting calls, with recorded candidates.
 
     The cache is the lengths of the rows.
-
-    Attributes:
-      config: sizes of the drafter.
     """
 
     config: BlockDrafterConfig
@@ -65,14 +62,12 @@ class RecordedDrafter:
         self, params: RecordedDrafts, features: Array, lengths: Array, length: int
     ) -> Int[Array, " B"]:
         """The lengths of the prompts."""
-        del params, features, length
         return lengths
 
     def append(
         self, params: RecordedDrafts, cache: Array, features: Array, counts: Array
     ) -> Int[Array, " B"]:
         """The lengths of the texts."""
-        del params, features
         return cache + counts
 
     def candidates(
@@ -84,7 +79,6 @@ class RecordedDrafter:
         width: int,
     ) -> tuple[Array, Array, Array, Array | None]:
         """The candidates recorded at each row's last token."""
-        del anchors
         rows = jnp.arange(cache.shape[0])
         last = params.candidates.shape[1] - 1
         columns = jnp.clip(cache - 1 - params.starts, 0, last)
@@ -108,7 +102,6 @@ def record_drafter(
     """Candidates of the decoder's block drafter along one text.
 
     Args:
-      decoder: the model and the drafter.
       features: outputs of the drafter's layers of the model at every token.
       next_tokens: the model's choices of the tokens after N positions, a multiple of
         `CHUNK`.
@@ -119,18 +112,12 @@ def record_drafter(
       Tokens and log-probabilities `[N, L-1, W]`, entropies `[N, L-1]`; and factors
       `[N, L-1, R]` if the drafter's Markov head reads its states.
     """
-    drafter = decoder.assets.drafter
+    drafter, model = decoder.assets.drafter, decoder.model
     assert drafter is not None
-    vocab_size = decoder.model.config.trunk.vocab_size
-    choices = drafter.functions.config.draft_vocabulary or vocab_size
+    functions, vocab_size = drafter.functions, model.config.trunk.vocab_size
+    width = min(width, functions.config.draft_vocabulary or vocab_size)
     drafts = _record(
-        decoder.model,
-        drafter.functions,
-        drafter.params,
-        features,
-        next_tokens,
-        start,
-        min(width, choices),
+        model, functions, drafter.params, features, next_tokens, start, width
     )
     return tuple(map(np.asarray, on_host(drafts)))
 
@@ -186,7 +173,6 @@ def recorded_drafter(
     """Replaces a drafter by its recorded candidates.
 
     Args:
-      drafter: the drafter that was recorded.
       starts: see `RecordedDrafts`.
       drafts: results of `record_drafter` for each text.
       positions: N, number of positions to which they are padded.

@@ -103,9 +103,7 @@ class RecordedModel:
     token and its ancestors are those of the text; other tokens are never accepted.
 
     Attributes:
-      config: sizes of the recorded model.
       width: number of recorded candidates per head.
-      recording: the recording.
     """
 
     config: BlockwiseConfig = flax.struct.field(pytree_node=False)
@@ -123,13 +121,8 @@ class RecordedModel:
         """No layers, because candidates are recorded."""
         return ()
 
-    @property
-    def _model(self) -> Model:
-        return Model(self.config, self.recording.params)
-
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         """A cache without layers."""
-        del slots
         return KVCache((), (), jnp.zeros((batch,), jnp.int32))
 
     def forward(
@@ -143,7 +136,6 @@ class RecordedModel:
         layers: tuple[int, ...] = (),
     ) -> tuple[Int[Array, "B T 2"], KeyValues, Array]:
         """Row and position of every token; no keys, values or features."""
-        del mask, cache, earlier, layers
         rows = jnp.broadcast_to(jnp.arange(tokens.shape[0])[:, None], tokens.shape)
         empty = jnp.zeros((0, *tokens.shape, 1, 1), jnp.float32)
         last = self.recording.tokens.shape[1] - 1
@@ -164,7 +156,6 @@ class RecordedModel:
         *conditions: Any,
     ) -> tuple[Array, Array, Array]:
         """The recorded candidates; the inputs of conditioned heads are ignored."""
-        del conditions
         row, column = self.recording.columns(hidden)
         heads = block_size - 1
         return (
@@ -179,16 +170,16 @@ class RecordedModel:
         return self.recording.hidden[self.recording.columns(hidden)]
 
     def embed(self, tokens: Array) -> Array:
-        """Token embeddings of the model itself."""
-        return self._model.embed(tokens)
+        """See `Model`, as of the following methods."""
+        return Model(self.config, self.recording.params).embed(tokens)
 
     def draft_logits(self, states: Array, level: int) -> Array:
-        """Logits over the draft vocabulary; see `Model.draft_logits`."""
-        return self._model.draft_logits(states, level)
+        """Logits over the draft vocabulary."""
+        return Model(self.config, self.recording.params).draft_logits(states, level)
 
     def draft_tokens(self, indices: Array) -> Array:
-        """Token ids of indices in the model's draft vocabulary."""
-        return self._model.draft_tokens(indices)
+        """Token ids of indices in the draft vocabulary."""
+        return Model(self.config, self.recording.params).draft_tokens(indices)
 
 
 def record_text(
@@ -198,7 +189,6 @@ def record_text(
 
     Args:
       decoder: the model that decoded the text.
-      text: prompt and decoded text.
       width: W, candidates recorded per head.
       slots, positions: lengths to which the text and its decoded part are padded;
         see `padded_sizes`. Texts of equal lengths share a compiled program.
@@ -210,28 +200,17 @@ def record_text(
     drafter, drafts = decoder.assets.drafter, None
     layers = () if drafter is None else drafter.functions.config.feature_layers
     *outputs, features, next_tokens = _record(
-        decoder.model,
-        jnp.asarray(tokens),
-        start,
-        width,
-        positions,
-        layers,
+        decoder.model, jnp.asarray(tokens), start, width, positions, layers
     )
     if drafter is not None:
         padded = record_drafter(decoder, features, next_tokens, start, width)
         drafts = tuple(array[: len(output)] for array in padded)
     # On the host, because a replay may run on another device than the model.
-    candidates, log_probs, entropies, hidden = (
-        np.asarray(array)[: len(output)] for array in on_host(outputs)
-    )
+    arrays = (np.asarray(array)[: len(output)] for array in on_host(outputs))
+    candidates, log_probs, entropies, hidden = arrays
+    prompt = np.asarray(prompt, np.int32)
     return RecordedText(
-        np.asarray(prompt, np.int32),
-        output,
-        candidates,
-        log_probs,
-        entropies,
-        hidden,
-        drafts,
+        prompt, output, candidates, log_probs, entropies, hidden, drafts
     )
 
 

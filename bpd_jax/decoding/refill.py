@@ -103,7 +103,7 @@ class _Batch:
 
     def decode(self, indices: Sequence[int]) -> Iterator[Refilled]:
         """Decodes prompts that are sorted by padded length."""
-        begin = 0
+        begin, new_tokens = 0, self.task.options.max_new_tokens
         while begin < len(indices) or (self.row_prompts >= 0).any():
             free = np.flatnonzero(self.row_prompts < 0)
             if begin < len(indices) and len(free) >= self.group:
@@ -113,7 +113,9 @@ class _Batch:
                     for index in indices[begin : begin + self.group]
                     if refill_length(len(self.prompts[index])) == padded
                 ]
-                fresh = self._prefill(group, padded)
+                fresh = self.task.prefill(
+                    self.prompts, group, self.group, new_tokens, padded, record=False
+                )
                 if self.state is not None and padded > self.padded:
                     if _row_shapes(fresh.memory) == _row_shapes(self.state.memory):
                         self.state = _grow(self.state, padded - self.padded)
@@ -127,17 +129,6 @@ class _Batch:
             else:
                 last = begin == len(indices)
                 yield from self._run(self.rows if last else len(free) + self.group)
-
-    def _prefill(self, indices: list[int], padded: int) -> DecodeState:
-        """The state of a group of prompts."""
-        return self.task.prefill(
-            self.prompts,
-            indices,
-            self.group,
-            self.task.options.max_new_tokens,
-            padded,
-            record=False,
-        )
 
     def _fill(self, free: np.ndarray, fresh: DecodeState, indices: list[int]) -> None:
         """Writes the state of a group of prompts into free rows."""

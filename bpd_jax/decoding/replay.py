@@ -39,7 +39,6 @@ class Replay:
     Attributes:
       texts: the decoded texts, one per prompt.
       model: looks up the outputs of the model in a recording.
-      assets: assets of the methods.
       options: options with which the texts were decoded.
       token_bytes: bytes of the model's tokens, for stop texts; see `Decoder`.
       padded: length to which prompts are padded; None for the shortest possible.
@@ -161,8 +160,6 @@ def record(
     """Runs the model once over decoded texts and records its outputs.
 
     Args:
-      decoder: the model that decoded them.
-      texts: texts decoded by any method.
       options: options with which they were decoded greedily.
       width: candidates recorded per head, at most the draft vocabulary; by default
         those of the decoder.
@@ -196,7 +193,6 @@ def replay_of(
     """Makes a replay of recorded texts.
 
     Args:
-      decoder: a decoder of the model that was recorded.
       texts: results of `record_text`.
       options: options with which they were decoded.
       keep_hidden: see `record`.

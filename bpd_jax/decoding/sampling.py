@@ -46,7 +46,6 @@ def filtered(
     that tie with the last one. Min-p comes last.
 
     Args:
-      logits: logits of the language model.
       options: options with a temperature above 0.
     """
     logits = logits / options.temperature
@@ -79,7 +78,6 @@ def choose(
     """The model's choice of the token at each of `positions`.
 
     Args:
-      logits: logits of the language model.
       positions: index of the chosen token in the text.
       keys: one random key per row.
       options: options with a temperature above 0: tokens are sampled from the softmax

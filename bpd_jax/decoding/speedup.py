@@ -63,7 +63,6 @@ class Prediction:
     """The predicted speed-up of a method.
 
     Attributes:
-      method: the method.
       block_efficiency: decoded tokens per serial call of a row, by replay.
       nodes: draft tokens of a pass, on average.
       pass_seconds: seconds of a pass, on average.
@@ -97,12 +96,8 @@ def predict(
     Methods that are likely to be fast should therefore come first.
 
     Args:
-      decoder: a decoder of the model.
       replay: decoded texts, in the order of their batches. Fewer texts than rows are
         treated as one batch, which underestimates the calls of its slowest row.
-      methods: methods to compare.
-      batch_sizes: numbers of prompts decoded together.
-      on_progress: called before each method.
 
     Returns:
       Predictions by batch size, the fastest first.
@@ -191,8 +186,6 @@ def candidate_methods(
     """The methods that `auto` compares, those that are likely to be fast first.
 
     Args:
-      decoder: a decoder with the assets of the methods.
-      prompts: prompts to decode.
       options: options of decoding; small LMs must have room for such texts.
     """
     methods = [prompt_lookup(4), prompt_lookup(8)]
@@ -202,9 +195,7 @@ def candidate_methods(
 
     def is_usable(small: Model | None) -> bool:
         """Whether there is a small LM with room for the texts."""
-        if small is None:
-            return False
-        return bool(small.config.trunk.max_length >= length)
+        return small is not None and small.config.trunk.max_length >= length
 
     if block > 1:
         methods += [bpd(), zero_gram(4), medusa(8), medusa(32)]
@@ -213,10 +204,8 @@ def candidate_methods(
         if decoder.assets.ngram is not None:
             for alpha in (None, 0.5):
                 methods += [ngram(drafts, alpha=alpha) for drafts in (1, 4, 16)]
-                methods += [
-                    ngram(nodes, search="best", adaptive=1, alpha=alpha)
-                    for nodes in (16, 32)
-                ]
+                tree: dict[str, Any] = {"search": "best", "adaptive": 1, "alpha": alpha}
+                methods += [ngram(16, **tree), ngram(32, **tree)]
             methods += [ngram(4, k=4), ngram(1, alpha=0.5, slope=0.1)]
         for kind in REFINERS:
             if getattr(decoder.assets, kind) is not None:
@@ -271,14 +260,8 @@ class Choice:
     @property
     def _best(self) -> Prediction | None:
         """The fastest method except plain decoding and the oracle."""
-        return next(
-            (
-                p
-                for p in self.predictions
-                if p.method != GREEDY and not p.method.is_oracle
-            ),
-            None,
-        )
+        methods = (p for p in self.predictions if not p.method.is_oracle)
+        return next((p for p in methods if p.method != GREEDY), None)
 
     def __str__(self) -> str:
         """One line with the choice and its reason."""
@@ -311,12 +294,10 @@ def choose_method(
     """Predicts the speed-up of methods on some of the prompts and chooses the fastest.
 
     Args:
-      decoder: a decoder of the model.
       prompts: prompts to decode; the first batch, or at least eight, are decoded with
         plain greedy decoding and replayed.
       options: options of decoding; predictions are for greedy decoding.
       methods: methods to choose from; by default `candidate_methods`.
-      on_progress: called before each method.
     """
     if not prompts:
         raise UserError("--method=auto needs prompts to compare methods on.")
@@ -337,9 +318,8 @@ def choose_method(
     keep_hidden = any(method.needs_hidden for method in methods)
     width = max([decoder.width, *(method.setting("k") or 1 for method in methods)])
     replay = record(decoder, texts, trial, width=width, keep_hidden=keep_hidden)
-    predictions = predict(
-        decoder, replay, methods, [batch_size], on_progress=on_progress
-    )
+    sizes = [batch_size]
+    predictions = predict(decoder, replay, methods, sizes, on_progress=on_progress)
     note = "Predicted for greedy decoding." if options.temperature else ""
     return Choice.among(predictions[batch_size], note)
 
@@ -364,9 +344,7 @@ def tuned_choice(
 
     Args:
       path: path of `drafting.json`, for messages.
-      facts: its contents.
       device: description of the device; see `provenance.device`.
-      batch_size: number of prompts decoded together.
     """
     try:
         name = facts["choices"].get(str(batch_size))

@@ -17,7 +17,6 @@ class RecordedStates:
     """The memory of a `StatesRecorder`.
 
     Attributes:
-      drafter: the memory of its drafter.
       states: the final hidden state and the outputs of the layers after every token of
         the text; arbitrary from `lengths` on.
       lengths: lengths of the texts.
@@ -36,7 +35,6 @@ class StatesRecorder(WrappedDrafter):
     texts once more.
 
     Attributes:
-      inner: proposes the drafts.
       layers: layers whose outputs are kept beside the final hidden states.
       slots: S, at least the slots of the longest text.
       dtype: of the kept states.

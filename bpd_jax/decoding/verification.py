@@ -55,12 +55,7 @@ class Verified:
 
 
 def pass_sizes(drafter: Drafter, verification: str) -> tuple[int, ...]:
-    """Numbers of draft tokens for which a pass is compiled, per row, ascending.
-
-    Args:
-      drafter: the drafting method.
-      verification: `tree` or `batched`.
-    """
+    """Numbers of draft tokens for which a pass is compiled, per row, ascending."""
     if _in_chains(drafter, verification):
         return (drafter.max_drafts * drafter.max_depth,)
     return drafter.pass_sizes
@@ -84,13 +79,9 @@ def verify(
     """Runs the model once over a tree of drafts and accepts a path of it.
 
     Args:
-      model: the model.
       cache: the text before the drafts.
-      tree: the proposed drafts.
       next_token: the certain token, which an accepted root must equal.
-      keys: one random key per row.
       drafter: the drafting method, which bounds the size of the tree.
-      options: how drafts are verified and accepted.
       tokens: prompt and text so far, with room for the drafts.
       starts: lengths of the prompts.
     """
@@ -157,10 +148,8 @@ def tree_states(
     """Final hidden states, keys and values, and features of the nodes of a tree.
 
     Args:
-      model: the model.
       cache: the text before the drafts.
       tree: the drafts, merged by prefix.
-      drafter: the drafting method.
     """
     positions = cache.lengths[:, None] + tree.depths
     mask = ancestor_mask(tree.parents, drafter.max_depth)
@@ -176,22 +165,22 @@ def chain_states(
 ) -> Pass:
     """`tree_states`, computed in separate chains, one for each leaf."""
     depth, batch = drafter.max_depth, tree.tokens.shape[0]
-    chains = unroll(tree, drafter.max_drafts, depth)
+    nodes, places = unroll(tree, drafter.max_drafts, depth)
     # Padding after the end of a chain attends to itself, so that no row is empty.
-    is_node = chains.nodes >= 0
+    is_node = nodes >= 0
     causal = jnp.tril(jnp.ones((depth, depth), bool))
     mask = causal & (is_node[:, :, None] | jnp.eye(depth, dtype=bool))
-    depths = jnp.broadcast_to(jnp.arange(depth), chains.nodes.shape)
+    depths = jnp.broadcast_to(jnp.arange(depth), nodes.shape)
     hidden, new, features = model.forward(
-        take(tree.tokens, chains.nodes.reshape(batch, -1)),
+        take(tree.tokens, nodes.reshape(batch, -1)),
         cache.lengths[:, None] + depths.reshape(batch, -1),
         mask,
         cache,
         layers=drafter.feature_layers,
     )
-    index = chains.positions[None, :, :, None, None]
+    index = places[None, :, :, None, None]
     return (
-        take(hidden, chains.positions),
+        take(hidden, places),
         jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=2), new),
-        take(features, chains.positions),
+        take(features, places),
     )

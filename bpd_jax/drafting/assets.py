@@ -47,7 +47,6 @@ class AttachedDrafter:
     Attributes:
       functions: functions of the drafter; in a replay `decoding.recorded_drafter`
         implements those that drafting calls.
-      params: parameters for `functions`.
       feature_layers: layers of the model whose outputs it reads.
       markov: its Markov head as a refiner of lattices; None without one.
     """
@@ -68,12 +67,7 @@ class AttachedDrafter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttachedEagle:
-    """An EAGLE-3 drafter, ready to draft for its model.
-
-    Attributes:
-      functions: functions of the drafter.
-      params: parameters for `functions`.
-    """
+    """An EAGLE-3 drafter, ready to draft for its model."""
 
     functions: "EagleFunctions"
     params: Params

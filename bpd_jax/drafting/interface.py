@@ -43,7 +43,6 @@ class View:
       next_token: the certain token: the model's choice of the next token.
       hidden: final hidden state of the last accepted token, for methods of the model.
       keys: one random key per row, for drafts that are sampled.
-      model: the model.
     """
 
     tokens: Int[Array, "B S"]
@@ -106,17 +105,14 @@ class Drafter(Protocol):
     @property
     def on_device(self) -> bool:
         """Whether `propose` runs on the device and can be traced."""
-        ...
 
     @property
     def max_depth(self) -> int:
         """Upper bound of the tokens on a path, including the certain token."""
-        ...
 
     @property
     def max_nodes(self) -> int:
         """Upper bound of the distinct prefixes in a tree."""
-        ...
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
@@ -124,45 +120,36 @@ class Drafter(Protocol):
 
         M is `max_nodes`. The smallest pass that holds all valid nodes is run.
         """
-        ...
 
     @property
     def max_drafts(self) -> int:
         """Upper bound of the leaves of a tree."""
-        ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """Layers of the model whose outputs it reads; usually none."""
-        ...
 
     @property
     def arrays(self) -> PyTree:
         """Weights and tables on the device, or None."""
-        ...
 
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory before the first serial call."""
-        ...
 
     def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """Runs on the device; returns the argument of `propose`, and the memory."""
-        ...
 
     def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
         """Returns the drafts that the next serial call verifies.
 
         On the host `arrays` is None: a host drafter has its own tables.
         """
-        ...
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory after a serial call."""
-        ...
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
         """Entropies of the heads, in nats; None without heads."""
-        ...
 
 
 def without_arrays(part: Any) -> Any:
@@ -237,7 +224,7 @@ class Source(abc.ABC):
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory before the first serial call; by default there is none."""
-        del arrays, prompts
+        return None
 
     @abc.abstractmethod
     def start(
@@ -247,7 +234,6 @@ class Source(abc.ABC):
 
     def lattice(self, state: PyTree) -> Lattice | None:
         """The lattice; None, the default, if the candidates depend on the path."""
-        del state
         return None
 
     @abc.abstractmethod
@@ -262,7 +248,6 @@ class Source(abc.ABC):
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory after a serial call; by default it is unchanged."""
-        del arrays, outcome
         return memory
 
 
@@ -280,7 +265,7 @@ class Refiner(abc.ABC):
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory before the first serial call; by default there is none."""
-        del arrays, prompts
+        return None
 
     @abc.abstractmethod
     def start(
@@ -342,33 +327,51 @@ class Search(abc.ABC):
 
 
 class Stateless:
-    """Base of drafters without memory and heads."""
+    """Base of drafters without memory and heads.
 
+    By default they draft on the device, one path of `max_depth` tokens.
+    """
+
+    on_device: bool = True
     arrays: PyTree = None
     feature_layers: tuple[int, ...] = ()
 
+    @property
+    def max_depth(self) -> int:
+        """The certain token alone."""
+        return 1
+
+    @property
+    def max_nodes(self) -> int:
+        """The nodes of a single draft."""
+        return self.max_depth
+
+    @property
+    def pass_sizes(self) -> tuple[int, ...]:
+        """A single size."""
+        return (self.max_nodes,)
+
+    @property
+    def max_drafts(self) -> int:
+        """A single draft."""
+        return 1
+
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """No memory."""
-        del arrays, prompts
+        return None
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory is unchanged."""
-        del arrays, outcome
         return memory
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
         """None, because there are no heads."""
-        del seen
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceDrafter:
-    """Base of drafters with a lattice source and without refiners on the device.
-
-    Attributes:
-      source: the source of the lattice.
-    """
+    """Base of drafters with a lattice source and without refiners on the device."""
 
     source: Source
 

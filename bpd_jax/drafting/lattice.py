@@ -45,15 +45,7 @@ def build_lattice(
     entropies: Float[Array, "B L-1"],
     factors: Float[Array, "B L-1 R"] | None = None,
 ) -> Lattice:
-    """The lattice of the certain token and the best candidates of heads 2 … L.
-
-    Args:
-      next_token: the certain token.
-      tokens: candidates, best first.
-      log_probs: their log-probabilities.
-      entropies: entropies of the heads.
-      factors: see `Lattice`.
-    """
+    """The lattice of the certain token and the best candidates of heads 2 … L."""
     batch, _, width = tokens.shape
     certain = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
     certain = jnp.broadcast_to(certain, (batch, 1, width))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import flax.struct
+import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Int
@@ -50,26 +50,19 @@ def merge_prefixes(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree
     )
 
 
-@flax.struct.dataclass
-class UnrolledTree:
-    """A tree unrolled into one chain for each of its leaves.
-
-    Attributes:
-      nodes: the node at each position of each chain; -1 past the end of a chain.
-      positions: one position of every node in the chains, as an index into P × L.
-    """
-
-    nodes: Int[Array, "B P L"]
-    positions: Int[Array, "B M"]
-
-
-def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> UnrolledTree:
-    """Returns the paths from the root to the leaves, in the order of the leaves.
+def unroll(
+    tree: DraftTree, max_drafts: int, max_depth: int
+) -> tuple[Int[Array, "B P L"], Int[Array, "B M"]]:
+    """Unrolls a tree into one chain for each of its leaves, in their order.
 
     Args:
       tree: a tree with at most `max_drafts` leaves.
       max_drafts: P.
       max_depth: L.
+
+    Returns:
+      The node at each position of each chain, -1 past the end of a chain; and one
+      position of every node in the chains, as an index into P × L.
     """
     batch, size = tree.tokens.shape
     node = jnp.arange(size)
@@ -88,26 +81,21 @@ def unroll(tree: DraftTree, max_drafts: int, max_depth: int) -> UnrolledTree:
         at = jnp.where(at < 0, -1, take(tree.parents, at))
     flat = nodes.reshape(batch, -1)
     positions = jnp.argmax(flat[:, None] == node[:, None], axis=2)
-    return UnrolledTree(nodes, positions)
+    return nodes, positions
 
 
 def union(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Both trees side by side; drafts of `first` rank before those of `second`."""
+    """Two trees without `sources` side by side; drafts of `first` rank first."""
     offset = first.size
     behind = first.ranks.max(axis=1, keepdims=True) + 1
     moved = dataclasses.replace(
         second,
         parents=jnp.where(second.parents < 0, -1, second.parents + offset),
         ranks=second.ranks + behind,
+        num_chains=0,
     )
-
-    def joined(name: str) -> Array:
-        return jnp.concatenate([getattr(first, name), getattr(moved, name)], axis=1)
-
-    return DraftTree(
-        tokens=joined("tokens"),
-        parents=joined("parents"),
-        depths=joined("depths"),
-        ranks=joined("ranks"),
-        valid=joined("valid"),
+    return jax.tree.map(
+        lambda one, other: jnp.concatenate([one, other], axis=1),
+        dataclasses.replace(first, num_chains=0),
+        moved,
     )

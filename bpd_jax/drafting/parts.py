@@ -3,10 +3,9 @@
 A part is a frozen dataclass in `sources/`, `refiners/` or `searches/`: its fields are
 its settings, its class variables are printed by `--method=help`, and `build` creates
 the source, refiner or search. `@register` registers it under its name. A method imports
-only the modules of its parts; a name that is not in `_MODULES` imports all modules of
-the three packages, so that a part is added with one file, and those of other packages,
-which they name as entry points of the group `bpd_jax.parts`. Or they call `register`
-before a method is parsed.
+only the modules of its parts; a name that is not that of a module, nor in `_MODULES`,
+imports all modules of the three packages, and those that other packages name as entry
+points of the group `bpd_jax.parts`. Or these call `register` before a method is parsed.
 """
 
 import abc
@@ -14,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -39,7 +39,6 @@ class BuildContext:
     """The arguments of `build`.
 
     Attributes:
-      model: the model.
       assets: n-gram models, small models and trained refiners.
       width: W, default number of candidates per position.
       alpha: default weight of refiners.
@@ -131,7 +130,6 @@ class Part:
         Args:
           order: order of the n-gram model, if there is one.
         """
-        del order
         return (self.title or self.name).format(**vars(self))
 
 
@@ -181,7 +179,6 @@ class RefinerPart(Part, abc.ABC):
 
     def host_weight(self, context: BuildContext) -> tuple[float, float] | None:
         """α and its slope for engines on the host; None if they lack this refiner."""
-        del context
         return None
 
     @abc.abstractmethod
@@ -201,8 +198,8 @@ class SearchPart(Part, abc.ABC):
 
     @property
     def drafts(self) -> int:
-        """Number of drafts, which is at most the number of paths of the lattice."""
-        return 1
+        """Number of drafts P, which is at most the number of paths of the lattice."""
+        return getattr(self, self.number_setting) if self.counts == DRAFTS else 1
 
     @property
     def reach(self) -> int:
@@ -231,8 +228,6 @@ class GrowingPart(SearchPart):
         """Builds the search.
 
         Args:
-          context: the context of the method.
-          paths: source and refiners.
           normalise: whether a refiner was trained with normalised scores.
         """
 
@@ -260,30 +255,9 @@ def short_text(value: Any) -> str:
 _PARTS: dict[str, type[Part]] = {}
 _PACKAGES = ("sources", "refiners", "searches")
 
-# The modules of parts, by name.
-_MODULES = {
-    "none": "sources.none",
-    "auto": "sources.none",
-    "heads": "sources.heads",
-    "hydra": "sources.hydra",
-    "block": "sources.block",
-    "eagle": "sources.eagle",
-    "draft_model": "sources.draft_model",
-    "lookahead": "sources.lookahead",
-    "lookup": "sources.lookup",
-    "ngram": "refiners.ngram",
-    "neural": "refiners.neural",
-    "markov": "refiners.markov",
-    "recurrent": "refiners.recurrent",
-    "greedy": "searches.beam_search",
-    "beam": "searches.beam_search",
-    "best": "searches.best",
-    "tree": "searches.tree",
-    "static": "searches.static",
-    "chains": "searches.static",
-    "cover": "searches.cover",
-    "oracle": "searches.oracle",
-}
+# The modules of parts that do not have the name of their module.
+_MODULES = {"auto": "none", "greedy": "beam_search", "beam": "beam_search"}
+_MODULES |= {"chains": "static"}
 
 # Installed packages name modules with parts in this group of entry points.
 ENTRY_POINTS = "bpd_jax.parts"
@@ -322,9 +296,13 @@ def _import_parts() -> None:
 
 def find_part(name: str) -> Any:
     """The part with this name; None if there is none."""
-    if name in _MODULES:
-        importlib.import_module(f"bpd_jax.drafting.{_MODULES[name]}")
-    elif name not in _PARTS:
+    module = _MODULES.get(name, name)
+    if name not in _PARTS and module.isidentifier():
+        for package in _PACKAGES:
+            path = f"bpd_jax.drafting.{package}.{module}"
+            if importlib.util.find_spec(path):
+                importlib.import_module(path)
+    if name not in _PARTS:
         _import_parts()
     return _PARTS.get(name)
 

@@ -44,12 +44,9 @@ class PathState:
     """The state of n paths.
 
     Attributes:
-      source: state of the source.
-      lattice: lattice of the source, or None.
       inputs: inputs of the finite refiners.
       finite: the sum of their transitions, and the nodes of the paths; None without
         finite refiners.
-      others: states of the other refiners.
     """
 
     source: Any
@@ -64,7 +61,6 @@ class Paths:
     """log p_source + Σ weighted scores of the refiners (paper section 7).
 
     Attributes:
-      source: the source of candidates.
       finite: refiners with finitely many states, which need a lattice source.
       others: refiners with a state for each path.
     """
@@ -82,11 +78,6 @@ class Paths:
     def width(self) -> int:
         """W."""
         return self.source.width
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose outputs the source reads."""
-        return self.source.feature_layers
 
     @property
     def arrays(self) -> PathArrays:
@@ -146,36 +137,29 @@ class Paths:
     ) -> Candidates:
         """Candidates of the source with the sums of all scores."""
         candidates = self.source.candidates(arrays.source, state.source, level)
-        scores = candidates.log_probs
+        tokens, scores = candidates.tokens, candidates.log_probs
         if state.finite is not None:
             scores = scores + state.finite.scores(level)
-        for refiner, array, refiner_state in zip(
-            self.others, arrays.others, state.others, strict=True
-        ):
-            scores = scores + refiner.scores(
-                array, refiner_state, level, candidates.tokens
-            )
-        return Candidates(candidates.tokens, scores)
+        others = zip(self.others, arrays.others, state.others, strict=True)
+        for refiner, array, of_refiner in others:
+            scores = scores + refiner.scores(array, of_refiner, level, tokens)
+        return Candidates(tokens, scores)
 
     def extend(
         self, arrays: PathArrays, state: PathState, level: int, extension: Extension
     ) -> PathState:
         """The states of all parts for the new paths."""
-        others = tuple(
-            refiner.extend(array, refiner_state, level, extension)
-            for refiner, array, refiner_state in zip(
-                self.others, arrays.others, state.others, strict=True
-            )
+        triples = zip(self.others, arrays.others, state.others, strict=True)
+        others = [
+            refiner.extend(array, of_refiner, level, extension)
+            for refiner, array, of_refiner in triples
+        ]
+        return dataclasses.replace(
+            state,
+            source=self.source.extend(arrays.source, state.source, level, extension),
+            finite=state.finite and state.finite.extended(level, extension),
+            others=tuple(others),
         )
-        source = self.source.extend(arrays.source, state.source, level, extension)
-        finite = state.finite
-        if finite is not None:
-            finite = finite.extended(level, extension)
-        return dataclasses.replace(state, source=source, finite=finite, others=others)
-
-    def entropies(self, state: PathState) -> Float[Array, "B L"] | None:
-        """Entropies of the heads; None without a lattice."""
-        return None if state.lattice is None else state.lattice.entropies
 
 
 @flax.struct.dataclass
@@ -189,12 +173,7 @@ class PathStart:
 
 @dataclasses.dataclass(frozen=True)
 class PathDrafter:
-    """A drafter that runs a search on paths.
-
-    Attributes:
-      paths: the source and its refiners.
-      search: the search for drafts.
-    """
+    """A drafter that runs a search on paths."""
 
     paths: Paths
     search: Search
@@ -223,7 +202,7 @@ class PathDrafter:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """See `Drafter`."""
-        return self.paths.feature_layers
+        return self.paths.source.feature_layers
 
     @property
     def arrays(self) -> PyTree:
@@ -251,4 +230,5 @@ class PathDrafter:
 
     def entropies(self, seen: PathStart) -> Float[Array, "B L"] | None:
         """Entropies of the heads; None without a lattice."""
-        return self.paths.entropies(seen.state)
+        lattice = seen.state.lattice
+        return None if lattice is None else lattice.entropies

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, View
+from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KeyValues, KVCache, commit
 from bpd_jax.models.model import Model
 
@@ -55,6 +56,11 @@ def attended(reading: Reading, extension: Extension) -> Bool[Array, "B m U+m"]:
     return jnp.concatenate([path, itself], axis=2)
 
 
+def extended(drafted: KeyValues, new: KeyValues) -> KeyValues:
+    """Keys and values of the draft tokens, with those of further ones."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=2), drafted, new)
+
+
 @dataclasses.dataclass(frozen=True)
 class SmallLM:
     """Functions of a small language model that assists drafting.
@@ -73,13 +79,7 @@ class SmallLM:
     def prefill(
         self, params: Params, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
     ) -> KVCache:
-        """Reads the prompts in chunks, because `tokens` is padded to the whole text.
-
-        Args:
-          params: parameters of the small LM.
-          tokens: prompts, padded to the length of the longest text.
-          lengths: lengths of the prompts.
-        """
+        """Reads the prompts in chunks, because `tokens` is padded to the whole text."""
         batch, slots = tokens.shape
         chunk = min(_CHUNK, slots)
         # `commit` writes complete chunks, also in rows that are finished.
@@ -106,10 +106,8 @@ class SmallLM:
         """Reads the newly accepted tokens and a draft in one pass.
 
         Args:
-          params: parameters of the small LM.
           cache: the text without the newly accepted tokens.
-          view: the text.
-          following: the certain token and a draft that follows it.
+          following: the certain token and a draft.
 
         Returns:
           Final hidden states of `following`; the cache with the text and the certain
@@ -154,12 +152,7 @@ class SmallLM:
             cache,
             reading.drafted,
         )
-        drafted = jax.tree.map(
-            lambda old, last: jnp.concatenate([old, last], axis=2),
-            reading.drafted,
-            new,
-        )
-        return Reading(cache, drafted, seen, hidden)
+        return Reading(cache, extended(reading.drafted, new), seen, hidden)
 
     def logits(
         self, params: Params, hidden: Float[Array, "... D"]
@@ -195,9 +188,7 @@ class SmallLM:
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
         """Runs a chain of tokens after those of the cache."""
         tokens = self._known(tokens)
-        batch, length = tokens.shape
-        positions = cache.lengths[:, None] + jnp.arange(length)
-        causal = jnp.tril(jnp.ones((length, length), bool))
-        mask = jnp.broadcast_to(causal, (batch, length, length))
+        positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1])
+        mask = causal_mask(jnp.ones_like(tokens))
         model = self.sizes.with_params(params)
         return model.forward(tokens, positions, mask, cache)[:2]

@@ -68,10 +68,8 @@ class UnionDrafter:
         self, arrays: tuple[PyTree, PyTree], prompts: Prompts
     ) -> tuple[PyTree, PyTree]:
         """The memories of both."""
-        return (
-            self.first.start(arrays[0], prompts),
-            self.second.start(arrays[1], prompts),
-        )
+        first = self.first.start(arrays[0], prompts)
+        return first, self.second.start(arrays[1], prompts)
 
     def look(
         self, view: View, arrays: tuple[PyTree, PyTree], memory: tuple[PyTree, PyTree]
@@ -86,12 +84,9 @@ class UnionDrafter:
     ) -> DraftTree:
         """Returns the merged tree."""
         arrays = arrays or (None, None)
-        return _merged(
-            self.first.propose(seen[0], arrays[0]),
-            self.second.propose(seen[1], arrays[1]),
-            max_nodes=self.max_nodes,
-            max_depth=self.max_depth,
-        )
+        first = self.first.propose(seen[0], arrays[0])
+        second = self.second.propose(seen[1], arrays[1])
+        return _merged(first, second, self.max_nodes, self.max_depth)
 
     def learn(
         self,
@@ -100,10 +95,8 @@ class UnionDrafter:
         outcome: Outcome,
     ) -> tuple[PyTree, PyTree]:
         """Calls `learn` of both."""
-        return (
-            self.first.learn(arrays[0], memory[0], outcome),
-            self.second.learn(arrays[1], memory[1], outcome),
-        )
+        first = self.first.learn(arrays[0], memory[0], outcome)
+        return first, self.second.learn(arrays[1], memory[1], outcome)
 
     def entropies(self, seen: tuple[PyTree, PyTree]) -> Float[Array, "B L"] | None:
         """Entropies of `first`, padded with NaN to the common depth."""
@@ -116,7 +109,7 @@ class UnionDrafter:
 
 @functools.partial(jax.jit, static_argnames=("max_nodes", "max_depth"))
 def _merged(
-    first: DraftTree, second: DraftTree, *, max_nodes: int, max_depth: int
+    first: DraftTree, second: DraftTree, max_nodes: int, max_depth: int
 ) -> DraftTree:
     # Jitted here, because drafts from the host are merged outside other jitted code.
     return merge_prefixes(union(first, second), max_nodes, max_depth)

@@ -9,11 +9,7 @@ from bpd_jax.drafting.interface import Drafter
 
 @dataclasses.dataclass(frozen=True)
 class WrappedDrafter:
-    """Drafts as `inner` does; subclasses have a memory of their own. See `Drafter`.
-
-    Attributes:
-      inner: the other drafter.
-    """
+    """Drafts as `inner` does; subclasses have a memory of their own. See `Drafter`."""
 
     inner: Drafter
 

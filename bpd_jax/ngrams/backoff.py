@@ -99,7 +99,6 @@ def context_sums(
       keys: per order, the n-grams, closed under prefixes and suffixes.
       probs: per order, `[n]` P(last symbol | history).
       weights: per order but the highest, `[n]` alpha.
-      width: number of symbols.
 
     Returns:
       For the histories of 0 ... N-1 symbols, `[1]`, `[n]`, ... float64.

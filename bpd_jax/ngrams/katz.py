@@ -106,9 +106,6 @@ def _discounted(counts: NGramCounts, order: int, bins: int, events: int) -> np.n
     """Returns P(last symbol | history) of all n-grams of an order above 1, `[n]`.
 
     Args:
-      counts: counts of all orders.
-      order: order of the n-grams.
-      bins: highest count that is discounted by Good-Turing.
       events: number of symbols that can follow a history.
     """
     from bpd_jax.ngrams import trie_kernels

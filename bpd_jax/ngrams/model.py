@@ -79,6 +79,18 @@ class NGramModel(NGramArrays):
         """N, the length of the longest n-grams."""
         return len(self.keys)
 
+    def is_history(self, order: int) -> np.ndarray:
+        """Whether each n-gram of an order has a back-off weight, `[n]` bool.
+
+        Those with extensions have one, `<s>` too, and in models of other programs
+        perhaps further ones.
+        """
+        if order == self.order:
+            return np.zeros(self.keys[-1].size, bool)
+        children = np.diff(trie.child_offsets(self.keys, order, self.width))
+        histories = (children > 0) | (self.log_backoffs[order - 1] != 0)
+        return histories | (self.keys[0] == self.bos) if order == 1 else histories
+
     def with_vocab_size(self, vocab_size: int) -> "NGramModel":
         """Returns the same n-grams for another number V of tokens."""
         trie.check_vocab_size(vocab_size, "the n-gram model")
@@ -173,8 +185,7 @@ class NGramModel(NGramArrays):
     def context_sums(self) -> list[np.ndarray]:
         """Returns the sum of P over all events after every history, 1 up to rounding.
 
-        Returns:
-          Per length 0 ... N-1 of the history, `[n]` float64.
+        For the lengths 0 ... N-1 of the history, `[n]` float64 each.
         """
         return context_sums(
             self.keys,

@@ -156,8 +156,8 @@ def _apply_order_limits(
         cost = costs[index]
         if index:
             dropped = np.isneginf(costs[index - 1])
-            counts = trie.child_counts(model.keys, index + 1, model.width)
-            cost[np.repeat(dropped, counts)] = -math.inf
+            offsets = trie.child_offsets(model.keys, index + 1, model.width)
+            cost[np.repeat(dropped, np.diff(offsets))] = -math.inf
             cost[dropped[links[index + 1]]] = -math.inf
         if limit is not None:
             cost[cost <= _threshold(cost, limit)] = -math.inf

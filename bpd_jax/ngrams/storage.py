@@ -101,7 +101,6 @@ class NGramArrays:
         """Writes the files of `save` into an existing folder, which may have others.
 
         Args:
-          folder: the folder.
           compact: whether to write one packed file, which rounds logarithms to half
             precision (11 significant bits).
         """
@@ -138,7 +137,6 @@ class NGramArrays:
         The arrays are memory-mapped read-only, except those of a compact folder.
 
         Args:
-          folder: the folder.
           verify: whether to read all arrays once and verify their checksums and values;
             sizes are always verified.
         """

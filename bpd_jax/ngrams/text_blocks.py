@@ -66,7 +66,6 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
     one.
 
     Args:
-      path: the file.
       label: name of a progress bar, or None for no bar.
     """
     lines = 0

@@ -39,8 +39,6 @@ MOST_TOKENS = 1 << 24
 # Minimum number of n-grams per thread.
 _THREAD_SIZE = 1 << 17
 
-EVERYTHING = slice(None)
-
 
 def eos_symbol(vocab_size: int) -> int:
     """Returns the symbol of `</s>`."""
@@ -61,7 +59,6 @@ def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
     """Raises a `UserError` if V is more than `MOST_TOKENS`.
 
     Args:
-      vocab_size: V.
       name: the file or parameter to name in the error message.
     """
     if vocab_size > MOST_TOKENS:
@@ -112,7 +109,6 @@ def find(
       keys: `[n]` int64, the keys of one order.
       parents: indices in the order below; -1 for none.
       symbols: last symbols, of a shape that broadcasts with `parents`; -1 for none.
-      width: number of symbols.
       offsets: the `child_offsets` of the order below. With them, millions of queries
         are several times faster.
     """
@@ -172,11 +168,6 @@ def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
     return links
 
 
-def child_counts(keys: Sequence[np.ndarray], order: int, width: int) -> np.ndarray:
-    """Returns the number of extensions of each n-gram of `order` (1, 2, ...), `[n]`."""
-    return np.diff(child_offsets(keys, order, width))
-
-
 def closed_under_affixes(
     keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int
 ) -> list[np.ndarray]:
@@ -210,14 +201,12 @@ def ngrams(
     keys: Sequence[np.ndarray],
     order: int,
     width: int,
-    part: slice = EVERYTHING,
+    part: slice = slice(None),
 ) -> np.ndarray:
     """Returns the symbols of n-grams of `order` (1, 2, ...), `[n, order]` int32.
 
     Args:
-      keys: per order, the n-grams.
       order: the order of the n-grams to return.
-      width: number of symbols.
       part: slice of the n-grams, without a step; by default all.
     """
     columns = []

@@ -176,8 +176,6 @@ def fill_probs(
       table: rounded values of small counts (`counts.round_counts`); those of
         larger counts are in `probs`.
       probs: `[n]`, the result.
-      begin: the first history.
-      end: the history after the last one.
     """
     highest = factors.size - 1
     for history in range(begin, end):
@@ -219,8 +217,6 @@ def fill_relative_entropies(
       lower: the same of the order below.
       history_probs: P(h), `[h]`.
       costs: the result, `[n]`.
-      begin: the first history.
-      end: the history after the last one.
     """
     probs, log_probs = level
     lower_probs, lower_log_probs = lower

@@ -21,7 +21,6 @@ from bpd_jax.decoding.distillation import (
     distill,
     generate_prompts,
     recording_states,
-    shuffled_indices,
 )
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -109,7 +108,7 @@ def test_a_stopped_run_resumes_with_texts_and_their_states(
     texts, states = tmp_path / "texts", tmp_path / "states"
     write_header(texts, base="b", vocab_size=13, facts={})
     stop, counts = stopping_after(5)
-    order = shuffled_indices(prompts, 0)
+    order = np.random.default_rng(0).permutation(len(prompts)).tolist()
     with pytest.raises(Stopped):
         distill(
             task,

@@ -126,8 +126,7 @@ def test_merging_keeps_one_node_per_prefix_up_to_the_limit(limit, seed):
 @SEEDS
 def test_unrolled_chains_are_the_paths_to_the_leaves(seed):
     tree = random_tree(seed)
-    chains = jax.device_get(unrolled(tree, SIZE, DEPTH))
-    nodes, positions = chains.nodes, chains.positions
+    nodes, positions = jax.device_get(unrolled(tree, SIZE, DEPTH))
     parents, valid = np.asarray(tree.parents), np.asarray(tree.valid)
     for row in range(2):
         alive = np.flatnonzero(valid[row])

@@ -34,7 +34,6 @@ def path_through(
     """The path from the root through `deepest` to a leaf.
 
     Args:
-      tree: the drafts.
       deepest: the last accepted node of every row.
       choices: the model's next token after every node.
       max_depth: number of nodes on the longest path.
@@ -76,10 +75,8 @@ def longest_match(
     model's choice after `c`, `e`, is the certain token of the next call.
 
     Args:
-      tree: the drafts.
       choices: the model's next token after every node.
       next_token: the certain token, which an accepted root must equal.
-      max_depth: number of nodes on the longest path.
     """
     expected = jnp.where(
         tree.parents < 0, next_token[:, None], take(choices, tree.parents)

@@ -54,15 +54,8 @@ def accept(
     """Accepts a path of the tree by the rule of the options.
 
     Args:
-      model: the model.
-      tree: the drafts.
-      hidden: final hidden states of the nodes.
       positions: index in the text of the token that follows each node.
       next_token: the certain token, which an accepted root must equal.
-      keys: one random key per row.
-      options: acceptance rule and temperature.
-      max_depth: number of nodes on the longest path.
-      adjust: adjusts the logits after the nodes.
 
     Returns:
       The accepted path, and the model's choice after every node.

@@ -58,7 +58,6 @@ def speculative_sampling(
       log_probs: log-probabilities of the model after every node, with temperature and
         filters.
       keys: `[B]`, a random key for each row and serial call.
-      max_depth: number of nodes on the longest path.
     """
     drawn = tree.sources is not None
     if tree.sources is None:

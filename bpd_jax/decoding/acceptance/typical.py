@@ -26,13 +26,9 @@ def typical_match(
     model.
 
     Args:
-      tree: the drafts.
       logits: logits of the model after every node, divided by the temperature and
         filtered.
       next_token: the certain token, which an accepted root must equal.
-      keys: one random key per row.
-      options: ε and δ.
-      max_depth: number of nodes on the longest path.
     """
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     threshold = jnp.minimum(

@@ -5,8 +5,8 @@ take, so that scores are upper bounds of the exact ones (see
 `bpd_jax.ngrams.formats.openfst`). Decoding remains lossless due to verification.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+import itertools
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -24,22 +24,11 @@ if TYPE_CHECKING:
     import pynini
 
 
-class _Path(NamedTuple):
-    score: float
-    tokens: tuple[int, ...]
-
-
 class FstEngine(HostEngine):
     """N-gram search with OpenFst."""
 
     def __init__(self, model: NGramModel, alpha: float = 1.0) -> None:
-        """Builds the automaton.
-
-        Args:
-          model: a back-off n-gram model over the same token ids; tokens without a
-            probability get log-probability -1000 (`with_finite_scores`).
-          alpha: weight of the n-gram's log-probability, above 0.
-        """
+        """Builds the automaton of a model over the same token ids; alpha is above 0."""
         super().__init__(model.order, alpha)
         _check_above_zero(alpha)
         try:
@@ -72,23 +61,21 @@ class FstEngine(HostEngine):
         alphas: np.ndarray,
         num_drafts: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        # Weights are constant, because an arc is used at all positions.
-        del alphas
-        # Costs are divided by α, and scores multiplied by it below, so that the n-gram
-        # automaton is the same for every α.
+        # An arc is used at all positions, so that the weight is constant.
+        # Costs are divided by α and scores multiplied by it, so that the automaton is
+        # the same for every α.
         state = self._states.of_history(history.tolist())
         composed = self._compose(tokens, -log_probs / self.alpha, state)
         paths = best_paths(composed, num_drafts)
-        drafts = np.array([path.tokens for path in paths], np.int32)
-        scores = self.alpha * np.array([path.score for path in paths])
-        return drafts.reshape(len(paths), len(tokens)), scores
+        drafts = np.array(list(paths), np.int32).reshape(len(paths), len(tokens))
+        return drafts, self.alpha * np.array(list(paths.values()))
 
     def _compose(
         self, tokens: np.ndarray, costs: np.ndarray, state: int
     ) -> "pynini.Fst":
         import pynini
 
-        lattice = _fst(_sausage(tokens, costs))
+        lattice = pynini.Fst.read_from_string(encode(_sausage(tokens, costs)))
         self._ngram.set_start(state)
         paths = pynini.compose(lattice, self._ngram)
         # Only the end of the lattice is final. Backing off there is useless, but a
@@ -105,65 +92,50 @@ def _check_above_zero(alpha: float) -> None:
         raise UserError(f"alpha is {alpha}: it must be above 0 (0-gram is α = 0).")
 
 
-def best_paths(paths: "pynini.Fst", count: int) -> list[_Path]:
+def best_paths(paths: "pynini.Fst", count: int) -> dict[tuple[int, ...], float]:
     """The `count` best distinct strings of an acyclic acceptor, or all if fewer.
 
-    A string may have many paths, which differ in where they back off. Its best path
-    comes first, so the first distinct strings of enough best paths are the best
-    strings. OpenFst's option `unique` determinizes the acceptor first, which is far
-    slower.
+    Their tokens and scores, best first. A string may have many paths, which differ in
+    where they back off. Its best path comes first, so the first distinct strings of
+    enough best paths are the best strings. OpenFst's option `unique` determinizes the
+    acceptor first, which is far slower.
     """
     import pynini
 
     num_paths = count if count == 1 else 2 * count
     while True:
-        strings = _strings(pynini.shortestpath(paths, nshortest=num_paths))
+        strings: list[tuple[float, tuple[int, ...]]] = []
+        iterator = pynini.shortestpath(paths, nshortest=num_paths).paths()
+        while not iterator.done():
+            tokens = tuple(label - 1 for label in iterator.ilabels() if label)
+            strings.append((float(iterator.weight()), tokens))
+            iterator.next()
         best: dict[tuple[int, ...], float] = {}
-        for path in strings:
-            best.setdefault(path.tokens, path.score)
+        for cost, tokens in sorted(strings):
+            best.setdefault(tokens, -cost)
         if len(best) >= count or len(strings) < num_paths:
-            return [_Path(score, tokens) for tokens, score in best.items()][:count]
+            return dict(itertools.islice(best.items(), count))
         num_paths *= 4
-
-
-def _strings(fst: "pynini.Fst") -> list[_Path]:
-    """Tokens and score of every path of an acyclic acceptor, best first."""
-    iterator = fst.paths()
-    paths = []
-    while not iterator.done():
-        tokens = tuple(label - 1 for label in iterator.ilabels() if label)
-        paths.append(_Path(-float(iterator.weight()), tokens))
-        iterator.next()
-    return sorted(paths, key=lambda path: (-path.score, path.tokens))
 
 
 def _sausage(tokens: np.ndarray, costs: np.ndarray) -> Automaton:
     """The acceptor of all paths of a lattice `[J, W]`: one state per position."""
-    arcs = [_sorted_arcs(*column) for column in zip(tokens, costs, strict=True)]
-    counts = np.array([labels.size for labels, _ in arcs] + [0])
-    finals = np.full(len(arcs) + 1, np.inf, np.float32)
+    labels, weights = [], []
+    for column, column_costs in zip(tokens, costs, strict=True):
+        # Sorted by label; a repeated token has its lowest cost.
+        by_cost = np.argsort(column_costs, kind="stable")
+        label, first = np.unique(column[by_cost] + 1, return_index=True)
+        cost = column_costs[by_cost][first]
+        labels.append(label[np.isfinite(cost)])
+        weights.append(cost[np.isfinite(cost)])
+    counts = np.array([label.size for label in labels] + [0])
+    finals = np.full(counts.size, np.inf, np.float32)
     finals[-1] = 0
     return Automaton(
         start=0,
         finals=finals,
         arc_counts=counts,
-        labels=np.concatenate([labels for labels, _ in arcs]).astype(np.int32),
-        weights=np.concatenate([cost for _, cost in arcs]).astype(np.float32),
-        targets=np.repeat(np.arange(1, len(arcs) + 1), counts[:-1]).astype(np.int32),
+        labels=np.concatenate(labels).astype(np.int32),
+        weights=np.concatenate(weights).astype(np.float32),
+        targets=np.repeat(np.arange(1, counts.size), counts[:-1]).astype(np.int32),
     )
-
-
-def _sorted_arcs(
-    tokens: Sequence[int] | np.ndarray, costs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and costs of one position; a repeated token has its lowest cost."""
-    by_cost = np.argsort(costs, kind="stable")
-    labels, first = np.unique(np.asarray(tokens)[by_cost] + 1, return_index=True)
-    costs = costs[by_cost][first]
-    return labels[np.isfinite(costs)], costs[np.isfinite(costs)]
-
-
-def _fst(automaton: Automaton) -> "pynini.Fst":
-    import pynini
-
-    return pynini.Fst.read_from_string(encode(automaton))

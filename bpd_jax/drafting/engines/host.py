@@ -8,6 +8,7 @@ from typing import Self
 import flax.struct
 import numpy as np
 
+from bpd_jax.base.settings import check_value, number
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, sizes_of_drafts
 from bpd_jax.drafting.interface import Outcome, Prompts, SourceDrafter, View
@@ -18,14 +19,14 @@ from bpd_jax.drafting.lattice import (
     most_paths,
     most_prefixes,
 )
-from bpd_jax.drafting.refiners.weights import check_alpha
 
 
 class HostEngine(abc.ABC):
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 
-    The certain token is part of the n-gram's context and is not scored. An engine and
-    the copies made by `with_weight` share their tables and are not thread-safe.
+    The certain token is part of the n-gram's context and is not scored. Tokens without
+    a probability get log-probability -1000 (`NGramModel.with_finite_scores`). An engine
+    and the copies made by `with_weight` share their tables and are not thread-safe.
 
     Attributes:
       alpha: weight of the n-gram's log-probability.
@@ -34,15 +35,14 @@ class HostEngine(abc.ABC):
     """
 
     def __init__(self, order: int, alpha: float, alpha_slope: float = 0.0) -> None:
-        """Sets the order N and the weight α."""
-        check_alpha(alpha)
+        """Sets the order N of the model and the weight α."""
+        check_value("alpha", alpha, number(0))
         self.alpha = alpha
         self.alpha_slope = alpha_slope
         self.context_length = max(order - 2, 0)
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
-        """Returns an engine with another weight that shares the tables."""
-        check_alpha(alpha)
+        """Returns an engine with another weight, which shares the tables."""
         other = copy.copy(self)
         other.alpha, other.alpha_slope = alpha, alpha_slope
         return other
@@ -53,7 +53,6 @@ class HostEngine(abc.ABC):
         """The P best distinct drafts.
 
         Args:
-          lattice: candidates of the block.
           context: the last C tokens of the text, -1 before its beginning.
           num_drafts: P.
 
@@ -118,7 +117,6 @@ class HostDrafter(SourceDrafter):
     Attributes:
       num_drafts: P.
       context_length: number of tokens before the block that the engine reads.
-      engine: the engine of the search.
     """
 
     num_drafts: int
@@ -156,7 +154,6 @@ class HostDrafter(SourceDrafter):
 
     def propose(self, seen: HostBlock, arrays: PyTree) -> DraftTree:
         """Returns the engine's drafts as chains."""
-        del arrays
         drafts = self.engine.refine(seen.lattice, seen.context, self.num_drafts)
         return from_drafts(drafts)
 

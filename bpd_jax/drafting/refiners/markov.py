@@ -1,7 +1,6 @@
 """A trained low-rank bigram model: the Markov head of DSpark, DFlash2's selector."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +27,7 @@ from bpd_jax.models.trained_refiners import markov_scores
 
 @dataclasses.dataclass(frozen=True)
 class MarkovRefiner(InputFree):
-    """α times corrections of the logits that depend on the previous token.
-
-    Attributes:
-      arrays: weight and parameters.
-    """
+    """α times corrections of the logits that depend on the previous token."""
 
     arrays: WeightedParams = dataclasses.field(compare=False)
 
@@ -46,7 +41,6 @@ class MarkovRefiner(InputFree):
         all_room: bool = False,
     ) -> Transitions:
         """Scores all W × W pairs of candidates at each position."""
-        del inputs, by_candidate, all_room
         tokens = lattice.tokens
         levels = jnp.arange(1, tokens.shape[1])
         score = jax.vmap(markov_scores, in_axes=(None, 1, 1, 0, 1), out_axes=1)
@@ -66,13 +60,13 @@ class MarkovRefiner(InputFree):
 class Markov(RefinerPart):
     """Settings of the refiner `markov`."""
 
-    name: ClassVar[str] = "markov"
-    title: ClassVar[str] = "Markov head"
-    help: ClassVar[str] = "a trained low-rank bigram"
-    reference: ClassVar[str] = "DSpark 2026; DFlash2 2026"
-    needs: ClassVar[tuple[str, ...]] = ("markov",)
-    finite: ClassVar[bool] = True
-    normalised: ClassVar[bool] = True
+    name = "markov"
+    title = "Markov head"
+    help = "a trained low-rank bigram"
+    reference = "DSpark 2026; DFlash2 2026"
+    needs = ("markov",)
+    finite = True
+    normalised = True
 
     alpha: float = setting(TRAINED_ALPHA, *ALPHA)
     slope: float = setting(0.0, *SLOPE)

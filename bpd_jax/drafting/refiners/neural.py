@@ -8,19 +8,13 @@ over the whole vocabulary.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.struct
 
 from bpd_jax.base.settings import choice, setting
 from bpd_jax.base.typing import Array, Float, Int
-from bpd_jax.drafting.interface import (
-    Extension,
-    Prompts,
-    Refiner,
-    Source,
-    View,
-)
+from bpd_jax.drafting.interface import Extension, Prompts, Refiner, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.transitions import Transitions, of_candidates
@@ -46,12 +40,7 @@ class NeuralState:
 
 @dataclasses.dataclass(frozen=True)
 class _SmallLMRefiner:
-    """Base of the refiners with a small LM.
-
-    Attributes:
-      small: the small LM.
-      arrays: its parameters and weight.
-    """
+    """Base of the refiners with a small LM."""
 
     small: SmallLM
     arrays: WeightedParams = dataclasses.field(compare=False)
@@ -74,9 +63,8 @@ class NeuralRefiner(_SmallLMRefiner, Refiner):
     ) -> tuple[NeuralState, KVCache]:
         """Reads the accepted tokens and the certain token."""
         reading = self.small.start(arrays.params, memory, view)
-        alpha = arrays.alpha.level
-        if lattice is not None:
-            alpha = arrays.alpha.at(lattice.entropies)
+        weight = arrays.alpha
+        alpha = weight.level if lattice is None else weight.at(lattice.entropies)
         return NeuralState(reading, alpha), reading.cache
 
     def scores(
@@ -131,7 +119,6 @@ class ParallelNeuralRefiner(_SmallLMRefiner):
         all_room: bool = False,
     ) -> Transitions:
         """Transitions with a single node at every position."""
-        del arrays, lattice, by_candidate, all_room
         return of_candidates(inputs)
 
 
@@ -140,12 +127,12 @@ class ParallelNeuralRefiner(_SmallLMRefiner):
 class Neural(RefinerPart):
     """Settings of the refiner `neural`."""
 
-    name: ClassVar[str] = "neural"
-    title: ClassVar[str] = "neural"
-    help: ClassVar[str] = "a small LM, the paper's local rescoring"
-    reference: ClassVar[str] = "Kim et al. 2024, section 7.1, Algorithm 2"
-    needs: ClassVar[tuple[str, ...]] = ("rescorer",)
-    reads_on: ClassVar[bool] = True
+    name = "neural"
+    title = "neural"
+    help = "a small LM, the paper's local rescoring"
+    reference = "Kim et al. 2024, section 7.1, Algorithm 2"
+    needs = ("rescorer",)
+    reads_on = True
 
     alpha: float | None = setting(None, *DEFAULT_ALPHA)
     slope: float = setting(0.0, *SLOPE)

@@ -1,25 +1,19 @@
 """An n-gram model as a refiner, optionally mixed with the bigrams of the text."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.settings import SWITCH, setting
+from bpd_jax.base.settings import SWITCH, check_value, number, setting
 from bpd_jax.base.typing import AnyArray, Array, Float, Int
-from bpd_jax.drafting.interface import Prompts, Source, View
+from bpd_jax.drafting.interface import Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
-from bpd_jax.drafting.refiners.transitions import Transitions
-from bpd_jax.drafting.refiners.weights import (
-    DEFAULT_ALPHA,
-    SLOPE,
-    Weight,
-    check_alpha,
-)
+from bpd_jax.drafting.refiners.transitions import InputFree, Transitions
+from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device_table import DeviceTable
 
@@ -54,7 +48,7 @@ class NGramInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramRefiner:
+class NGramRefiner(InputFree):
     """α · log p_ngram, where p_ngram may be mixed with the bigrams of the text.
 
     Rows of a batch that need more slots than `Room.for_width` provides lack some
@@ -62,7 +56,6 @@ class NGramRefiner:
     drafts are slightly worse.
 
     Attributes:
-      arrays: the model and its weight.
       context_length: number of tokens before the certain token that are read.
       adaptive: whether to mix in the bigrams of prompt and text, because names, numbers
         and phrases recur within a text.
@@ -90,21 +83,15 @@ class NGramRefiner:
             probability get log-probability -1000 (`with_finite_scores`).
           alpha: weight of the n-gram's log-probability.
           slope: slope of the weight; see `Weight`.
-          adaptive: see the attribute.
         """
-        check_alpha(alpha)
+        check_value("alpha", alpha, number(0))
         arrays = NGramRefinerArrays(device_table(model), Weight.of(alpha, slope))
         return cls(arrays, max(model.order - 2, 0), adaptive)
-
-    def remember(self, arrays: NGramRefinerArrays, prompts: Prompts) -> None:
-        """No memory: `inputs` reads the text."""
-        del arrays, prompts
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: NGramRefinerArrays, memory: None
     ) -> tuple[NGramInputs, None]:
         """The end of the text, and its bigram counts."""
-        del arrays
         cache = None
         if self.adaptive:
             cache = cache_counts(lattice.tokens, view.tokens, view.lengths)
@@ -150,11 +137,11 @@ class NGramRefiner:
 class NGram(RefinerPart):
     """Settings of the refiner `ngram`."""
 
-    name: ClassVar[str] = "ngram"
-    help: ClassVar[str] = "an n-gram model, the paper's global rescoring"
-    reference: ClassVar[str] = "Kim et al. 2024, section 7.2"
-    needs: ClassVar[tuple[str, ...]] = ("ngram",)
-    finite: ClassVar[bool] = True
+    name = "ngram"
+    help = "an n-gram model, the paper's global rescoring"
+    reference = "Kim et al. 2024, section 7.2"
+    needs = ("ngram",)
+    finite = True
 
     alpha: float | None = setting(None, *DEFAULT_ALPHA)
     slope: float = setting(0.0, *SLOPE)
@@ -162,20 +149,16 @@ class NGram(RefinerPart):
 
     def build(self, context: BuildContext, source: Source) -> NGramRefiner:
         """Builds the refiner; methods with the same model share its table."""
-        del source
         model: NGramModel = context.need("ngram")
-        alpha = self._alpha(context)
+        alpha = context.alpha if self.alpha is None else self.alpha
         table = context.share("ngram table", lambda: device_table(model))
         arrays = NGramRefinerArrays(table, Weight.of(alpha, self.slope))
         return NGramRefiner(arrays, max(model.order - 2, 0), bool(self.adaptive))
 
     def host_weight(self, context: BuildContext) -> tuple[float, float] | None:
         """α and its slope, unless the model is adaptive."""
-        return None if self.adaptive else (self._alpha(context), self.slope)
-
-    def _alpha(self, context: BuildContext) -> float:
-        """α, by default that of the decoder."""
-        return context.alpha if self.alpha is None else self.alpha
+        alpha = context.alpha if self.alpha is None else self.alpha
+        return None if self.adaptive else (alpha, self.slope)
 
     def label(self, order: int | None = None) -> str:
         """The display name."""
@@ -213,12 +196,10 @@ def cache_counts(
     places, last = jnp.arange(tokens.shape[1]), lengths[:, None]
     tokens = jnp.where(places == last, candidates[:, 0, :1], tokens)
     inside = places <= last
-    before = (candidates[:, :-1, :, None] == tokens[:, None, None]) & inside[
-        :, None, None
-    ]
-    after = (candidates[:, 1:, :, None] == tokens[:, None, None]) & inside[
-        :, None, None
-    ]
+    # No token is -1.
+    tokens = jnp.where(inside, tokens, -1)[:, None, None]
+    before = candidates[:, :-1, :, None] == tokens
+    after = candidates[:, 1:, :, None] == tokens
     followed = before[..., :-1] & inside[:, None, None, 1:]
     pairs = jnp.einsum(
         "BLVS,BLWS->BLVW",

@@ -1,7 +1,6 @@
 """A trained recurrent network that reads the draft (Domino)."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 
@@ -36,11 +35,7 @@ class RecurrentState:
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentRefiner(Refiner):
-    """α times corrections of the logits that depend on the path.
-
-    Attributes:
-      arrays: weight and parameters.
-    """
+    """α times corrections of the logits that depend on the path."""
 
     arrays: WeightedParams = dataclasses.field(compare=False)
 
@@ -72,7 +67,6 @@ class RecurrentRefiner(Refiner):
         extension: Extension,
     ) -> RecurrentState:
         """Reads the last tokens of the new paths."""
-        del level
         before = take(state.states, extension.parents)
         states = recurrent_step(arrays.params, before, extension.tokens)
         return dataclasses.replace(state, states=states)
@@ -83,20 +77,19 @@ class RecurrentRefiner(Refiner):
 class Recurrent(RefinerPart):
     """Settings of the refiner `recurrent`."""
 
-    name: ClassVar[str] = "recurrent"
-    title: ClassVar[str] = "recurrent head"
-    help: ClassVar[str] = "a trained recurrent network along the draft"
-    reference: ClassVar[str] = "Domino 2026"
-    needs: ClassVar[tuple[str, ...]] = ("recurrent",)
-    needs_hidden: ClassVar[bool] = True
-    normalised: ClassVar[bool] = True
+    name = "recurrent"
+    title = "recurrent head"
+    help = "a trained recurrent network along the draft"
+    reference = "Domino 2026"
+    needs = ("recurrent",)
+    needs_hidden = True
+    normalised = True
 
     alpha: float = setting(TRAINED_ALPHA, *ALPHA)
     slope: float = setting(0.0, *SLOPE)
 
     def build(self, context: BuildContext, source: Source) -> RecurrentRefiner:
         """Builds the refiner."""
-        del source
         refiner: LoadedRefiner = context.need(self.name)
         weight = Weight.of(self.alpha, self.slope)
         return RecurrentRefiner(WeightedParams(weight, refiner.params))

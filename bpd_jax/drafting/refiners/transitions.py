@@ -47,17 +47,14 @@ class FiniteRefiner(Protocol):
     @property
     def arrays(self) -> PyTree:
         """Arrays on the device, or None."""
-        ...
 
     def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
         """The memory before the first serial call."""
-        ...
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Its inputs besides the lattice, with an entry per row; and the memory."""
-        ...
 
     def transitions(
         self,
@@ -71,28 +68,24 @@ class FiniteRefiner(Protocol):
         """Transitions of a lattice.
 
         Args:
-          arrays: `self.arrays`.
-          lattice: the candidates.
           inputs: result of `inputs`.
           by_candidate: whether nodes must determine their last candidate, because the
             scores of other refiners are added.
           all_room: whether to use enough memory for all nodes.
         """
-        ...
 
 
 class InputFree:
-    """Base of a `FiniteRefiner` without memory and inputs besides the lattice."""
+    """Base of a `FiniteRefiner` without memory, by default without other inputs."""
 
     def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
         """No memory."""
-        del arrays, prompts
+        return None
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """No inputs."""
-        del view, lattice, arrays
+        """No inputs besides the lattice."""
         return None, memory
 
 
@@ -102,11 +95,9 @@ def between_candidates(scores: Float[Array, "B L-1 W W"]) -> Transitions:
     Node v of a position is its candidate v; the certain token is candidate 0 of
     position 0.
     """
-    batch, length, _, width = scores.shape
+    batch, *_, width = scores.shape
     following = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), scores.shape)
-    candidates = jnp.broadcast_to(
-        jnp.arange(width, dtype=jnp.int32), (batch, length, width)
-    )
+    candidates = following[:, :, 0]
     return Transitions(scores, following, jnp.zeros(batch, jnp.int32), candidates)
 
 
@@ -166,10 +157,6 @@ def all_transitions(
     """The sum of the transitions of one or more refiners.
 
     Args:
-      refiners: the refiners.
-      arrays: arrays of each refiner.
-      lattice: the candidates.
-      inputs: inputs of each refiner.
       all_room: see `FiniteRefiner.transitions`.
     """
     several = len(refiners) > 1
@@ -199,9 +186,6 @@ def over_lattice(
 
     Args:
       refiners: the refiners; without refiners, transitions are None.
-      arrays: arrays of each refiner.
-      lattice: the candidates.
-      inputs: inputs of each refiner.
       search: returns drafts from a lattice and transitions.
       transitions: result of `all_transitions`, if it was computed before.
     """

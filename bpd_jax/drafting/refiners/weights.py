@@ -1,13 +1,10 @@
 """The weight α of refiners, and the settings that define it."""
 
-import math
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import number
 from bpd_jax.base.typing import Array, Float, Params
 
@@ -17,12 +14,6 @@ TRAINED_ALPHA = 1.0
 ALPHA = ("weight of its scores", number(0.0))
 DEFAULT_ALPHA = ("weight of its scores; default --alpha", number(0.0).or_none())
 SLOPE = ("increase of alpha per nat of the head's entropy", number(-1e6, 1e6))
-
-
-def check_alpha(alpha: float) -> None:
-    """Raises a `UserError` unless alpha is finite and not negative."""
-    if not (math.isfinite(alpha) and alpha >= 0):
-        raise UserError(f"alpha is {alpha}: it must be 0 or more.")
 
 
 @flax.struct.dataclass

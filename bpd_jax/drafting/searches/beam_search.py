@@ -1,7 +1,6 @@
 """Greedy walks and beam search."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -40,7 +39,6 @@ class BeamSearch(ChainSearch):
         key: Array | None = None,
     ) -> DraftTree:
         """Returns the paths as chains, best first."""
-        del key
         count = self.max_drafts(paths.block_size, paths.width)
         levels = grow_best(paths, arrays, state, first, count, normalise=self.normalise)
         at = jnp.broadcast_to(jnp.arange(count), (first.shape[0], count))
@@ -57,14 +55,14 @@ class BeamSearch(ChainSearch):
 class Greedy(GrowingPart):
     """The search `greedy`."""
 
-    name: ClassVar[str] = "greedy"
-    title: ClassVar[str] = "Greedy walk"
-    help: ClassVar[str] = "one path: the best candidate at every position"
-    reference: ClassVar[str] = "Kim et al. 2024, Algorithm 2"
+    name = "greedy"
+    title = "Greedy walk"
+    help = "one path: the best candidate at every position"
+    reference = "Kim et al. 2024, Algorithm 2"
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
         """Builds the search."""
-        del context, paths, normalise  # Normalising leaves the best candidate best.
+        # Normalising leaves the best candidate best.
         return BeamSearch(1)
 
 
@@ -79,23 +77,17 @@ NORMALISE = (
 class Beam(GrowingPart):
     """Settings of the search `beam`."""
 
-    name: ClassVar[str] = "beam"
-    title: ClassVar[str] = "{paths}-best"
-    help: ClassVar[str] = "the P best paths of a beam search"
-    number_setting: ClassVar[str] = "paths"
-    counts: ClassVar[str] = DRAFTS
+    name = "beam"
+    title = "{paths}-best"
+    help = "the P best paths of a beam search"
+    number_setting = "paths"
+    counts = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)
     normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
 
-    @property
-    def drafts(self) -> int:
-        """P."""
-        return self.paths
-
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
         """Builds the search."""
-        del context
         if self.normalise is not None:
             normalise = bool(self.normalise)
         return BeamSearch(self.paths, normalise)

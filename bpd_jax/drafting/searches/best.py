@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib.util
-from typing import ClassVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import SWITCH, choice, setting
@@ -48,21 +47,11 @@ class ExactBest(LatticeSearch):
         self, lattice: Lattice, transitions: Transitions | None, count: int
     ) -> Drafts:
         """Returns the paths, best first."""
-        return _search(lattice, transitions, count=count, normalise=self.normalise)
-
-
-def _search(
-    lattice: Lattice,
-    transitions: Transitions | None,
-    *,
-    count: int,
-    normalise: bool = False,
-) -> Drafts:
-    if transitions is None:
-        return best_drafts(lattice, count)
-    if normalise:
-        transitions = normalised_transitions(lattice, transitions)
-    return best_paths(lattice, transitions, count)
+        if transitions is None:
+            return best_drafts(lattice, count)
+        if self.normalise:
+            transitions = normalised_transitions(lattice, transitions)
+        return best_paths(lattice, transitions, count)
 
 
 def best_under_ngram(
@@ -77,15 +66,14 @@ def best_under_ngram(
 
     Args:
       refiner: an n-gram refiner that is not adaptive.
-      lattice: candidates of the block.
       context: the last `refiner.context_length` tokens of the text before it.
       num_drafts: P.
       arrays: arrays of the refiner, if they are an argument of jitted code.
     """
     if lattice.tokens.shape[1] == 1:  # The certain token only.
         return best_drafts(lattice, num_drafts)
-    search = functools.partial(_search, count=num_drafts)
     all_arrays = (refiner.arrays if arrays is None else arrays,)
+    search = functools.partial(ExactBest().search, count=num_drafts)
     return over_lattice(
         (refiner,), all_arrays, lattice, (NGramInputs(context),), search
     )
@@ -96,12 +84,12 @@ def best_under_ngram(
 class Best(GrowingPart):
     """Settings of the search `best`."""
 
-    name: ClassVar[str] = "best"
-    title: ClassVar[str] = "{paths}-best"
-    help: ClassVar[str] = "the P best paths, exactly unless refiners rule it out"
-    reference: ClassVar[str] = "Kim et al. 2024, section 7.2"
-    number_setting: ClassVar[str] = "paths"
-    counts: ClassVar[str] = DRAFTS
+    name = "best"
+    title = "{paths}-best"
+    help = "the P best paths, exactly unless refiners rule it out"
+    reference = "Kim et al. 2024, section 7.2"
+    number_setting = "paths"
+    counts = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)
     engine: str = setting(
@@ -111,11 +99,6 @@ class Best(GrowingPart):
         choice(*ENGINES),
     )
     normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
-
-    @property
-    def drafts(self) -> int:
-        """P."""
-        return self.paths
 
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]

@@ -14,7 +14,7 @@ found exactly, for every P at once (the drafts for P - 1 are the first P - 1).
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,6 @@ def covering_drafts(
     """The drafts that maximise the expected number of accepted tokens, largest first.
 
     Args:
-      lattice: the candidates.
       transitions: transitions of the refiners; None without refiners.
       num_drafts: P.
 
@@ -189,22 +188,16 @@ class CoverSearch(LatticeSearch):
 class Cover(GrowingPart):
     """Settings of the search `cover`."""
 
-    name: ClassVar[str] = "cover"
-    title: ClassVar[str] = "{paths} covering"
-    help: ClassVar[str] = "the P drafts with the most expected accepted tokens, exactly"
-    number_setting: ClassVar[str] = "paths"
-    counts: ClassVar[str] = DRAFTS
+    name = "cover"
+    title = "{paths} covering"
+    help = "the P drafts with the most expected accepted tokens, exactly"
+    number_setting = "paths"
+    counts = DRAFTS
 
     paths: int = setting(16, "drafts P", COUNT)
 
-    @property
-    def drafts(self) -> int:
-        """P."""
-        return self.paths
-
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Builds the search, which always normalises scores."""
-        del normalise
         if paths.others or not paths.source.offers_lattice:
             raise UserError(
                 f"{context.method}: cover needs a lattice (heads or block) and "

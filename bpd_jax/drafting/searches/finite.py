@@ -17,8 +17,6 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
     pass keeps the P prefixes with the best completions, which is exact.
 
     Args:
-      lattice: the candidates.
-      transitions: transitions of the refiners.
       num_drafts: P.
     """
     batch, length, width = lattice.tokens.shape

@@ -62,7 +62,6 @@ class LatticeSearch(ChainSearch):
         key: Array | None = None,
     ) -> DraftTree:
         """Returns the drafts as chains, best first."""
-        del first, key
         count = self.max_drafts(paths.block_size, paths.width)
         assert state.lattice is not None
         assert not paths.others
@@ -119,10 +118,6 @@ def grow_best(
     (paper, Algorithm 2).
 
     Args:
-      paths: source and refiners.
-      arrays: arrays of `paths`.
-      state: initial state of `paths`.
-      first: the certain token.
       beam: highest number of paths of a level.
       normalise: whether to normalise the candidates after every path.
     """

@@ -1,7 +1,6 @@
 """The oracle: an upper bound for refinement of a lattice."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax.numpy as jnp
@@ -17,12 +16,7 @@ from bpd_jax.drafting.interface import (
     SourceDrafter,
     View,
 )
-from bpd_jax.drafting.parts import (
-    BuildContext,
-    RefinerPart,
-    SearchPart,
-    register,
-)
+from bpd_jax.drafting.parts import BuildContext, RefinerPart, SearchPart, register
 
 
 @flax.struct.dataclass
@@ -81,7 +75,6 @@ class OracleDrafter(SourceDrafter):
 
     def propose(self, seen: OracleDraft, arrays: PyTree) -> DraftTree:
         """Returns one chain per row."""
-        del arrays
         return from_chain(seen.draft)
 
     def entropies(self, seen: OracleDraft) -> Float[Array, "B L"]:
@@ -94,10 +87,10 @@ class OracleDrafter(SourceDrafter):
 class Oracle(SearchPart):
     """The search `oracle`."""
 
-    name: ClassVar[str] = "oracle"
-    title: ClassVar[str] = "Oracle"
-    help: ClassVar[str] = "the best path of the lattice, an upper bound"
-    reference: ClassVar[str] = "Kim et al. 2024, section 6.3"
+    name = "oracle"
+    title = "Oracle"
+    help = "the best path of the lattice, an upper bound"
+    reference = "Kim et al. 2024, section 6.3"
 
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]

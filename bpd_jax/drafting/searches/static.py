@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import heapq
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +56,8 @@ class Topology:
 
     def within(self, block_size: int, width: int) -> "Topology":
         """The nodes within a lattice of L positions and W candidates."""
-        return Topology(
-            tuple(
-                node
-                for node in self.choices
-                if len(node) < block_size and max(node) < width
-            )
-        )
+        fitting = (n for n in self.choices if len(n) < block_size and max(n) < width)
+        return Topology(tuple(fitting))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +68,6 @@ class StaticTree(Search):
     speculative sampling; otherwise they are the best candidates.
 
     Attributes:
-      topology: the shape.
       temperature: temperature of sampling, or None for the best candidates.
       refine_block: whether to refine the block along its greedy path first
         (Algorithm 2), and to rank the candidates of each position after every path by
@@ -109,12 +102,7 @@ class StaticTree(Search):
     ) -> DraftTree:
         """Returns the tree; ranks are the indices of the nodes.
 
-        Args:
-          paths: source and refiners.
-          arrays: arrays of `paths`.
-          state: initial state of `paths`.
-          first: the certain token.
-          key: one random key per row, required with a temperature.
+        See `Search`; `key` is required with a temperature.
         """
         batch, width = first.shape[0], paths.width
         topology = self.topology.within(paths.block_size, width)
@@ -171,7 +159,7 @@ class StaticTree(Search):
             depths=per_row(depths),
             ranks=per_row(range(size)),
             valid=alive,
-            sources=_padded(sources, size, batch, width) if sources else None,
+            sources=_all_nodes(sources, size) if sources else None,
             num_chains=1 if topology.num_leaves == 1 else 0,
         )
 
@@ -191,15 +179,14 @@ def _perturbed(
     return log_probs + jax.vmap(noise)(key), log_probs
 
 
-def _padded(
-    sources: list[NodeOrigins], size: int, batch: int, width: int
-) -> NodeOrigins:
-    """Sources of all nodes by level, padded for the nodes of the last level."""
-    joined = jax.tree.map(lambda *levels: jnp.concatenate(levels, axis=1), *sources)
-    missing = size - joined.tokens.shape[1]
-    return jax.tree.map(
-        lambda array: jnp.pad(array, ((0, 0), (0, missing), (0, 0))), joined
-    )
+def _all_nodes(sources: list[NodeOrigins], size: int) -> NodeOrigins:
+    """Joins the sources of the levels; nodes of the last level have none."""
+
+    def joined(*levels: Array) -> Array:
+        array = jnp.concatenate(levels, axis=1)
+        return jnp.pad(array, ((0, 0), (0, size - array.shape[1]), (0, 0)))
+
+    return jax.tree.map(joined, *sources)
 
 
 @functools.cache
@@ -270,12 +257,12 @@ PATH, BLOCK = ORDERS = ("path", "block")
 class Static(GrowingPart):
     """Settings of the search `static`."""
 
-    name: ClassVar[str] = "static"
-    title: ClassVar[str] = "Medusa tree of {nodes}"
-    help: ClassVar[str] = "a tree of M nodes whose shape is fixed in advance"
-    reference: ClassVar[str] = "Cai et al. 2024 (Medusa)"
-    number_setting: ClassVar[str] = "nodes"
-    counts: ClassVar[str] = NODES
+    name = "static"
+    title = "Medusa tree of {nodes}"
+    help = "a tree of M nodes whose shape is fixed in advance"
+    reference = "Cai et al. 2024 (Medusa)"
+    number_setting = "nodes"
+    counts = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     order: str = setting(
@@ -287,7 +274,6 @@ class Static(GrowingPart):
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
         """Builds the search; its shape depends on the accuracies of the heads."""
-        del normalise
         accuracies = context.assets.accuracies or typical_accuracies(paths.block_size)
         topology = expected_tree(accuracies, self.nodes)
         return StaticTree(topology, context.temperature, self.order == BLOCK)
@@ -298,22 +284,16 @@ class Static(GrowingPart):
 class Chains(GrowingPart):
     """Settings of the search `chains`."""
 
-    name: ClassVar[str] = "chains"
-    title: ClassVar[str] = "{paths} chains"
-    help: ClassVar[str] = "P greedy paths that begin with different tokens"
-    reference: ClassVar[str] = "Leviathan et al. 2023"
-    number_setting: ClassVar[str] = "paths"
-    counts: ClassVar[str] = DRAFTS
+    name = "chains"
+    title = "{paths} chains"
+    help = "P greedy paths that begin with different tokens"
+    reference = "Leviathan et al. 2023"
+    number_setting = "paths"
+    counts = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)
 
-    @property
-    def drafts(self) -> int:
-        """P."""
-        return self.paths
-
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
         """Builds the search."""
-        del normalise
         topology = parallel_chains(self.paths, paths.block_size - 1)
         return StaticTree(topology, context.temperature)

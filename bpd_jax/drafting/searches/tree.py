@@ -1,7 +1,6 @@
 """Best-first trees: the M most probable prefixes."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +61,6 @@ class BestFirst(Search):
         key: Array | None = None,
     ) -> DraftTree:
         """Returns the tree; nodes are ranked by probability."""
-        del key
         batch, length = first.shape[0], paths.block_size
         size = self.max_nodes(length, paths.width)
         levels = grow_best(paths, arrays, state, first, size, normalise=True)
@@ -106,10 +104,10 @@ class BestFirst(Search):
 class Tree(GrowingPart):
     """Settings of the search `tree`."""
 
-    name: ClassVar[str] = "tree"
-    help: ClassVar[str] = "a tree of the M most probable prefixes"
-    number_setting: ClassVar[str] = "nodes"
-    counts: ClassVar[str] = NODES
+    name = "tree"
+    help = "a tree of the M most probable prefixes"
+    number_setting = "nodes"
+    counts = NODES
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     min_prob: float = setting(
@@ -129,11 +127,9 @@ class Tree(GrowingPart):
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Builds the search, which always normalises scores."""
-        del context, paths, normalise
         return BestFirst(self.nodes, self.min_prob)
 
     def label(self, order: int | None = None) -> str:
         """The display name."""
-        del order
         cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""
         return f"Tree of {self.nodes}{cut}"

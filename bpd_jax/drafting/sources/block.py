@@ -1,7 +1,6 @@
 """A block drafter as a source, which predicts all positions in parallel."""
 
 import dataclasses
-from typing import ClassVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
@@ -29,9 +28,7 @@ class BlockSource(LatticeSource):
     Attributes:
       block_size: L, at most that of the drafter.
       width: W.
-      functions: functions of the drafter.
       feature_layers: layers of the model whose states it reads.
-      arrays: parameters of the drafter.
     """
 
     block_size: int
@@ -70,13 +67,13 @@ class BlockSource(LatticeSource):
 class Block(SourcePart):
     """Settings of the source `block`."""
 
-    name: ClassVar[str] = "block"
-    title: ClassVar[str] = "block drafter"
-    help: ClassVar[str] = "a block drafter that reads the model's states"
-    reference: ClassVar[str] = "DFlash 2026; DSpark 2026; DFlash2 2026"
-    number_setting: ClassVar[str] = "length"
-    needs: ClassVar[tuple[str, ...]] = ("drafter",)
-    offers_lattice: ClassVar[bool] = True
+    name = "block"
+    title = "block drafter"
+    help = "a block drafter that reads the model's states"
+    reference = "DFlash 2026; DSpark 2026; DFlash2 2026"
+    number_setting = "length"
+    needs = ("drafter",)
+    offers_lattice = True
 
     length: int | None = setting(
         None,

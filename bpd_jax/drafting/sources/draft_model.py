@@ -1,18 +1,11 @@
 """A draft model (Leviathan et al. 2023; Chen et al. 2023)."""
 
 import dataclasses
-from typing import ClassVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.base.typing import Params
-from bpd_jax.drafting.interface import (
-    Candidates,
-    Extension,
-    Prompts,
-    Source,
-    View,
-)
+from bpd_jax.drafting.interface import Candidates, Extension, Prompts, Source, View
 from bpd_jax.drafting.parts import (
     COUNT,
     MOST_DRAFTS,
@@ -34,8 +27,6 @@ class DraftModelSource(Source):
     Attributes:
       block_size: L, number of draft tokens plus the certain token.
       width: W, candidates after each path.
-      small: the draft model.
-      arrays: parameters of the draft model.
     """
 
     block_size: int
@@ -56,7 +47,6 @@ class DraftModelSource(Source):
 
     def candidates(self, arrays: Params, state: Reading, level: int) -> Candidates:
         """The best tokens, with their log-probabilities."""
-        del level
         logits = self.small.logits(arrays, state.hidden)
         tokens, log_probs, _ = top_candidates(logits, self.width)
         return Candidates(tokens, log_probs)
@@ -76,8 +66,8 @@ _WIDTH = 16
 class SequentialPart(SourcePart):
     """The settings of sources that draft token by token."""
 
-    number_setting: ClassVar[str] = "tokens"
-    default_search: ClassVar[str] = "chains"
+    number_setting = "tokens"
+    default_search = "chains"
 
     tokens: int = setting(5, "draft tokens", COUNT)
     k: int | None = setting(
@@ -90,8 +80,6 @@ class SequentialPart(SourcePart):
         """W, and the highest number of tokens that one serial call accepts.
 
         Args:
-          context: the context of the method.
-          search: the search.
           choices: number of tokens to choose from.
         """
         width = lattice_width(context, self.k or min(_WIDTH, choices), choices)
@@ -115,12 +103,12 @@ class SequentialPart(SourcePart):
 class DraftModel(SequentialPart):
     """Settings of the source `draft_model`."""
 
-    name: ClassVar[str] = "draft_model"
-    title: ClassVar[str] = "Draft model, {tokens} tokens"
-    help: ClassVar[str] = "a smaller model"
-    reference: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
-    needs: ClassVar[tuple[str, ...]] = ("draft_model",)
-    reads_on: ClassVar[bool] = True
+    name = "draft_model"
+    title = "Draft model, {tokens} tokens"
+    help = "a smaller model"
+    reference = "Leviathan et al. 2023; Chen et al. 2023"
+    needs = ("draft_model",)
+    reads_on = True
 
     def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
         """Builds the source."""

@@ -1,9 +1,7 @@
 """An EAGLE-3 drafter, which drafts token by token from the model's states."""
 
 import dataclasses
-from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Params
@@ -18,7 +16,7 @@ from bpd_jax.drafting.interface import (
     View,
 )
 from bpd_jax.drafting.parts import BuildContext, SearchPart, register
-from bpd_jax.drafting.small_lm import Reading, attended
+from bpd_jax.drafting.small_lm import Reading, attended, extended
 from bpd_jax.drafting.sources.draft_model import SequentialPart
 from bpd_jax.models.cache import KeyValues
 from bpd_jax.models.eagle import EagleCache, EagleFunctions
@@ -32,9 +30,7 @@ class EagleSource(Source):
       block_size: L, number of draft tokens plus the certain token.
       width: W, candidates after each path.
       reach: highest number of tokens that one serial call accepts.
-      functions: functions of the drafter.
       feature_layers: layers of the model whose states it reads.
-      arrays: parameters of the drafter.
     """
 
     block_size: int
@@ -69,7 +65,6 @@ class EagleSource(Source):
 
     def candidates(self, arrays: Params, state: Reading, level: int) -> Candidates:
         """The best tokens, with their log-probabilities."""
-        del level
         return Candidates(*self.functions.candidates(arrays, state.hidden, self.width))
 
     def extend(
@@ -86,10 +81,7 @@ class EagleSource(Source):
             level,
             seen,
         )
-        drafted = jax.tree.map(
-            lambda old, last: jnp.concatenate([old, last], axis=2), state.drafted, new
-        )
-        return Reading(state.cache, drafted, seen, states)
+        return Reading(state.cache, extended(state.drafted, new), seen, states)
 
 
 @register
@@ -97,13 +89,13 @@ class EagleSource(Source):
 class EaglePart(SequentialPart):
     """Settings of the source `eagle`."""
 
-    name: ClassVar[str] = "eagle"
-    title: ClassVar[str] = "EAGLE-3, {tokens} tokens"
-    help: ClassVar[str] = "an EAGLE-3 drafter, which reads the model's states"
-    reference: ClassVar[str] = "Li et al. 2025"
-    needs: ClassVar[tuple[str, ...]] = ("eagle",)
-    needs_model: ClassVar[bool] = True
-    reads_on: ClassVar[bool] = True
+    name = "eagle"
+    title = "EAGLE-3, {tokens} tokens"
+    help = "an EAGLE-3 drafter, which reads the model's states"
+    reference = "Li et al. 2025"
+    needs = ("eagle",)
+    needs_model = True
+    reads_on = True
 
     def build(self, context: BuildContext, search: SearchPart) -> EagleSource:
         """Builds the source."""

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax.numpy as jnp
@@ -34,7 +33,6 @@ class LatticeState:
     """The lattice and the number of paths.
 
     Attributes:
-      lattice: the candidates.
       scores: log-probabilities of the candidates, -inf for repeated tokens.
       num_paths: n.
     """
@@ -68,7 +66,6 @@ class LatticeSource(Source):
 
     def candidates(self, arrays: PyTree, state: LatticeState, level: int) -> Candidates:
         """The same candidates after every path."""
-        del arrays
         tokens, scores = state.lattice.tokens[:, level], state.scores[:, level]
         shape = (tokens.shape[0], state.num_paths, tokens.shape[1])
         return Candidates(
@@ -80,7 +77,6 @@ class LatticeSource(Source):
         self, arrays: PyTree, state: LatticeState, level: int, extension: Extension
     ) -> LatticeState:
         """Updates the number of paths."""
-        del arrays, level
         return dataclasses.replace(state, num_paths=extension.parents.shape[1])
 
 
@@ -103,7 +99,6 @@ class HeadsSource(LatticeSource):
 
     def remember(self, arrays: PyTree, prompts: Prompts) -> Float[Array, "B F"] | None:
         """The outputs at the last token of each prompt."""
-        del arrays
         if not self.feature_layers:
             return None
         return take(prompts.features, prompts.lengths[:, None] - 1)[:, 0]
@@ -112,7 +107,6 @@ class HeadsSource(LatticeSource):
         self, arrays: PyTree, memory: PyTree, outcome: Outcome
     ) -> Float[Array, "B F"] | None:
         """The outputs at the last accepted token."""
-        del arrays
         if not self.feature_layers:
             return None
         last = take(outcome.features, outcome.count[:, None] - 1)[:, 0]
@@ -122,7 +116,6 @@ class HeadsSource(LatticeSource):
         self, view: View, arrays: PyTree, memory: PyTree
     ) -> tuple[Lattice, PyTree]:
         """Evaluates the heads on the hidden state of the last token."""
-        del arrays
         candidates = view.model.block_candidates(
             view.hidden, self.block_size, self.width, view.next_token, memory
         )
@@ -133,7 +126,7 @@ class HeadsSource(LatticeSource):
 class HeadsPart(SourcePart):
     """The settings that the sources `heads` and `hydra` share."""
 
-    number_setting: ClassVar[str] = "heads"
+    number_setting = "heads"
 
     heads: int | None = setting(
         None, "block heads used, head 1 included; default all", COUNT.or_none()
@@ -148,10 +141,10 @@ class HeadsPart(SourcePart):
 class Heads(HeadsPart):
     """The source `heads`."""
 
-    name: ClassVar[str] = "heads"
-    help: ClassVar[str] = "the model's block heads"
-    reference: ClassVar[str] = "Stern et al. 2018"
-    offers_lattice: ClassVar[bool] = True
+    name = "heads"
+    help = "the model's block heads"
+    reference = "Stern et al. 2018"
+    offers_lattice = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
         """Builds the source."""
@@ -177,8 +170,6 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
     """W of a lattice source.
 
     Args:
-      context: the context of the method.
-      k: the setting of the source.
       choices: number of tokens to choose from.
     """
     width = k or context.width

@@ -1,19 +1,13 @@
 """Hydra heads, which also read the previous tokens of the draft."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.drafting.draft_tree import take
-from bpd_jax.drafting.interface import (
-    Candidates,
-    Extension,
-    Source,
-    View,
-)
+from bpd_jax.drafting.interface import Candidates, Extension, Source, View
 from bpd_jax.drafting.parts import BuildContext, SearchPart, register
 from bpd_jax.drafting.sources.heads import Heads, HeadsPart
 from bpd_jax.models.model import Model, top_candidates
@@ -43,8 +37,6 @@ class HydraSource(Source):
     Attributes:
       block_size: L, at most the number of trained heads.
       width: W, candidates per head.
-      config: sizes of the heads.
-      arrays: parameters of the heads.
     """
 
     block_size: int
@@ -56,7 +48,6 @@ class HydraSource(Source):
         self, view: View, arrays: Params, memory: None
     ) -> tuple[HydraState, None]:
         """Embeds the certain token."""
-        del arrays
         embedded = view.model.embed(view.next_token)[:, None, None]
         hidden = view.model.states(view.hidden)
         return HydraState(view.model, hidden, embedded), memory
@@ -72,7 +63,6 @@ class HydraSource(Source):
         self, arrays: Params, state: HydraState, level: int, extension: Extension
     ) -> HydraState:
         """Appends the embeddings of the new paths' last tokens."""
-        del arrays, level
         last = state.model.embed(extension.tokens)[:, :, None]
         before = take(state.embedded, extension.parents)
         embedded = jnp.concatenate([before, last], axis=2)
@@ -84,12 +74,12 @@ class HydraSource(Source):
 class Hydra(HeadsPart):
     """The source `hydra`."""
 
-    name: ClassVar[str] = "hydra"
-    title: ClassVar[str] = "Hydra"
-    help: ClassVar[str] = "heads that see the earlier tokens of the draft"
-    reference: ClassVar[str] = "Ankner et al. 2024"
-    needs: ClassVar[tuple[str, ...]] = ("hydra",)
-    needs_hidden: ClassVar[bool] = True
+    name = "hydra"
+    title = "Hydra"
+    help = "heads that see the earlier tokens of the draft"
+    reference = "Ankner et al. 2024"
+    needs = ("hydra",)
+    needs_hidden = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HydraSource:
         """Builds the source, which has as many heads as the model."""

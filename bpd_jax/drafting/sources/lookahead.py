@@ -19,7 +19,6 @@ The model's tokens after `20`, `21` and `22` are the new level.
 """
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax
@@ -56,14 +55,7 @@ class Guesses:
 
 @flax.struct.dataclass
 class CallInputs:
-    """The inputs of one serial call.
-
-    Attributes:
-      next_token: the certain token.
-      drafts: continuations of the certain token, from the pool.
-      valid: whether there is such a continuation.
-      window: see `Guesses`.
-    """
+    """The certain token, its continuations in the pool if `valid`, and the window."""
 
     next_token: Int[Array, " B"]
     drafts: Int[Array, "B G N-1"]
@@ -89,7 +81,6 @@ class LookaheadDrafter(Stateless):
     order: int
     guesses: int
     pool_size: int = 1024
-    on_device: bool = dataclasses.field(default=True, init=False)
 
     @property
     def max_depth(self) -> int:
@@ -102,18 +93,12 @@ class LookaheadDrafter(Stateless):
         return (self.order - 1) * (self.guesses + self.window)
 
     @property
-    def pass_sizes(self) -> tuple[int, ...]:
-        """A single size."""
-        return (self.max_nodes,)
-
-    @property
     def max_drafts(self) -> int:
         """One draft for each guess and each column."""
         return self.guesses + self.window
 
     def start(self, arrays: None, prompts: Prompts) -> Guesses:
         """Fills the pool, and randomly the window, with n-grams of the prompt."""
-        del arrays
         tokens, lengths = prompts.tokens, prompts.lengths
         step = jnp.arange(self.order)
         most = min(self.pool_size, tokens.shape[1])
@@ -131,7 +116,6 @@ class LookaheadDrafter(Stateless):
         self, view: View, arrays: None, memory: Guesses
     ) -> tuple[CallInputs, Guesses]:
         """Finds the latest n-grams that begin with the certain token."""
-        del arrays
         matches = memory.pool[:, :, 0] == view.next_token[:, None]
         recency = jnp.where(matches, jnp.arange(self.pool_size, 0, -1), 0)
         best, index = jax.lax.top_k(recency, self.guesses)
@@ -140,7 +124,6 @@ class LookaheadDrafter(Stateless):
 
     def propose(self, seen: CallInputs, arrays: None) -> DraftTree:
         """Returns one tree of the n-grams and the window."""
-        del arrays
         batch, size = seen.next_token.shape[0], self.max_nodes
         steps = self.order - 1
         parents, depths, ranks = (np.zeros(size, np.int32) for _ in range(3))
@@ -173,7 +156,6 @@ class LookaheadDrafter(Stateless):
 
     def learn(self, arrays: None, memory: Guesses, outcome: Outcome) -> Guesses:
         """Adds the new level to the window, and its n-grams to the pool."""
-        del arrays
         nodes = self._window_nodes()
         old, new = outcome.tree.tokens[:, nodes], outcome.choices[:, nodes[-1:]]
         levels = jnp.concatenate([old, new], axis=1)
@@ -212,12 +194,12 @@ def _updated(
 class Lookahead(StandalonePart):
     """Settings of the source `lookahead`."""
 
-    name: ClassVar[str] = "lookahead"
-    title: ClassVar[str] = "Lookahead of {window}"
-    help: ClassVar[str] = "n-grams from parallel Jacobi iterations"
-    reference: ClassVar[str] = "Fu et al. 2024"
-    number_setting: ClassVar[str] = "window"
-    needs_model: ClassVar[bool] = True
+    name = "lookahead"
+    title = "Lookahead of {window}"
+    help = "n-grams from parallel Jacobi iterations"
+    reference = "Fu et al. 2024"
+    number_setting = "window"
+    needs_model = True
 
     window: int = setting(8, "columns of the window", COUNT)
     order: int = setting(4, "length of its n-grams", integer(2, 32))

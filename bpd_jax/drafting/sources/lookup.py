@@ -1,7 +1,6 @@
 """Prompt lookup: drafts are copied from the text itself (Saxena 2023)."""
 
 import dataclasses
-from typing import ClassVar
 
 import flax.struct
 import jax.numpy as jnp
@@ -51,18 +50,11 @@ class PromptLookup(Stateless):
 
     num_tokens: int
     match: int = 3
-    on_device: bool = dataclasses.field(default=True, init=False)
-    max_drafts: int = dataclasses.field(default=1, init=False)
 
     @property
     def max_depth(self) -> int:
         """T + 1, with the certain token."""
         return self.num_tokens + 1
-
-    @property
-    def max_nodes(self) -> int:
-        """The nodes of a single draft."""
-        return self.max_depth
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
@@ -71,7 +63,6 @@ class PromptLookup(Stateless):
 
     def look(self, view: View, arrays: None, memory: None) -> tuple[LookupMatch, None]:
         """Searches the text."""
-        del arrays
         positions = jnp.arange(view.tokens.shape[1])
         last = view.lengths[:, None]
         text = jnp.where(positions == last, view.next_token[:, None], view.tokens)
@@ -93,7 +84,6 @@ class PromptLookup(Stateless):
 
     def propose(self, seen: LookupMatch, arrays: PyTree) -> DraftTree:
         """Returns one chain per row; without a match only its root is valid."""
-        del arrays
         chain = from_chain(seen.tokens)
         valid = (chain.depths == 0) | seen.valid[:, None]
         return dataclasses.replace(chain, valid=valid)
@@ -104,14 +94,14 @@ class PromptLookup(Stateless):
 class Lookup(StandalonePart):
     """Settings of the source `lookup`."""
 
-    name: ClassVar[str] = "lookup"
-    title: ClassVar[str] = "Prompt lookup of {tokens}"
-    help: ClassVar[str] = (
+    name = "lookup"
+    title = "Prompt lookup of {tokens}"
+    help = (
         "copies the tokens after the last occurrence of the end of the text; also with "
         "another source, as in heads/tree:32+lookup:8"
     )
-    reference: ClassVar[str] = "Saxena 2023"
-    number_setting: ClassVar[str] = "tokens"
+    reference = "Saxena 2023"
+    number_setting = "tokens"
 
     tokens: int = setting(8, "draft tokens", COUNT)
     match: int = setting(
@@ -120,5 +110,4 @@ class Lookup(StandalonePart):
 
     def build(self, context: BuildContext) -> PromptLookup:
         """Builds the drafter."""
-        del context
         return PromptLookup(self.tokens, self.match)

@@ -1,7 +1,6 @@
 """Methods without drafts: plain decoding, and `auto` until it is chosen."""
 
 import dataclasses
-from typing import ClassVar
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Int, PyTree
@@ -14,22 +13,14 @@ from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
 class PlainDrafter(Stateless):
     """Plain decoding: the reference that every other method must reproduce."""
 
-    on_device: bool = dataclasses.field(default=True, init=False)
-    max_depth: int = dataclasses.field(default=1, init=False)
-    max_nodes: int = dataclasses.field(default=1, init=False)
-    pass_sizes: tuple[int, ...] = dataclasses.field(default=(1,), init=False)
-    max_drafts: int = dataclasses.field(default=1, init=False)
-
     def look(
         self, view: View, arrays: None, memory: None
     ) -> tuple[Int[Array, " B"], None]:
         """Returns the certain token."""
-        del arrays
         return view.next_token, memory
 
     def propose(self, seen: Int[Array, " B"], arrays: PyTree) -> DraftTree:
         """Returns a tree of one node per row."""
-        del arrays
         return from_chain(seen[:, None])
 
 
@@ -38,14 +29,13 @@ class PlainDrafter(Stateless):
 class NoSource(StandalonePart):
     """The source `none`: plain decoding."""
 
-    name: ClassVar[str] = "none"
-    title: ClassVar[str] = "Greedy"
-    help: ClassVar[str] = "no draft: one token per serial call"
-    reference: ClassVar[str] = "plain decoding"
+    name = "none"
+    title = "Greedy"
+    help = "no draft: one token per serial call"
+    reference = "plain decoding"
 
     def build(self, context: BuildContext) -> PlainDrafter:
         """Builds the drafter."""
-        del context
         return PlainDrafter()
 
 
@@ -54,9 +44,9 @@ class NoSource(StandalonePart):
 class Auto(StandalonePart):
     """The source `auto`, which stands for another method until it is chosen."""
 
-    name: ClassVar[str] = "auto"
-    title: ClassVar[str] = "Automatic"
-    help: ClassVar[str] = "the fastest method on this device, by measurement"
+    name = "auto"
+    title = "Automatic"
+    help = "the fastest method on this device, by measurement"
 
     def build(self, context: BuildContext) -> Drafter:
         """Raises a `UserError`: it has to be replaced by its choice."""

@@ -39,12 +39,10 @@ def count(
     and `memory` may differ.
 
     Args:
-      source: text to count.
       work_folder: folder for runs and for a result larger than memory, which is mapped
         from there: it must be kept until the result is saved.
       order: the highest order N.
       min_counts: per order, see `counts.with_min_counts`; None for 1 everywhere.
-      memory: bytes.
     """
     if memory < _LEAST_MEMORY:
         raise UserError(
@@ -82,8 +80,6 @@ def _sorted_windows(
     """Returns the sorted windows of the source, in memory or from runs.
 
     Args:
-      source: text to count.
-      packing: packing of the windows.
       memory: bytes for the windows of a chunk of the source, or for all windows and the
         result.
       run_folder: folder of the runs, which may contain those of a killed count.
@@ -127,9 +123,6 @@ def chunks(
     A stream exceeds it only if a single batch of the source does.
 
     Args:
-      source: text to read.
-      packing: packing of the windows.
-      memory: bytes.
       skip: number of sequences to skip at the beginning.
 
     Yields:

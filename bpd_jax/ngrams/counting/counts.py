@@ -59,22 +59,14 @@ class NGramCounts(NGramArrays):
         object.__setattr__(self, "seen", tuple(self.seen or self.sizes))
 
     @property
-    def events(self) -> int:
-        """Number of counted tokens, with one `</s>` per sequence."""
-        return int(self.counts[0].sum()) - self._unigram(self.bos)
-
-    @property
     def sequences(self) -> int:
         """Number of counted documents or lines."""
-        return self._unigram(self.eos)
+        return int(self.counts[0][self.keys[0] == self.eos].sum())
 
     @property
     def tokens(self) -> int:
         """Number of counted tokens, without the boundaries of sequences."""
-        return self.events - self.sequences
-
-    def _unigram(self, symbol: int) -> int:
-        return int(self.counts[0][self.keys[0] == symbol].sum())
+        return int(self.counts[0][self.keys[0] < self.eos].sum())
 
 
 def count_ngrams(
@@ -126,8 +118,6 @@ def assemble(
 
     Args:
       sorted_windows: windows of the complete text.
-      packing: packing of the windows.
-      end_of_text: see `NGramCounts`.
       min_counts: see `with_min_counts`; None for 1 everywhere.
       folder: folder of the arrays, which are then memory-mapped; None for memory. They
         take 24 bytes per n-gram, and 16 for the highest order. Everything else takes

@@ -66,7 +66,6 @@ class RunFolder:
         """Opens the folder if it exists.
 
         Args:
-          folder: the folder.
           words: W of the windows.
           settings: settings of the count, as JSON.
         """

@@ -30,7 +30,6 @@ def read_batches(
     """Yields batches of some thousands of complete sequences of a file.
 
     Args:
-      path: the file.
       end_of_text: the token that separates the documents of a `.npy` file; empty
         documents are skipped. If None, the array is one document.
     """

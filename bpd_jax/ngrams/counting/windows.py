@@ -132,7 +132,6 @@ def add_boundaries(
     `0 1 2 1 2` becomes the stream `4 0 1 3 4 1 3`.
 
     Args:
-      batch: the sequences.
       vocab_size: V.
       end_of_text: the token that separates documents, or None.
       first: number of the first sequence, for error messages.
@@ -193,7 +192,6 @@ def sorted_parts(
 
     Args:
       stream: `[T]` int32, complete sequences; see `add_boundaries`.
-      packing: packing of the windows.
       part_of: `[V + 2]`, part of the windows that begin with each symbol,
         non-decreasing; by default the parts are of about equal size.
     """

@@ -15,7 +15,7 @@ import functools
 import gzip
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,104 +44,88 @@ def write_arpa(
     Equal models give equal bytes.
 
     Args:
-      model: the model.
-      path: the file.
       symbols: names of the V tokens; None writes ids.
     """
     if symbols is None:
         symbols = [str(token) for token in range(model.vocab_size)]
     else:
         check_symbols(model.vocab_size, symbols)
-    writer = _Writer(model, symbols, compressed=as_path(path).suffix == ".gz")
+    names = [name.encode() for name in (*symbols, *BOUNDARIES)]
+    compressed = as_path(path).suffix == ".gz"
     with files.replacing_file(path) as temporary, open(temporary, "wb") as target:
-        for block in writer.blocks():
+        for block in _blocks(model, names, compressed):
             target.write(block)
 
 
-class _Writer:
+def _blocks(
+    model: NGramModel, names: Sequence[bytes], compressed: bool
+) -> Iterator[bytes]:
     """Formats and compresses blocks of n-grams on all cores.
-
-    A compiled loop joins the lines: on one core it is 4 times as fast as Python, and it
-    does not hold the interpreter lock.
 
     A compressed file is a sequence of gzip members, one per block, which gzip readers
     decompress to one text.
     """
 
-    def __init__(
-        self, model: NGramModel, symbols: Sequence[str], *, compressed: bool
-    ) -> None:
-        self._model = model
-        self._compressed = compressed
-        names = [name.encode() for name in (*symbols, *BOUNDARIES)]
-        begins = np.cumsum([0, *map(len, names)])
-        self._names = np.frombuffer(b"".join(names), np.uint8), begins
-        self._longest = max(map(len, names))
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yields the file in blocks."""
-        sizes = self._model.sizes
-        head = [f"ngram {order}={size}" for order, size in enumerate(sizes, start=1)]
-        yield self._compress("\n".join(["", "\\data\\", *head, ""]).encode())
-        with progress.bar(
-            label="write ARPA", total=sum(sizes), unit=" n-grams", unit_scale=True
-        ) as bar:
-            for order, size in enumerate(sizes, start=1):
-                yield self._compress(f"\n\\{order}-grams:\n".encode())
-                block = functools.partial(self._block, order, self._is_history(order))
-                parts = [
-                    slice(begin, min(begin + _ROWS, size))
-                    for begin in range(0, size, _ROWS)
-                ]
-                blocks = parallel.in_order(block, parts, parallel.cores())
-                for part, text in zip(parts, blocks, strict=True):
-                    yield text
-                    bar.update(part.stop - part.start)
-        yield self._compress(b"\n\\end\\\n")
-
-    def _is_history(self, order: int) -> np.ndarray:
-        """Whether each n-gram of an order has a back-off weight, `[n]` bool."""
-        model = self._model
-        if order == model.order:
-            return np.zeros(model.keys[-1].size, bool)
-        is_history = trie.child_counts(model.keys, order, model.width) > 0
-        # Models of other programs may have weights of n-grams without extensions.
-        is_history |= model.log_backoffs[order - 1] != 0
-        if order == 1:
-            is_history |= model.keys[0] == model.bos
-        return is_history
-
-    def _block(self, order: int, is_history: np.ndarray, part: slice) -> bytes:
-        from bpd_jax.ngrams.formats import arpa_kernels
-
-        model = self._model
-        symbols = trie.ngrams(model.keys, order, model.width, part)
-        log_probs = model.log_probs[order - 1][part]
-        scores = np.where(np.isneginf(log_probs), _NO_PROBABILITY, log_probs / _LOG10)
-        if not np.isfinite(scores).all():
-            raise UserError(f"a log-probability of the {order}-grams is not finite.")
-        weights = np.full(len(symbols), np.nan)
-        if order < model.order:
-            in_part = is_history[part]
-            weights[in_part] = model.log_backoffs[order - 1][part][in_part]
-            if not np.isfinite(weights[in_part]).all():
-                raise UserError(
-                    f"a back-off weight of the {order}-grams is not finite."
-                )
-        numbers, backoffs = format_numbers(scores), format_numbers(weights / _LOG10)
-        letters = numbers[0].size + backoffs[0].size
-        # In addition to numbers, a line has a name and a separator per symbol, at most
-        # one more tab, and a newline.
-        line = order * (self._longest + 1) + 2
-        text = np.empty(letters + len(symbols) * line, np.uint8)
-        length = arpa_kernels.join_lines(symbols, numbers, backoffs, self._names, text)
-        return self._compress(text[:length].tobytes())
-
-    def _compress(self, block: bytes) -> bytes:
-        if not self._compressed:
-            return block
+    def as_stored(text: bytes) -> bytes:
         # Without a name and a time in the header, equal models give equal bytes.
-        return gzip.compress(block, _COMPRESSION_LEVEL, mtime=0)
+        return gzip.compress(text, _COMPRESSION_LEVEL, mtime=0) if compressed else text
+
+    sizes = model.sizes
+    head = [f"ngram {order}={size}" for order, size in enumerate(sizes, start=1)]
+    yield as_stored("\n".join(["", "\\data\\", *head, ""]).encode())
+    ends = np.cumsum([0, *map(len, names)])
+    words = np.frombuffer(b"".join(names), np.uint8), ends
+    with progress.bar(
+        label="write ARPA", total=sum(sizes), unit=" n-grams", unit_scale=True
+    ) as bar:
+        for order, size in enumerate(sizes, start=1):
+            yield as_stored(f"\n\\{order}-grams:\n".encode())
+            begins = range(0, size, _ROWS)
+            parts = [slice(begin, min(begin + _ROWS, size)) for begin in begins]
+            lines = functools.partial(
+                _lines, model, order, model.is_history(order), words, as_stored
+            )
+            blocks = parallel.in_order(lines, parts, parallel.cores())
+            for part, text in zip(parts, blocks, strict=True):
+                yield text
+                bar.update(part.stop - part.start)
+    yield as_stored(b"\n\\end\\\n")
+
+
+def _lines(
+    model: NGramModel,
+    order: int,
+    is_history: np.ndarray,
+    names: tuple[np.ndarray, np.ndarray],
+    as_stored: Callable[[bytes], bytes],
+    part: slice,
+) -> bytes:
+    """The lines of some n-grams.
+
+    A compiled loop joins them: on one core it is 4 times as fast as Python, and it does
+    not hold the interpreter lock.
+    """
+    from bpd_jax.ngrams.formats import arpa_kernels
+
+    symbols = trie.ngrams(model.keys, order, model.width, part)
+    log_probs = model.log_probs[order - 1][part]
+    scores = np.where(np.isneginf(log_probs), _NO_PROBABILITY, log_probs / _LOG10)
+    if not np.isfinite(scores).all():
+        raise UserError(f"a log-probability of the {order}-grams is not finite.")
+    weights = np.full(len(symbols), np.nan)
+    if order < model.order:
+        in_part = is_history[part]
+        weights[in_part] = model.log_backoffs[order - 1][part][in_part]
+        if not np.isfinite(weights[in_part]).all():
+            raise UserError(f"a back-off weight of the {order}-grams is not finite.")
+    numbers, backoffs = format_numbers(scores), format_numbers(weights / _LOG10)
+    letters = numbers[0].size + backoffs[0].size
+    # In addition to numbers, a line has a name and a separator per symbol, at most one
+    # more tab, and a newline.
+    line = order * (int(np.diff(names[1]).max()) + 1) + 2
+    text = np.empty(letters + len(symbols) * line, np.uint8)
+    length = arpa_kernels.join_lines(symbols, numbers, backoffs, names, text)
+    return as_stored(text[:length].tobytes())
 
 
 def format_numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -52,8 +52,6 @@ def write_fst(
     """Writes a model as an OpenFst file.
 
     Args:
-      model: the model.
-      path: the file.
       symbols: names of the V tokens, written as the symbol tables of the file.
     """
     if symbols is not None:
@@ -66,7 +64,6 @@ class Automaton(NamedTuple):
     """A weighted acceptor of S states and A arcs, sorted by source.
 
     Attributes:
-      start: the start state.
       finals: `[S]` float32, infinity where a state is not final.
       arc_counts: `[S]` int64, number of arcs that leave each state.
       labels: `[A]` int32.
@@ -93,7 +90,6 @@ def automaton_of(model: NGramModel, *, continuous: bool = False) -> Automaton:
     """Returns the automaton of a model.
 
     Args:
-      model: the model.
       continuous: whether the automaton is for incomplete text, as in decoding, rather
         than for complete sentences: every state is final without cost, and `</s>` is an
         arc to the start state with the model's `end_of_text` token (if any) as label.
@@ -166,7 +162,8 @@ def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
     state_at = _STATE_WORDS * np.arange(states) + _ARC_WORDS * before
     words[state_at] = automaton.finals.view(np.int32)
     words[state_at + 1] = automaton.arc_counts  # low half of the int64
-    arc_at = _arc_places(automaton.arc_counts)
+    states_before = np.repeat(np.arange(1, states + 1), automaton.arc_counts)
+    arc_at = _STATE_WORDS * states_before + _ARC_WORDS * np.arange(arcs)
     words[arc_at] = words[arc_at + 1] = automaton.labels
     words[arc_at + 2] = automaton.weights.view(np.int32)
     words[arc_at + 3] = automaton.targets
@@ -185,17 +182,10 @@ def _encode_symbols(symbols: Sequence[str]) -> bytes:
     return b"".join(pieces)
 
 
-def _arc_places(arc_counts: np.ndarray) -> np.ndarray:
-    """Returns the index of the first word of each arc."""
-    states_before = np.repeat(np.arange(1, arc_counts.size + 1), arc_counts)
-    return _STATE_WORDS * states_before + _ARC_WORDS * np.arange(states_before.size)
-
-
 class StateTable:
     """Numbers the histories of a model 0 ... S-1, in the order of OpenGrm's states.
 
-    A history is an n-gram with extensions or a back-off weight. The empty history
-    (state 0) and, in a model of order 2 or more, `<s>` are always histories. States are
+    The empty history is state 0; `NGramModel.is_history` names the others. States are
     numbered by order, and within an order as in `bpd_jax.ngrams.trie`.
 
     After any text the model's prediction depends only on the longest suffix that is a
@@ -226,12 +216,7 @@ class StateTable:
         states = 1
         backoff_states, backoff_weights = [root], [np.zeros(1)]
         for length in range(1, model.order):
-            weights = model.log_backoffs[length - 1]
-            is_history = trie.child_counts(keys, length, width) > 0
-            # Models of other programs may have weights of n-grams without extensions.
-            is_history |= weights != 0
-            if length == 1 and start[0] >= 0:
-                is_history[start[0]] = True
+            is_history = model.is_history(length)
             numbers = np.full(is_history.size, -1, np.int32)
             size = int(np.count_nonzero(is_history))
             numbers[is_history] = np.arange(states, states + size)
@@ -239,7 +224,7 @@ class StateTable:
             self.numbers.append(numbers)
             self.reached.append(np.where(is_history, numbers, below))
             backoff_states.append(below[is_history])
-            backoff_weights.append(weights[is_history])
+            backoff_weights.append(model.log_backoffs[length - 1][is_history])
             states += size
         self.reached.append(self.reached[-1][links[-1]])
         self.num_states = states

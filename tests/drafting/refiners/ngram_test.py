@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner, mixed
@@ -90,8 +89,6 @@ def test_a_weight_is_never_negative():
     weight = Weight.of(0.5, -1.0)
     weights = weight.at(np.array([[0.0, 0.2, 2.0]], np.float32))
     np.testing.assert_allclose(weights, [[0.3, 0.0]], rtol=1e-6)
-    with pytest.raises(UserError, match="alpha is -1"):
-        NGramRefiner.from_model(None, -1.0)
 
 
 def test_mixture_of_improbable_tokens_is_finite():
