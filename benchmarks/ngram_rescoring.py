@@ -72,7 +72,7 @@ def measure(engine: str, model: NGramModel) -> dict[str, object]:
     rescorer = make_rescorer(engine, model)
     result: dict[str, object] = {"seconds_to_build": time.perf_counter() - begin}
     if isinstance(rescorer, NGramRefiner):
-        leaves = jax.tree.leaves(rescorer.arrays.table)
+        leaves = jax.tree.leaves(rescorer.arrays.params)
         result["bytes_per_ngram"] = sum(x.nbytes for x in leaves) / sum(model.sizes)
     cells = [*PAPER_PATHS, *PAPER_SHAPES]
     times = {}

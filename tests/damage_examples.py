@@ -247,7 +247,7 @@ def _counts() -> NGramCounts:
 
 def _use(model: NGramModel) -> None:
     """Queries a model that was read, so that kernels use its arrays."""
-    evaluate(model, [[0, min(1, model.vocab_size - 1), 0]])
+    evaluate([model], [[0, min(1, model.vocab_size - 1), 0]])
     model.context_sums()
 
 

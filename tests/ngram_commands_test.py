@@ -41,7 +41,7 @@ def test_token_files_to_model(folder: pathlib.Path) -> None:
     assert (folder / "model" / "model.arpa.gz").is_file()
     model = NGramModel.load(folder / "model")
     assert (model.order, model.end_of_text) == (3, 4)
-    perplexity = evaluate(model, SEQUENCES).perplexity
+    perplexity = evaluate([model], SEQUENCES)[0].perplexity
     assert f"perplexity, training text: {perplexity:.2f}" in result.stdout
 
 

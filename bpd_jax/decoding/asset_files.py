@@ -83,24 +83,19 @@ def load_assets(
                 )
             continue
         assets[name] = asset
-    if "drafter" not in assets and loaded.config.drafter is not None:
-        assets["drafter"] = _trained_drafter(loaded)
+    config, params = loaded.config, loaded.params
+    if "drafter" not in assets and config.drafter is not None:
+        # It was trained together with the model.
+        functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
+        softmax = softmax_rows(config, params, None)
+        drafter = with_softmax(params["drafter"], softmax, None)
+        drafter = cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
+        assets["drafter"] = AttachedDrafter.of(functions, drafter)
     accuracies = loaded.accuracies
     if (tuning := find_tuning(loaded)) is not None:
         path, facts = tuning
         accuracies = read_accuracies(facts, path) or accuracies
     return Assets(**assets, accuracies=accuracies, same_tokens=True)
-
-
-def _trained_drafter(loaded: LoadedModel) -> AttachedDrafter:
-    """The block drafter that was trained together with the model."""
-    config, params = loaded.config, loaded.params
-    assert config.drafter is not None
-    functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
-    softmax = softmax_rows(config, params, None)
-    drafter = with_softmax(params["drafter"], softmax, None)
-    drafter = cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
-    return AttachedDrafter.of(functions, drafter)
 
 
 def find_tuning(loaded: LoadedModel) -> tuple[str, dict[str, Any]] | None:

@@ -88,12 +88,10 @@ def measure_passes(
 
         runs[size] = functools.partial(run, decoder.model, cache)
     times = _median_seconds(runs)
+    ascending = sorted(sizes)
     # Decreasing times are noise: a pass over more tokens is never faster.
-    seconds, largest = {}, 0.0
-    for size in sorted(sizes):
-        largest = max(largest, times[size])
-        seconds[size] = largest
-    return PassCosts(batch_size, seconds)
+    seconds = itertools.accumulate((times[size] for size in ascending), max)
+    return PassCosts(batch_size, dict(zip(ascending, seconds, strict=True)))
 
 
 def measure_drafting(

@@ -14,17 +14,7 @@ from bpd_jax.models.partitioning import BATCH_SPEC, constrain
 
 @flax.struct.dataclass
 class History:
-    """A record of every serial call, one column per call.
-
-    Attributes:
-      proposed: the best-ranked draft, padded with -1.
-      drafts: the accepted draft, padded with -1 after its end and after the end of the
-        text.
-      accepted: number of its tokens that were accepted.
-      ranks: its rank among the drafts; 0 is the best score.
-      nodes: number of distinct prefixes that were verified.
-      entropies: entropies of the heads in nats; NaN without heads.
-    """
+    """A record of every serial call, one column per call; see `generate.Generation`."""
 
     proposed: Int[Array, "C B L"]
     drafts: Int[Array, "C B L"]

@@ -139,10 +139,8 @@ class LoadedModel:
     @property
     def prefix_token(self) -> int:
         """The token after which a text without context begins: begin, or else end."""
-        for token in (self.begin_of_text, self.begin_token):
-            if token is not None:
-                return token
-        return self.end_tokens[0]
+        tokens = (self.begin_of_text, self.begin_token, self.end_tokens[0])
+        return next(token for token in tokens if token is not None)
 
     @property
     def vocab_size(self) -> int:
@@ -255,12 +253,9 @@ class LoadedModel:
             `content`.
         """
         if self.chat is not None:
-            messages = (
-                [{"role": "user", "content": prompt}]
-                if isinstance(prompt, str)
-                else prompt
-            )
-            ids = self.tokenizer.encode_chat(self.chat.render(messages))
+            if isinstance(prompt, str):
+                prompt = [{"role": "user", "content": prompt}]
+            ids = self.tokenizer.encode_chat(self.chat.render(prompt))
         elif isinstance(prompt, str):
             begin = [] if self.begin_of_text is None else [self.begin_of_text]
             ids = [*begin, *self.tokenizer.encode(prompt)]

@@ -235,8 +235,8 @@ class Method:
     @property
     def has_exact_search(self) -> bool:
         """Whether the search `best` finds the best paths under its scores exactly."""
-        offers = isinstance(self.source, SourcePart) and self.source.offers_lattice
-        return offers and all(part.is_finite for part in self.refiners)
+        finite = all(part.is_finite for part in self.refiners)
+        return finite and self.source.offers_lattice
 
     @property
     def with_default_count(self) -> "Method":
@@ -262,8 +262,8 @@ class Method:
     @property
     def within_lattice(self) -> bool:
         """Whether its drafts are paths of a lattice, which the oracle bounds."""
-        offers = isinstance(self.source, SourcePart) and self.source.offers_lattice
-        return offers and self.lookup is None and not self.is_oracle
+        within = self.lookup is None and not self.is_oracle
+        return within and self.source.offers_lattice
 
     @property
     def is_oracle(self) -> bool:

@@ -20,9 +20,8 @@ from bpd_jax.training.run_names import CHECKPOINTS, whole_steps
 
 def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
     """Loads the model of a run folder, or of one of its checkpoints."""
-    step = None
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
-        step = int(folder.name)
+        step: int | None = int(folder.name)
         folder = folder.parent.parent
     else:
         step = selected_step(folder)
@@ -44,8 +43,7 @@ def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
 def load_task(path: str | os.PathLike[str]) -> DataTask:
     """Reads the task of a run folder from its JSON file."""
     try:
-        fields = files.read_json(path)
-        return task_from_json(fields)
+        return task_from_json(files.read_json(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run folder?") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -47,11 +47,6 @@ class StopTable:
             states = np.where(index < lengths, after, states)
         return cls(jnp.asarray(states, jnp.int32))
 
-    @property
-    def final_state(self) -> int:
-        """The state after a complete stop text."""
-        return self.next_state.shape[0] - 1
-
     def run(
         self, states: Int[Array, " B"], tokens: Int[Array, "B L"]
     ) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
@@ -61,7 +56,7 @@ class StopTable:
             states = self.next_state[states, tokens[:, index]]
             after.append(states)
         stacked = jnp.stack(after, axis=1)
-        return stacked, stacked == self.final_state
+        return stacked, stacked == self.next_state.shape[0] - 1
 
 
 def _automaton(stops: Sequence[bytes]) -> np.ndarray:

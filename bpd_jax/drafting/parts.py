@@ -95,6 +95,7 @@ class Part:
         layers that replay does not have, so that it cannot be replayed.
       reads_on: whether it reads the tokens of the last call before it drafts, so that
         it must draft in every call.
+      offers_lattice: of a source, whether the candidates do not depend on the path.
     """
 
     name: ClassVar[str]
@@ -106,6 +107,7 @@ class Part:
     needs_hidden: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
     reads_on: ClassVar[bool] = False
+    offers_lattice: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self, f"{self.name}: ")
@@ -138,11 +140,9 @@ class SourcePart(Part, abc.ABC):
     """A source of candidates.
 
     Class variables:
-      offers_lattice: whether the candidates do not depend on the path.
       default_search: the search of methods that do not name one.
     """
 
-    offers_lattice: ClassVar[bool] = False
     default_search: ClassVar[str] = "greedy"
 
     @abc.abstractmethod

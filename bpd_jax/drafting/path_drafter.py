@@ -162,13 +162,8 @@ class Paths:
         )
 
 
-@flax.struct.dataclass
-class PathStart:
-    """The initial state of the paths, the certain token and the random keys."""
-
-    state: Any
-    first: Int[Array, " B"]
-    keys: Array
+# The initial state of the paths, the certain token and the random keys.
+PathStart = tuple[PathState, Int[Array, " B"], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,11 +213,11 @@ class PathDrafter:
     ) -> tuple[PathStart, PyTree]:
         """Starts the source and the refiners."""
         state, memory = self.paths.start(view, arrays, memory)
-        return PathStart(state, view.next_token, view.keys), memory
+        return (state, view.next_token, view.keys), memory
 
     def propose(self, seen: PathStart, arrays: PyTree) -> DraftTree:
         """Runs the search."""
-        return self.search.grow(self.paths, arrays, seen.state, seen.first, seen.keys)
+        return self.search.grow(self.paths, arrays, *seen)
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory after a serial call."""
@@ -230,5 +225,5 @@ class PathDrafter:
 
     def entropies(self, seen: PathStart) -> Float[Array, "B L"] | None:
         """Entropies of the heads; None without a lattice."""
-        lattice = seen.state.lattice
+        lattice = seen[0].lattice
         return None if lattice is None else lattice.entropies

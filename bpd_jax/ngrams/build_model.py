@@ -13,7 +13,7 @@ from bpd_jax.data.task_tokenizer import task_tokenizer
 from bpd_jax.ngrams.build_settings import DEFAULT_ORDER, IDS, STRINGS, BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, sorted_runs, sources
 from bpd_jax.ngrams.counting.counts import NGramCounts, with_min_counts
-from bpd_jax.ngrams.evaluation import Evaluation, evaluate, evaluate_all
+from bpd_jax.ngrams.evaluation import Evaluation, evaluate
 from bpd_jax.ngrams.formats import arpa, openfst
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.formats.symbols import (
@@ -284,11 +284,9 @@ def _measure(
     texts: dict[str, sources.TokenSource | None],
 ) -> Measure | None:
     """Measures perplexity on the first available text."""
+    models = [model] if model is unpruned else [model, unpruned]
     for name, text in texts.items():
-        if text is None:
-            continue
-        if model is unpruned:
-            return Measure(name, evaluate(model, text.sequences()), None)
-        after, before = evaluate_all([model, unpruned], text.sequences())
-        return Measure(name, after, before)
+        if text is not None:
+            after, *before = evaluate(models, text.sequences())
+            return Measure(name, after, before[0] if before else None)
     return None

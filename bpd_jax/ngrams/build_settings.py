@@ -34,6 +34,12 @@ _LIMIT = Check(
     optional=True,
 )
 
+_MEMORY = dataclasses.replace(
+    BYTES,
+    description=f"{BYTES.description}, 1MB or more",
+    accepts=integer(1_000_000).accepts,
+)
+
 # Values of `symbols` other than the path of a table.
 IDS, STRINGS = "ids", "strings"
 
@@ -96,8 +102,8 @@ class CountSettings(Validated):
     vocab_size: Count | None = None
     end_of_text: Natural | None = None
     order: Annotated[int, integer(1, MAX_ORDER)] | None = None
-    min_counts: tuple[Natural, ...] | None = None
-    memory: Annotated[int, BYTES] = DEFAULT_MEMORY
+    min_counts: tuple[Count, ...] | None = None
+    memory: Annotated[int, _MEMORY] = DEFAULT_MEMORY
 
     def check_together(self) -> None:
         """Raises a `UserError` for settings that do not match the source."""
@@ -120,6 +126,10 @@ class CountSettings(Validated):
             raise UserError(
                 f"--min_counts has {len(self.min_counts)} numbers, but --order is "
                 f"{order}: give one number per order, such as 1,1,2,4."
+            )
+        if self.min_counts is not None and self.min_counts[:1] != (1,):
+            raise UserError(
+                "--min_counts must begin with 1, because unigrams are never dropped."
             )
 
 

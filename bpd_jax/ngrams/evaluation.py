@@ -39,13 +39,6 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    model: NGramModel, sequences: Iterable[Sequence[int] | np.ndarray]
-) -> Evaluation:
-    """Scores sequences, each from `<s>` to `</s>`, in one pass over them."""
-    return evaluate_all([model], sequences)[0]
-
-
-def evaluate_all(
     models: Sequence[NGramModel], sequences: Iterable[Sequence[int] | np.ndarray]
 ) -> list[Evaluation]:
     """Scores sequences with several models of one vocabulary, in one pass."""

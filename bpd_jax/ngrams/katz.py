@@ -49,10 +49,8 @@ def good_turing_discounts(counts: np.ndarray, bins: int = DEFAULT_BINS) -> np.nd
       `[bins + 2]` float64: entry r is the factor of the count r, the last entry that
       of every higher count; entry 0 is not used.
     """
-    from bpd_jax.ngrams import trie_kernels
-
-    n = np.empty(bins + 2, np.int64)  # n[r] for r = 0 ... bins + 1
-    trie_kernels.count_counts(counts, n)
+    # n[r] for r = 0 ... bins + 1
+    n = np.bincount(counts[counts < bins + 2], minlength=bins + 2)
     factors = np.full(bins + 2, 1 - _SMALLEST_DISCOUNT)
     nonzero = np.flatnonzero(n)
     if not nonzero.size:

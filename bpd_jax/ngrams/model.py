@@ -227,10 +227,6 @@ class NGramModel(NGramArrays):
 
         The probability of every n-gram becomes (1 - share) P(w | h) + share P'(w) with
         the other model's unigrams P', and back-off weights follow from these.
-
-        Args:
-          unigrams: a model of the same vocabulary, of any order.
-          share: weight of its unigrams, between 0 and 1.
         """
         if unigrams.vocab_size != self.vocab_size:
             raise UserError(
@@ -264,19 +260,19 @@ class NGramModel(NGramArrays):
         """Returns a model in which all of these symbols have a unigram."""
         unigrams = np.union1d(self.keys[0], symbols)
         index = np.searchsorted(unigrams, self.keys[0])
-        keys, log_probs = [unigrams], [np.full(unigrams.size, float(log_prob))]
-        log_probs[0][index] = self.log_probs[0]
-        backoffs = list(self.log_backoffs)
+        log_probs = np.full(unigrams.size, float(log_prob))
+        log_probs[index] = self.log_probs[0]
+        keys, backoffs = [unigrams, *self.keys[1:]], list(self.log_backoffs)
         if self.order > 1:
             # Only the keys of bigrams contain indices of unigrams.
             parents, symbols = np.divmod(self.keys[1], self.width)
-            keys.append(index[parents] * self.width + symbols)
+            keys[1] = index[parents] * self.width + symbols
             backoffs[0] = np.zeros(unigrams.size)
             backoffs[0][index] = self.log_backoffs[0]
         return dataclasses.replace(
             self,
-            keys=(*keys, *self.keys[2:]),
-            log_probs=(*log_probs, *self.log_probs[1:]),
+            keys=tuple(keys),
+            log_probs=(log_probs, *self.log_probs[1:]),
             log_backoffs=tuple(backoffs),
         )
 

@@ -48,7 +48,6 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
         history_probs[bos] = probs[0][eos]
 
     costs: list[np.ndarray] = []
-    child_offsets: list[np.ndarray] = []
     for order in progress.bar(range(1, model.order), label="prune", unit=" orders"):
         offsets = trie.child_offsets(keys, order, width)
         cost = np.empty(keys[order].size)
@@ -64,13 +63,12 @@ def relative_entropies(model: NGramModel) -> list[np.ndarray]:
             cost,
         )
         costs.append(cost)
-        child_offsets.append(offsets)
         if order + 1 < model.order:
             history_probs = np.repeat(history_probs, np.diff(offsets)) * probs[order]
     for order in range(model.order - 1, 1, -1):
-        trie_kernels.raise_costs(
-            child_offsets[order - 1], links[order], costs[order - 1], costs[order - 2]
-        )
+        shorter, cost = costs[order - 2], costs[order - 1]
+        np.maximum.at(shorter, keys[order] // width, cost)
+        np.maximum.at(shorter, links[order], cost)
     return costs
 
 

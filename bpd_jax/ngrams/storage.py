@@ -157,14 +157,8 @@ class NGramArrays:
         packed = None
         if (folder / PACKED).is_file():
             with cls.kind.reading(folder / PACKED):
-                stored, _ = read_tensors(folder / PACKED)
-                check_names(stored, names)
-                packed = {
-                    stem: array.astype(
-                        np.float64 if array.dtype == "<f2" else array.dtype
-                    )
-                    for stem, array in stored.items()
-                }
+                packed, _ = read_tensors(folder / PACKED)
+                check_names(packed, names)
         groups: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
         keys = groups["keys"]
         for name, group in groups.items():
@@ -182,6 +176,8 @@ class NGramArrays:
                 path = folder / (PACKED if packed else f"{stem}.npy")
                 with cls.kind.reading(path):
                     array = packed[stem] if packed else open_npy(local_copy(path))
+                    if packed and array.dtype == "<f2":
+                        array = array.astype("<f8")
                     group.append(_checked(array, described[stem], spec, verify))
         return cls(
             **{name: tuple(group) for name, group in groups.items()},

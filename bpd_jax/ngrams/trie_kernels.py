@@ -142,15 +142,6 @@ def fill_child_sums(
         lower_sums[parent] = lower_total
 
 
-@numba.njit(types.void(INTS, INTS_OUT), cache=True, nogil=True)
-def count_counts(counts: np.ndarray, numbers: np.ndarray) -> None:
-    """Writes how many counts are 0, 1, 2, ... and below `numbers.size`."""
-    numbers[:] = 0
-    for count in counts:
-        if 0 <= count < numbers.size:
-            numbers[count] += 1
-
-
 @numba.njit(
     types.void(INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS_OUT, *RANGE),
     cache=True,
@@ -232,20 +223,3 @@ def fill_relative_entropies(
             costs[ngram] = 0.0
             if history_probs[history] > 0:
                 costs[ngram] = -history_probs[history] * change
-
-
-@numba.njit(types.void(INTS, INTS, FLOATS, FLOATS_OUT), cache=True, nogil=True)
-def raise_costs(
-    offsets: np.ndarray,
-    links: np.ndarray,
-    costs: np.ndarray,
-    shorter: np.ndarray,
-) -> None:
-    """Raises the costs `shorter` of prefixes and suffixes to those of the n-grams."""
-    for prefix in range(offsets.size - 1):
-        for ngram in range(offsets[prefix], offsets[prefix + 1]):
-            cost, suffix = costs[ngram], links[ngram]
-            if cost > shorter[prefix]:
-                shorter[prefix] = cost
-            if cost > shorter[suffix]:
-                shorter[suffix] = cost

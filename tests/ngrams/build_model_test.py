@@ -51,7 +51,7 @@ def test_all_three_formats_contain_the_same_model(tmp_path, tokens, corpus):
     assert report.tokens == sum(line.size for line in sequences)
     assert report.measure.text == "training text"
     after, before = report.measure.model, report.measure.unpruned
-    expected = evaluate(model, sequences).perplexity
+    expected = evaluate([model], sequences)[0].perplexity
     assert after.perplexity == pytest.approx(expected)
     assert before.events == after.events
     assert before.perplexity != after.perplexity
@@ -65,7 +65,7 @@ def test_perplexity_is_measured_on_held_out_tokens(tmp_path, tokens):
     assert report.measure.text == "held-out text"
     assert report.measure.unpruned is None
     # 9 is the end-of-text token.
-    expected = evaluate(NGramModel.load(output), [[0, 1, 2], [3], [1]])
+    (expected,) = evaluate([NGramModel.load(output)], [[0, 1, 2], [3], [1]])
     assert report.measure.model.events == expected.events == 8
     assert report.measure.model.log_prob == pytest.approx(expected.log_prob)
 
@@ -238,6 +238,8 @@ def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
         ({"tokens": "x", "order": 65}, "--order must be"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
+        ({"tokens": "x", "min_counts": (2, 2, 2, 2)}, "--min_counts must begin with 1"),
+        ({"tokens": "x", "memory": 10}, "--memory must be a number of bytes.*1MB"),
         ({"tokens": "x", "heldout_split": "validation"}, "--heldout_split applies"),
         ({"model": "a", "order": 3}, "--order applies to --task, --text, --gen"),
         ({"counts": "x", "split": "train"}, "--split applies to --task, --text and"),

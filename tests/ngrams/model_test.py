@@ -65,12 +65,12 @@ def test_perplexity_overflows_to_infinity():
 
 
 def test_unknown_tokens_are_counted_and_excluded(trigrams):
-    evaluation = evaluate(trigrams, [[0, 9]])
+    (evaluation,) = evaluate([trigrams], [[0, 9]])
     assert (evaluation.events, evaluation.unknown) == (3, 1)
     expected = trigrams.log_prob([trigrams.bos], 0) + trigrams.log_prob([0, 9], 10)
     assert evaluation.log_prob == pytest.approx(expected)
     smoothed = trigrams.with_unseen_tokens()
-    assert evaluate(smoothed, [[0, 9]]).unknown == 0
+    assert evaluate([smoothed], [[0, 9]])[0].unknown == 0
 
 
 def test_unseen_tokens_change_no_other_probability(document_model):
@@ -108,15 +108,15 @@ def test_interpolation_with_unigrams(document_model):
 
 
 def test_evaluation_does_not_depend_on_the_block_size(trigrams, corpus, monkeypatch):
-    expected = evaluate(trigrams, corpus)
+    (expected,) = evaluate([trigrams], corpus)
     monkeypatch.setattr("bpd_jax.ngrams.evaluation._BLOCK", 5)
-    actual = evaluate(trigrams, iter(corpus))
+    (actual,) = evaluate([trigrams], iter(corpus))
     assert actual[:2] == expected[:2]
     assert actual.log_prob == pytest.approx(expected.log_prob)
     with pytest.raises(UserError, match=r"sequence 61 holds the token 77"):
-        evaluate(trigrams, [*corpus, np.array([0, 77])])
+        evaluate([trigrams], [*corpus, np.array([0, 77])])
     with pytest.raises(UserError, match="no text to score"):
-        evaluate(trigrams, [])
+        evaluate([trigrams], [])
 
 
 def test_model_is_saved_to_and_loaded_from_a_bucket(trigrams, storage):

@@ -42,21 +42,22 @@ def path_through(
     def at(values: Array, node: Array) -> Array:
         return jnp.take_along_axis(values, node[:, None], axis=1)[:, 0]
 
+    def put(path: Array, node: Array) -> Array:
+        here = jnp.arange(max_depth) == at(tree.depths, node)[:, None]
+        return jnp.where(here & (node >= 0)[:, None], node[:, None], path)
+
     # First up to the root, then down along first children.
     count = at(tree.depths, deepest) + 1
     path = jnp.full((tree.tokens.shape[0], max_depth), -1, jnp.int32)
-    step = jnp.arange(max_depth)
     node = deepest
     for _ in range(max_depth):
-        here = (step == at(tree.depths, node)[:, None]) & (node >= 0)[:, None]
-        path = jnp.where(here, node[:, None], path)
+        path = put(path, node)
         node = jnp.where(node < 0, -1, at(tree.parents, jnp.maximum(node, 0)))
     node = deepest
     for _ in range(max_depth - 1):
         children = (tree.parents == node[:, None]) & tree.valid & (node >= 0)[:, None]
         node = jnp.where(children.any(1), jnp.argmax(children, axis=1), -1)
-        here = (step == at(tree.depths, node)[:, None]) & (node >= 0)[:, None]
-        path = jnp.where(here, node[:, None], path)
+        path = put(path, node)
     following = jnp.take_along_axis(choices, jnp.maximum(path, 0), axis=1)
     return Accepted(path, count, at(tree.ranks, deepest), following)
 

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 from typing import Self
 
-import flax.struct
 import numpy as np
 
 from bpd_jax.base.settings import check_value, number
@@ -102,12 +101,8 @@ class HostEngine(abc.ABC):
         """
 
 
-@flax.struct.dataclass
-class HostBlock:
-    """The inputs of an engine: a lattice and the text before it."""
-
-    lattice: Lattice
-    context: Int[Array, "B C"]
+# The inputs of an engine: a lattice and the text before it.
+EngineInputs = tuple[Lattice, Int[Array, "B C"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,22 +140,21 @@ class HostDrafter(SourceDrafter):
 
     def look(
         self, view: View, arrays: PyTree, memory: PyTree
-    ) -> tuple[HostBlock, PyTree]:
+    ) -> tuple[EngineInputs, PyTree]:
         """Returns the lattice and the text before it."""
         state, memory = self.source.start(view, arrays, memory)
         lattice = self.source.lattice(state)
         assert lattice is not None
-        return HostBlock(lattice, view.last_tokens(self.context_length)), memory
+        return (lattice, view.last_tokens(self.context_length)), memory
 
-    def propose(self, seen: HostBlock, arrays: PyTree) -> DraftTree:
+    def propose(self, seen: EngineInputs, arrays: PyTree) -> DraftTree:
         """Returns the engine's drafts as chains."""
-        drafts = self.engine.refine(seen.lattice, seen.context, self.num_drafts)
-        return from_drafts(drafts)
+        return from_drafts(self.engine.refine(*seen, self.num_drafts))
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory of the source after a serial call."""
         return self.source.learn(arrays, memory, outcome)
 
-    def entropies(self, seen: HostBlock) -> Float[Array, "B L"]:
+    def entropies(self, seen: EngineInputs) -> Float[Array, "B L"]:
         """Entropies of the heads."""
-        return seen.lattice.entropies
+        return seen[0].entropies

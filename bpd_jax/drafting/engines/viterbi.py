@@ -53,8 +53,10 @@ class ViterbiEngine(HostEngine):
         ):
             keys = _read_only(model.keys[order - 1])
             first = trie.child_offsets(model.keys, order - 1, model.width)
+            sizes = np.diff(first)
+            tabled = int(sizes[sizes > table_kernels.FEW].sum())
             # At most two thirds of the slots are used.
-            bits.append((table_kernels.count_tabled(first) * 3 // 2 + 1).bit_length())
+            bits.append((tabled * 3 // 2 + 1).bit_length())
             table = np.full(1 << bits[-1], -1, np.int64)
             table_kernels.fill_table(table, bits[-1], shift, keys, first)
             tables.append(_read_only(table))

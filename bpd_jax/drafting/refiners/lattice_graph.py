@@ -240,8 +240,7 @@ def _single_tokens(
     """The histories of one token."""
     index = jnp.maximum(columns.followed, 0)
     zero = jnp.zeros(index.shape, jnp.int32)
-    slots = jnp.arange(index.shape[-1], dtype=jnp.int32)
-    slots = jnp.broadcast_to(slots, index.shape)
+    slots = zero + jnp.arange(index.shape[-1], dtype=jnp.int32)
     if table.order == 1:
         none = jnp.zeros(index.shape, bool)
         return _Level(index, zero.astype(jnp.float32), none, none, zero, slots)

@@ -13,20 +13,17 @@ from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
 from bpd_jax.drafting.refiners.transitions import InputFree, Transitions
-from bpd_jax.drafting.refiners.weights import DEFAULT_ALPHA, SLOPE, Weight
+from bpd_jax.drafting.refiners.weights import (
+    DEFAULT_ALPHA,
+    SLOPE,
+    Weight,
+    WeightedParams,
+)
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device_table import DeviceTable
 
 # Number of occurrences of a token at which the cache and the model have equal weights.
 STRENGTH = 1.0
-
-
-@flax.struct.dataclass
-class NGramRefinerArrays:
-    """The n-gram table and the weight, arguments of the jitted loop."""
-
-    table: DeviceTable
-    alpha: Weight
 
 
 def device_table(model: NGramModel) -> DeviceTable:
@@ -62,7 +59,7 @@ class NGramRefiner(InputFree):
       room: slots for longer n-grams; None for `Room.for_width`.
     """
 
-    arrays: NGramRefinerArrays = dataclasses.field(compare=False)
+    arrays: WeightedParams = dataclasses.field(compare=False)
     context_length: int
     adaptive: bool = False
     room: Room | None = None
@@ -85,11 +82,11 @@ class NGramRefiner(InputFree):
           slope: slope of the weight; see `Weight`.
         """
         check_value("alpha", alpha, number(0))
-        arrays = NGramRefinerArrays(device_table(model), Weight.of(alpha, slope))
+        arrays = WeightedParams(Weight.of(alpha, slope), device_table(model))
         return cls(arrays, max(model.order - 2, 0), adaptive)
 
     def inputs(
-        self, view: View, lattice: Lattice, arrays: NGramRefinerArrays, memory: None
+        self, view: View, lattice: Lattice, arrays: WeightedParams, memory: None
     ) -> tuple[NGramInputs, None]:
         """The end of the text, and its bigram counts."""
         cache = None
@@ -99,7 +96,7 @@ class NGramRefiner(InputFree):
 
     def transitions(
         self,
-        arrays: NGramRefinerArrays,
+        arrays: WeightedParams,
         lattice: Lattice,
         inputs: NGramInputs,
         *,
@@ -107,19 +104,20 @@ class NGramRefiner(InputFree):
         all_room: bool = False,
     ) -> Transitions:
         """Transitions of the n-gram model."""
+        table: DeviceTable = arrays.params
         cache, width = inputs.cache, lattice.tokens.shape[-1]
         room = self.room or Room.for_width(width)
         if all_room:
             room = Room.largest(width)
         by_candidate = by_candidate or cache is not None
-        columns = _columns(arrays.table, lattice, inputs.context)
-        graph = build_graph(arrays.table, columns, room, every_candidate=by_candidate)
+        columns = _columns(table, lattice, inputs.context)
+        graph = build_graph(table, columns, room, every_candidate=by_candidate)
         # The last column of the text is the certain token.
         start = columns.predicted.shape[1] - lattice.tokens.shape[1]
         values, following = graph.values[:, start:], graph.following[:, start:]
         candidates = graph.candidates[:, start:]
         first = graph.states[:, start]
-        if by_candidate and arrays.table.order == 1:
+        if by_candidate and table.order == 1:
             # The single node of a model of order 1 does not identify the candidate.
             shape = (*values.shape[:2], width, width)
             values = jnp.broadcast_to(values, shape)
@@ -152,7 +150,7 @@ class NGram(RefinerPart):
         model: NGramModel = context.need("ngram")
         alpha = context.alpha if self.alpha is None else self.alpha
         table = context.share("ngram table", lambda: device_table(model))
-        arrays = NGramRefinerArrays(table, Weight.of(alpha, self.slope))
+        arrays = WeightedParams(Weight.of(alpha, self.slope), table)
         return NGramRefiner(arrays, max(model.order - 2, 0), bool(self.adaptive))
 
     def host_weight(self, context: BuildContext) -> tuple[float, float] | None:

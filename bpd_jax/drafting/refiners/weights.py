@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.settings import number
-from bpd_jax.base.typing import Array, Float, Params
+from bpd_jax.base.typing import Array, Float, PyTree
 
 # The weight of trained refiners in training.
 TRAINED_ALPHA = 1.0
@@ -41,7 +41,7 @@ class Weight:
 
 @flax.struct.dataclass
 class WeightedParams:
-    """Parameters of a refiner, and the weight of its scores."""
+    """The weight of a refiner's scores, and its parameters or table."""
 
     alpha: Weight
-    params: Params
+    params: PyTree

@@ -19,12 +19,9 @@ from bpd_jax.drafting.parts import (
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
-from bpd_jax.drafting.refiners.ngram import (
-    NGramInputs,
-    NGramRefiner,
-    NGramRefinerArrays,
-)
+from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
+from bpd_jax.drafting.refiners.weights import WeightedParams
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.finite import best_paths, normalised_transitions
 from bpd_jax.drafting.searches.growth import LatticeSearch
@@ -60,7 +57,7 @@ def best_under_ngram(
     context: Int[AnyArray, "B C"],
     num_drafts: int,
     *,
-    arrays: NGramRefinerArrays | None = None,
+    arrays: WeightedParams | None = None,
 ) -> Drafts:
     """The P best distinct drafts under Σ log p_head + α · log p_ngram (section 7.2).
 

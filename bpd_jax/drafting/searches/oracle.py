@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import flax.struct
 import jax.numpy as jnp
 
 from bpd_jax.base.errors import UserError
@@ -18,13 +17,8 @@ from bpd_jax.drafting.interface import (
 )
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, SearchPart, register
 
-
-@flax.struct.dataclass
-class OracleDraft:
-    """The draft of the oracle, and the entropies of the heads."""
-
-    draft: Int[Array, "B L"]
-    entropies: Float[Array, "B L"]
+# The draft of the oracle, and the entropies of the heads.
+OracleDraft = tuple[Int[Array, "B L"], Float[Array, "B L"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +65,15 @@ class OracleDrafter(SourceDrafter):
         right = jnp.take_along_axis(reference, positions, axis=1, mode="clip")
         in_lattice = (lattice.tokens == right[:, :, None]).any(-1)
         draft = jnp.where(in_lattice, right, lattice.tokens[:, :, 0])
-        return OracleDraft(draft, lattice.entropies), (reference, source_memory)
+        return (draft, lattice.entropies), (reference, source_memory)
 
     def propose(self, seen: OracleDraft, arrays: PyTree) -> DraftTree:
         """Returns one chain per row."""
-        return from_chain(seen.draft)
+        return from_chain(seen[0])
 
     def entropies(self, seen: OracleDraft) -> Float[Array, "B L"]:
         """Entropies of the heads."""
-        return seen.entropies
+        return seen[1]
 
 
 @register

@@ -8,13 +8,12 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting import sorted_runs, windows
-from bpd_jax.ngrams.counting.counts import NGramCounts, assemble, check_min_counts
+from bpd_jax.ngrams.counting.counts import NGramCounts, assemble
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path, work_place
 
 DEFAULT_MEMORY = 4_000_000_000  # bytes
-_LEAST_MEMORY = 1_000_000
 
 
 def count(
@@ -44,12 +43,6 @@ def count(
       order: the highest order N.
       min_counts: per order, see `counts.with_min_counts`; None for 1 everywhere.
     """
-    if memory < _LEAST_MEMORY:
-        raise UserError(
-            f"memory is {memory} bytes: it must be at least {_LEAST_MEMORY:,}, and "
-            "should be several gigabytes."
-        )
-    check_min_counts(min_counts, order)
     packing = windows.Packing(order, source.vocab_size)
     settings = {
         "order": order,

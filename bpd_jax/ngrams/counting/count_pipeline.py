@@ -24,7 +24,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import beam_pipelines
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import bounded_memory, windows
-from bpd_jax.ngrams.counting.counts import NGramCounts, assemble, check_min_counts
+from bpd_jax.ngrams.counting.counts import NGramCounts, assemble
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.storage import folders, paths
 from bpd_jax.storage.paths import as_path, work_place
@@ -64,7 +64,6 @@ def count_with_beam(
     import apache_beam as beam
     from apache_beam.io.filesystems import FileSystems
 
-    check_min_counts(min_counts, order)
     packing = windows.Packing(order, source.vocab_size)
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)

@@ -247,22 +247,6 @@ def rounded_counts_table() -> np.ndarray:
     return round_counts(np.arange(_TABLE_SIZE))
 
 
-def check_min_counts(min_counts: Sequence[int] | None, orders: int) -> None:
-    """Raises a `UserError` if minimum counts, if any, are invalid for N = `orders`."""
-    if min_counts is None:
-        return
-    if len(min_counts) < orders:
-        raise UserError(
-            f"min_counts has {len(min_counts)} numbers for {orders} orders: give one "
-            "per order."
-        )
-    if min(min_counts) < 1 or min_counts[0] != 1:
-        raise UserError(
-            f"min_counts is {','.join(map(str, min_counts))}: every number must be 1 "
-            "or more, and the first 1, because unigrams are never dropped."
-        )
-
-
 def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCounts:
     """Drops rare n-grams, like OpenGrm's count pruning.
 
@@ -274,7 +258,11 @@ def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCoun
       min_counts: lowest count to keep for each order, N numbers or more; the first
         must be 1, because unigrams are never dropped.
     """
-    check_min_counts(min_counts, len(counts.keys))
+    if len(min_counts) < len(counts.keys):
+        raise UserError(
+            f"min_counts has {len(min_counts)} numbers for {len(counts.keys)} orders: "
+            "give one per order."
+        )
     keep = [
         number >= minimum
         for number, minimum in zip(counts.counts, min_counts, strict=False)

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -149,12 +149,12 @@ class TokenFiles(TokenSource):
 
     def batches(self, skip: int = 0) -> Iterator[TokenBatch]:
         """Yields the sequences of the files, in the order of their names."""
-        return _without_first(
-            skip,
-            itertools.chain.from_iterable(
-                token_files.read_batches(path, self.end_of_text) for path in self._paths
-            ),
-        )
+        for path in self._paths:
+            for tokens, lengths in token_files.read_batches(path, self.end_of_text):
+                if skip < lengths.size:
+                    first = int(lengths[:skip].sum())
+                    yield TokenBatch(tokens[first:], lengths[skip:])
+                skip = max(skip - lengths.size, 0)
 
     def fingerprint(self) -> str:
         """Returns a digest of the settings and of the files' names, sizes and times."""
@@ -286,14 +286,6 @@ class RegisteredTask(TokenSource):
     def fingerprint(self) -> str:
         """Returns a digest of the settings; seqio cannot detect changes of the text."""
         return _digest(self.name, self._split, self._vocabulary)
-
-
-def _without_first(skip: int, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
-    """Skips the first `skip` sequences."""
-    for tokens, lengths in batches:
-        if skip < lengths.size:
-            yield TokenBatch(tokens[int(lengths[:skip].sum()) :], lengths[skip:])
-        skip = max(skip - lengths.size, 0)
 
 
 def _digest(*parts: object) -> str:

@@ -8,7 +8,6 @@ token separates documents. The format is recognised by the content.
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import NoReturn
 
 import numpy as np
 
@@ -120,25 +119,24 @@ def _text_lines(path: pathlib.Path, label: str) -> Iterator[TokenBatch]:
 
     before = 0  # lines
     for data in line_blocks(path, label):
-        text = np.frombuffer(data, np.uint8)
-        ids = np.empty(text.size // 2 + 1, np.int32)
+        letters = np.frombuffer(data, np.uint8)
+        ids = np.empty(letters.size // 2 + 1, np.int32)
         lengths = np.empty(data.count(b"\n") + 1, np.int64)
-        size, lines, fault = count_kernels.parse_numbers(text, ids, lengths, HIGHEST_ID)
+        size, lines, fault = count_kernels.parse_numbers(
+            letters, ids, lengths, HIGHEST_ID
+        )
         if fault:
-            _refuse_line(path, before + lines + 1, data.split(b"\n")[lines])
+            fields = data.split(b"\n")[lines].split()
+            invalid = next(field for field in fields if parse_id(field) < 0)
+            text = invalid.decode("utf-8", "backslashreplace")
+            raise UserError(
+                f"{path}, line {before + lines + 1}: {text!r} is not a token id; ids "
+                "must be decimal numbers separated by blanks."
+            )
         before += lines
         lengths = lengths[:lines]
         if size:
             yield TokenBatch(ids[:size], lengths[lengths > 0])
-
-
-def _refuse_line(path: pathlib.Path, number: int, line: bytes) -> NoReturn:
-    invalid = next(field for field in line.split() if parse_id(field) < 0)
-    text = invalid.decode("utf-8", "backslashreplace")
-    raise UserError(
-        f"{path}, line {number}: {text!r} is not a token id; ids must be decimal "
-        "numbers separated by blanks."
-    )
 
 
 def parse_id(field: bytes) -> int:

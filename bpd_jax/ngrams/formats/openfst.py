@@ -167,19 +167,17 @@ def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
     words[arc_at] = words[arc_at + 1] = automaton.labels
     words[arc_at + 2] = automaton.weights.view(np.int32)
     words[arc_at + 3] = automaton.targets
-    table = b"" if symbols is None else _encode_symbols(symbols)
-    flags = _INPUT_SYMBOLS | _OUTPUT_SYMBOLS if table else 0
+    flags, table = 0, b""
+    if symbols is not None:
+        flags = _INPUT_SYMBOLS | _OUTPUT_SYMBOLS
+        names = [name.encode() for name in (EPSILON, *symbols)]
+        pieces = [_SYMBOLS_MAGIC, struct.pack("<i", len(_TABLE_NAME)), _TABLE_NAME]
+        pieces.append(struct.pack("<qq", len(names), len(names)))
+        for label, name in enumerate(names):
+            pieces += [struct.pack("<i", len(name)), name, struct.pack("<q", label)]
+        table = b"".join(pieces)
     header = _HEADER.pack(_VERSION, flags, _PROPERTIES, automaton.start, states, arcs)
     return b"".join([_TYPES, header, table, table, words.tobytes()])
-
-
-def _encode_symbols(symbols: Sequence[str]) -> bytes:
-    names = [name.encode() for name in (EPSILON, *symbols)]
-    pieces = [_SYMBOLS_MAGIC, struct.pack("<i", len(_TABLE_NAME)), _TABLE_NAME]
-    pieces.append(struct.pack("<qq", len(names), len(names)))
-    for label, name in enumerate(names):
-        pieces += [struct.pack("<i", len(name)), name, struct.pack("<q", label)]
-    return b"".join(pieces)
 
 
 class StateTable:

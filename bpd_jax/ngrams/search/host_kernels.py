@@ -137,11 +137,7 @@ def _resolve(
 
 
 @numba.njit(cache=True, nogil=True)
-def _text_ngram(
-    model: tuple[Any, ...],
-    history: np.ndarray,
-    length: int,
-) -> int:
+def _text_ngram(model: tuple[Any, ...], history: np.ndarray, length: int) -> int:
     """Returns the index of the n-gram of the text's last `length` symbols, or -1."""
     keys, _, _, offsets, unigrams, tables, bits, shift, width = model
     if length > len(history):
@@ -244,10 +240,8 @@ def _expand(
             return -1
         for query in range(num_hits):
             ngram = queries[NGRAM, query]
-            queries[CHILD_BEGIN, query], queries[CHILD_END, query] = (
-                starts[ngram],
-                starts[ngram + 1],
-            )
+            queries[CHILD_BEGIN, query] = starts[ngram]
+            queries[CHILD_END, query] = starts[ngram + 1]
             answers[query] = level_weights[ngram]
         for query in range(num_hits):
             source, w = queries[SOURCE, query], queries[CANDIDATE, query]
@@ -255,16 +249,11 @@ def _expand(
             # </s> starts a new history, and nothing follows the lattice.
             ended = length > 1 and predicted[position, w] != followed[position, w]
             begin, end = queries[CHILD_BEGIN, query], queries[CHILD_END, query]
-            if (
-                ended
-                or position + 1 == positions
-                or (begin == end and answers[query] == 0)
-            ):
+            ended |= position + 1 == positions
+            if ended or (begin == end and answers[query] == 0):
                 continue
-            nodes[POSITION, count], nodes[SUFFIX, count] = (
-                position + 1,
-                following[row, w],
-            )
+            nodes[POSITION, count] = position + 1
+            nodes[SUFFIX, count] = following[row, w]
             nodes[INDEX, count], weights[count] = queries[NGRAM, query], answers[query]
             nodes[BEGIN, count], nodes[END, count] = begin, end
             following[row, w] = count
@@ -312,10 +301,7 @@ def _expand(
 
 
 @numba.njit(cache=True, nogil=True)
-def _without_repeats(
-    symbols: np.ndarray,
-    head_scores: np.ndarray,
-) -> np.ndarray:
+def _without_repeats(symbols: np.ndarray, head_scores: np.ndarray) -> np.ndarray:
     """Scores, with -inf for a repeated symbol with a better score at its position."""
     scores = head_scores.copy()
     positions, candidates = scores.shape

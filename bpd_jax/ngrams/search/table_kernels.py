@@ -17,43 +17,22 @@ FEW = 16
 
 
 @numba.njit(cache=True, nogil=True)
-def _hash(
-    key: int,
-) -> np.uint64:
+def _hash(key: int) -> np.uint64:
     return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
 
 
 @numba.njit(cache=True, nogil=True)
-def slot_of(
-    key: int,
-    bits: int,
-) -> int:
+def slot_of(key: int, bits: int) -> int:
     """The first slot of a key in a table of 2^bits slots: the hash's top bits."""
     slot: Any = np.int64(_hash(key) >> np.uint64(64 - bits))
     return slot
 
 
 @numba.njit(cache=True, nogil=True)
-def mark_of(
-    key: int,
-    bits: int,
-    shift: int,
-) -> int:
+def mark_of(key: int, bits: int, shift: int) -> int:
     """The upper part of an entry: the hash's bits that follow those of the slot."""
     mark: Any = np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift))
     return mark << shift
-
-
-@numba.njit(cache=True, nogil=True)
-def count_tabled(
-    offsets: np.ndarray,
-) -> int:
-    """Returns the number of n-grams that are in the hash table of their order."""
-    number = 0
-    for parent in range(len(offsets) - 1):
-        size = offsets[parent + 1] - offsets[parent]
-        number += size if size > FEW else 0
-    return number
 
 
 @numba.njit(cache=True, nogil=True)

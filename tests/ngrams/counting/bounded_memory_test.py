@@ -167,8 +167,6 @@ def test_folders_with_other_contents_are_unchanged(tmp_path, text):
 @pytest.mark.parametrize(
     "text, arguments, message",
     [
-        ([], {"memory": 10}, "memory is 10 bytes"),
-        ([], {"min_counts": [1]}, "min_counts has 1 numbers for 4 orders"),
         ([], {}, "text holds no text to count"),
         ([[1]] * 57 + [[1, V]], {}, f"text: sequence 58 holds the token {V}"),
     ],
