@@ -271,7 +271,6 @@ class Method:
         return self.search_name == "oracle"
 
     def label(self, order: int | None = None) -> str:
-        """The display name."""
         words = self._words(order)
         engine = getattr(self.search, "engine", "auto")
         words += "" if engine == "auto" else f" ({engine})"
@@ -313,7 +312,6 @@ class Method:
         return f"{search}, {scores}" if comma else f"{search} {scores}"
 
     def build(self, context: BuildContext) -> Drafter:
-        """Builds the drafter."""
         context = dataclasses.replace(context, method=self.name)
         drafter = self._build_ungated(context)
         # All drafts cost time, those of prompt lookup too.

@@ -62,7 +62,6 @@ class StatesRecorder(WrappedDrafter):
     def look(
         self, view: View, arrays: PyTree, memory: RecordedStates
     ) -> tuple[PyTree, RecordedStates]:
-        """See `Drafter`."""
         seen, drafter = self.inner.look(view, arrays, memory.drafter)
         return seen, dataclasses.replace(memory, drafter=drafter)
 

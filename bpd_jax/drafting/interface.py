@@ -377,12 +377,10 @@ class SourceDrafter:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See `Drafter`."""
         return self.source.feature_layers
 
     @property
     def arrays(self) -> PyTree:
-        """See `Drafter`."""
         return self.source.arrays
 
     @property

@@ -181,22 +181,18 @@ class PathDrafter:
 
     @property
     def max_nodes(self) -> int:
-        """See `Drafter`."""
         return self.search.max_nodes(self.paths.block_size, self.paths.width)
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
-        """See `Drafter`."""
         return self.search.pass_sizes(self.paths.block_size, self.paths.width)
 
     @property
     def max_drafts(self) -> int:
-        """See `Drafter`."""
         return self.search.max_drafts(self.paths.block_size, self.paths.width)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See `Drafter`."""
         return self.paths.source.feature_layers
 
     @property

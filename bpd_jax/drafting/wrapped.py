@@ -20,38 +20,30 @@ class WrappedDrafter:
 
     @property
     def max_depth(self) -> int:
-        """See `Drafter`."""
         return self.inner.max_depth
 
     @property
     def max_nodes(self) -> int:
-        """See `Drafter`."""
         return self.inner.max_nodes
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
-        """See `Drafter`."""
         return self.inner.pass_sizes
 
     @property
     def max_drafts(self) -> int:
-        """See `Drafter`."""
         return self.inner.max_drafts
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """See `Drafter`."""
         return self.inner.feature_layers
 
     @property
     def arrays(self) -> PyTree:
-        """See `Drafter`."""
         return self.inner.arrays
 
     def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
-        """See `Drafter`."""
         return self.inner.propose(seen, arrays)
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
-        """See `Drafter`."""
         return self.inner.entropies(seen)

@@ -135,7 +135,6 @@ class HostDrafter(SourceDrafter):
         return most_paths(self.max_depth, self.source.width, self.num_drafts)
 
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """The memory of the source."""
         return self.source.remember(arrays, prompts)
 
     def look(

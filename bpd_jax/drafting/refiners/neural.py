@@ -148,7 +148,6 @@ class Neural(RefinerPart):
     def build(
         self, context: BuildContext, source: Source
     ) -> NeuralRefiner | ParallelNeuralRefiner:
-        """Builds the refiner."""
         small: Any = context.need("rescorer")
         alpha = context.alpha if self.alpha is None else self.alpha
         arrays = WeightedParams(Weight.of(alpha, self.slope), small.params)

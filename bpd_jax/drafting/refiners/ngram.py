@@ -159,7 +159,6 @@ class NGram(RefinerPart):
         return None if self.adaptive else (alpha, self.slope)
 
     def label(self, order: int | None = None) -> str:
-        """The display name."""
         return f"{order or 'n'}-gram"
 
 

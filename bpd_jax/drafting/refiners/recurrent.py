@@ -89,7 +89,6 @@ class Recurrent(RefinerPart):
     slope: float = setting(0.0, *SLOPE)
 
     def build(self, context: BuildContext, source: Source) -> RecurrentRefiner:
-        """Builds the refiner."""
         refiner: LoadedRefiner = context.need(self.name)
         weight = Weight.of(self.alpha, self.slope)
         return RecurrentRefiner(WeightedParams(weight, refiner.params))

@@ -61,7 +61,6 @@ class Greedy(GrowingPart):
     reference = "Kim et al. 2024, Algorithm 2"
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
-        """Builds the search."""
         # Normalising leaves the best candidate best.
         return BeamSearch(1)
 
@@ -87,7 +86,6 @@ class Beam(GrowingPart):
     normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
-        """Builds the search."""
         if self.normalise is not None:
             normalise = bool(self.normalise)
         return BeamSearch(self.paths, normalise)

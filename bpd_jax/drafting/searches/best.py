@@ -138,7 +138,6 @@ class Best(GrowingPart):
         return host.with_weight(*weight)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
-        """Builds the search."""
         if self.normalise is not None:
             normalise = bool(self.normalise)
         if paths.others or not paths.source.offers_lattice:

@@ -89,7 +89,6 @@ class Oracle(SearchPart):
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:
-        """Builds the drafter."""
         if refiners:
             raise UserError(
                 f"{context.method}: the oracle uses the right tokens, so refiners "

@@ -294,6 +294,5 @@ class Chains(GrowingPart):
     paths: int = setting(1, "paths P", COUNT)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
-        """Builds the search."""
         topology = parallel_chains(self.paths, paths.block_size - 1)
         return StaticTree(topology, context.temperature)

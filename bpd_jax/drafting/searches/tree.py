@@ -130,6 +130,5 @@ class Tree(GrowingPart):
         return BestFirst(self.nodes, self.min_prob)
 
     def label(self, order: int | None = None) -> str:
-        """The display name."""
         cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""
         return f"Tree of {self.nodes}{cut}"

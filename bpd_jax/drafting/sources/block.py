@@ -85,7 +85,6 @@ class Block(SourcePart):
     )
 
     def build(self, context: BuildContext, search: SearchPart) -> BlockSource:
-        """Builds the source."""
         drafter: AttachedDrafter = context.need("drafter")
         config = drafter.functions.config
         if self.length is not None and not 2 <= self.length <= config.block_size:

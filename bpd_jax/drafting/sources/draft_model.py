@@ -111,7 +111,6 @@ class DraftModel(SequentialPart):
     reads_on = True
 
     def build(self, context: BuildContext, search: SearchPart) -> DraftModelSource:
-        """Builds the source."""
         width, reach = self.sizes(context, search, context.vocab_size)
         small = context.need("draft_model")
         reader = SmallLM(small.sizes, reach, context.vocab_size)

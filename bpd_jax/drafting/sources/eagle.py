@@ -98,7 +98,6 @@ class EaglePart(SequentialPart):
     reads_on = True
 
     def build(self, context: BuildContext, search: SearchPart) -> EagleSource:
-        """Builds the source."""
         drafter: AttachedEagle = context.need("eagle")
         config = drafter.functions.config
         choices = config.draft_vocabulary or context.vocab_size

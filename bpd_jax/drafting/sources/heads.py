@@ -61,7 +61,6 @@ class LatticeSource(Source):
         return LatticeState(lattice, distinct_scores(lattice)), memory
 
     def lattice(self, state: LatticeState) -> Lattice:
-        """The lattice."""
         return state.lattice
 
     def candidates(self, arrays: PyTree, state: LatticeState, level: int) -> Candidates:
@@ -147,7 +146,6 @@ class Heads(HeadsPart):
     offers_lattice = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
-        """Builds the source."""
         available = context.model.block_size
         if available == 1:
             raise UserError(

@@ -208,7 +208,6 @@ class Lookahead(StandalonePart):
     )
 
     def build(self, context: BuildContext) -> LookaheadDrafter:
-        """Builds the drafter."""
         drafter = LookaheadDrafter(self.window, self.order, self.guesses or self.window)
         if drafter.max_nodes > MOST_DRAFTS:
             raise UserError(

@@ -109,5 +109,4 @@ class Lookup(StandalonePart):
     )
 
     def build(self, context: BuildContext) -> PromptLookup:
-        """Builds the drafter."""
         return PromptLookup(self.tokens, self.match)

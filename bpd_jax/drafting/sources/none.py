@@ -35,7 +35,6 @@ class NoSource(StandalonePart):
     reference = "plain decoding"
 
     def build(self, context: BuildContext) -> PlainDrafter:
-        """Builds the drafter."""
         return PlainDrafter()
 
 
