@@ -130,7 +130,7 @@ class Method:
     @property
     def kind(self) -> str:
         """The names of source, refiners and search, such as `heads+ngram/best`."""
-        text = "+".join(part.name for part in (self.source, *self.refiners))
+        text = "+".join((self.source.name, *self.refiner_names))
         return text if self.search is None else f"{text}/{self.search.name}"
 
     @property
@@ -313,7 +313,19 @@ class Method:
 
     def build(self, context: BuildContext) -> Drafter:
         context = dataclasses.replace(context, method=self.name)
-        drafter = self._build_ungated(context)
+        if self.lookup is None:
+            drafter = self._build_without_lookup(context)
+        else:
+            second = self.lookup.build(context)
+            context = dataclasses.replace(context, max_accepted=second.max_depth)
+            first = self._build_without_lookup(context)
+            if isinstance(first, PathDrafter) and first.search.draws:
+                raise UserError(
+                    f"{self.name}: drafts that are sampled for speculative acceptance "
+                    "cannot be combined with lookup: remove it, or use exact "
+                    "acceptance or a best-first tree."
+                )
+            drafter = UnionDrafter(first, second)
         # All drafts cost time, those of prompt lookup too.
         price: float | None = getattr(self.search, "price", None)
         if price is None:
@@ -321,20 +333,6 @@ class Method:
         # Several devices must agree, and have no common clock.
         timed = context.timed and context.model.mesh is None
         return GatedDrafter(drafter, price, timed)
-
-    def _build_ungated(self, context: BuildContext) -> Drafter:
-        if self.lookup is None:
-            return self._build_without_lookup(context)
-        second = self.lookup.build(context)
-        context = dataclasses.replace(context, max_accepted=second.max_depth)
-        first = self._build_without_lookup(context)
-        if isinstance(first, PathDrafter) and first.search.draws:
-            raise UserError(
-                f"{self.name}: drafts that are sampled for speculative acceptance "
-                "cannot be combined with lookup: remove it, or use exact acceptance or "
-                "a best-first tree."
-            )
-        return UnionDrafter(first, second)
 
     def _build_without_lookup(self, context: BuildContext) -> Drafter:
         if isinstance(self.source, StandalonePart):

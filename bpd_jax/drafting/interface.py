@@ -367,23 +367,3 @@ class Stateless:
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
         """None, because there are no heads."""
         return None
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceDrafter:
-    """Base of drafters with a lattice source and without refiners on the device."""
-
-    source: Source
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self.source.feature_layers
-
-    @property
-    def arrays(self) -> PyTree:
-        return self.source.arrays
-
-    @property
-    def max_depth(self) -> int:
-        """L."""
-        return self.source.block_size

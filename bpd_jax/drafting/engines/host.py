@@ -9,15 +9,11 @@ import numpy as np
 
 from bpd_jax.base.settings import check_value, number
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, PyTree
-from bpd_jax.drafting.draft_tree import DraftTree, from_drafts, sizes_of_drafts
-from bpd_jax.drafting.interface import Outcome, Prompts, SourceDrafter, View
-from bpd_jax.drafting.lattice import (
-    Drafts,
-    Lattice,
-    best_drafts,
-    most_paths,
-    most_prefixes,
-)
+from bpd_jax.drafting.draft_tree import DraftTree, from_drafts
+from bpd_jax.drafting.interface import View
+from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts
+from bpd_jax.drafting.path_drafter import PathDrafter
+from bpd_jax.drafting.searches.growth import ChainSearch
 
 
 class HostEngine(abc.ABC):
@@ -101,59 +97,32 @@ class HostEngine(abc.ABC):
         """
 
 
-# The inputs of an engine: a lattice and the text before it.
-EngineInputs = tuple[Lattice, Int[Array, "B C"]]
-
-
 @dataclasses.dataclass(frozen=True)
-class HostDrafter(SourceDrafter):
-    """Builds the lattice on the device and searches it on the host.
+class HostDrafter(PathDrafter):
+    """Builds the lattice on the device; an engine on the host does the search.
 
     Attributes:
-      num_drafts: P.
+      search: the search, with the number of drafts P.
       context_length: number of tokens before the block that the engine reads.
     """
 
-    num_drafts: int
+    search: ChainSearch
     context_length: int
     engine: HostEngine = dataclasses.field(compare=False)
     on_device: bool = dataclasses.field(default=False, init=False)
 
-    @property
-    def max_nodes(self) -> int:
-        """Distinct prefixes of P drafts."""
-        return most_prefixes(self.max_depth, self.source.width, self.num_drafts)
-
-    @property
-    def pass_sizes(self) -> tuple[int, ...]:
-        """See `sizes_of_drafts`."""
-        return sizes_of_drafts(self.max_depth, self.source.width, self.num_drafts)
-
-    @property
-    def max_drafts(self) -> int:
-        """P, or all paths if they are fewer."""
-        return most_paths(self.max_depth, self.source.width, self.num_drafts)
-
-    def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        return self.source.remember(arrays, prompts)
-
-    def look(
-        self, view: View, arrays: PyTree, memory: PyTree
-    ) -> tuple[EngineInputs, PyTree]:
+    def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """Returns the lattice and the text before it."""
-        state, memory = self.source.start(view, arrays, memory)
-        lattice = self.source.lattice(state)
-        assert lattice is not None
-        return (lattice, view.last_tokens(self.context_length)), memory
+        (state, *_), memory = super().look(view, arrays, memory)
+        assert state.lattice is not None
+        return (state.lattice, view.last_tokens(self.context_length)), memory
 
-    def propose(self, seen: EngineInputs, arrays: PyTree) -> DraftTree:
+    def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
         """Returns the engine's drafts as chains."""
-        return from_drafts(self.engine.refine(*seen, self.num_drafts))
+        lattice, context = seen
+        drafts = self.engine.refine(lattice, context, self.search.num_drafts)
+        return from_drafts(drafts)
 
-    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """The memory of the source after a serial call."""
-        return self.source.learn(arrays, memory, outcome)
-
-    def entropies(self, seen: EngineInputs) -> Float[Array, "B L"]:
+    def entropies(self, seen: PyTree) -> Float[Array, "B L"]:
         """Entropies of the heads."""
         return seen[0].entropies

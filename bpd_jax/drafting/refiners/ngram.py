@@ -19,6 +19,7 @@ from bpd_jax.drafting.refiners.weights import (
     Weight,
     WeightedParams,
 )
+from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.search.device_table import DeviceTable
 
@@ -172,9 +173,15 @@ def _columns(
     text = jnp.where(first, context[:, :, None], -1)
     certain = jnp.where(first, lattice.tokens[:, :1], -1)
     tokens = jnp.concatenate([text, certain, lattice.tokens[:, 1:]], axis=1)
+
+    def with_end(symbol: int) -> Int[Array, "B T W"]:
+        if table.end_of_text is None:
+            return tokens
+        return jnp.where(tokens == table.end_of_text, symbol, tokens)
+
     return Columns(
-        predicted=table.as_predicted(tokens),
-        followed=table.as_history(tokens),
+        predicted=with_end(trie.eos_symbol(table.vocab_size)),
+        followed=with_end(trie.bos_symbol(table.vocab_size)),
         valid=tokens >= 0,
     )
 

@@ -159,15 +159,9 @@ def all_transitions(
     Args:
       all_room: see `FiniteRefiner.transitions`.
     """
-    several = len(refiners) > 1
-    return summed(
-        [
-            refiner.transitions(
-                array, lattice, row_inputs, by_candidate=several, all_room=all_room
-            )
-            for refiner, array, row_inputs in zip(refiners, arrays, inputs, strict=True)
-        ]
-    )
+    room = {"by_candidate": len(refiners) > 1, "all_room": all_room}
+    triples = zip(refiners, arrays, inputs, strict=True)
+    return summed([r.transitions(a, lattice, of_r, **room) for r, a, of_r in triples])
 
 
 def over_lattice(

@@ -104,7 +104,8 @@ class Best(GrowingPart):
         host = self._host_engine(context, refiners)
         if host is None:
             return super().drafter(context, source, refiners)
-        return HostDrafter(source, self.paths, host.context_length, host)
+        search = ExactBest(self.paths)
+        return HostDrafter(Paths(source), search, host.context_length, host)
 
     def _host_engine(
         self, context: BuildContext, refiners: tuple[RefinerPart, ...]

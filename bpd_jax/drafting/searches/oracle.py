@@ -5,24 +5,22 @@ import dataclasses
 import jax.numpy as jnp
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Float, Int, PyTree
+from bpd_jax.base.typing import Array, Float, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import (
     Drafter,
     Outcome,
     Prompts,
     Source,
-    SourceDrafter,
     View,
 )
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, SearchPart, register
-
-# The draft of the oracle, and the entropies of the heads.
-OracleDraft = tuple[Int[Array, "B L"], Float[Array, "B L"]]
+from bpd_jax.drafting.path_drafter import PathDrafter, Paths
+from bpd_jax.drafting.searches.beam_search import BeamSearch
 
 
 @dataclasses.dataclass(frozen=True)
-class OracleDrafter(SourceDrafter):
+class OracleDrafter(PathDrafter):
     """Drafts the longest prefix of the reference text in the lattice.
 
     An upper bound for every refinement of the same lattice (paper section 6.3). The
@@ -30,48 +28,35 @@ class OracleDrafter(SourceDrafter):
     to that of the source.
     """
 
-    on_device: bool = dataclasses.field(default=True, init=False)
-    max_drafts: int = dataclasses.field(default=1, init=False)
-
-    @property
-    def max_nodes(self) -> int:
-        """L, the nodes of a single draft."""
-        return self.source.block_size
-
-    @property
-    def pass_sizes(self) -> tuple[int, ...]:
-        """A single size."""
-        return (self.max_nodes,)
-
     def start(self, arrays: PyTree, prompts: Prompts) -> tuple[Array | None, PyTree]:
         """The reference and the memory of the source."""
-        return prompts.reference, self.source.remember(arrays, prompts)
+        return prompts.reference, super().start(arrays, prompts)
 
     def learn(
         self, arrays: PyTree, memory: tuple[Array, PyTree], outcome: Outcome
     ) -> tuple[Array, PyTree]:
         """Updates the memory of the source."""
-        return memory[0], self.source.learn(arrays, memory[1], outcome)
+        return memory[0], super().learn(arrays, memory[1], outcome)
 
     def look(
         self, view: View, arrays: PyTree, memory: tuple[Array, PyTree]
-    ) -> tuple[OracleDraft, tuple[Array, PyTree]]:
+    ) -> tuple[PyTree, PyTree]:
         """Reference tokens where the lattice has them, otherwise best candidates."""
         reference, source_memory = memory
-        state, source_memory = self.source.start(view, arrays, source_memory)
-        lattice = self.source.lattice(state)
+        (state, *_), source_memory = super().look(view, arrays, source_memory)
+        lattice = state.lattice
         assert lattice is not None
-        positions = view.lengths[:, None] + jnp.arange(self.source.block_size)
+        positions = view.lengths[:, None] + jnp.arange(self.max_depth)
         right = jnp.take_along_axis(reference, positions, axis=1, mode="clip")
         in_lattice = (lattice.tokens == right[:, :, None]).any(-1)
         draft = jnp.where(in_lattice, right, lattice.tokens[:, :, 0])
         return (draft, lattice.entropies), (reference, source_memory)
 
-    def propose(self, seen: OracleDraft, arrays: PyTree) -> DraftTree:
+    def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
         """Returns one chain per row."""
         return from_chain(seen[0])
 
-    def entropies(self, seen: OracleDraft) -> Float[Array, "B L"]:
+    def entropies(self, seen: PyTree) -> Float[Array, "B L"]:
         """Entropies of the heads."""
         return seen[1]
 
@@ -94,4 +79,5 @@ class Oracle(SearchPart):
                 f"{context.method}: the oracle uses the right tokens, so refiners "
                 "change nothing: omit them."
             )
-        return OracleDrafter(source)
+        # The draft has the sizes of a greedy walk.
+        return OracleDrafter(Paths(source), BeamSearch(1))

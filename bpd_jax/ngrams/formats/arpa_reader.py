@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,27 +34,18 @@ _SIZE = rb"ngram[ \t\r]+%d[ \t\r]*=[ \t\r]*(\d{1,18})"
 _ROWS = 1 << 16  # Number of n-grams parsed at once.
 
 
-# One n-gram: its symbols, log-probability, back-off weight and line number.
-_Line = tuple[list[int], float, float, int]
+# The n-grams of one order, in the order of the file: structured arrays `[n]`.
+_Section = np.ndarray
 
 
-class _Section(NamedTuple):
-    """The n-grams of one order, in the order of the file.
+def _fields(order: int) -> np.dtype:
+    """The fields of an n-gram: its symbols, logarithms and the number of its line.
 
-    Attributes:
-      symbols: `[n, order]` int32.
-      log_probs: `[n]`; NaN for an n-gram that the file lacks and the reader adds.
-      log_backoffs: `[n]`.
-      lines: `[n]` int64, line numbers.
+    The log-probability is NaN for an n-gram that the file lacks and the reader adds.
     """
-
-    symbols: np.ndarray
-    log_probs: np.ndarray
-    log_backoffs: np.ndarray
-    lines: np.ndarray
-
-    def select(self, indices: np.ndarray) -> "_Section":
-        return _Section(*(array[indices] for array in self))
+    symbols = ("symbols", np.int32, (order,))
+    numbers = [("log_prob", float), ("log_backoff", float), ("line", np.int64)]
+    return np.dtype([symbols, *numbers])
 
 
 def read_arpa(
@@ -91,17 +82,20 @@ def read_arpa(
     log_probs: list[np.ndarray] = []
     links = trie.suffix_links(keys, width)
     for order, section in enumerate(sections):
-        added = np.flatnonzero(np.isnan(section.log_probs))
+        log_probs.append(np.ascontiguousarray(section["log_prob"]))
+        added = np.flatnonzero(np.isnan(log_probs[order]))
         if added.size:
-            weights = sections[order - 1].log_backoffs[keys[order][added] // width]
-            section.log_probs[added] = weights + log_probs[-1][links[order][added]]
-        log_probs.append(section.log_probs)
+            weights = sections[order - 1]["log_backoff"][keys[order][added] // width]
+            lower = log_probs[order - 1][links[order][added]]
+            log_probs[order][added] = weights + lower
     log_probs[0][keys[0] == trie.bos_symbol(reader.vocab_size)] = -np.inf
     return NGramModel(
         vocab_size=reader.vocab_size,
         keys=tuple(keys),
         log_probs=tuple(log_probs),
-        log_backoffs=tuple(section.log_backoffs for section in sections[:-1]),
+        log_backoffs=tuple(
+            np.ascontiguousarray(section["log_backoff"]) for section in sections[:-1]
+        ),
         end_of_text=end_of_text,
     )
 
@@ -138,7 +132,7 @@ class _Reader:
     def _fail_at(self, section: _Section, wrong: Any, reason: str) -> None:
         """Fails at the first line of a section for which `wrong` holds, if any."""
         if wrong.any():
-            self._fail(reason, int(section.lines[wrong].min()))
+            self._fail(reason, int(section["line"][wrong].min()))
 
     def _next_line(self) -> bytes:
         """Returns the next line that is not blank."""
@@ -160,10 +154,10 @@ class _Reader:
             for order, size in enumerate(sizes, start=1):
                 section = self._section(order, size, order < len(sizes))
                 bar.update(size)
-                known = (section.symbols != _UNKNOWN).all(axis=1)
-                section = section if known.all() else section.select(known)
+                known = (section["symbols"] != _UNKNOWN).all(axis=1)
+                section = section if known.all() else section[known]
                 if order == 1 and not self.vocab_size:
-                    self.vocab_size = max(int(section.symbols.max(initial=0)), 0) + 1
+                    self.vocab_size = int(section["symbols"].max(initial=0)) + 1
                 trie.check_vocab_size(self.vocab_size, self._path)
                 self._replace_names(section)
                 sections.append(section)
@@ -207,14 +201,14 @@ class _Reader:
             part = parts[0]
             if self._has_ids:
                 part = self._parse_block(order, size - count, may_have_weight)
-            if not part.lines.size:
+            if not part.size:
                 # A single line, unless all are parsed here.
                 most = 1 if self._has_ids else min(size - count, _ROWS)
                 lines = [self._line(order, size, may_have_weight) for _ in range(most)]
-                part = _as_section(lines)
+                part = np.array(lines, _fields(order))
             parts.append(part)
-            count += part.lines.size
-        return _concatenate(parts)
+            count += part.size
+        return np.concatenate(parts)
 
     def _parse_block(self, order: int, limit: int, may_have_weight: bool) -> _Section:
         """Parses up to `limit` n-grams, and stops at a line of unusual form."""
@@ -235,17 +229,16 @@ class _Reader:
             log_backoffs,
             lines,
         )
-        section = _Section(
-            symbols[:count],
-            log_probs[:count] * _LOG10,
-            log_backoffs[:count] * _LOG10,
-            lines[:count] + text.number + 1,
-        )
+        section = np.empty(count, _fields(order))
+        section["symbols"] = symbols[:count]
+        section["log_prob"] = log_probs[:count] * _LOG10
+        section["log_backoff"] = log_backoffs[:count] * _LOG10
+        section["line"] = lines[:count] + text.number + 1
         text.number += num_lines
         return section
 
-    def _line(self, order: int, size: int, may_have_weight: bool) -> _Line:
-        """Parses the next n-gram, in any valid form."""
+    def _line(self, order: int, size: int, may_have_weight: bool) -> tuple[Any, ...]:
+        """Parses the next n-gram, in any valid form; see `_fields`."""
         line = self._next_line()
         fields = _SEPARATOR.split(line)
         if line.startswith(b"\\"):
@@ -288,7 +281,7 @@ class _Reader:
 
     def _replace_names(self, section: _Section) -> None:
         """Puts the symbols of `<s>` and `</s>`; checks those of the tokens."""
-        symbols, size = section.symbols, self.vocab_size
+        symbols, size = section["symbols"], self.vocab_size
         outside = (symbols >= size).any(axis=1)
         self._fail_at(section, outside, f"a token is outside 0 ... {size - 1}")
         ends, begins = symbols[:, :-1] == _EOS, symbols[:, 1:] == _BOS
@@ -313,8 +306,14 @@ class _Reader:
             reason = "the suffix of this 2-gram is missing"
             self._fail_at(sections[1], missing[1], reason)
             for order in range(2, len(keys)):
-                suffixes = _suffixes(sections[order].select(missing[order]))
-                sections[order - 1] = _concatenate([sections[order - 1], suffixes])
+                incomplete = sections[order][missing[order]]
+                symbols, first = np.unique(
+                    incomplete["symbols"][:, 1:], axis=0, return_index=True
+                )
+                suffixes = np.zeros(first.size, _fields(order))
+                suffixes["symbols"], suffixes["log_prob"] = symbols, np.nan
+                suffixes["line"] = incomplete["line"][first]
+                sections[order - 1] = np.concatenate([sections[order - 1], suffixes])
 
     def _sorted(
         self, sections: list[_Section]
@@ -323,9 +322,9 @@ class _Reader:
         offsets: list[np.ndarray] = []
         result: list[_Section] = []
         for order, section in enumerate(sections, start=1):
-            if not section.lines.size:
+            if not section.size:
                 break
-            symbols = section.symbols.astype(np.int64)
+            symbols = section["symbols"].astype(np.int64)
             prefix = np.zeros(len(symbols), np.int64)
             for level in range(order - 1):
                 prefix = trie.find(
@@ -338,37 +337,16 @@ class _Reader:
             key = prefix * self.width + symbols[:, -1]
             if not (key[1:] > key[:-1]).all():
                 by_key = np.argsort(key, kind="stable")
-                key, section = key[by_key], section.select(by_key)
+                key, section = key[by_key], section[by_key]
             repeated = np.append(False, key[1:] == key[:-1])
             self._fail_at(section, repeated, f"this {order}-gram is listed twice")
             offsets.append(trie.child_offsets([*keys, key], order - 1, self.width))
             keys.append(key)
             result.append(section)
-        if any(section.lines.size for section in sections[len(result) :]):
+        if any(section.size for section in sections[len(result) :]):
             order = len(result) + 1
             raise UserError(f"{self._path} has longer n-grams, but no {order}-grams.")
         return keys, result
-
-
-def _as_section(lines: Sequence[_Line]) -> _Section:
-    symbols, log_probs, log_backoffs, numbers = zip(*lines, strict=True)
-    return _Section(
-        np.array(symbols, np.int32),
-        np.array(log_probs, np.float64),
-        np.array(log_backoffs, np.float64),
-        np.array(numbers, np.int64),
-    )
-
-
-def _concatenate(parts: Sequence[_Section]) -> _Section:
-    return _Section(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def _suffixes(section: _Section) -> _Section:
-    """Returns the distinct suffixes of n-grams, without log-probabilities."""
-    symbols, first = np.unique(section.symbols[:, 1:], axis=0, return_index=True)
-    absent = np.full(len(symbols), np.nan)
-    return _Section(symbols, absent, np.zeros(len(symbols)), section.lines[first])
 
 
 def _quoted(text: bytes) -> str:

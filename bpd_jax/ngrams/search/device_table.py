@@ -22,7 +22,6 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
-from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
 
 
@@ -116,20 +115,6 @@ class DeviceTable:
     def order(self) -> int:
         """N."""
         return len(self.log_probs)
-
-    def as_predicted(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
-        """The symbols of predicted tokens: `</s>` for the end-of-text token."""
-        if self.end_of_text is None:
-            return tokens
-        eos = trie.eos_symbol(self.vocab_size)
-        return jnp.where(tokens == self.end_of_text, eos, tokens)
-
-    def as_history(self, tokens: Int[Array, "..."]) -> Int[Array, "..."]:
-        """The symbols of tokens in a history: `<s>` for the end-of-text token."""
-        if self.end_of_text is None:
-            return tokens
-        bos = trie.bos_symbol(self.vocab_size)
-        return jnp.where(tokens == self.end_of_text, bos, tokens)
 
     def has_children(self, order: int, index: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Whether n-grams of `order` (1, 2, ...) have extensions."""
