@@ -48,6 +48,29 @@ class RecordedDrafts:
     entropies: Float[Array, "R N L-1"]
     factors: Float[Array, "R N L-1 F"] | None = None
 
+    def columns(
+        self, rows: Int[Array, "..."], positions: Int[Array, "..."]
+    ) -> Int[Array, "..."]:
+        """The columns of positions of the texts."""
+        last = self.candidates.shape[1] - 1
+        return jnp.clip(positions - self.starts[rows], 0, last)
+
+    def at(
+        self,
+        rows: Int[Array, " B"],
+        places: Int[Array, " B"],
+        positions: int,
+        width: int,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """What was recorded at these places of the texts, of the first positions."""
+        at = rows, self.columns(rows, places), slice(positions)
+        return (
+            self.candidates[*at, :width],
+            self.log_probs[*at, :width],
+            self.entropies[at],
+            None if self.factors is None else self.factors[at],
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordedDrafter:
@@ -80,16 +103,7 @@ class RecordedDrafter:
     ) -> tuple[Array, Array, Array, Array | None]:
         """The candidates recorded at each row's last token."""
         rows = jnp.arange(cache.shape[0])
-        last = params.candidates.shape[1] - 1
-        columns = jnp.clip(cache - 1 - params.starts, 0, last)
-        return (
-            params.candidates[rows, columns, :positions, :width],
-            params.log_probs[rows, columns, :positions, :width],
-            params.entropies[rows, columns, :positions],
-            None
-            if params.factors is None
-            else params.factors[rows, columns, :positions],
-        )
+        return params.at(rows, cache - 1, positions, width)
 
 
 def record_drafter(

@@ -14,7 +14,12 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.recorded_drafter import CHUNK, record_drafter, stack_padded
+from bpd_jax.decoding.recorded_drafter import (
+    CHUNK,
+    RecordedDrafts,
+    record_drafter,
+    stack_padded,
+)
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -71,27 +76,16 @@ class Recording:
 
     Attributes:
       tokens: prompts and texts.
-      starts: position of the last token of each prompt, where the recording begins.
-      candidates, log_probs, entropies: outputs of heads 2 … L from there on; see
-        `Model.block_candidates`.
+      drafts: outputs of heads 2 … L; see `Model.block_candidates`.
       hidden: final hidden states; None if they were not recorded.
       params: parameters of the model if hidden states are recorded, for drafters that
         use its embedding and softmax.
     """
 
     tokens: Int[Array, "R S"]
-    starts: Int[Array, " R"]
-    candidates: Int[Array, "R N L-1 W"]
-    log_probs: Float[Array, "R N L-1 W"]
-    entropies: Float[Array, "R N L-1"]
+    drafts: RecordedDrafts
     hidden: Float[Array, "R N D"] | None = None
     params: Params | None = None
-
-    def columns(self, hidden: Int[Array, "... 2"]) -> tuple[Array, Array]:
-        """Rows and columns of the recording, from pairs of a row and a position."""
-        row, position = hidden[..., 0], hidden[..., 1]
-        last = self.candidates.shape[1] - 1
-        return row, jnp.clip(position - self.starts[row], 0, last)
 
 
 @flax.struct.dataclass
@@ -156,18 +150,15 @@ class RecordedModel:
         *conditions: Any,
     ) -> tuple[Array, Array, Array]:
         """The recorded candidates; the inputs of conditioned heads are ignored."""
-        row, column = self.recording.columns(hidden)
-        heads = block_size - 1
-        return (
-            self.recording.candidates[row, column, :heads, :width],
-            self.recording.log_probs[row, column, :heads, :width],
-            self.recording.entropies[row, column, :heads],
-        )
+        rows, places = hidden[:, 0], hidden[:, 1]
+        return self.recording.drafts.at(rows, places, block_size - 1, width)[:3]
 
     def states(self, hidden: Int[Array, "B 2"]) -> Array:
         """The recorded hidden states."""
         assert self.recording.hidden is not None
-        return self.recording.hidden[self.recording.columns(hidden)]
+        row, position = hidden[..., 0], hidden[..., 1]
+        columns = self.recording.drafts.columns(row, position)
+        return self.recording.hidden[row, columns]
 
     def embed(self, tokens: Array) -> Array:
         """See `Model`, as of the following methods."""
@@ -303,12 +294,10 @@ def assemble(
     hidden = None
     if params is not None:
         hidden = stack_padded([text.hidden for text in texts], positions)
-    return Recording(
-        tokens=stack_padded(tokens, slots),
+    drafts = RecordedDrafts(
         starts=jnp.asarray([len(text.input_ids) - 1 for text in texts], jnp.int32),
         candidates=stack_padded([text.candidates for text in texts], positions),
         log_probs=stack_padded([text.log_probs for text in texts], positions),
         entropies=stack_padded([text.entropies[:, 1:] for text in texts], positions),
-        hidden=hidden,
-        params=params,
     )
+    return Recording(stack_padded(tokens, slots), drafts, hidden, params)

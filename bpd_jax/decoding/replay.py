@@ -219,6 +219,6 @@ def _recorded_assets(
     if assets.drafter is None or len(drafts) < len(texts):
         return dataclasses.replace(assets, drafter=None)
     starts = [len(text.input_ids) - 1 for text in texts]
-    positions = recording.candidates.shape[1]
+    positions = recording.drafts.candidates.shape[1]
     drafter = recorded_drafter(assets.drafter, starts, drafts, positions)
     return dataclasses.replace(assets, drafter=drafter)

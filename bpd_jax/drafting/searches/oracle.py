@@ -7,13 +7,7 @@ import jax.numpy as jnp
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
-from bpd_jax.drafting.interface import (
-    Drafter,
-    Outcome,
-    Prompts,
-    Source,
-    View,
-)
+from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, Source, View
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, SearchPart, register
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.beam_search import BeamSearch
