@@ -52,9 +52,7 @@ class NGramArrays:
     `bpd_jax.ngrams.trie` describes the layout.
 
     Attributes:
-      vocab_size: V; `</s>` is symbol V and `<s>` is V+1.
-      keys: per order, `[n]` int64.
-      end_of_text: the token that separates documents, or None; see `NGramModel`.
+      vocab_size, keys, end_of_text: see `NGramModel`.
       kind: kind of the folder.
       values: requirements on the fields that have an array per order in addition to
         `keys`. There are two; the second lacks the highest order.

@@ -168,19 +168,6 @@ def suffix_links(keys: Sequence[np.ndarray], width: int) -> list[np.ndarray]:
     return links
 
 
-def closed_under_affixes(
-    keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int
-) -> list[np.ndarray]:
-    """Returns the masks `keep`, extended by prefixes and suffixes of kept n-grams."""
-    keep = [mask.copy() for mask in keep]
-    links = suffix_links(keys, width)
-    for order in range(len(keys) - 1, 0, -1):
-        selected = keep[order]
-        keep[order - 1][keys[order][selected] // width] = True
-        keep[order - 1][links[order][selected]] = True
-    return keep
-
-
 def select(keys: Sequence[np.ndarray], keep: Sequence[np.ndarray], width: int) -> Keys:
     """Returns the keys of the n-grams whose mask is true, renumbered.
 

@@ -267,7 +267,10 @@ def with_min_counts(counts: NGramCounts, min_counts: Sequence[int]) -> NGramCoun
         number >= minimum
         for number, minimum in zip(counts.counts, min_counts, strict=False)
     ]
-    keep = trie.closed_under_affixes(counts.keys, keep, counts.width)
+    links = trie.suffix_links(counts.keys, counts.width)
+    for order in range(len(keep) - 1, 0, -1):
+        keep[order - 1][counts.keys[order][keep[order]] // counts.width] = True
+        keep[order - 1][links[order][keep[order]]] = True
     keys = trie.select(counts.keys, keep, counts.width)
     orders = range(len(keys))
     return dataclasses.replace(
