@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import flax.struct
 import jax.numpy as jnp
 
 from bpd_jax.base.settings import integer, setting
-from bpd_jax.base.typing import Array, Bool, Int, PyTree
+from bpd_jax.base.typing import PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
 from bpd_jax.drafting.interface import Stateless, View
 from bpd_jax.drafting.parts import (
@@ -15,19 +14,6 @@ from bpd_jax.drafting.parts import (
     StandalonePart,
     register,
 )
-
-
-@flax.struct.dataclass
-class LookupMatch:
-    """A copy of an earlier part of the text.
-
-    Attributes:
-      tokens: the certain token and the copied tokens.
-      valid: whether the text has a match.
-    """
-
-    tokens: Int[Array, "B T+1"]
-    valid: Bool[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +47,8 @@ class PromptLookup(Stateless):
         """The root alone without a match, otherwise the draft."""
         return 1, self.max_nodes
 
-    def look(self, view: View, arrays: None, memory: None) -> tuple[LookupMatch, None]:
-        """Searches the text."""
+    def look(self, view: View, arrays: None, memory: None) -> tuple[DraftTree, None]:
+        """Searches the text; without a match only the root is valid."""
         positions = jnp.arange(view.tokens.shape[1])
         last = view.lengths[:, None]
         text = jnp.where(positions == last, view.next_token[:, None], view.tokens)
@@ -80,13 +66,13 @@ class PromptLookup(Stateless):
         copied = end + 1 + jnp.arange(self.num_tokens) % period
         draft = jnp.take_along_axis(text, copied, axis=1, mode="clip")
         tokens = jnp.concatenate([view.next_token[:, None], draft], axis=1)
-        return LookupMatch(tokens, best[:, 0] > 0), memory
+        chain = from_chain(tokens)
+        valid = (chain.depths == 0) | (best > 0)
+        return dataclasses.replace(chain, valid=valid), memory
 
-    def propose(self, seen: LookupMatch, arrays: PyTree) -> DraftTree:
-        """Returns one chain per row; without a match only its root is valid."""
-        chain = from_chain(seen.tokens)
-        valid = (chain.depths == 0) | seen.valid[:, None]
-        return dataclasses.replace(chain, valid=valid)
+    def propose(self, seen: DraftTree, arrays: PyTree) -> DraftTree:
+        """Returns one chain per row."""
+        return seen
 
 
 @register
