@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int
-from bpd_jax.drafting.lattice import Drafts, most_prefixes
+from bpd_jax.drafting.lattice import Drafts
 
 
 @flax.struct.dataclass
@@ -107,12 +107,6 @@ def usual_sizes(most: int) -> tuple[int, ...]:
     quarters = (1, 2, 3) if most >= 64 else (1, 2)
     sizes = (-(-most * quarter // 4) for quarter in quarters)
     return (*(size for size in sizes if size >= 8), most)
-
-
-def sizes_of_drafts(block_size: int, width: int, count: int) -> tuple[int, ...]:
-    """`Drafter.pass_sizes` of `count` drafts, which are merged by common prefix."""
-    most = most_prefixes(block_size, width, count)
-    return usual_sizes(most) if count > 1 else (most,)
 
 
 def ancestor_mask(parents: Int[Array, "B M"], max_depth: int) -> Bool[Array, "B M M"]:

@@ -92,11 +92,6 @@ def distinct_scores(lattice: Lattice) -> Float[Array, "B L W"]:
     return jnp.where(repeated, -jnp.inf, lattice.log_probs)
 
 
-def most_paths(block_size: int, width: int, count: int) -> int:
-    """`count`, or the number of paths of the lattice if that is lower."""
-    return min(count, width ** (block_size - 1))
-
-
 def most_prefixes(block_size: int, width: int, count: int) -> int:
     """Upper bound of the distinct prefixes of `count` paths."""
     return sum(min(count, width**depth) for depth in range(block_size))

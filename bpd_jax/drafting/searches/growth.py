@@ -12,11 +12,11 @@ from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import (
     DraftTree,
     from_drafts,
-    sizes_of_drafts,
     take,
+    usual_sizes,
 )
 from bpd_jax.drafting.interface import Candidates, Extension, Search
-from bpd_jax.drafting.lattice import Drafts, Lattice, most_paths, most_prefixes
+from bpd_jax.drafting.lattice import Drafts, Lattice, most_prefixes
 from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
 
@@ -37,11 +37,12 @@ class ChainSearch(Search):
 
     def pass_sizes(self, block_size: int, width: int) -> tuple[int, ...]:
         """Several for several drafts, which share prefixes."""
-        return sizes_of_drafts(block_size, width, self.num_drafts)
+        most = self.max_nodes(block_size, width)
+        return usual_sizes(most) if self.num_drafts > 1 else (most,)
 
     def max_drafts(self, block_size: int, width: int) -> int:
         """P, or all paths if they are fewer."""
-        return most_paths(block_size, width, self.num_drafts)
+        return min(self.num_drafts, width ** (block_size - 1))
 
 
 class LatticeSearch(ChainSearch):
