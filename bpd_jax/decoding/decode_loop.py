@@ -67,7 +67,6 @@ def prefill(
         the longest prompt.
       keys: the arguments of `row_keys`.
       max_calls: number of columns of the history.
-      record: whether the state has a history.
       read: columns of `prompts` that the model runs, at least the longest of `lengths`;
         None for all.
     """

@@ -143,7 +143,6 @@ class Task:
           batch: number of rows; rows after the last index are padding.
           new_tokens: number of new tokens after which a row stops.
           padded: length that prompts are padded to; None for the shortest possible.
-          record: whether the state has a history.
         """
         if padded is None:
             padded = padded_prompts(prompts)
@@ -325,11 +324,7 @@ def check_prompts(
     options: DecodeOptions,
     name: str = "model",
 ) -> None:
-    """Raises a `UserError` for a prompt that cannot be decoded.
-
-    Args:
-      prompts: token ids, each `[T]`.
-    """
+    """Raises a `UserError` for a prompt that cannot be decoded."""
     longest = model.config.trunk.max_length - options.max_new_tokens
     vocab_size = model.config.trunk.vocab_size
     for index, prompt in enumerate(prompts):

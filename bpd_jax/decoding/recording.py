@@ -179,7 +179,6 @@ def record_text(
     """Runs the model once over a text and records its outputs.
 
     Args:
-      decoder: the model that decoded the text.
       width: W, candidates recorded per head.
       slots, positions: lengths to which the text and its decoded part are padded;
         see `padded_sizes`. Texts of equal lengths share a compiled program.

@@ -82,7 +82,6 @@ def decode_refilled(
       indices: indices of the prompts to decode, in order. The random numbers of a row
         depend on the index of its prompt: texts equal those of `Decoder.decode` for all
         prompts, up to rounding differences between batch shapes.
-      round_size: number of prompts of a round.
     """
     check_prompts(task.model, [prompts[index] for index in indices], task.options)
     for round_indices in rounds_of(prompts, indices, round_size):

@@ -195,7 +195,6 @@ def replay_of(
     Args:
       texts: results of `record_text`.
       options: options with which they were decoded.
-      keep_hidden: see `record`.
       sizes: sizes of the recording; see `assemble`.
       padded: see `Replay`.
     """

@@ -33,7 +33,6 @@ class StopTable:
 
         Args:
           stops: stop texts, none of them empty.
-          token_bytes: the bytes of every token of the vocabulary.
         """
         automaton = _automaton(stops)
         longest = max(map(len, token_bytes), default=0)

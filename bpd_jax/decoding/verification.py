@@ -83,7 +83,6 @@ def verify(
       next_token: the certain token, which an accepted root must equal.
       drafter: the drafting method, which bounds the size of the tree.
       tokens: prompt and text so far, with room for the drafts.
-      starts: lengths of the prompts.
     """
     depth = drafter.max_depth
     if tree.num_chains > 1:
