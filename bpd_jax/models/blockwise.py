@@ -202,10 +202,7 @@ def _boxed_shapes(config: BlockwiseConfig, compute: ComputeConfig) -> Params:
 def abstract_parameters(
     config: BlockwiseConfig, mesh: Mesh | None, compute: ComputeConfig = _DEFAULT
 ) -> Params:
-    """Shape, dtype and sharding of every parameter; nothing is allocated.
-
-    Without a mesh on the first device. `compute.scan_layers` stacks parameters.
-    """
+    """Shapes, dtypes and shardings; without a mesh on the first device."""
     return with_shardings(_boxed_shapes(config, compute), mesh)
 
 

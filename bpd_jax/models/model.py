@@ -162,10 +162,7 @@ def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
 
 
 def cast_matrices(params: Params, dtype: str) -> Params:
-    """Parameters whose floating-point matrices have another dtype.
-
-    Quantized matrices are cast where they are multiplied.
-    """
+    """Floating-point matrices in a dtype; quantized ones are cast in products."""
 
     def cast(leaf: Any) -> Any:
         if is_quantized(leaf):

@@ -65,10 +65,7 @@ class MeshConfig(Validated):
     model: Count = 1
 
     def shape(self, devices: int, slices: int = 1) -> tuple[int, int, int]:
-        """The sizes of data, fsdp and model.
-
-        The devices are in equal parts on TPU slices.
-        """
+        """The sizes of data, fsdp and model, of TPU slices in equal parts."""
         inner = self.fsdp * self.model
         data = devices // inner if self.data == -1 else self.data
         if data * inner != devices:
@@ -189,10 +186,7 @@ def has_tensor_cores(device: jax.Device) -> bool:
 def attention_spec(
     rows: int, heads: int, mesh: Mesh, *, heads_axis: int
 ) -> PartitionSpec:
-    """Rows over the batch's axes, heads over `model`, where they divide evenly.
-
-    Rows are the first axis, heads axis `heads_axis`.
-    """
+    """Rows over the batch's axes, heads over `model`, where they divide evenly."""
     between = [None] * (heads_axis - 1)
     return PartitionSpec(
         None if rows % row_parts(mesh) else BATCH_SPEC[0],
@@ -209,10 +203,7 @@ def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.A
 
 
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
-    """Raises a `UserError` unless the mesh divides the rows of a batch evenly.
-
-    `name` is that of the setting.
-    """
+    """Raises a `UserError` unless the mesh divides the rows of a batch evenly."""
     parts = row_parts(mesh)
     if rows % parts:
         raise UserError(

@@ -33,10 +33,7 @@ def gpu_attention(
     *,
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """`prefix_attention.in_blocks`, which reads only the visible slots of each row.
-
-    `interpret` is for other devices.
-    """
+    """`prefix_attention.in_blocks`, which reads only the visible slots of each row."""
     # Imported late: the import takes a second, and only GPUs need it.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton

@@ -221,10 +221,7 @@ def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> 
 
 
 def expanded(params: Params) -> Params:
-    """Parameters whose quantized matrices are arrays of their values.
-
-    A packed kernel keeps its layout.
-    """
+    """Parameters with the values of quantized matrices; packed kernels stay so."""
 
     def expand(leaf: Any) -> Any:
         return leaf.values() if is_quantized(leaf) else leaf

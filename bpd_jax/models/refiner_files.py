@@ -57,10 +57,7 @@ def save_refiner(
     facts: Mapping[str, Any],
     base: str | None = None,
 ) -> None:
-    """Writes a refiner atomically.
-
-    An existing folder is replaced. For `facts` and `base` see `LoadedRefiner`.
-    """
+    """Writes a refiner atomically; for `facts` and `base` see `LoadedRefiner`."""
     header = {
         "kind": config.kind,
         "base": base,

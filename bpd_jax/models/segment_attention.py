@@ -69,10 +69,7 @@ def chosen(
     mesh: Mesh | None = None,
     softcap: float | None = None,
 ) -> str:
-    """Resolves `auto` to an implementation: `xla`, `cudnn` or `pallas`.
-
-    `shape` is that of the queries, [B, T, N, H].
-    """
+    """`xla`, `cudnn` or `pallas`, for queries of a shape [B, T, N, H]."""
     if implementation == "cudnn":
         obstacle = _cudnn_obstacle(dtype, shape, mesh, softcap)
         if obstacle is not None:

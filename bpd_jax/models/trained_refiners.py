@@ -229,10 +229,7 @@ def recurrent_step(
 def recurrent_queries(
     params: Params, state: Float[Array, "... S"], level: int | Int[Array, ""]
 ) -> Float[Array, "... R"]:
-    """The vectors whose products with `params["output"]` are the corrections of y_j.
-
-    `state` is s_j.
-    """
+    """As `markov_queries`, from the state s_j."""
     return (state @ params["project"]) * params["scale"][level - 1]
 
 
@@ -242,10 +239,7 @@ def recurrent_scores(
     candidates: Int[Array, "B #n W"],
     level: int | Int[Array, ""],
 ) -> Float[Array, "B n W"]:
-    """Corrections of the logits of candidates for y_j, float32.
-
-    `state` is s_j of each path; W candidates are for each path, or for all.
-    """
+    """As `markov_scores`, from the state s_j of each path."""
     return _scores(params, recurrent_queries(params, state, level), candidates)
 
 

@@ -142,10 +142,7 @@ def block_parts(
     implementation: str = "auto",
     mesh: Mesh | None = None,
 ) -> tuple[nn.Module | None, ...]:
-    """The modules of a `Block`, in the order of its fields.
-
-    `module_arguments` returns `name` or `parent` of a module by its part.
-    """
+    """The modules of a `Block`; `module_arguments` returns their name or parent."""
 
     feed_forward = FeedForward if config.experts is None else Experts
 

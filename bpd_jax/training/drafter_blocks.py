@@ -53,11 +53,7 @@ def block_states(
     features: Float[Array, "B T F"],
     positions: Int[Array, "B A"],
 ) -> Float[Array, "L-1 B A D"]:
-    """The inputs of the softmax for y_1 … y_{L-1} of every block.
-
-    `features` are the outputs of the drafter's layers of the trunk, `positions` the
-    result of `draw_positions`.
-    """
+    """The inputs of the softmax for y_1 … y_{L-1} of the blocks at drawn positions."""
     assert model.drafter is not None
     functions = DrafterFunctions(model.drafter.resolve(model.trunk), model.trunk)
     tokens = jnp.asarray(batch.tokens)

@@ -44,11 +44,7 @@ def lanes() -> int | None:
 
 
 def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
-    """The matrix as the kernel reads it.
-
-    It is in blocks of 16 or 32 numbers. `width` is W, by default that of this
-    processor.
-    """
+    """A matrix in blocks of 16 or 32 numbers as the kernel reads it; `width` is W."""
     width = width or lanes()
     assert width is not None
     offset = 0

@@ -57,9 +57,7 @@ def loop_over_layers(
     cache: KVCache | None,
     earlier: KeyValues | None,
 ) -> tuple[Float[Array, "B T D"], PyTree]:
-    """Runs all layers.
-
-    Returns the output of the last one and the stacked results.
+    """Runs all layers; returns the output of the last one and the stacked results.
 
     Args:
       run: runs a layer; gets its parameters, x, the cache of the layer and its part of

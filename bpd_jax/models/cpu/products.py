@@ -76,11 +76,7 @@ def logits(
     x: Float[Array, "... D"],
     dtype: str,
 ) -> Float[Array, "... V"]:
-    """Products with the matrix of a softmax, float32.
-
-    By the matrix in the layout for decoding if `params` have it, otherwise by
-    `softmax`, cast to `dtype`.
-    """
+    """Products, float32, with the matrix for decoding in `params`, or `softmax`."""
     if SOFTMAX in params:
         return times_packed(x, params[SOFTMAX], dtype).astype(jnp.float32)
     assert not isinstance(softmax, TiledMatrix)

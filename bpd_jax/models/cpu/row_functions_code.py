@@ -32,10 +32,7 @@ def _rows_module(
     width: int,
     row: Callable[["_Row"], None],
 ) -> ir.Module:
-    """A kernel that calls `row` for each row of the arguments, `inputs` in all.
-
-    The last ones, `vectors` of them, are a vector for all rows.
-    """
+    """A kernel of rows; the last `vectors` of its arguments are shared by all rows."""
     kinds = [FLOATS] * (inputs + 1)
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:

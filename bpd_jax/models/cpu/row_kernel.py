@@ -32,10 +32,7 @@ _BLOCKS = (16, 32)
 def applies(
     x: Array | jax.ShapeDtypeStruct, matrix: Array | QuantizedMatrix | OneOf
 ) -> bool:
-    """Whether `rows_times_matrix` supports these arrays and is faster than XLA.
-
-    x is `[..., K]`, the matrix `[O, K]`.
-    """
+    """Whether `rows_times_matrix` of `[..., K]` and `[O, K]` is faster than XLA."""
     if not on_cpu() or x.dtype != jnp.float32:
         return False
     tile = tile_of_processor()
@@ -57,9 +54,6 @@ def rows_times_matrix(
     x is `[M, K]` float32, the matrix `[O, K]` float32, bfloat16 or quantized, the
     result `[M, O]`. The tile, whose width divides K, is by default that of this
     processor.
-
-    Returns:
-      `[M, O]`.
     """
     tile = tile or tile_of_processor()
     assert tile is not None

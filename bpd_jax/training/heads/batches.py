@@ -47,10 +47,7 @@ class PositionBatcher:
     def batches(
         self, indices: np.ndarray, seed: int, step: int = 0
     ) -> Iterator[PositionBatch]:
-        """Endless batches; an epoch drops an incomplete last batch.
-
-        `step` of them are skipped.
-        """
+        """Endless batches from `step` on; an epoch drops an incomplete last one."""
         states, size = self.states, min(self.size, len(indices))
         per_epoch = len(indices) // size
         epoch, step = divmod(step, per_epoch)
@@ -168,10 +165,7 @@ class Ring:
 def ring_batches(
     ring: Ring, positions: Positions, size: int, block_size: int, uses: float
 ) -> Iterator[PositionBatch]:
-    """Endless batches from a ring, which is refilled as its states are used.
-
-    A state is drawn `uses` times on average.
-    """
+    """Endless batches from a ring, whose states are drawn `uses` times on average."""
     due = 0.0  # states to add
     while True:
         yield with_targets(positions, *ring.draw(size), block_size)

@@ -126,10 +126,7 @@ class BlockBatcher:
     def batches(
         self, indices: np.ndarray, seed: int, step: int = 0
     ) -> Iterator[BlockBatch]:
-        """Endless batches; an epoch drops an incomplete last batch.
-
-        `step` of them are skipped.
-        """
+        """Endless batches from `step` on; an epoch drops an incomplete last one."""
         epoch = 0
         while True:
             groups = self.epoch(indices, np.random.default_rng((seed, 4, epoch)))
