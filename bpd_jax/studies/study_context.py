@@ -227,29 +227,26 @@ class StudyContext:
         kinds = tuple(kind for kind in ASSET_FOLDERS if kind in needs)
         key = (parsed.assets, kinds)
         if key not in self._made_with:
-            self._made_with[key] = self._models_digest(name, kinds)
+            folders = self.config.assets.get(parsed.assets or "", {})
+            digest = hashlib.sha256()
+            for task in self.config.tasks if self._models_differ(name) else [""]:
+                for kind in kinds:
+                    path: pathlib.Path | None
+                    if folder := folders.get(kind):
+                        path = as_path(folder.replace(TASK_FIELD, task))
+                    else:
+                        loaded = self.loaded(task or self.config.tasks[0])
+                        path = loaded.find_asset(ASSET_FOLDERS[kind])
+                    if path is not None:
+                        line = f"{task} {kind} {content_digest(path)}\n"
+                        digest.update(line.encode())
+            self._made_with[key] = digest.hexdigest()
         tuned = self._tuned(parsed.method)
         if not tuned:
             return self._made_with[key]
         alphas = {task: tuned[task] for task in self.config.tasks}
         text = f"{self._made_with[key]} {json.dumps(alphas, sort_keys=True)}"
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def _models_digest(self, name: str, kinds: Sequence[str]) -> str:
-        folders = self.config.assets.get(parse_contender(name).assets or "", {})
-        digest = hashlib.sha256()
-        for task in self.config.tasks if self._models_differ(name) else [""]:
-            for kind in kinds:
-                loaded = self.loaded(task or self.config.tasks[0])
-                folder = folders.get(kind, "").replace(TASK_FIELD, task)
-                path = (
-                    as_path(folder)
-                    if folder
-                    else loaded.find_asset(ASSET_FOLDERS[kind])
-                )
-                if path is not None:
-                    digest.update(f"{task} {kind} {content_digest(path)}\n".encode())
-        return digest.hexdigest()
 
     def depends_on_task(self, name: str) -> bool:
         """Whether a contender's models or weight depend on the task."""
