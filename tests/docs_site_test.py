@@ -170,7 +170,7 @@ def check_methods(value: str, page: pathlib.Path) -> None:
         return
     for name in value.split(","):
         # The tutorial that adds a method may use it.
-        added = f'] = "{name.partition(":")[0]}"' in page.read_text()
+        added = f'name = "{name.partition(":")[0]}"' in page.read_text()
         assert added or isinstance(parse_method(name), Method)
 
 
