@@ -149,18 +149,19 @@ def load(
             names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
     devices = decoding_mesh(mesh)
+    several = devices is not None
     for setting, value, known in (
         ("weights_dtype", weights_dtype, WEIGHTS),
         ("precision", precision, PRECISIONS),
     ):
         if value not in (None, *known):
             raise UserError(f"{setting} is one of {', '.join(known)}, not {value!r}.")
-        if devices is not None and value in (STORED, INT8):
-            raise UserError(f"{setting}={value} is for one device: leave out the mesh.")
+    if several and precision == INT8:
+        raise UserError("precision=int8 is for one device: leave out the mesh.")
+    if weights_dtype == INT8 and hosts.count() > 1:
+        raise UserError("weights_dtype=int8 is for one process: leave it out.")
     fast = cpu.multiplies_quantized() and precision in (None, "float32", INT8)
-    stored = weights_dtype == STORED or (
-        weights_dtype is None and fast and devices is None
-    )
+    stored = weights_dtype == STORED or (weights_dtype is None and fast and not several)
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)

@@ -18,6 +18,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
 
@@ -43,6 +44,14 @@ class QuantizedMatrix:
     integers: Any
     scales: Any
     minima: Any = None
+
+    def __repr__(self) -> str:
+        rows, length = self.shape
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(self)) / 1e6
+        return (
+            f"QuantizedMatrix({rows} × {length}, {self.bits} bits in blocks of "
+            f"{self.block}, {size:.1f} MB)"
+        )
 
     @property
     def bits(self) -> int:
@@ -86,6 +95,27 @@ class QuantizedMatrix:
             return self.rows(ids).values()
         ids = jnp.asarray(ids)
         return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
+
+    def placed(self, sharding: Sharding, summed: int) -> "QuantizedMatrix":
+        """The matrix on the devices that share the parameter for which it stands.
+
+        An axis that is not divided evenly, I in whole blocks, is replicated.
+
+        Args:
+          sharding: that of the parameter.
+          summed: number of its first axes that are I; 0 if the parameter is `[O, I]`.
+        """
+        if isinstance(sharding, NamedSharding):
+            spec, axes = tuple(sharding.spec), []
+            parts = (spec[summed:], spec[:summed]) if summed else (spec[:1], spec[1:])
+            # No array has fewer elements along an axis than the scales.
+            for size, names in zip(self.scales.shape, parts, strict=True):
+                axis = next((name for name in names if isinstance(name, str)), None)
+                uneven = axis is not None and size % sharding.mesh.shape[axis]
+                axes.append(None if uneven else axis)
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(*axes))
+        result: QuantizedMatrix = jax.device_put(self, sharding)
+        return result
 
 
 @flax.struct.dataclass
@@ -247,10 +277,15 @@ def quantize(matrix: AnyArray, block: int = _BLOCK) -> QuantizedMatrix:
     return QuantizedMatrix(integers, scales)
 
 
+def summed_axes(name: str, shape: Sequence[int]) -> int:
+    """The number of axes that a kernel sums over, from the name of its module."""
+    # The output of attention sums over heads and over the features of each.
+    return 2 if name.startswith("output") and len(shape) == 3 else 1
+
+
 def kernel_rows(name: str, kernel: Any) -> Any:
     """`Packed.rows` of a kernel, from the name of its module."""
-    # The output of attention sums over heads and over the features of each.
-    summed = 2 if name.startswith("output") and kernel.ndim == 3 else 1
+    summed = summed_axes(name, kernel.shape)
     return kernel.reshape(math.prod(kernel.shape[:summed]), -1).T
 
 
@@ -265,12 +300,11 @@ def rounded(params: Params) -> tuple[Params, float]:
     """
     squares = [0.0, 0.0]
 
-    def quantized(matrix: AnyArray) -> QuantizedMatrix:
+    def quantized(matrix: AnyArray, leaf: Array, summed: int) -> QuantizedMatrix:
         result = quantize(matrix)
         for number, part in enumerate((result.values() - matrix, matrix)):
             squares[number] += float(np.square(part, dtype=np.float64).sum())
-        device = jax.local_devices()[0]
-        return jax.device_put(result, device)
+        return result.placed(leaf.sharding, summed)
 
     def visit(tree: Any, name: str) -> Any:
         if isinstance(tree, dict):
@@ -279,13 +313,18 @@ def rounded(params: Params) -> tuple[Params, float]:
                 for key, value in tree.items()
             }
         table = name in ("embedding", "softmax") and not is_quantized(tree)
-        return quantized(np.asarray(tree)) if table and fits(tree) else tree
+        if not table or not fits(tree):
+            return tree
+        return quantized(np.asarray(tree), tree, summed=0)
 
     def packed(kernel: Any, name: str) -> Any:
         if isinstance(kernel, Packed):
             return kernel
         rows = np.asarray(kernel_rows(name, kernel))
-        return Packed(quantized(rows), kernel.shape) if fits(rows) else kernel
+        if not fits(rows):
+            return kernel
+        summed = summed_axes(name, kernel.shape)
+        return Packed(quantized(rows, kernel, summed), kernel.shape)
 
     def fits(matrix: AnyArray) -> bool:
         return matrix.shape[-1] % _BLOCK == 0

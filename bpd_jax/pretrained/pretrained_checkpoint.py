@@ -13,7 +13,12 @@ from bpd_jax.base import progress
 from bpd_jax.base.typing import Params
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.quantized import Packed, QuantizedMatrix, kernel_rows
+from bpd_jax.models.quantized import (
+    Packed,
+    QuantizedMatrix,
+    kernel_rows,
+    summed_axes,
+)
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.llama_layout import Origin, Path
 
@@ -81,8 +86,7 @@ def load_trunk(
       layout: location of each parameter.
       tensors: the tensors of the checkpoint.
       mesh: devices that share the parameters; None for the first device.
-      stored: whether quantized matrices stay so, for decoding on one device; others
-        are expanded.
+      stored: whether quantized matrices stay so, for decoding; others are expanded.
     """
     shapes = abstract_parameters(BlockwiseConfig(config), mesh)
     total = len(jax.tree.leaves(shapes))
@@ -104,9 +108,10 @@ def load_trunk(
                 )
             elif name[-1] == _KERNEL:
                 rows = matrix.rows(_rows(origin, name[-2], len(matrix)))
-                loaded = jax.device_put(Packed(rows, leaf.shape), leaf.sharding)
+                summed = summed_axes(name[-2], leaf.shape)
+                loaded = Packed(rows.placed(leaf.sharding, summed), leaf.shape)
             else:
-                loaded = jax.device_put(matrix, leaf.sharding)
+                loaded = matrix.placed(leaf.sharding, summed=0)
             bar.update()
             return jax.block_until_ready(loaded)
 

@@ -137,7 +137,7 @@ def make_decoder():
             seed, block_size, 14, **{"num_layers": 1, "max_length": 64, **trunk}
         )
         if int8:
-            model = rounded_model(model, integer_products=products)
+            model = rounded_model(model, mesh, integer_products=products)
         elif mesh is not None:
             model = sharded_model(model, mesh)
         small = make_model(seed, 1, 14, num_layers=1, max_length=80)
@@ -277,15 +277,16 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 
 
 @pytest.mark.parametrize(
-    "fields, name",
+    "fields, name, devices",
     [
-        ({"draft_vocabulary": 7}, "markov:3"),
-        ({"draft_vocabulary": 7}, "hydra:3"),
-        ({"block_size": 2}, "zero_gram:3"),
-        ({"block_size": 7}, "zero_gram:3"),
-        (LLAMA, "medusa:8"),
-        (GEMMA, "block:3+neural/tree:6+lookup:4"),
-        (BLOCKS, "medusa:8"),
+        ({"draft_vocabulary": 7}, "markov:3", 1),
+        ({"draft_vocabulary": 7}, "hydra:3", 1),
+        ({"block_size": 2}, "zero_gram:3", 1),
+        ({"block_size": 7}, "zero_gram:3", 1),
+        (LLAMA, "medusa:8", 1),
+        (GEMMA, "block:3+neural/tree:6+lookup:4", 1),
+        (BLOCKS, "medusa:8", 1),
+        (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
     ],
     ids=[
         "markov-draft_vocabulary",
@@ -295,10 +296,12 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
         "llama",
         "gemma",
         "int8",
+        "int8-mesh",
     ],
 )
-def test_other_models(make_decoder, fields, name):
-    check_all(lambda seed: make_decoder(seed, **fields), name, 2, batch_size=5)
+def test_other_models(make_decoder, fields, name, devices):
+    make = make_decoder if devices == 1 else sharded(make_decoder)
+    check_all(lambda seed: make(seed, **fields), name, 2, batch_size=5)
 
 
 @pytest.mark.skipif(lanes() is None, reason="no integer products on this processor")

@@ -86,8 +86,10 @@ def _shardings(config, mesh):
     return jax.tree.map(lambda x: x.sharding, abstract_parameters(config, mesh))
 
 
-def rounded_model(model, *, integer_products=False):
-    """A model with matrices in 8 bits, in the layout for decoding."""
+def rounded_model(model, mesh=None, *, integer_products=False):
+    """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
+    if mesh is not None:
+        model = sharded_model(model, mesh)
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
@@ -96,7 +98,8 @@ def rounded_model(model, *, integer_products=False):
         params = {**model.params, "trunk": trunk}
         cache_dtype = cpu.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=cache_dtype)
-    return model.with_params({**model.params, "trunk": cpu.decoding_layout(trunk)})
+    trunk = cpu.decoding_layout(trunk, mesh)
+    return model.with_params({**model.params, "trunk": trunk})
 
 
 def make_drafter(model, *, feature_layers=(0,), seed=3, **config):

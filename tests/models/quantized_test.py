@@ -1,9 +1,12 @@
-"""Quantized matrices: values, rows, saving."""
+"""Quantized matrices: values, rows, sharding, saving."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize
 
 
@@ -33,6 +36,29 @@ def test_values_are_scaled_integers(bits):
     chosen = matrix.rows(ids[0])
     np.testing.assert_array_equal(chosen.values(), matrix.values()[ids[0]])
     assert matrix.values("bfloat16").dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_arrays_are_sharded_in_whole_blocks(bits):
+    mesh = make_mesh(MeshConfig(fsdp=2, model=2), jax.devices()[:4])
+
+    def place(matrix, summed, *spec):
+        return matrix.placed(NamedSharding(mesh, jax.P(*spec)), summed)
+
+    matrix, _ = random(bits)
+    # An embedding `[O, I]`, a kernel `[I, heads, features]`, an output of attention.
+    for sharded in (
+        place(matrix, 0, "model", "fsdp"),
+        place(matrix, 1, "fsdp", "model", None),
+        place(matrix, 2, "fsdp", None, "model"),
+    ):
+        shapes = {x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(sharded)}
+        assert shapes == {(3, 128 * bits // 16), (3, 2)}
+        values = jax.jit(QuantizedMatrix.values)(sharded)
+        np.testing.assert_array_equal(values, matrix.values())
+    odd, _ = random(8, rows=5, length=96)
+    specs = {x.sharding.spec for x in jax.tree.leaves(place(odd, 0, "model", "fsdp"))}
+    assert specs == {jax.P(None, None)}
 
 
 def test_quantizing_rounds_to_127_steps_of_the_largest():

@@ -4,9 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax import api
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.partitioning import MeshConfig
 from bpd_jax.models.quantized import Packed, expanded, kernel_rows
 from bpd_jax.models.rotary import RotaryConfig, rotate
 from bpd_jax.pretrained.gguf_model import open_gguf
@@ -215,17 +217,40 @@ def test_unknown_architectures_are_named(tiny, tmp_path):
         open_gguf(path)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "phi3", "gpt2"])
-def test_stored_weights_have_the_values_of_expanded_ones(tiny, tmp_path, architecture):
-    sizes = {"d_model": 64, "d_ff": 96, "num_heads": 4, "tied_softmax": False}
+def write_quantized(tiny, folder, architecture):
+    sizes = {"d_model": 64, "d_ff": 128, "num_heads": 4, "tied_softmax": False}
     model = tiny.make(architecture, **sizes)
     kinds = {
         name: KIND.Q4_1 if "ffn" in name else KIND.Q8_0
         for name, tensor in model.stored().items()
         if tensor.ndim == 2 and "position" not in name
     }
-    path = model.write(tmp_path / "tiny.gguf", kinds=kinds)
-    checkpoint = open_gguf(path)
+    return model.write(folder / "tiny.gguf", kinds=kinds)
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_quantized_weights_are_shared_by_eight_devices(tiny, tmp_path, weights):
+    path = write_quantized(tiny, tmp_path, "llama")
+    texts = []
+    for mesh in (None, MeshConfig(data=2, fsdp=2, model=2)):
+        lm = api.load(str(path), weights_dtype=weights, mesh=mesh)
+        if mesh is not None:
+            mlp = lm.loaded.params["trunk"]["mlp_0"]
+            kernels = mlp["input"]["kernel"], mlp["output"]["kernel"]
+            sizes = [
+                (x.size, x.addressable_shards[0].data.size)
+                for x in jax.tree.leaves(kernels)
+            ]
+            assert all(whole == 4 * part for whole, part in sizes)
+        for method in ("greedy", "prompt_lookup:4"):
+            answers = api.generate(lm, [[5, 6, 7], [9, 3]], method, max_new_tokens=12)
+            texts.append([a.generation.output_ids.tolist() for a in answers])
+    assert texts == [texts[0]] * 4
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gpt2"])
+def test_stored_weights_have_the_values_of_expanded_ones(tiny, tmp_path, architecture):
+    checkpoint = open_gguf(write_quantized(tiny, tmp_path, architecture))
     plain, stored = (
         load_trunk(
             checkpoint.config, checkpoint.layout, checkpoint.tensors, stored=stored
