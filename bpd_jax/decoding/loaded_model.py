@@ -219,7 +219,8 @@ class LoadedModel:
                 "weights_dtype=int8 does not round experts, which are most of this "
                 "model: leave it out."
             )
-        trunk, error = rounded(self.params["trunk"])
+        by_output = not cpu.on_cpu(self.model.mesh)
+        trunk, error = rounded(self.params["trunk"], by_output=by_output)
         if error:
             progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
         return dataclasses.replace(

@@ -68,6 +68,12 @@ class QuantizedMatrix:
         return len(self.integers)
 
     @property
+    def by_output(self) -> bool:
+        """Whether an output has one scale, by which its sum may be multiplied."""
+        whole = self.scales.shape[1] == 1 and self.block > _BLOCK
+        return whole and self.minima is None and self.bits == 8
+
+    @property
     def block(self) -> int:
         """Numbers of a block."""
         return self.shape[1] // self.scales.shape[1]
@@ -106,14 +112,21 @@ class QuantizedMatrix:
           summed: number of its first axes that are I; 0 if the parameter is `[O, I]`.
         """
         if isinstance(sharding, NamedSharding):
-            spec, axes = tuple(sharding.spec), []
+            mesh, spec, axes = sharding.mesh, tuple(sharding.spec), []
             parts = (spec[summed:], spec[:summed]) if summed else (spec[:1], spec[1:])
-            # No array has fewer elements along an axis than the scales.
-            for size, names in zip(self.scales.shape, parts, strict=True):
+            # A scale for the whole of I is replicated; otherwise no array has fewer
+            # elements along an axis than the scales.
+            sizes = self.integers.shape if self.by_output else self.scales.shape
+            for size, names in zip(sizes, parts, strict=True):
                 axis = next((name for name in names if isinstance(name, str)), None)
-                uneven = axis is not None and size % sharding.mesh.shape[axis]
+                uneven = axis is not None and size % mesh.shape[axis]
                 axes.append(None if uneven else axis)
-            sharding = NamedSharding(sharding.mesh, PartitionSpec(*axes))
+            sharding = NamedSharding(mesh, PartitionSpec(*axes))
+            if self.by_output:
+                scales = jax.device_put(
+                    self.scales, NamedSharding(mesh, PartitionSpec(axes[0], None))
+                )
+                return QuantizedMatrix(jax.device_put(self.integers, sharding), scales)
         result: QuantizedMatrix = jax.device_put(self, sharding)
         return result
 
@@ -289,10 +302,14 @@ def kernel_rows(name: str, kernel: Any) -> Any:
     return kernel.reshape(math.prod(kernel.shape[:summed]), -1).T
 
 
-def rounded(params: Params) -> tuple[Params, float]:
+def rounded(params: Params, *, by_output: bool = False) -> tuple[Params, float]:
     """Parameters of a trunk whose matrices are rounded to 8 bits, for decoding.
 
     Matrices that are quantized, or whose rows cannot be split into blocks, stay.
+
+    Args:
+      by_output: whether all numbers of an output have one scale instead of blocks: less
+        precise, but XLA multiplies such matrices without expanding them in memory.
 
     Returns:
       The parameters, and the relative error: the root mean square of the change of
@@ -301,7 +318,7 @@ def rounded(params: Params) -> tuple[Params, float]:
     squares = [0.0, 0.0]
 
     def quantized(matrix: AnyArray, leaf: Array, summed: int) -> QuantizedMatrix:
-        result = quantize(matrix)
+        result = quantize(matrix, matrix.shape[-1] if by_output else _BLOCK)
         for number, part in enumerate((result.values() - matrix, matrix)):
             squares[number] += float(np.square(part, dtype=np.float64).sum())
         return result.placed(leaf.sharding, summed)
@@ -327,7 +344,7 @@ def rounded(params: Params) -> tuple[Params, float]:
         return Packed(quantized(rows, kernel, summed), kernel.shape)
 
     def fits(matrix: AnyArray) -> bool:
-        return matrix.shape[-1] % _BLOCK == 0
+        return by_output or matrix.shape[-1] % _BLOCK == 0
 
     result = visit(params, "")
     return result, math.sqrt(squares[0] / max(squares[1], 1e-30))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from bpd_jax.models.cpu import products
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize
+from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize, rounded
 
 
 def random(bits, rows=6, length=128, seed=0):
@@ -59,6 +60,27 @@ def test_arrays_are_sharded_in_whole_blocks(bits):
     odd, _ = random(8, rows=5, length=96)
     specs = {x.sharding.spec for x in jax.tree.leaves(place(odd, 0, "model", "fsdp"))}
     assert specs == {jax.P(None, None)}
+
+
+def test_sums_of_integers_are_scaled_where_an_output_has_one_scale():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 2, 64)).astype(np.float32)
+    kernel = rng.normal(size=(64, 4, 6)).astype(np.float32)
+    params = {"mlp": {"input": {"kernel": jnp.asarray(kernel)}}}
+    trunk, error = rounded(params, by_output=True)
+    rows = trunk["mlp"]["input"]["kernel"].rows
+    assert rows.by_output
+    assert 0 < error < 0.01
+    got = products.times_rows(x, rows, "float32")
+    np.testing.assert_allclose(got, x @ rows.values().T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, x @ kernel.reshape(64, 24), rtol=0.1, atol=0.3)
+    # The axis of I is split, the scales are not.
+    mesh = make_mesh(MeshConfig(fsdp=2, model=2), jax.devices()[:4])
+    placed = rows.placed(NamedSharding(mesh, jax.P("fsdp", "model", None)), 1)
+    shapes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(placed)]
+    assert shapes == [(12, 32), (12, 1)]
+    again = jax.jit(products.times_rows, static_argnums=2)(x, placed, "float32")
+    np.testing.assert_allclose(again, got, rtol=1e-5, atol=1e-5)
 
 
 def test_quantizing_rounds_to_127_steps_of_the_largest():

@@ -103,6 +103,13 @@ def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
     The matrix is cast to `dtype`.
     """
     if isinstance(matrix, QuantizedMatrix):
+        if matrix.by_output:
+            # XLA converts the integers where it multiplies them.
+            integers = matrix.integers.astype(dtype)
+            wide = jnp.einsum(
+                "...D,OD->...O", x, integers, preferred_element_type=jnp.float32
+            )
+            return wide * matrix.scales[:, 0]
         matrix = expanded(matrix).astype(dtype)
     wider = _accumulator(x, matrix)
     matrix = matrix.astype(dtype)
