@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bpd_jax.base import compiled
 from bpd_jax.base.compiled import forget_compiled
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _forget_compiled_code() -> Iterator[None]:
     """Frees the compiled programs after a file, when there are many."""
     yield
+    # Commands that ran in this process enabled it.
+    compiled._keeps = False
     with contextlib.suppress(OSError):
         if pathlib.Path("/proc/self/maps").read_bytes().count(b"\n") > _MOST_MAPPINGS:
             forget_compiled()
