@@ -142,6 +142,8 @@ class Program:
 
     def _load(self, key: Any, arguments: Sequence[Any]) -> Any:
         """The program for these arguments, from disk if it is there."""
+        device = _device_of(arguments)
+        arguments = jax.tree.map(_anywhere, arguments)
         sources = _sources()
         try:
             pickled = _pickled(key[:-1])
@@ -152,12 +154,11 @@ class Program:
         # Two steps, so that new source files that trace to the same program share it.
         settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
         known = [self._name.encode(), _environment(), pickled, settings.encode()]
-        device = _device_of(arguments)
         name = compiled.read_kept("trace", [*known, sources])
         program = _kept_program(name, device) if name else None
         if program is not None:
             return program
-        lowered = self.lower(*jax.tree.map(_anywhere, arguments))
+        lowered = self.lower(*arguments)
 
         def compile_() -> Callable[..., Any]:
             name = compiled.digest([*known, lowered.as_text().encode()])
