@@ -3,6 +3,8 @@
 `make tpu-test` and `make gpu-test` run this test.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,6 +17,7 @@ from bpd_jax.models.quantized import QuantizedMatrix
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["weights", "activations"])
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize(
     "topology",
@@ -23,7 +26,7 @@ from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
         pytest.param("h100:4", marks=NEEDS_CUDA),
     ],
 )
-def test_one_scale_for_an_output_lets_products_read_integers(topology, rows):
+def test_one_scale_for_an_output_lets_products_read_integers(topology, rows, rounds):
     outputs, inputs = 11008, 4096
     mesh = make_mesh(MeshConfig(data=4), find_slice(topology).devices[:4])
     place = NamedSharding(mesh, PartitionSpec())
@@ -32,11 +35,17 @@ def test_one_scale_for_an_output_lets_products_read_integers(topology, rows):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
     matrix = QuantizedMatrix(
-        shape(outputs, inputs, dtype=jnp.int8), shape(outputs, 1, dtype=jnp.float32)
+        shape(outputs, inputs, dtype=jnp.int8),
+        shape(outputs, 1, dtype=jnp.float32),
+        rounds=rounds,
     )
     x = shape(rows, inputs, dtype=jnp.bfloat16)
     lowered = jax.jit(times_rows, static_argnums=2).lower(x, matrix, "bfloat16")
     options = COMPILER_OPTIONS if topology.startswith("h100") else None
-    memory = lowered.compile(options).memory_analysis()
+    compiled = lowered.compile(options)
     # The matrix in bfloat16 would take twice as much.
+    memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < outputs * inputs / 3
+    # Activations reach the product as integers.
+    rounded = re.search(rf"s8\[{rows},4096\]", compiled.as_text())
+    assert bool(rounded) == rounds
