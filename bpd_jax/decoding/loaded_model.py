@@ -16,7 +16,9 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model, cast_matrices
+from bpd_jax.models.partitioning import first_device, has_tensor_cores
 from bpd_jax.models.quantized import expanded, rounded
+from bpd_jax.models.quantized_kernel import in_kernel
 from bpd_jax.models.transformer_config import INT8
 from bpd_jax.pretrained.chat import check_variables, render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
@@ -245,6 +247,8 @@ class LoadedModel:
         """
         mesh, params = self.model.mesh, dict(self.params)
         params["trunk"] = cpu.decoding_layout(params["trunk"], mesh)
+        if mesh is None and has_tensor_cores(first_device(None)):
+            params["trunk"] = in_kernel(params["trunk"])
         heads = self.config.heads
         if heads is not None and heads.has_softmax and not heads.own_softmax:
             params["heads"] = cpu.decoding_layout(params["heads"], mesh, exact=False)

@@ -4,9 +4,9 @@ A row of a matrix `[O, I]` is split into blocks, whose numbers are
 
     value = scale · integer + minimum
 
-Products read the integers and expand them where they multiply: on a CPU in registers
-(`cpu.row_kernel`), elsewhere in the fusions of XLA. The values are those of the
-expanded matrix: float32, rounded once.
+Products read the integers and expand them where they multiply: in registers on a CPU
+(`cpu.row_kernel`) and on a GPU (`quantized_kernel`), elsewhere as XLA compiles it. The
+values are those of the expanded matrix: float32, rounded once.
 """
 
 import dataclasses
@@ -42,12 +42,14 @@ class QuantizedMatrix:
       minima: float32 `[O, n]`; None for zeros.
       rounds: whether products round the other operand to 8 bits too, with one scale for
         a row, and multiply integers. Static; n is 1 then, and there are no minima.
+      in_kernel: whether `quantized_kernel` multiplies few rows with it. Static.
     """
 
     integers: Any
     scales: Any
     minima: Any = None
     rounds: bool = flax.struct.field(pytree_node=False, default=False)
+    in_kernel: bool = flax.struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
         rows, length = self.shape

@@ -1,5 +1,7 @@
 """Quantized matrices: values, rows, sharding, saving."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import NamedSharding
 from bpd_jax.models.cpu import products
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize, rounded
+from bpd_jax.models.quantized_kernel import gpu_product, in_kernel
 
 
 def random(bits, rows=6, length=128, seed=0):
@@ -81,6 +84,20 @@ def test_sums_of_integers_are_scaled_where_an_output_has_one_scale():
     assert shapes == [(12, 32), (12, 1)]
     again = jax.jit(products.times_rows, static_argnums=2)(x, placed, "float32")
     np.testing.assert_allclose(again, got, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits, rows", [(8, 1), (8, 9), (4, 3)])
+def test_a_gpu_expands_blocks_where_it_multiplies(monkeypatch, bits, rows):
+    interpreted = functools.partial(gpu_product, interpret=True)
+    monkeypatch.setattr(products, "gpu_product", interpreted)
+    matrix, _ = random(bits, rows=40, length=224)
+    marked = in_kernel({"softmax": matrix})["softmax"]
+    x = np.random.default_rng(2).normal(size=(2, rows, 224)).astype(np.float32)
+    got = products.times_rows(x, marked, "float32")
+    want = products.times_rows(x, matrix, "float32")
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+    half = products.times_rows(x, marked, "bfloat16")
+    np.testing.assert_allclose(half, want, rtol=0.05, atol=9)
 
 
 def test_integers_are_multiplied_exactly_however_a_product_is_divided():

@@ -1,4 +1,4 @@
-"""Products on a CPU: in bfloat16, and of the few rows that decoding multiplies.
+"""Products: on a CPU in bfloat16 and of few rows; everywhere with quantized matrices.
 
 A matrix unit multiplies bfloat16 numbers and adds in float32. TPUs and GPUs do so in
 any case. On a CPU, XLA does so only if the result is asked for in float32; otherwise a
@@ -34,6 +34,7 @@ from bpd_jax.models.quantized import (
     TiledMatrix,
     example,
 )
+from bpd_jax.models.quantized_kernel import MOST_ROWS, gpu_product
 
 _FLOAT32_SUMS = contextvars.ContextVar("float32_sums", default=False)
 
@@ -112,6 +113,10 @@ def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
                 "...D,OD->...O", x, integers, preferred_element_type=jnp.float32
             )
             return wide * matrix.scales[:, 0]
+        rows = x.reshape(-1, x.shape[-1])
+        if matrix.in_kernel and len(rows) <= MOST_ROWS:
+            total = gpu_product(rows.astype(dtype), matrix)
+            return total.reshape(*x.shape[:-1], matrix.shape[0])
         matrix = expanded(matrix).astype(dtype)
     wider = _accumulator(x, matrix)
     matrix = matrix.astype(dtype)
