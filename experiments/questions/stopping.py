@@ -1,4 +1,7 @@
-"""The entropy of a head as the condition to stop adding positions (appendix B).
+"""The entropy of a head as the condition to stop within a draft.
+
+Appendix B proposes a "halting condition during block draft head training", which is
+another question and not studied here.
 
 Drafts of BPD are cut before the first head whose entropy is above a limit, and compared
 with drafts of one length for which as many tokens are drafted.

@@ -6,7 +6,8 @@
 - Why do tasks differ? On the level of texts: is it the block efficiency of a text that
   decides how much refinement gains?
 - What happens when all heads are uncertain?
-- Can the entropy decide how many positions to draft? (appendix B)
+- Can the entropy decide how many positions to draft? (Appendix B proposes it for the
+  training of heads.)
 
 A text's gain and its block efficiency share the number of calls of BPD, so that noise
 alone makes them correlate. The correlations here are between the halves of a text: the
@@ -78,7 +79,7 @@ def _weights(run: StudyRun) -> list[Finding]:
     findings = []
     for base, others in slopes.items():
         tuned = run.paired([base, *others], part=TUNE)
-        statement = f"α that depends on the entropy beats a constant α ({base})."
+        statement = f"α that depends on the entropy beats the tuned α ({base})."
         if not len(tuned[0]):
             findings.append(judged(statement, "Not measured on the tuning texts."))
             continue
@@ -285,6 +286,9 @@ STUDY = Study(
         "the same half both contain BPD's calls, whose noise would correlate.",
         "Ranks within tasks remove everything in which tasks differ, such as their "
         "share of the texts that drafters and n-grams were trained on.",
+        "α is tuned for one draft under n-grams and for rescoring that reads its own "
+        "tokens, and used for several drafts and for rescoring that reads the original "
+        "ones: where a slope wins for several drafts, a larger α might, too.",
         "Intervals are 95 % bootstrap intervals over texts.",
     ],
 )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the heads and the rescorer in bpd_jax/shipped/smollm2 and what the studies of size
-# smollm2_heads compare, from texts in which the paper's seven tasks have equal shares.
+# smollm2_heads compare, from about equal numbers of texts for each of the paper's seven tasks.
 #
 #   experiments/smollm2/equal_shares.sh CORPUS [DATA]
 #

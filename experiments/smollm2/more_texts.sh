@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes experiments/smollm2/more_texts: 16,034 answers of SmolLM2 (1.58 million tokens) to
-# further prompts of the mix in experiments/smollm2/texts, on which nothing that is shipped
-# has been trained yet. Both folders together have 2.13 million tokens of answers.
+# further prompts of the mix in experiments/smollm2/texts, of which the shipped rescorer is
+# trained. Both folders together have 2.13 million tokens of answers.
 #
 #   experiments/smollm2/more_texts.sh DATA
 #

@@ -4,7 +4,7 @@
 #   experiments/smollm2/shipped.sh FOLDER
 #
 # FOLDER contains public data sets as JSON Lines; see training_prompts.py. The prompts have
-# equal shares of the paper's seven tasks now. Those of the shipped files were written by
+# equal numbers for each of the paper's seven tasks now. Those of the shipped files were written by
 # that script at commit 99029e0: instructions, 10,000 passages of a corpus, 4,500 questions
 # of GSM8K, 4,000 of SQuAD, 3,500 dialogues of SAMSum and 200 articles of CNN/DailyMail at
 # most, none of MultiNews, XSum, NewsRoom and LAMBADA. With that version of the script, whose
