@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import pathlib
 import re
 import shlex
@@ -147,12 +148,14 @@ def test_readme_has_the_block_efficiencies_of_the_committed_records() -> None:
 # A number with the unit of a measurement, and what it can rest on.
 MEASURED = re.compile(
     r"\d\s(?:tokens\sper\s(?:serial\s)?call|times\sas\sfast|ms\b|tokens\sper\ssecond"
-    r"|percentage\spoints)|\d\.\d\s%|\d\.\d+\stokens"
+    r"|percentage\spoints|nats\b)|\d\.\d\s%|\d\.\d+\stokens"
 )
+RECORD = re.compile(r"\]\([^)]*(?:/results|/logs|\.json|printed\.py)[^)]*\)")
 SOURCE = re.compile(
-    r"\]\([^)]*(?:/results|/logs|\.json|printed\.py)[^)]*\)|python\s-m\s|`make [a-z-]+`"
-    r"|\.sh\b|`[\w/]+\.json`|`tests/[\w/]+\.py`"
+    RECORD.pattern + r"|python\s-m\s|`make [a-z-]+`|\.sh\b|`[\w/]+\.json`"
+    r"|`tests/[\w/]+\.py`"
 )
+RESULTS = ("README.md", "docs/reproduction.md", "docs/tutorials/covering_drafts.md")
 
 
 def test_sections_with_measured_numbers_name_a_record_or_a_command() -> None:
@@ -164,6 +167,35 @@ def test_sections_with_measured_numbers_name_a_record_or_a_command() -> None:
         if MEASURED.search(section) and not SOURCE.search(section)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", RESULTS)
+def test_paragraphs_with_measured_results_name_a_record_or_a_command(page: str) -> None:
+    """Items and rows of a table may rest on the paragraph before them.
+
+    All of a section may rest on a record in its first paragraph.
+    """
+    missing = []
+    for section in re.split(r"^(?=#{1,4} )", (ROOT / page).read_text(), flags=re.M):
+        _, *blocks = re.split(r"\n\n+|\n(?=- |\| )", section)
+        cited = bool(blocks and RECORD.search(blocks[0]))
+        before = False
+        for block in blocks:
+            own = bool(SOURCE.search(block))
+            listed = re.match(r"\s*(- |\|)", block)
+            if MEASURED.search(block) and not (own or cited or (listed and before)):
+                missing.append(block[:70])
+            before = before if listed else own
+    assert missing == []
+
+
+def test_notes_on_the_models_of_a_size_agree() -> None:
+    """Two notes that begin alike are the same, or one of them is out of date."""
+    notes: dict[tuple[str, str], set[str]] = {}
+    for file in (ROOT / "experiments").glob("*/results/*/study.json"):
+        for note in json.loads(file.read_text())["notes"]:
+            notes.setdefault((file.parent.name, note[:40]), set()).add(note)
+    assert [key for key, different in notes.items() if len(different) > 1] == []
 
 
 @pytest.mark.parametrize("name", MODULES)
