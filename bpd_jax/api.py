@@ -174,7 +174,10 @@ def load(
     if weights_dtype == INT8 and precision != INT8:
         loaded = loaded.rounded()
     loaded = loaded.in_precision(precision) if precision else loaded
-    return dataclasses.replace(lm, loaded=loaded.for_decoding())
+    lm = dataclasses.replace(lm, loaded=loaded.for_decoding())
+    # What matrices were arranged or rounded from.
+    cpu.return_freed_memory()
+    return lm
 
 
 def generate(

@@ -49,7 +49,7 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Returns freed memory to the kernel, which the GNU C library keeps for reuse.
 
-    Compiling a program, or reading it from disk, frees a few hundred MB.
+    Loading a model, compiling a program, or reading one, frees a few hundred MB.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
