@@ -59,7 +59,18 @@ class Method:
     text: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "refiners", tuple(self.refiners))
+        refiners: Any = self.refiners
+        if isinstance(refiners, Part):
+            refiners = (refiners,)
+        object.__setattr__(self, "refiners", tuple(refiners))
+        for place, kind, parts in (
+            ("a refiner", RefinerPart, self.refiners),
+            ("a search", SearchPart, (self.search,)),
+            ("lookup", Lookup, (self.lookup,)),
+        ):
+            for part in parts:
+                if part is not None and not isinstance(part, kind):
+                    raise UserError(f"{part!r} is not {place} of a method.")
         if isinstance(self.source, SourcePart):
             if self.search is None:
                 search = find_part(self.source.default_search)()

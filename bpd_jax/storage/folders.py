@@ -108,12 +108,12 @@ def replacing_folder(
             paths.upload_folder(temporary, target, kind.marker)
             return
         sync(temporary)
-        with part(target, folder=True) as older:
+        with part(target, folder=True, suffix=paths.OLDER) as older:
             if target.exists():
                 os.rename(target, older / target.name)
             try:
                 os.rename(temporary, target)
-            except OSError:
+            except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(older / target.name, target)
                 raise

@@ -35,6 +35,8 @@ from bpd_jax.base.errors import UserError
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 PREFIX, SUFFIX = ".bpd_jax-", ".part"
+# The older one of two folders while it is replaced, which may be the only one.
+OLDER = ".older"
 
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -236,20 +238,22 @@ def _cache(*parts: str) -> pathlib.Path:
     return cache.joinpath("bpd_jax", "buckets", *parts)
 
 
-def beside(path: pathlib.Path) -> pathlib.Path:
+def beside(path: pathlib.Path, suffix: str = SUFFIX) -> pathlib.Path:
     """A new temporary name in the folder of a path, which no other process has."""
-    name = f"{PREFIX}{path.name[:200]}.{secrets.token_hex(8)}{SUFFIX}"
+    name = f"{PREFIX}{path.name[:200]}.{secrets.token_hex(8)}{suffix}"
     return path.with_name(name)
 
 
 @contextlib.contextmanager
-def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
+def part(
+    path: pathlib.Path, *, folder: bool = False, suffix: str = SUFFIX
+) -> Iterator[pathlib.Path]:
     """Yields a new empty file or folder beside `path`; removes it in the end.
 
     Its name cannot be predicted and an existing file is never opened, so a planted link
     is not followed. It has the permissions of `path`, if that exists.
     """
-    temporary = beside(path)
+    temporary = beside(path, suffix)
     if folder:
         temporary.mkdir()
     else:
@@ -267,7 +271,7 @@ def part(path: pathlib.Path, *, folder: bool = False) -> Iterator[pathlib.Path]:
 
 def is_temporary(name: str) -> bool:
     """Whether this is the name of one of our temporary files and folders."""
-    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+    return name.startswith(PREFIX) and name.endswith((SUFFIX, OLDER))
 
 
 def sync(path: pathlib.Path, *, contents: bool = True) -> None:

@@ -63,7 +63,7 @@ def write_exported(
 
     Args:
       output: output folder; an older export is replaced.
-      dtype: stored precision, one of `STORED_DTYPES`; see `storage.tensors.lowered`.
+      dtype: stored precision, one of `STORED_DTYPES`; see `stored_tensors.lowered`.
         Loading converts to the model's `param_dtype`.
       precision: dtype of activations and products of the exported model; None for that
         of the run.

@@ -18,7 +18,7 @@ from bpd_jax.data import row_preparation, tokenizer
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
 from bpd_jax.models.blockwise_config import load_config, save_config
-from bpd_jax.storage import files
+from bpd_jax.storage import files, paths
 from bpd_jax.storage.paths import local_copy
 from bpd_jax.training import metrics
 from bpd_jax.training.config import TrainConfig
@@ -68,7 +68,7 @@ def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
         others = sorted(
             entry.name
             for entry in folder.iterdir()
-            if entry.name not in _KNOWN and not entry.name.endswith(".part")
+            if entry.name not in _KNOWN and not paths.is_temporary(entry.name)
         )
         if others:
             raise UserError(

@@ -88,6 +88,13 @@ def test_methods_are_objects():
     assert Method(Heads()).search == Greedy()
     with pytest.raises(UserError, match="'block' is not the source"):
         Method("block")
+    with pytest.raises(UserError, match=r"Tree\(.*\) is not a refiner"):
+        Method(Heads(), [Tree(8)])
+    with pytest.raises(UserError, match=r"NGram\(.*\) is not a search"):
+        Method(Heads(), [], NGram())
+    with pytest.raises(UserError, match=r"Tree\(.*\) is not lookup"):
+        Method(Heads(), [], Tree(8), Tree(3))
+    assert Method(Heads(), NGram(), Best(2)) == Method(Heads(), [NGram()], Best(2))
     with pytest.raises(UserError, match="refiner can be used once"):
         Method(Heads(), [NGram(), NGram(alpha=2.0)])
 

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from bpd_jax.base.errors import UserError
@@ -108,6 +110,27 @@ def test_remainders_of_killed_processes_do_not_make_a_folder_foreign(tmp_path):
         left = half.name.replace("half", "left")
     assert left in names(tmp_path / "f")
     write(tmp_path / "f")
+    assert names(tmp_path / "f") == ["data_1.bin", "marker.json"]
+
+
+def test_the_only_copy_of_a_folder_is_not_a_remainder(tmp_path, monkeypatch):
+    """Between two renames it has a name that `make clean` leaves."""
+    write(tmp_path / "f")
+    rename, calls = os.rename, []
+
+    def interrupted(old, new):
+        calls.append(names(tmp_path))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "f", "data_2.bin")
+    [older] = [name for name in calls[1] if not name.endswith(".part")]
+    assert older.startswith(".bpd_jax-f.")
+    assert paths.is_temporary(older)
+    assert names(tmp_path) == ["f"]
     assert names(tmp_path / "f") == ["data_1.bin", "marker.json"]
 
 

@@ -6,6 +6,7 @@ take, so that scores are upper bounds of the exact ones (see
 """
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -42,6 +43,8 @@ class FstEngine(HostEngine):
         self._states = StateTable(model)
         automaton = automaton_of(model, continuous=True)
         self._ngram = pynini.Fst.read_from_string(encode(automaton))
+        # The start of the automaton is set for each composition.
+        self._composing = threading.Lock()
 
     def with_weight(self, alpha: float, alpha_slope: float = 0.0) -> Self:
         """Returns an engine with another weight that shares the automaton."""
@@ -76,8 +79,9 @@ class FstEngine(HostEngine):
         import pynini
 
         lattice = pynini.Fst.read_from_string(encode(_sausage(tokens, costs)))
-        self._ngram.set_start(state)
-        paths = pynini.compose(lattice, self._ngram)
+        with self._composing:
+            self._ngram.set_start(state)
+            paths = pynini.compose(lattice, self._ngram)
         # Only the end of the lattice is final. Backing off there is useless, but a
         # back-off weight above 1 would improve the score.
         zero = pynini.Weight.zero(paths.weight_type())

@@ -21,7 +21,8 @@ class HostEngine(abc.ABC):
 
     The certain token is part of the n-gram's context and is not scored. Tokens without
     a probability get log-probability -1000 (`NGramModel.with_finite_scores`). An engine
-    and the copies made by `with_weight` share their tables and are not thread-safe.
+    and the copies made by `with_weight` share their tables. Programs of several methods
+    are compiled, and then run, in several threads at once.
 
     Attributes:
       alpha: weight of the n-gram's log-probability.

@@ -1,5 +1,6 @@
 """Exact n-gram refinement on the host: dynamic programming over histories."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ class ViterbiEngine(HostEngine):
             shift,
             model.width,
         )
-        # By the number of candidates; engines with other weights share it.
-        self._memory: dict[int, tuple[Any, ...]] = {}
+        # Engines with other weights share it, but each thread has its own.
+        self._memory = threading.local()
 
     def _best_paths(
         self,
@@ -123,7 +124,8 @@ class ViterbiEngine(HostEngine):
 
     def _workspace(self, candidates: int, capacity: int) -> tuple[Any, ...]:
         """Memory of the compiled search; see `host_kernels.best_paths`."""
-        memory = self._memory.get(candidates)
+        by_size: dict[int, Any] = vars(self._memory).setdefault("by_size", {})
+        memory = by_size.get(candidates)
         if memory is None or len(memory[0][1]) < capacity:
             fields = self._kernels
             graph = (
@@ -136,7 +138,7 @@ class ViterbiEngine(HostEngine):
             )
             queries = np.empty((fields.QUERY_FIELDS, capacity * candidates), np.int64)
             memory = (graph, queries, np.empty(capacity * candidates))
-            self._memory[candidates] = memory
+            by_size[candidates] = memory
         return memory
 
 

@@ -70,7 +70,7 @@ class HeadsTrainConfig(FrozenConfig):
       held_out: share of held-out texts.
       held_out_positions: highest number of held-out positions.
       heads_dtype: dtype of the stored heads: float32, bfloat16, int8, or compact,
-        about 4 bits per parameter; see `storage.tensors`.
+        about 4 bits per parameter; see `models.stored_tensors`.
     """
 
     model: str

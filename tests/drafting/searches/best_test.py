@@ -1,5 +1,6 @@
 """The exact engines against brute force over all paths, and against each other."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -90,6 +91,24 @@ def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     context = context_of(np.random.default_rng(order), order, 2)
     drafts = refine(engine, model, 7, 0.4, lattice, context)
     assert_all_best(drafts, model, 0.4, lattice, context)
+
+
+@pytest.mark.parametrize("engine", [ViterbiEngine, FstEngine])
+def test_methods_in_several_threads_share_an_engine(engine):
+    pytest.importorskip("numba")
+    pytest.importorskip("pynini")
+    shared = engine(ngram_model(3), 0.4)
+    lattices = [random_lattice(seed, 16, length=10, width=8) for seed in range(8)]
+    contexts = [context_of(np.random.default_rng(seed), 3, 16) for seed in range(8)]
+
+    def search(index: int) -> tuple[list, list]:
+        part = index % 8
+        drafts = shared.with_weight(0.4).refine(lattices[part], contexts[part], 16)
+        return drafts.tokens.tolist(), drafts.scores.tolist()
+
+    alone = [search(index) for index in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(search, range(32))) == alone * 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
