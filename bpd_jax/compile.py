@@ -19,7 +19,7 @@ from absl import flags
 
 from bpd_jax.base import cli, configuration, provenance
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
+from bpd_jax.base.settings import configurable
 from bpd_jax.compilation import programs
 from bpd_jax.compilation.compiled_program import compile_for
 from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.limits import SMALLEST_VOCABULARY
+from bpd_jax.base.reading import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions

@@ -57,7 +57,7 @@ ALLOWED_FILES = {
     "llvmlite": ["bpd_jax/models/cpu/*.py"],
     "flax.linen": ["bpd_jax/models/*"],
     "flax.nnx": [],
-    "gin": ["bpd_jax/base/configuration.py", "bpd_jax/base/gin_registry.py"],
+    "gin": ["bpd_jax/base/configuration.py", "bpd_jax/base/settings.py"],
     "pandas": ["bpd_jax/reporting/table_files.py"],
     "lm_eval": ["bpd_jax/lm_eval.py"],
     "fsspec": ["bpd_jax/storage/paths.py"],

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bpd_jax.base.gin_registry import registered
+from bpd_jax.base.settings import registered
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.studies.study_config import StudyConfig

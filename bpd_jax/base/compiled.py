@@ -1,4 +1,4 @@
-"""What is compiled, kept on disk between processes, and freed in memory."""
+"""What is compiled: few lengths, kept on disk between processes, freed in memory."""
 
 import contextlib
 import gc
@@ -16,6 +16,9 @@ _LEAST_SECONDS, LEAST_SECONDS_WHOLE = 1.0, 0.2
 
 # Bytes of a digest.
 _DIGEST = 32
+
+# Lengths that programs are compiled for are multiples of it.
+_STEP = 32
 
 # Called by `forget_compiled`.
 on_forget: list[Callable[[], object]] = []
@@ -140,3 +143,18 @@ def processor() -> str:
         flags = platform.processor()
     name = hashlib.blake2b(flags.encode(), digest_size=6).hexdigest()
     return f"{platform.machine()}-{name}"
+
+
+def padded_length(length: int, per_octave: int = 8, shortest: int = _STEP) -> int:
+    """The smallest of few lengths that is at least `length`; all are multiples of 32.
+
+    Between a number and its double there are at most `per_octave` of them.
+
+    >>> [padded_length(n) for n in (1, 33, 500, 520, 1000, 1100)]
+    [32, 64, 512, 576, 1024, 1152]
+    >>> [padded_length(n, per_octave=2) for n in (1, 65, 97, 150, 1000)]
+    [32, 96, 128, 192, 1024]
+    """
+    power = 1 << max(length - 1, 0).bit_length()
+    step = max(_STEP, power // (2 * per_octave))
+    return max(-(-length // step) * step, shortest)

@@ -20,7 +20,7 @@ from absl import flags
 from gin import config_parser
 from gin.config import ParserDelegate, iterate_references
 
-from bpd_jax.base import gin_registry
+from bpd_jax.base import settings
 from bpd_jax.base.errors import UserError
 
 T = TypeVar("T")
@@ -222,10 +222,10 @@ def _fault(error: Exception, location: str) -> str:
         return "a bracket or a quote is not closed"
     text = str(error.args[0] if isinstance(error, SyntaxError) else error)
     if unknown := re.match(r"No configurable matching (?:\w+ )?'@?([^'()]*)", text):
-        close = _suggest(unknown[1], [*gin_registry.registered])
+        close = _suggest(unknown[1], [*settings.registered])
         return f"unknown name {unknown[1]}{close}"
     if wrong := re.match(r"Configurable '(?:.*\.)?(.*)' doesn't .* named '(.*)'", text):
-        target = gin_registry.registered.get(wrong[1], _fault)
+        target = settings.registered.get(wrong[1], _fault)
         close = _suggest(wrong[2], [*inspect.signature(target).parameters])
         return f"{wrong[1]} has no parameter {wrong[2]}{close}"
     # gin quotes Python's parser, which prints an object's address.

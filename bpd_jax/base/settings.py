@@ -13,8 +13,9 @@
         acceptance: Annotated[str, choice("exact", "typical")] = "exact"
 
 The annotation is the check of a new instance, the entry under `Attributes` the help.
-gin files, keyword arguments and flags of `cli.define_flags` set the fields. Parts of
-methods (`tree:32:min_prob=0.1`) declare help and check with `setting`.
+gin files (of `configurable` classes), keyword arguments and flags of `cli.define_flags`
+set the fields. Parts of methods (`tree:32:min_prob=0.1`) declare help and check with
+`setting`.
 """
 
 import dataclasses
@@ -26,9 +27,17 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from bpd_jax.base.errors import UserError
+
+try:
+    import gin
+except ImportError:
+    # Hosts without gin decode and train through the Python interface.
+    gin = None
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 REPEATED = "repeated"
 
@@ -288,3 +297,15 @@ def changed_settings(settings: Any) -> list[tuple[str, Any]]:
         for name, field in fields_of(settings).items()
         if getattr(settings, name) != field.default
     ]
+
+
+registered: dict[str, Callable[..., Any]] = {}
+"""What `configurable` has registered, by name."""
+
+
+def configurable(target: T) -> T:
+    """Lets gin files set the arguments of a class or function, which stays as it is."""
+    registered[target.__name__] = target
+    if gin is not None:
+        gin.register(target, module="bpd_jax")
+    return target

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Count, Validated, Words, choice
+from bpd_jax.base.settings import Count, Validated, Words, choice, configurable
 from bpd_jax.data.text_task import (
     GENERATIONS,
     SPLITS,

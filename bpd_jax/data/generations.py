@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.base.arrays import ArraySpec, read_npz
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import ArraySpec, read_npz
 from bpd_jax.storage import files
 from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, local_copy

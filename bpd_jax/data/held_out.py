@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import Document, fraction_of, split_documents
 from bpd_jax.data.example_readers import read_examples
@@ -84,14 +84,14 @@ def held_out_prompts(
 
 
 def _first_texts(texts: Iterable[Document]) -> list[Document]:
-    """The first texts in the order of a hash, up to `limits.MOST_KEPT` bytes."""
+    """The first texts in the order of a hash, up to `reading.MOST_KEPT` bytes."""
     heap: list[tuple[float, Document]] = []
     total = 0
     for text in texts:
         heapq.heappush(heap, (-fraction_of("p0", text.id), text))
-        total += len(text.text) + limits.LINE_COST
-        while total > limits.MOST_KEPT:
-            total -= len(heapq.heappop(heap)[1].text) + limits.LINE_COST
+        total += len(text.text) + reading.LINE_COST
+        while total > reading.MOST_KEPT:
+            total -= len(heapq.heappop(heap)[1].text) + reading.LINE_COST
     return [text for _, text in sorted(heap, key=lambda item: (-item[0], item[1]))]
 
 

@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 
-from bpd_jax.base.arrays import open_npy
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import open_npy
 from bpd_jax.storage.paths import local_copy
 
 # Maximum number of mapped files: each takes a file descriptor, of which a process

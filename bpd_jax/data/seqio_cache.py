@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import seqio_tasks
 from bpd_jax.data.example_readers import existing_splits
@@ -55,7 +55,7 @@ def read_examples(
         # seqio reads the files that it finds.
         path = seqio.get_cached_info_path(folder, split)
         with tf.io.gfile.GFile(path, "rb") as file:
-            expected = limits.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
+            expected = reading.parse_json(file.read(_MOST_DESCRIPTION))["num_shards"]
         prefix = seqio.get_cached_tfrecord_prefix(folder, split)
         num_files = len(tf.io.gfile.glob(f"{prefix}-*-of-*"))
         if num_files != expected:
@@ -112,7 +112,7 @@ def check_fits(task: ExampleTask, folder: str) -> None:
             content = file.read(_MOST_DESCRIPTION + 1)
         if len(content) > _MOST_DESCRIPTION:
             raise ValueError(f"it has more than {_MOST_DESCRIPTION:,} bytes")
-        saved = limits.parse_json(content)
+        saved = reading.parse_json(content)
         if not isinstance(saved, dict):
             raise ValueError("it is not an object")
     except (tf.errors.OpError, ValueError) as error:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, local_copy
@@ -24,7 +24,7 @@ def is_json_lines(path: Path) -> bool:
 def read_text(path: Path) -> str:
     """Returns the text of a file, with unchanged line endings, without a BOM."""
     try:
-        data = files.read_bytes(path, limits.MOST_KEPT)
+        data = files.read_bytes(path, reading.MOST_KEPT)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -38,13 +38,13 @@ def read_text(path: Path) -> str:
 def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its ending); `.gz` is decompressed.
 
-    For `kept` see `limits.bounded_lines`.
+    For `kept` see `reading.bounded_lines`.
     """
     opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
         with opened(local_copy(path), "rb") as file:
-            lines = limits.bounded_lines(file, path, kept=kept)
+            lines = reading.bounded_lines(file, path, kept=kept)
             for number, line in enumerate(lines, start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")
                 offset += len(line)

@@ -5,9 +5,8 @@ import re
 from typing import Annotated
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.limits import SMALLEST_VOCABULARY
-from bpd_jax.base.settings import Count, Validated, Words, choice, number
+from bpd_jax.base.reading import SMALLEST_VOCABULARY
+from bpd_jax.base.settings import Count, Validated, Words, choice, configurable, number
 
 SPLITS = ("train", "validation")
 ALL = "all"  # Both splits together.

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.base.compiled import keeps_programs
+from bpd_jax.base.compiled import keeps_programs, padded_length
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.lengths import padded_length
 from bpd_jax.decoding.decode_loop import (
     Weights,
     decode_on_device,

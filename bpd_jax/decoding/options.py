@@ -4,7 +4,6 @@ import dataclasses
 from typing import Annotated, Any, Self
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     WORDS,
     Check,
@@ -15,6 +14,7 @@ from bpd_jax.base.settings import (
     Share,
     Validated,
     choice,
+    configurable,
     each,
     integer,
     number,
@@ -122,7 +122,7 @@ class StepOptions(Validated):
 
     @property
     def adjusts(self) -> bool:
-        """Whether the logits of the model are adjusted; see `decoding.logits`."""
+        """Whether the logits of the model are adjusted; see `decoding.sampling`."""
         return self.penalty != 1 or any(getattr(self, name) for name in ADJUSTMENTS[1:])
 
     def without_adjustments(self) -> Self:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.base.lengths import padded_length
+from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.decoding.decode_state import DecodeState, spread
 from bpd_jax.decoding.generate import Task, check_prompts

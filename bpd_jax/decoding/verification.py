@@ -17,13 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Num
-from bpd_jax.decoding.acceptance.exact import Accepted
-from bpd_jax.decoding.acceptance.rules import accept, unchanged
-from bpd_jax.decoding.logits import adjusted, texts_of_nodes
+from bpd_jax.decoding.acceptance import Accepted, accept, unchanged
 from bpd_jax.decoding.options import BATCHED, StepOptions
-from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, take
+from bpd_jax.decoding.sampling import adjusted, texts_of_nodes
+from bpd_jax.drafting.draft_tree import (
+    DraftTree,
+    ancestor_mask,
+    merge_prefixes,
+    take,
+    unroll,
+)
 from bpd_jax.drafting.interface import Drafter
-from bpd_jax.drafting.merging import merge_prefixes, unroll
 from bpd_jax.models import cpu
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model

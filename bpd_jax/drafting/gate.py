@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree, UInt
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Outcome, Prompts, View
-from bpd_jax.drafting.wrapped import WrappedDrafter
+from bpd_jax.drafting.union import WrappedDrafter
 from bpd_jax.models import cpu
 
 # The share of the last call in the average of a row, and the tokens by which the

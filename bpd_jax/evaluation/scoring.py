@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.lengths import padded_length
+from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model

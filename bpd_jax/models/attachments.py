@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 from flax import traverse_util
 
-from bpd_jax.base.arrays import check_shapes
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig

@@ -7,8 +7,7 @@ import pathlib
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Validated, choice, integer
+from bpd_jax.base.settings import Validated, choice, configurable, integer
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.transformer_config import (
     Activation,

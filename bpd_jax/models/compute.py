@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Count, Validated, choice
+from bpd_jax.base.settings import Count, Validated, choice, configurable
 
 ATTENTION = ("auto", "xla", "cudnn", "pallas")
 REMAT = ("none", "dots", "full")

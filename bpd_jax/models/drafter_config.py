@@ -4,8 +4,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Natural, Positive, Validated, integer
+from bpd_jax.base.settings import Natural, Positive, Validated, configurable, integer
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import (

@@ -24,8 +24,7 @@ from jax.sharding import (
 )
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Check, Count, Validated
+from bpd_jax.base.settings import Check, Count, Validated, configurable
 from bpd_jax.base.typing import PyTree
 
 # Names of parameter axes.

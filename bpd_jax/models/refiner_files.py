@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.arrays import ArraySpec, read_npz
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import ArraySpec, read_npz
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig

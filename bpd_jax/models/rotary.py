@@ -14,8 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Count, Positive, Validated, choice, each, number
+from bpd_jax.base.settings import (
+    Count,
+    Positive,
+    Validated,
+    choice,
+    configurable,
+    each,
+    number,
+)
 from bpd_jax.base.typing import Array, Float, Int
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")

@@ -26,8 +26,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from bpd_jax.base.arrays import check_names
-from bpd_jax.base.limits import parse_json
+from bpd_jax.base.reading import check_names, parse_json
 from bpd_jax.storage.paths import local_copy
 
 STORED_DTYPES = ("bfloat16", "float32", "int8", "compact")

@@ -7,8 +7,14 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Positive, Validated, choice, each, integer
+from bpd_jax.base.settings import (
+    Positive,
+    Validated,
+    choice,
+    configurable,
+    each,
+    integer,
+)
 from bpd_jax.models.rotary import RotaryConfig
 
 ACTIVATIONS = ("gelu", "silu", "relu", "gelu_exact")

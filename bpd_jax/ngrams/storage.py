@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from bpd_jax.base.arrays import ArraySpec, check_names, open_npy
+from bpd_jax.base.reading import ArraySpec, check_names, open_npy
 from bpd_jax.models.stored_tensors import read_tensors, write_tensors
 from bpd_jax.ngrams import trie
 from bpd_jax.storage import folders

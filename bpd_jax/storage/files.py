@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.limits import parse_json
+from bpd_jax.base.reading import parse_json
 from bpd_jax.storage import paths
 from bpd_jax.storage.paths import as_path, local_copy, part, sync
 

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.records import Facts
 from bpd_jax.storage import files, folders
@@ -109,7 +109,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
     opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opened(local_copy(path), "rb") as stream:
-            lines = limits.bounded_lines(stream, path, kept=True)
+            lines = reading.bounded_lines(stream, path, kept=True)
             for number, line in enumerate(lines, start=1):
                 # A line without a line break is incomplete.
                 if line.endswith(b"\n"):
@@ -120,7 +120,7 @@ def _read_file(path: pathlib.Path) -> Iterator[Record]:
 
 def _record(line: bytes, location: str) -> Record:
     try:
-        fields: dict[str, Any] = limits.parse_json(line)
+        fields: dict[str, Any] = reading.parse_json(line)
         record: Record = typed(RECORD_KINDS[fields.pop("kind")], fields, "it")
         return record
     except (ValueError, KeyError, AttributeError, TypeError, UserError) as error:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     TEXT,
     Count,
     Natural,
     Validated,
     choice,
+    configurable,
     each,
     number,
 )

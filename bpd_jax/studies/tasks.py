@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
@@ -225,7 +225,7 @@ def _records(
                 continue
             for number, line in text_readers.read_lines(path, kept=kept):
                 try:
-                    record = limits.parse_json(line)
+                    record = reading.parse_json(line)
                     if "\\u" in line:
                         # Fails for a lone surrogate, which the records of a study,
                         # as UTF-8, could not contain.

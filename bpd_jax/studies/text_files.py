@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.base.arrays import read_npz
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import read_npz
 from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import local_copy

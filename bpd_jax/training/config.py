@@ -6,7 +6,6 @@ from typing import Annotated
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     Count,
     Natural,
@@ -16,6 +15,7 @@ from bpd_jax.base.settings import (
     Words,
     check_value,
     choice,
+    configurable,
     number,
 )
 from bpd_jax.data.example_task import DataTask

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.base.arrays import check_shapes
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
 from bpd_jax.data import tokenizer
 from bpd_jax.models.attachments import by_path

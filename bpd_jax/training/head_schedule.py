@@ -23,8 +23,15 @@ from typing import Annotated, Any
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
-from bpd_jax.base.settings import Count, Natural, Positive, Validated, choice, number
+from bpd_jax.base.settings import (
+    Count,
+    Natural,
+    Positive,
+    Validated,
+    choice,
+    configurable,
+    number,
+)
 
 ORDERS = ("distance", "entropy")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, TextIO
 
-from bpd_jax.base import limits, progress
+from bpd_jax.base import progress, reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, in_bucket, upload, work_place
@@ -169,7 +169,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     try:
         with as_path(path).open("rb") as stream:
-            lines = list(limits.bounded_lines(stream, path, kept=True))
+            lines = list(reading.bounded_lines(stream, path, kept=True))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -194,7 +194,7 @@ def finite(row: Mapping[str, float]) -> dict[str, float]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row of a line; None if it is damaged."""
     try:
-        # Not `limits.parse_json`, which refuses NaN and infinities.
+        # Not `reading.parse_json`, which refuses NaN and infinities.
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None

@@ -1,13 +1,16 @@
-"""Compiled programs are cached on disk, unless the user sets otherwise."""
+"""Few lengths are compiled; programs are kept on disk, unless the user says not."""
 
+import itertools
 import os
 import pathlib
 import subprocess
 import sys
 
 import jax
+import pytest
 
 from bpd_jax.base import compiled
+from bpd_jax.base.compiled import padded_length
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -58,3 +61,17 @@ def test_what_is_kept_is_read_again_unless_it_is_damaged(tmp_path):
         assert compiled.read_kept("kind", [b"ab"]) is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("per_octave, most, growth", [(8, 40, 1.13), (2, 14, 1.51)])
+def test_few_lengths_are_compiled(per_octave, most, growth):
+    lengths = [padded_length(n, per_octave) for n in range(1, 2049)]
+    assert {32, 64, 256, 512, 1024, 2048} <= set(lengths)
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) < most
+    for length, padded in enumerate(lengths, 1):
+        assert length <= padded < max(length * growth, length + 32)
+        assert padded_length(padded, per_octave) == padded
+    pairs = itertools.pairwise(sorted(set(lengths)))
+    assert all(b <= max(growth * a, a + 32) for a, b in pairs)
+    assert padded_length(1, per_octave, shortest=64) == 64

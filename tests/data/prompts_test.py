@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
@@ -53,7 +53,7 @@ def test_fewer_prompts_are_a_prefix_of_more(text_task):
 def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
     all_texts = held_out(text_task, 4, 5)
     longest = max(len(d.text) for d in split_documents(text_task, "validation"))
-    monkeypatch.setattr(limits, "MOST_KEPT", 5 * (limits.LINE_COST + longest))
+    monkeypatch.setattr(reading, "MOST_KEPT", 5 * (reading.LINE_COST + longest))
     prompts = held_out(text_task, 4, 5)
     assert [p.document for p in prompts] == [p.document for p in all_texts]
     with pytest.raises(UserError, match="request fewer"):

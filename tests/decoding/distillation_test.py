@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.base import lengths
+from bpd_jax.base import compiled
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import (
     open_generations,
@@ -89,7 +89,7 @@ def test_a_stopped_run_resumes_with_texts_and_their_states(
     Of the states, only those around the stop are computed again.
     """
     monkeypatch.setattr(refill, "_SHORTEST", 8)
-    monkeypatch.setattr(lengths, "_STEP", 8)
+    monkeypatch.setattr(compiled, "_STEP", 8)
     # Shards of 12 states.
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
     drafter = make_drafter(model, window=None)

@@ -1,4 +1,4 @@
-"""Tests of bpd_jax.decoding.logits."""
+"""Tests of bpd_jax.decoding.sampling."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.logits import adjusted
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions, StepOptions
+from bpd_jax.decoding.sampling import adjusted
 from bpd_jax.drafting.assets import Assets
 from tests.decoding.random_models import (
     make_drafter,

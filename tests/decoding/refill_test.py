@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bpd_jax.base import lengths
+from bpd_jax.base import compiled
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import refill
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -33,7 +33,7 @@ def prompts():
 def small_sizes(monkeypatch):
     """Prompts are padded to 8 and 16: rows must grow once."""
     monkeypatch.setattr(refill, "_SHORTEST", 8)
-    monkeypatch.setattr(lengths, "_STEP", 8)
+    monkeypatch.setattr(compiled, "_STEP", 8)
 
 
 @pytest.mark.parametrize(

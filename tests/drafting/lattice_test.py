@@ -11,10 +11,13 @@ import pytest
 
 from bpd_jax.drafting.lattice import best_drafts, build_lattice
 from bpd_jax.drafting.refiners.markov import MarkovRefiner
-from bpd_jax.drafting.refiners.transitions import between_candidates
-from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.refiners.transitions import (
+    Weight,
+    WeightedParams,
+    between_candidates,
+)
+from bpd_jax.drafting.searches.best import best_paths
 from bpd_jax.drafting.searches.cover import covering_drafts
-from bpd_jax.drafting.searches.finite import best_paths
 from bpd_jax.models.model import top_candidates
 from tests.drafting.naive import (
     all_paths,

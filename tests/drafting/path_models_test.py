@@ -15,7 +15,7 @@ from bpd_jax.drafting.refiners.neural import (
 )
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.drafting.refiners.recurrent import RecurrentRefiner
-from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.refiners.transitions import Weight, WeightedParams
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.small_lm import SmallLM

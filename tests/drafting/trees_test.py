@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpd_jax.drafting.draft_tree import DraftTree, ancestor_mask, from_drafts
+from bpd_jax.drafting.draft_tree import (
+    DraftTree,
+    ancestor_mask,
+    from_drafts,
+    merge_prefixes,
+    union,
+    unroll,
+)
 from bpd_jax.drafting.interface import Prompts
 from bpd_jax.drafting.lattice import Drafts
-from bpd_jax.drafting.merging import merge_prefixes, union, unroll
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource

@@ -8,8 +8,8 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from bpd_jax.base.arrays import open_npy, read_npz
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import open_npy, read_npz
 from bpd_jax.storage import files, folders, paths
 from bpd_jax.storage.paths import as_path
 

@@ -10,16 +10,14 @@ from bpd_jax.drafting.interface import Source
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.transitions import (
-    InputFree,
-    Transitions,
-    between_candidates,
-)
-from bpd_jax.drafting.refiners.weights import (
     ALPHA,
     SLOPE,
     TRAINED_ALPHA,
+    InputFree,
+    Transitions,
     Weight,
     WeightedParams,
+    between_candidates,
 )
 from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import markov_scores

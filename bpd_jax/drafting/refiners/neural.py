@@ -17,12 +17,13 @@ from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.drafting.interface import Extension, Prompts, Refiner, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.transitions import Transitions, of_candidates
-from bpd_jax.drafting.refiners.weights import (
+from bpd_jax.drafting.refiners.transitions import (
     DEFAULT_ALPHA,
     SLOPE,
+    Transitions,
     Weight,
     WeightedParams,
+    of_candidates,
 )
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.models.cache import KVCache

@@ -12,10 +12,11 @@ from bpd_jax.drafting.interface import Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
-from bpd_jax.drafting.refiners.transitions import InputFree, Transitions
-from bpd_jax.drafting.refiners.weights import (
+from bpd_jax.drafting.refiners.transitions import (
     DEFAULT_ALPHA,
     SLOPE,
+    InputFree,
+    Transitions,
     Weight,
     WeightedParams,
 )

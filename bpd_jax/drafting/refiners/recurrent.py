@@ -10,7 +10,7 @@ from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Extension, Refiner, Source, View
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
-from bpd_jax.drafting.refiners.weights import (
+from bpd_jax.drafting.refiners.transitions import (
     ALPHA,
     SLOPE,
     TRAINED_ALPHA,

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from bpd_jax.base import progress
-from bpd_jax.base.arrays import open_npy
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import open_npy
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.text_blocks import line_blocks
 from bpd_jax.storage.paths import as_path, local_copy

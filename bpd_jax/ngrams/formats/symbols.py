@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from bpd_jax.base import limits
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
@@ -84,7 +84,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
         with path.open("rb") as stream:
             lines = [
                 line.decode("utf-8")
-                for line in limits.bounded_lines(stream, path, kept=True)
+                for line in reading.bounded_lines(stream, path, kept=True)
             ]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error

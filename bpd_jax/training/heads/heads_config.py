@@ -7,7 +7,6 @@ from typing import Annotated
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.gin_registry import configurable
 from bpd_jax.base.settings import (
     Count,
     NonNegative,
@@ -15,6 +14,7 @@ from bpd_jax.base.settings import (
     Share,
     Words,
     choice,
+    configurable,
     number,
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig

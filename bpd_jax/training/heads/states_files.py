@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bpd_jax.base.arrays import open_npy, read_npz
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.reading import open_npy, read_npz
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.folders import Artifact

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.decoding.acceptance.exact import longest_match
-from bpd_jax.decoding.acceptance.speculative import speculative_sampling
-from bpd_jax.decoding.acceptance.typical import typical_match
+from bpd_jax.decoding.acceptance import (
+    longest_match,
+    speculative_sampling,
+    typical_match,
+)
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.draft_tree import DraftTree, NodeOrigins, from_drafts
 from bpd_jax.drafting.lattice import Drafts

@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.ngram import NGramRefiner, mixed
-from bpd_jax.drafting.refiners.weights import Weight
+from bpd_jax.drafting.refiners.transitions import Weight
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource

@@ -9,7 +9,7 @@ import pytest
 from bpd_jax.drafting.path_drafter import Paths
 from bpd_jax.drafting.refiners.neural import NeuralRefiner
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.refiners.weights import Weight, WeightedParams
+from bpd_jax.drafting.refiners.transitions import Weight, WeightedParams
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.searches.static import (
