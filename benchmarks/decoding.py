@@ -22,7 +22,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task

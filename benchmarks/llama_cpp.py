@@ -29,9 +29,8 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import read_prompts_file
-from bpd_jax.decoding.loading import load_model
-from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
+from bpd_jax.data.text_readers import read_prompts_file
+from bpd_jax.decoding.loading import PACKAGED, find_packaged, load_model
 
 MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
 LLAMA_PYTHON = flags.DEFINE_string(

@@ -18,7 +18,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax import api
 from bpd_jax.base import cli, progress
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions

@@ -30,7 +30,7 @@ from benchmarks.refiner_gains import (
 )
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import check_texts
+from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, load_assets
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts

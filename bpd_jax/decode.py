@@ -18,7 +18,7 @@ from rich.text import Text
 from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import check_texts
+from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.generate import (
     Generation,
     Task,

@@ -19,10 +19,9 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.drafter_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
-from bpd_jax.pretrained.export_folder import TENSOR_DTYPES, vllm_command
 from bpd_jax.pretrained.json_files import CONFIG
 from bpd_jax.pretrained.medusa_export import KIND, LAYOUTS, VLLM, export_heads
-from bpd_jax.pretrained.safetensors_files import SINGLE
+from bpd_jax.pretrained.safetensors_files import SINGLE, TENSOR_DTYPES, vllm_command
 from bpd_jax.storage import folders
 
 SPECULATORS = "speculators"

@@ -19,8 +19,8 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_files import load_drafter
 from bpd_jax.models.heads_files import load_heads
-from bpd_jax.pretrained.export_folder import vllm_command
 from bpd_jax.pretrained.medusa_export import VLLM, check_exportable
+from bpd_jax.pretrained.safetensors_files import vllm_command
 from tests.commands import assert_all_refused, call
 from tests.decoding.random_models import save_random_drafter, save_random_heads
 

@@ -18,7 +18,7 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.heads.frozen_states import read_texts
 from bpd_jax.training.loss import BlockwiseLoss
-from bpd_jax.training.refiner_loss import outputs_of_rows
+from bpd_jax.training.refiner_sources import outputs_of_rows
 
 T = 16384
 CONFIG = BlockwiseConfig(

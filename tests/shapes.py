@@ -25,7 +25,7 @@ CHECKED = (
     "bpd_jax.training.drafter_blocks",
     "bpd_jax.training.levels_loss",
     "bpd_jax.training.loss",
-    "bpd_jax.training.refiner_loss",
+    "bpd_jax.training.refiner_sources",
     "bpd_jax.training.refiners",
 )
 

@@ -13,6 +13,7 @@ from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loading import find_packaged
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
@@ -21,7 +22,6 @@ from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.pretrained.file_parts import gather_parts
-from bpd_jax.pretrained.packaged_models import find_packaged
 
 # Methods beside the default one. Those whose assets the model lacks are left out.
 METHODS = (

@@ -24,13 +24,12 @@ from bpd_jax.models.model_flops import (
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.frozen import make_step
-from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.batches import PositionBatch
 from bpd_jax.training.heads.drafter_batches import BlockBatch
 from bpd_jax.training.heads.drafter_objective import DrafterObjective
 from bpd_jax.training.heads.frozen_states import read_texts, states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.heads_objective import HeadsObjective
+from bpd_jax.training.heads.heads_objective import BaseObjective, HeadsObjective
 from bpd_jax.training.heads.train_heads import make_objective, output_name
 from bpd_jax.training.run_description import predictors
 from bpd_jax.training.state import TrainState, abstract_state, make_optimizer

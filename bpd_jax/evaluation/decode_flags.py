@@ -9,7 +9,7 @@ from absl import flags
 
 from bpd_jax import api
 from bpd_jax.base import cli, configuration, progress
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig, DecodeOptions

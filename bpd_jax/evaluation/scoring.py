@@ -1,21 +1,31 @@
-"""Log-probabilities of texts under a model, by teacher forcing in batches."""
+"""Log-probabilities of texts under a model, by teacher forcing in batches.
+
+With those of the passages of LAMBADA (Paperno et al. 2016) and of their last words. The
+paper's Table 1 prints a perplexity without stating of which tokens, so both are
+measured.
+"""
 
 import functools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base import progress
 from bpd_jax.base.compiled import padded_length
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, in_rows, on_host
 from bpd_jax.models.programs import Program
 from bpd_jax.models.transformer_config import check_token_ids
+
+Encode = Callable[[str], Sequence[int]]
 
 # Tokens whose logits over the vocabulary exist at the same time.
 _CHUNK = 128
@@ -187,3 +197,73 @@ def _score_targets(
     chunks = indices.reshape(3, -1, _CHUNK).swapaxes(0, 1)
     log_probs, greedy = jax.lax.map(score, chunks)
     return log_probs.reshape(-1), greedy.reshape(-1)
+
+
+def split_last_word(passage: str) -> tuple[str, str]:
+    """Splits a passage into the text before its last word and that word, both stripped.
+
+    >>> split_last_word("i do n't care about signs")
+    ("i do n't care about", 'signs')
+    """
+    match = re.search(r"(?s)(.*\S)\s+(\S+)\s*$", passage)
+    if match is None:
+        raise UserError(
+            f"the passage {passage!r:.60} has fewer than two words: LAMBADA scores the "
+            "last word after the words before it."
+        )
+    return match[1], match[2]
+
+
+def passage_scores(
+    model: Model,
+    encode: Encode,
+    passages: Sequence[str],
+    *,
+    begin_of_text: int | None = None,
+    batch_size: int = 1,
+) -> list[dict[str, float]]:
+    """Scores passages by teacher forcing.
+
+    Worked example: `the cat sat` has the tokens `th e _ca t _s at`. The tokens `e _ca t
+    _s at` are scored; the first token has no context. The last word is `_s at`; it is
+    correct if greedy decoding after `the cat` generates it.
+
+    Args:
+      encode: the model's tokenizer.
+      passages: texts of at least two words.
+      begin_of_text: token that the model's texts begin with, if any. It precedes the
+        passage; the first token of the passage is not scored in this case either.
+      batch_size: number of passages processed together.
+
+    Returns:
+      For each passage `log_prob` (in nats) of its `tokens` tokens after the first;
+      `last_word`, 1 if greedy decoding generates the last word, else 0; and
+      `last_word_log_prob` of its `last_word_tokens` tokens.
+    """
+    begin = [] if begin_of_text is None else [begin_of_text]
+    texts: list[tuple[np.ndarray, int]] = []
+    for passage in passages:
+        context, _ = split_last_word(passage)
+        ids = list(encode(passage.rstrip()))
+        tokens = np.array([*begin, *ids], np.int32)
+        # A token may span the end of the context and the beginning of the last word.
+        last = max(len(ids) - len(encode(context)), 1)
+        texts += [(tokens, len(ids) - 1), (tokens, last)]
+    scores = dict(
+        progress.bar(
+            score_texts(model, texts, batch_size=batch_size),
+            label="passages",
+            total=len(texts),
+            unit="score",
+        )
+    )
+    return [
+        {
+            "log_prob": scores[index].log_prob,
+            "tokens": float(texts[index][1]),
+            "last_word": float(scores[index + 1].is_greedy),
+            "last_word_log_prob": scores[index + 1].log_prob,
+            "last_word_tokens": float(texts[index + 1][1]),
+        }
+        for index in range(0, len(texts), 2)
+    ]

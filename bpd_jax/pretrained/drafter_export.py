@@ -27,9 +27,8 @@ from bpd_jax.pretrained.drafter_layout import (
     TYPE,
     drafter_layout,
 )
-from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.json_files import CONFIG
-from bpd_jax.pretrained.safetensors_files import SINGLE
+from bpd_jax.pretrained.safetensors_files import SINGLE, as_stored, write_folder
 from bpd_jax.storage import folders
 
 # The version of speculators that introduced this layout.

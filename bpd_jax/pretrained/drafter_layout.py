@@ -36,9 +36,9 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.json_files import CONFIG, naming
-from bpd_jax.pretrained.llama_layout import Origin, llama_layer
 from bpd_jax.pretrained.pretrained_checkpoint import read_tensor
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles
+from bpd_jax.pretrained.trunk_layouts import Origin, llama_layer
 
 TYPE = "speculators_model_type"
 

@@ -37,8 +37,8 @@ from bpd_jax.pretrained.drafter_layout import (
     unless_equal,
 )
 from bpd_jax.pretrained.json_files import CONFIG, Fields, naming
-from bpd_jax.pretrained.llama_layout import Origin, llama_layer
 from bpd_jax.pretrained.safetensors_files import open_checkpoint
+from bpd_jax.pretrained.trunk_layouts import Origin, llama_layer
 from bpd_jax.storage.paths import as_path
 
 # Names that versions of the layout have in `architectures`.

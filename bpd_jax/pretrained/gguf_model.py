@@ -21,10 +21,9 @@ from bpd_jax.pretrained.gguf_options import (
     read_variant,
 )
 from bpd_jax.pretrained.gguf_tokenizer import read_tokenizer
-from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.json_files import Fields, naming
-from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
+from bpd_jax.pretrained.trunk_layouts import Origin, Path, gpt2_layout, llama_layout
 
 # `llama` is also the architecture of Mistral and SmolLM, `phi3` that of Phi-4.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2", *FAMILIES)

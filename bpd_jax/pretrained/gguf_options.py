@@ -13,7 +13,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.gguf_file import GGUFFile
-from bpd_jax.pretrained.llama_layout import Variant
+from bpd_jax.pretrained.trunk_layouts import Variant
 
 Options = dict[str, Any]
 

@@ -9,7 +9,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.hf_rotary import rotary_config, window_rotary_config
 from bpd_jax.pretrained.json_files import Fields, naming
-from bpd_jax.pretrained.llama_layout import Variant
+from bpd_jax.pretrained.trunk_layouts import Variant
 
 GPT2 = "gpt2"
 

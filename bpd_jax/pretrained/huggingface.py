@@ -11,7 +11,6 @@ from bpd_jax.base.errors import UserError, library_errors, warn
 from bpd_jax.data.text_readers import read_text
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.generation_settings import generation_settings
-from bpd_jax.pretrained.gpt2_layout import gpt2_layout
 from bpd_jax.pretrained.hf_config import (
     GPT2,
     text_model,
@@ -19,9 +18,9 @@ from bpd_jax.pretrained.hf_config import (
     variant_of,
 )
 from bpd_jax.pretrained.json_files import Fields
-from bpd_jax.pretrained.llama_layout import Origin, Path, llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 from bpd_jax.pretrained.safetensors_files import SafetensorsFiles, open_checkpoint
+from bpd_jax.pretrained.trunk_layouts import Origin, Path, gpt2_layout, llama_layout
 from bpd_jax.storage.paths import as_path
 
 SOFTMAX = "lm_head.weight"

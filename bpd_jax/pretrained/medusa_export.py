@@ -24,8 +24,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.pretrained.export_folder import as_stored, write_folder
 from bpd_jax.pretrained.json_files import CONFIG
+from bpd_jax.pretrained.safetensors_files import as_stored, write_folder
 from bpd_jax.storage import folders
 
 TOKEN_MAP = "token_map"

@@ -20,7 +20,7 @@ from bpd_jax.models.quantized import (
     summed_axes,
 )
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.llama_layout import Origin, Path
+from bpd_jax.pretrained.trunk_layouts import Origin, Path
 
 # Parameters that may be quantized; a kernel is then packed.
 _KERNEL = "kernel"

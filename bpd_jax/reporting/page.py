@@ -1,4 +1,4 @@
-"""Exhibits as one self-contained HTML page.
+"""Exhibits as one self-contained HTML page, with a table of their runs.
 
 It renders the studies' page and the report of one evaluation. Jinja2 escapes every
 value in a template, including control characters, and the page's content security
@@ -12,19 +12,14 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from bpd_jax.reporting import (
-    cell_text,
-    charts,
-    explorer,
-    lattice_drawing,
-    run_table,
-)
-from bpd_jax.reporting.exhibits import Exhibit
+from bpd_jax.reporting import cell_text, charts, explorer, lattice_drawing
+from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Row, Table
 from bpd_jax.reporting.explorer import ExplorerText
 from bpd_jax.reporting.formatting import fact
 from bpd_jax.reporting.glossary import TERMS
@@ -112,7 +107,7 @@ def render(page: Page) -> str:
         for name in ("model", "device", "date", "versions")
         if (values := _distinct(page, name))
     }
-    runs = run_table.run_table([part.exhibit for part in page.parts])
+    runs = run_table([part.exhibit for part in page.parts])
     counts = statement_counts(page)
     entries = [(SUMMARY, "Summary", "")] if counts or runs else []
     entries += [(part.key, part.title, part.exhibit.paper) for part in page.parts]
@@ -205,3 +200,89 @@ def run_facts(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
             text = "\n".join(f"{inner}: {fact(each)}" for inner, each in value.items())
         facts[str(name)] = (text, "lines" if "\n" in text else kind)
     return facts
+
+
+_SETTINGS = {
+    "max_new_tokens": "new tokens ≤",
+    "longest_prompt": "prompt, truncated ≤",
+    "longest_whole": "prompt, whole ≤",
+    "lattice_width": "candidates",
+}
+_Counts = dict[str, Mapping[str, int]]
+
+
+def run_table(exhibits: Sequence[Exhibit]) -> Table | None:
+    """One row per size of run; several if the studies of a size differ.
+
+    Returns:
+      None if no exhibit has facts of a run.
+    """
+    # A row has the texts of all studies with its settings, by task.
+    rows: list[tuple[tuple[Any, ...], _Counts, list[str]]] = []
+    for exhibit in exhibits:
+        facts = exhibit.facts
+        counts: _Counts = facts.get("examples") or {}
+        settings = facts.get("settings") or {}
+        if not counts:
+            continue
+        common = (
+            facts.get("size") or exhibit.title,
+            facts.get("model"),
+            facts.get("trunk"),
+            "block drafter" if settings.get("source") == "block" else "heads",
+            facts.get("heads"),
+            *map(settings.get, _SETTINGS),
+        )
+        for key, known, titles in rows:
+            if key == common and all(
+                counts[t] == known.get(t, counts[t]) for t in counts
+            ):
+                known.update(counts)
+                titles.append(exhibit.paper or exhibit.title)
+                break
+        else:
+            rows.append((common, {**counts}, [exhibit.paper or exhibit.title]))
+    if not rows:
+        return None
+    return Table(
+        "runs",
+        "Runs",
+        "Size",
+        [
+            *(Column(label) for label in ("studies", "model", "trunk", "drafts of")),
+            Column("L", digits=0),
+            Column("reported", "texts", digits=0),
+            Column("tuning", "texts", digits=0),
+            Column("tasks", "texts", digits=0),
+            *(Column(label, "tokens", digits=0) for label in _SETTINGS.values()),
+        ],
+        [
+            _row(*row, among=[key[0] for key, *_ in rows[:n]])
+            for n, row in enumerate(rows)
+        ],
+        "Studies: the other rows of a size name theirs. Texts are drawn with a fixed "
+        "random seed; the documents of prompts are truncated, or texts are whole. "
+        "Candidates are those of each position.",
+    )
+
+
+def _row(
+    common: tuple[Any, ...], counts: _Counts, titles: list[str], *, among: list[Any]
+) -> Row:
+    size, model, trunk, source, length, *settings = common
+    # All rows of a size but the first one name their studies.
+    studies = ", ".join(titles) if size in among else str(len(titles))
+    numbers = (
+        length,
+        sum(parts.get("report", 0) for parts in counts.values()),
+        sum(parts.get("tune", 0) for parts in counts.values()),
+        len(counts),
+        *settings,
+    )
+    return Row(
+        str(size),
+        [
+            *(Cell(text=str(text or "")) for text in (studies, model, trunk, source)),
+            *(Cell(number) for number in numbers),
+        ],
+    )

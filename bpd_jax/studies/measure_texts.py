@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.evaluation.lambada import passage_scores, split_last_word
 from bpd_jax.evaluation.metrics import metric_of
+from bpd_jax.evaluation.scoring import passage_scores, split_last_word
 from bpd_jax.studies.measure_drafts import ExampleText, replay
 from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import (

@@ -17,8 +17,8 @@ import numpy as np
 from bpd_jax.api import LanguageModel
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.prompts import read_prompts_file
 from bpd_jax.data.row_sources import WHOLE, Shard
+from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LoadedModel

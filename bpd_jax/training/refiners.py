@@ -45,8 +45,7 @@ from bpd_jax.training.config import FrozenConfig, OptimizerConfig
 from bpd_jax.training.frozen import Batches
 from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
-from bpd_jax.training.refiner_loss import BaseOutputs
-from bpd_jax.training.refiner_sources import RefinerSettings, open_source
+from bpd_jax.training.refiner_sources import BaseOutputs, RefinerSettings, open_source
 from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.validation import per_head
 

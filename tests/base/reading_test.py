@@ -11,7 +11,7 @@ from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import ArraySpec, open_npy, read_npz
 from bpd_jax.data import text_readers
-from bpd_jax.data.prompts import read_prompts_file
+from bpd_jax.data.text_readers import read_prompts_file
 
 
 def test_integers_beyond_float64_are_refused():

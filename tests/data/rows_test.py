@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.permutation import Permutation
+from bpd_jax.data.row_shards import Permutation
 from bpd_jax.data.rows import Batch, RowIterator, open_rows, segment_positions
 from bpd_jax.storage.paths import as_path
 from tests.data.row_files import save_indices

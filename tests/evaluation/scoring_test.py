@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation import scoring
-from bpd_jax.evaluation.lambada import passage_scores, split_last_word
-from bpd_jax.evaluation.scoring import Score, score_texts, windows
+from bpd_jax.evaluation.scoring import (
+    Score,
+    passage_scores,
+    score_texts,
+    split_last_word,
+    windows,
+)
 from tests.decoding.random_models import make_model, read_texts
 
 LONGEST, VOCAB = 150, 13

@@ -11,8 +11,7 @@ import pytest
 
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from bpd_jax.pretrained.gpt2_layout import gpt2_layout
-from bpd_jax.pretrained.llama_layout import Variant, llama_layout
+from bpd_jax.pretrained.trunk_layouts import Variant, gpt2_layout, llama_layout
 
 # Architectures whose rotary positions rotate pairs of neighbours.
 INTERLEAVED = ("llama", "smollm3", "granite")

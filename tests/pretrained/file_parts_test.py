@@ -6,8 +6,8 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import loading
+from bpd_jax.decoding.loading import Packaged
 from bpd_jax.pretrained.file_parts import joined_file, split_file
-from bpd_jax.pretrained.packaged_models import Packaged
 
 BYTES = bytes(range(256)) * 9 + b"end"
 

@@ -10,8 +10,8 @@ import numpy as np
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.huggingface import open_folder
-from bpd_jax.pretrained.llama_layout import llama_layout
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
+from bpd_jax.pretrained.trunk_layouts import llama_layout
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

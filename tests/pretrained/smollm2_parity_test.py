@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.decoding.loading import find_packaged
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
 from bpd_jax.pretrained.gguf_model import open_gguf
-from bpd_jax.pretrained.packaged_models import find_packaged
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 
 GOLDEN = os.environ.get("SMOLLM2_GOLDEN", "")

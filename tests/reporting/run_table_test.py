@@ -1,7 +1,7 @@
 """The table of runs, with numbers counted by hand."""
 
 from bpd_jax.reporting.exhibits import Exhibit
-from bpd_jax.reporting.run_table import run_table
+from bpd_jax.reporting.page import run_table
 
 SETTINGS = {"max_new_tokens": 64, "lattice_width": 16, "rounds": 3}
 

@@ -15,8 +15,11 @@ from bpd_jax.training.frozen import measure
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
-from bpd_jax.training.refiner_loss import outputs_of_rows
-from bpd_jax.training.refiner_sources import RefinerSettings, open_source
+from bpd_jax.training.refiner_sources import (
+    RefinerSettings,
+    open_source,
+    outputs_of_rows,
+)
 from bpd_jax.training.refiners import RefinerObjective, train_refiner
 from tests.decoding.random_models import random_heads, random_params
 

@@ -22,8 +22,11 @@ from bpd_jax.models.trained_refiners import (
 )
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
-from bpd_jax.training.refiner_loss import outputs_of_rows
-from bpd_jax.training.refiner_sources import RefinerSettings, held_out_rows
+from bpd_jax.training.refiner_sources import (
+    RefinerSettings,
+    held_out_rows,
+    outputs_of_rows,
+)
 from bpd_jax.training.refiners import RefinerObjective, train_refiner
 from tests.data.row_files import save_rows
 from tests.decoding.random_models import random_params

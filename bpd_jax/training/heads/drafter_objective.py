@@ -18,8 +18,8 @@ from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.trained_refiners import markov_factors, markov_queries
-from bpd_jax.training.heads.base_objective import BaseObjective
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
+from bpd_jax.training.heads.heads_objective import BaseObjective
 from bpd_jax.training.heads.positions import Positions
 from bpd_jax.training.heads.states_cache import States
 from bpd_jax.training.objective import Levels
