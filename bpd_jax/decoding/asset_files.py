@@ -21,6 +21,7 @@ from bpd_jax.drafting.assets import (
 )
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import by_path, check_finite
+from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_files import (
     HEADER,
@@ -29,7 +30,6 @@ from bpd_jax.models.drafter_files import (
     load_drafter,
 )
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner

@@ -20,10 +20,10 @@ from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.layers import PARTS, stack_layers
 from bpd_jax.models.partitioning import unbox, with_shardings
-from bpd_jax.models.stacking import PARTS, stack_layers
 from bpd_jax.models.transformer import Transformer
+from bpd_jax.models.transformer_config import ComputeConfig
 
 _DEFAULT = ComputeConfig()
 

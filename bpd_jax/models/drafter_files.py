@@ -19,11 +19,11 @@ from bpd_jax.models.attachments import (
     fingerprint,
     nested,
 )
+from bpd_jax.models.block_drafter import FROZEN, with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.drafter_outputs import FROZEN, with_softmax
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields
 from bpd_jax.storage.folders import Artifact
 

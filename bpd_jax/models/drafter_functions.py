@@ -20,16 +20,16 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import cpu
-from bpd_jax.models.block_drafter import BlockDrafter
-from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.context_cache import (
+from bpd_jax.models.block_drafter import BlockDrafter, draft_tokens, with_confidence
+from bpd_jax.models.cache import (
+    KeyValues,
+    KVCache,
     append,
     cache_of_slots,
     slot_positions,
     visible_part,
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_outputs import draft_tokens, with_confidence
 from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.trained_refiners import (
@@ -44,7 +44,7 @@ class DrafterCache:
     """The cache of a block drafter.
 
     Attributes:
-      context: keys and values of the last S accepted tokens; see `context_cache`.
+      context: keys and values of the last S accepted tokens; see `append` in `cache`.
       last: outputs of `feature_layers` at the last accepted token; None without
         `BlockDrafterConfig.reads_last_token`.
     """

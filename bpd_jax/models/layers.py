@@ -1,4 +1,11 @@
-"""Parts of the transformer's layers: initial values, projections, norms."""
+"""Parts of the transformer's layers: initial values, projections, norms; stacking.
+
+The parameters of the layers of a trunk are separate, or stacked for a scan over the
+layers. Files and decoding use separate ones.
+
+    attention_0/query/kernel [D,N,H], attention_1/query/kernel [D,N,H], …
+    layers/attention/query/kernel [layers,D,N,H]
+"""
 
 import functools
 import math
@@ -7,10 +14,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array
+from bpd_jax.base.typing import Array, Params, PyTree
 from bpd_jax.models import cpu
-from bpd_jax.models.partitioning import EMBED
+from bpd_jax.models.partitioning import EMBED, LAYER
 from bpd_jax.models.quantized import parameter
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -20,6 +28,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
 }
+
+
+# The modules of a block, in the order of `transformer.Block`.
+PARTS = (
+    *("attention_norm", "attention", "attention_output_norm"),
+    *("mlp_norm", "mlp", "mlp_output_norm"),
+)
+STACKED = "layers"
 
 
 def named_normal(axes: Sequence[str | None], stddev: float) -> Callable[..., Array]:
@@ -99,3 +115,42 @@ def norm(
         return nn.RMSNorm(**shared)
     bias_init = named_zeros(axes)
     return nn.LayerNorm(use_bias=config.use_bias, bias_init=bias_init, **shared)
+
+
+def is_stacked(trunk: Params) -> bool:
+    """Whether its layers are stacked."""
+    return STACKED in trunk
+
+
+def stack_layers(trunk: Params, num_layers: int) -> Params:
+    """Stacks the layers of a trunk, which may be in Linen's boxes, under `layers`."""
+    layers = {
+        part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
+        for part in PARTS
+        if f"{part}_0" in trunk
+    }
+    names = {f"{part}_{layer}" for part in PARTS for layer in range(num_layers)}
+    rest = {name: value for name, value in trunk.items() if name not in names}
+    return {**rest, STACKED: layers}
+
+
+def unstack_layers(trunk: Params) -> Params:
+    """The inverse of `stack_layers`, for arrays without boxes."""
+    rest = {name: value for name, value in trunk.items() if name != STACKED}
+    for part, stacked in trunk[STACKED].items():
+        for layer in range(len(jax.tree.leaves(stacked)[0])):
+            rest[f"{part}_{layer}"] = jax.tree.map(lambda x, i=layer: x[i], stacked)
+    return rest
+
+
+def _stack(layers: list[PyTree]) -> Any:
+    def stack(*arrays: Any) -> Any:
+        first = arrays[0]
+        if not isinstance(first, nn.meta.AxisMetadata):
+            return jnp.stack(arrays)
+        stacked = first.replace(value=jnp.stack([box.value for box in arrays]))
+        return stacked.add_axis(0, {nn.PARTITION_NAME: LAYER})
+
+    return jax.tree.map(
+        stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
+    )

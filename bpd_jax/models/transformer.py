@@ -20,10 +20,10 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.experts import Experts
 from bpd_jax.models.layers import (
     ACTIVATIONS,
+    PARTS,
     Projection,
     apply_norm,
     named_normal,
@@ -39,8 +39,7 @@ from bpd_jax.models.partitioning import (
     constrain,
 )
 from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, parameter
-from bpd_jax.models.stacking import PARTS
-from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 
 _POSITION_STDDEV = 0.02
 
@@ -246,7 +245,7 @@ class Transformer(nn.Module):
         return reads_cache and cpu.loops_over_layers(layers, x, cache)
 
     def _scanned(self) -> Any:
-        """A scan over all blocks, with stacked parameters; see `stacking`."""
+        """A scan over all blocks, with stacked parameters; see `stack_layers`."""
         if not self.config.has_equal_layers:
             raise UserError(
                 "ComputeConfig.scan_layers needs equal layers, but some of this model "

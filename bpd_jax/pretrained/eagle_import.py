@@ -21,9 +21,9 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachments import check_finite, nested
+from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_outputs import with_softmax
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.transformer_config import TransformerConfig, check_feature_layers
 from bpd_jax.pretrained.drafter_description import layer_sizes, unsupported

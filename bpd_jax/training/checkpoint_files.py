@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import PyTree
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.stacking import is_stacked
+from bpd_jax.models.layers import is_stacked
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import in_bucket, objects
 from bpd_jax.training.hosts import first
@@ -53,7 +53,7 @@ def reason(error: BaseException) -> str:
 def layers_are_stacked(
     manager: ocp.CheckpointManager, folder: pathlib.Path, step: int
 ) -> bool:
-    """Whether a checkpoint holds its layers stacked; see `stacking`."""
+    """Whether a checkpoint holds its layers stacked; see `stack_layers`."""
     with _reading(folder / str(step) / "params"):
         return is_stacked(_description(manager, step, "params")["trunk"])
 

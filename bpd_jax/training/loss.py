@@ -16,7 +16,7 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.cross_entropy import (
     Head,
     LossInputs,

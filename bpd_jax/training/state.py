@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from bpd_jax.base.typing import Array, Int, Params, PyTree
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.layers import is_stacked, stack_layers
 from bpd_jax.models.partitioning import unbox, with_shardings
-from bpd_jax.models.stacking import is_stacked, stack_layers
+from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 
 

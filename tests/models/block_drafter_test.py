@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.models.block_drafter import with_confidence, with_softmax
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.drafter_outputs import with_confidence, with_softmax
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_params

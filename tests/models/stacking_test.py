@@ -8,11 +8,10 @@ import pytest
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters, init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.layers import is_stacked, stack_layers, unstack_layers
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.stacking import is_stacked, stack_layers, unstack_layers
-from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 
 MODEL = BlockwiseConfig(
     TransformerConfig(

@@ -17,12 +17,11 @@ from bpd_jax.models.blockwise_config import (
     BlockwiseConfig,
     load_config,
 )
-from bpd_jax.models.compute import ComputeConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.transformer_config import TransformerConfig
+from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 from bpd_jax.training.state import abstract_state, init_state

@@ -10,7 +10,7 @@ import scipy.special
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import (
     BlockwiseLoss,

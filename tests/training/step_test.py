@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from bpd_jax.data.rows import make_batch
-from bpd_jax.models.compute import ComputeConfig
+from bpd_jax.models.layers import is_stacked, unstack_layers
 from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh, replicated
-from bpd_jax.models.stacking import is_stacked, unstack_layers
+from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import BlockwiseLoss
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer

@@ -30,7 +30,6 @@ from bpd_jax.models.cpu.host_memory import (
     keep_freed_memory,
     return_freed_memory,
 )
-from bpd_jax.models.cpu.kept_kernels import kernels_of, load_kernels
 from bpd_jax.models.cpu.largest import index_of_largest, largest
 from bpd_jax.models.cpu.layer_loop import loop_over_layers, loops_over_layers
 from bpd_jax.models.cpu.layout import (
@@ -41,7 +40,11 @@ from bpd_jax.models.cpu.layout import (
     is_packed,
     rounds_activations,
 )
-from bpd_jax.models.cpu.ordered_attention import ordered_attention
+from bpd_jax.models.cpu.ordered_functions import (
+    ordered_attention,
+    row_activation,
+    row_norm,
+)
 from bpd_jax.models.cpu.products import (
     float32_sums,
     in_order,
@@ -49,8 +52,7 @@ from bpd_jax.models.cpu.products import (
     product,
     summed_rows,
 )
-from bpd_jax.models.cpu.row_functions import row_activation, row_norm
-from bpd_jax.models.cpu.tile import multiplies_quantized
+from bpd_jax.models.cpu.tile import kernels_of, load_kernels, multiplies_quantized
 
 __all__ = [
     "COMPILER_OPTIONS",

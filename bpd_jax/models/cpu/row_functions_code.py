@@ -1,4 +1,4 @@
-"""The machine code of `row_functions`, as LLVM's intermediate representation."""
+"""The machine code of norms and activations, as LLVM's intermediate representation."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,8 +1,10 @@
-"""The tile size of the inner loops of the kernels, and storage of their matrices."""
+"""What is known of kernels without LLVM: tiles, storage of matrices, kept kernels."""
 
 import dataclasses
 import functools
+import re
 import sys
+from collections.abc import Sequence
 
 from bpd_jax.models.cpu.device import on_cpu
 
@@ -71,3 +73,22 @@ def tile_of_processor() -> Tile | None:
 def multiplies_quantized() -> bool:
     """Whether this is a CPU with a kernel for products with quantized matrices."""
     return on_cpu() and tile_of_processor() is not None
+
+
+def kernels_of(program: str) -> list[str]:
+    """Names of the kernels that a lowered program calls."""
+    module = sys.modules.get("bpd_jax.models.cpu.xla_kernel")
+    called = set(re.findall(r"@(bpd_jax_\w+)", program))
+    return sorted(called & set(module.registered())) if module else []
+
+
+def load_kernels(names: Sequence[str]) -> bool:
+    """Registers kernels whose machine code is on disk; whether all could be."""
+    if not names:
+        return True
+    try:
+        # Imported late: other devices do not need LLVM.
+        from bpd_jax.models.cpu.xla_kernel import register
+    except ImportError:
+        return False
+    return all(register(name) for name in names)

@@ -7,7 +7,7 @@ import pytest
 
 from bpd_jax.models.attention import attention, near
 from bpd_jax.models.cache import BITS, numbers
-from bpd_jax.models.cpu.ordered_attention import ordered_attention
+from bpd_jax.models.cpu.ordered_functions import ordered_attention
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.prefix_attention import of_mask
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.cpu import index_of_largest, largest
-from bpd_jax.models.cpu.row_functions import row_activation, row_norm
+from bpd_jax.models.cpu.ordered_functions import row_activation, row_norm
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.layers import ACTIVATIONS
 
