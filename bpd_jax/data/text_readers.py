@@ -10,7 +10,6 @@ from typing import Any
 
 from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
-from bpd_jax.data import text_readers
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, local_copy
 
@@ -142,11 +141,11 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
     A file named `.jsonl` or `.jsonl.gz` is JSON Lines. Blank lines of other files are
     skipped.
     """
-    if text_readers.is_json_lines(path):
-        records = text_readers.read_json_fields(path, ["prompt"], kept=True)
+    if is_json_lines(path):
+        records = read_json_fields(path, ["prompt"], kept=True)
         prompts = [texts["prompt"][0] for _, texts in records]
     else:
-        lines = text_readers.read_lines(path, kept=True)
+        lines = read_lines(path, kept=True)
         prompts = [text for _, text in lines if text.strip()]
     if not prompts:
         raise UserError(f"{path} contains no prompt: write one per line.")
