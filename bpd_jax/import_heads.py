@@ -13,8 +13,8 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.models.attachment_files import HEADS_KIND, save_heads
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.heads_files import KIND, save_heads
 from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.pretrained.medusa_import import import_heads
 from bpd_jax.storage import folders
@@ -38,7 +38,7 @@ def main() -> None:
     """Loads the base, reads the heads, and writes them as block heads."""
     name, folder = cli.required("model"), as_path(cli.required("medusa"))
     output = cli.required("output")
-    folders.check_folder(output, KIND)
+    folders.check_folder(output, HEADS_KIND)
     loaded = load_model(name)
     if loaded.task is not None:
         raise UserError(

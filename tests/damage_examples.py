@@ -20,6 +20,14 @@ from bpd_jax.decoding.asset_files import read_tuning
 from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.drafting.assets import read_accuracies
+from bpd_jax.models.attachment_files import (
+    DRAFTER_FILES,
+    load_heads,
+    load_refiner,
+    save_drafter,
+    save_heads,
+    save_refiner,
+)
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
@@ -28,12 +36,8 @@ from bpd_jax.models.blockwise_config import (
     save_config,
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import _FILES as DRAFTER_FILES
-from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads_files import load_heads, save_heads
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.refiner_files import load_refiner, save_refiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig

@@ -15,10 +15,9 @@ from safetensors.numpy import load_file, save_file
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import load_assets, read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
+from bpd_jax.models.attachment_files import load_drafter, load_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import load_drafter
-from bpd_jax.models.heads_files import load_heads
 from bpd_jax.pretrained.medusa_export import VLLM, check_exportable
 from bpd_jax.pretrained.safetensors_files import vllm_command
 from tests.commands import assert_all_refused, call

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.refiner_files import check_fits, load_refiner
+from bpd_jax.models.attachment_files import check_fits, load_refiner
 from bpd_jax.training.refiner_sources import default_data
 from tests import commands
 

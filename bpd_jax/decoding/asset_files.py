@@ -20,19 +20,20 @@ from bpd_jax.drafting.assets import (
     read_accuracies,
 )
 from bpd_jax.models import cpu
+from bpd_jax.models.attachment_files import (
+    DRAFTER_KIND,
+    LoadedDrafter,
+    LoadedRefiner,
+    attach_drafter,
+    load_drafter,
+    load_refiner,
+)
 from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import softmax_rows
-from bpd_jax.models.drafter_files import (
-    HEADER,
-    LoadedDrafter,
-    attach_drafter,
-    load_drafter,
-)
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
-from bpd_jax.models.refiner_files import LoadedRefiner, load_refiner
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.pretrained.json_files import CONFIG, naming
 from bpd_jax.storage import files
@@ -187,7 +188,7 @@ def _load_small(path: str, tokenizer: Tokenizer, name: str) -> Model:
 def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
     """Reads a block drafter of a model: one trained here, or a published one."""
     folder = as_path(folder)
-    if (folder / CONFIG).is_file() and not (folder / HEADER).is_file():
+    if (folder / CONFIG).is_file() and not (folder / DRAFTER_KIND.marker).is_file():
         from bpd_jax.pretrained.drafter_import import import_drafter
 
         name, base = loaded.name, loaded.fingerprint

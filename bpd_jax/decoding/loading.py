@@ -11,8 +11,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LoadedModel
 from bpd_jax.drafting.assets import read_accuracies
+from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
 from bpd_jax.models.blockwise import BlockwiseConfig
-from bpd_jax.models.heads_files import HEADER, attach_heads, load_heads
 from bpd_jax.models.model import Model
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage.paths import as_path
@@ -151,7 +151,7 @@ def _load_pretrained(
     return dataclasses.replace(
         loaded,
         model=Model(config, params, mesh=mesh),
-        accuracies=read_accuracies(trained.facts, trained.folder / HEADER),
+        accuracies=read_accuracies(trained.facts, trained.folder / HEADS_KIND.marker),
         heads_identity=trained.identity,
         trunk_identity=identity,
     )

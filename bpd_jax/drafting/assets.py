@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Validated
 from bpd_jax.base.typing import Params
+from bpd_jax.models.attachment_files import LoadedRefiner, check_fits
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.model import Model
-from bpd_jax.models.refiner_files import LoadedRefiner, check_fits
 from bpd_jax.ngrams.model import NGramModel
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.models.attachment_files import SOFTMAX as OWN_SOFTMAX
+from bpd_jax.models.attachment_files import LoadedDrafter
 from bpd_jax.models.attachments import VOCABULARY
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import SOFTMAX as OWN_SOFTMAX
-from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.pretrained.drafter_layout import (
     DRAFT_TO_TARGET,

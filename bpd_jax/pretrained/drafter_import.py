@@ -10,10 +10,10 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.models.attachment_files import LoadedDrafter
 from bpd_jax.models.attachments import check_finite, fingerprint
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_files import LoadedDrafter
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.stored_tensors import file_digest
 from bpd_jax.pretrained.drafter_description import describe

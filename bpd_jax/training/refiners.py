@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Params
+from bpd_jax.models.attachment_files import REFINER_KIND, save_refiner
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.refiner_files import KIND, save_refiner
 from bpd_jax.models.trained_refiners import (
     HydraConfig,
     RecurrentConfig,
@@ -210,7 +210,7 @@ def train_refiner(
     """
     config = settings.config_for(model)
     output = as_path(output)
-    folders.check_folder(output, KIND)
+    folders.check_folder(output, REFINER_KIND)
     folder = output.with_name(output.name + ".training")
     folders.check_folder(folder, _RUN)
     source = open_source(data, settings, model, base)

@@ -17,9 +17,9 @@ from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.run_loading import held_out
+from bpd_jax.models.attachment_files import save_refiner
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.refiner_files import save_refiner
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.training import hosts
 from tests.decoding.random_models import save_random_heads

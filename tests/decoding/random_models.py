@@ -10,19 +10,17 @@ import numpy as np
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter, AttachedEagle
 from bpd_jax.models import cpu
+from bpd_jax.models.attachment_files import LoadedRefiner, save_drafter, save_heads
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
-from bpd_jax.models.heads_files import save_heads
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import rounded
-from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS
 from bpd_jax.models.transformer_config import TransformerConfig

@@ -11,15 +11,23 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.attachment_files import (
+    attach_drafter,
+    attach_heads,
+    check_fits,
+    load_drafter,
+    load_heads,
+    load_refiner,
+    save_drafter,
+    save_heads,
+    save_refiner,
+)
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import is_trained
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.heads_files import attach_heads, load_heads, save_heads
-from bpd_jax.models.refiner_files import check_fits, load_refiner, save_refiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import (
     HydraConfig,

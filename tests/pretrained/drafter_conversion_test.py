@@ -17,11 +17,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.attachment_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import markov_factors, markov_scores

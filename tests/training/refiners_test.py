@@ -9,10 +9,10 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import make_batch, open_rows
+from bpd_jax.models.attachment_files import load_refiner
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.refiner_files import load_refiner
 from bpd_jax.models.trained_refiners import (
     hydra_states,
     markov_scores,

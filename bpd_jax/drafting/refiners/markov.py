@@ -19,7 +19,7 @@ from bpd_jax.drafting.refiners.transitions import (
     WeightedParams,
     between_candidates,
 )
-from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.attachment_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import markov_scores
 
 

@@ -17,7 +17,7 @@ from bpd_jax.drafting.refiners.transitions import (
     Weight,
     WeightedParams,
 )
-from bpd_jax.models.refiner_files import LoadedRefiner
+from bpd_jax.models.attachment_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import (
     recurrent_scores,
     recurrent_start,

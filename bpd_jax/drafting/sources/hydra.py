@@ -10,8 +10,8 @@ from bpd_jax.drafting.draft_tree import take
 from bpd_jax.drafting.interface import Candidates, Extension, Source, View
 from bpd_jax.drafting.parts import BuildContext, SearchPart, register
 from bpd_jax.drafting.sources.heads import Heads, HeadsPart
+from bpd_jax.models.attachment_files import LoadedRefiner
 from bpd_jax.models.model import Model, top_candidates
-from bpd_jax.models.refiner_files import LoadedRefiner
 from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
 
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models import cpu
+from bpd_jax.models.attachment_files import save_drafter
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_drafter import FROZEN, with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_files import save_drafter
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.trained_refiners import markov_factors, markov_queries
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher

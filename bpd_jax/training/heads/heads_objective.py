@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
+from bpd_jax.models.attachment_files import save_heads
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_heads import (
     apply_head,
@@ -22,7 +23,6 @@ from bpd_jax.models.block_heads import (
     softmax_rows,
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.heads_files import save_heads
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import Positions

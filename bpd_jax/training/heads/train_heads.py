@@ -2,8 +2,8 @@
 
 The model reads every text once; computing the states is the expensive part, so they are
 cached (`states_cache`). A run folder contains `states/`, `checkpoints/`,
-`metrics.jsonl`, the configuration, and at the end `heads/`, which `models.heads_files`
-reads, or `drafter/`, which `models.drafter_files` reads.
+`metrics.jsonl`, the configuration, and at the end `heads/` or `drafter/`, which
+`models.attachment_files` reads.
 """
 
 import dataclasses
@@ -18,10 +18,14 @@ from jax.sharding import Mesh
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
+from bpd_jax.models.attachment_files import (
+    LoadedDrafter,
+    LoadedHeads,
+    load_drafter,
+    load_heads,
+)
 from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.drafter_files import LoadedDrafter, load_drafter
-from bpd_jax.models.heads_files import LoadedHeads, load_heads
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.models.attachment_files import attach_heads, load_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from bpd_jax.models.heads_files import attach_heads, load_heads
 from bpd_jax.training import hosts
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.train_heads import train_heads
