@@ -42,7 +42,7 @@ from bpd_jax.drafting.parts import (
     parts,
 )
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.equality import differences
+from bpd_jax.evaluation.compare import differences
 from bpd_jax.storage import files
 
 METHODS = flags.DEFINE_list(

@@ -25,7 +25,7 @@ from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.equality import first_difference
+from bpd_jax.evaluation.compare import first_difference
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 

@@ -22,9 +22,8 @@ from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.evaluation.compare import compare, compile_methods
+from bpd_jax.evaluation.compare import compare, compile_methods, first_difference
 from bpd_jax.evaluation.efficiency import block_efficiency
-from bpd_jax.evaluation.equality import first_difference
 
 MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
 METHOD = flags.DEFINE_string("method", "block/tree:8", "method beside plain decoding.")

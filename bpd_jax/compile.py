@@ -21,9 +21,8 @@ from bpd_jax.base import cli, configuration, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import configurable
 from bpd_jax.compilation import programs
-from bpd_jax.compilation.compiled_program import compile_for
+from bpd_jax.compilation.compiler import CUDA_PACKAGES, Slice, compile_for, find_slice
 from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs
-from bpd_jax.compilation.topology import CUDA_PACKAGES, Slice, find_slice
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.reporting.terminal import print_rows

@@ -25,7 +25,7 @@ class Chip:
       usable: bytes of memory that a program on one core may use.
       dimensions: dimensions of the torus of chips; 1 for GPUs.
       kind: how jax's `device_kind` of its devices begins; "" if another chip has it.
-      gpu: the capability of a GPU, a key of `topology.ARCHITECTURES`; None for a
+      gpu: the capability of a GPU, a key of `compiler.ARCHITECTURES`; None for a
         TPU.
     """
 

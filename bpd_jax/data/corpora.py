@@ -2,7 +2,7 @@
 
 Three properties of a document are hashes of its id, so that they depend neither on the
 machine nor on other documents: its split, its rank when `max_bytes` selects documents,
-and (in `held_out`) its rank as a prompt. The id is the file's path relative to the
+and (in `run_loading`) its rank as a prompt. The id is the file's path relative to the
 corpus folder, followed by `:line` for a line of JSON Lines.
 """
 

@@ -165,7 +165,7 @@ def _load_asset(loaded: LoadedModel, name: str, path: str) -> NGramModel | objec
         params = cpu.decoding_layout(params, loaded.model.mesh, exact=False)
         return AttachedDrafter.of(functions, params)
     if name == "eagle":
-        from bpd_jax.pretrained.eagle_import import import_eagle
+        from bpd_jax.pretrained.drafter_import import import_eagle
 
         eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
         weights = cpu.decoding_layout(weights, loaded.model.mesh, exact=False)

@@ -20,10 +20,10 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.experts import Experts
 from bpd_jax.models.layers import (
     ACTIVATIONS,
     PARTS,
+    Experts,
     Projection,
     apply_norm,
     named_normal,

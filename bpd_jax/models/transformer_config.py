@@ -72,7 +72,7 @@ class TransformerConfig(Validated):
       output_bias: the same for the output projection of attention.
       mlp_bias: the same for the feed-forward layers.
       experts: E, number of feed-forward layers of a block, which are gated (Qwen3-MoE;
-        `experts`); None for one that all tokens use.
+        `Experts`); None for one that all tokens use.
       chosen_experts: k, number of them that a token uses.
       normalised_experts: whether the weights of these k sum to 1.
       query_key_norm: whether queries and keys are normalised per head (Qwen3).

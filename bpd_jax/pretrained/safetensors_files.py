@@ -27,6 +27,12 @@ _LONGEST_NAME = 255
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+_DTYPES: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+}
+TENSOR_DTYPES = tuple(_DTYPES)
 
 
 class SafetensorsFiles:
@@ -125,14 +131,6 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
                 f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
             )
     return SafetensorsFiles(folder, [folder / name for name in sorted(names)])
-
-
-_DTYPES: dict[str, Any] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float16": np.float16,
-    "float32": np.float32,
-}
-TENSOR_DTYPES = tuple(_DTYPES)
 
 
 def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:

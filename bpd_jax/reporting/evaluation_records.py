@@ -7,14 +7,13 @@ import numpy as np
 
 from bpd_jax.decoding.methods import Method
 from bpd_jax.evaluation.block_views import BlockView
-from bpd_jax.evaluation.compare import MethodResult
+from bpd_jax.evaluation.compare import MethodResult, divergence
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import (
     block_efficiency,
     bootstrap_interval,
     paired_interval,
 )
-from bpd_jax.evaluation.equality import divergence
 from bpd_jax.reporting.decode_records import Decode, Piece
 from bpd_jax.reporting.records import (
     GREEDY_NAME,

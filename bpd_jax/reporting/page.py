@@ -38,6 +38,15 @@ _HIDDEN_FACTS = frozenset(
     {"labels", "tasks", "printed", "left_out", "notes", "texts", "made_with"}
 )
 
+# Columns of the table of runs, by setting.
+_SETTINGS = {
+    "max_new_tokens": "new tokens ≤",
+    "longest_prompt": "prompt, truncated ≤",
+    "longest_whole": "prompt, whole ≤",
+    "lattice_width": "candidates",
+}
+_Counts = dict[str, Mapping[str, int]]
+
 
 @dataclasses.dataclass(frozen=True)
 class KeyFigure:
@@ -200,15 +209,6 @@ def run_facts(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
             text = "\n".join(f"{inner}: {fact(each)}" for inner, each in value.items())
         facts[str(name)] = (text, "lines" if "\n" in text else kind)
     return facts
-
-
-_SETTINGS = {
-    "max_new_tokens": "new tokens ≤",
-    "longest_prompt": "prompt, truncated ≤",
-    "longest_whole": "prompt, whole ≤",
-    "lattice_width": "candidates",
-}
-_Counts = dict[str, Mapping[str, int]]
 
 
 def run_table(exhibits: Sequence[Exhibit]) -> Table | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bpd_jax.compilation.topology import COMPILER_OPTIONS, find_slice
+from bpd_jax.compilation.compiler import COMPILER_OPTIONS, find_slice
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.partitioning import BATCH_SPEC, MeshConfig, make_mesh
 from bpd_jax.models.prefix_attention import prefix_attention

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bpd_jax.compilation.topology import has_compiler
+from bpd_jax.compilation.compiler import has_compiler
 
 NEEDS_LIBTPU = pytest.mark.skipif(
     not has_compiler("v4:2x2x1"), reason="libtpu, the TPU compiler, is not installed"

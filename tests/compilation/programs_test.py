@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation.compiled_program import count_collectives
+from bpd_jax.compilation.compiler import count_collectives
 from bpd_jax.compilation.decode_programs import (
     DecodeShapes,
     decode_programs,

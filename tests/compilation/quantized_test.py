@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from bpd_jax.compilation.topology import COMPILER_OPTIONS, find_slice
+from bpd_jax.compilation.compiler import COMPILER_OPTIONS, find_slice
 from bpd_jax.models.cpu.products import times_rows
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix

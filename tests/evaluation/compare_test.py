@@ -13,16 +13,14 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.block_views import most_improved_block
 from bpd_jax.evaluation.compare import (
+    Difference,
     MethodResult,
     compare,
     compile_methods,
-    fail_on_errors,
-    fastest,
-)
-from bpd_jax.evaluation.equality import (
-    Difference,
     differences,
     divergence,
+    fail_on_errors,
+    fastest,
 )
 
 pytest.importorskip("pynini")

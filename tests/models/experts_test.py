@@ -12,7 +12,7 @@ from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.experts import Experts
+from bpd_jax.models.layers import Experts
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import trunk_weights
 from bpd_jax.models.partitioning import MeshConfig, make_mesh

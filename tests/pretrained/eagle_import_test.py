@@ -16,8 +16,8 @@ from bpd_jax import api
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KeyValues
-from bpd_jax.pretrained import eagle_import
-from bpd_jax.pretrained.eagle_import import import_eagle
+from bpd_jax.pretrained import drafter_import
+from bpd_jax.pretrained.drafter_import import import_eagle
 from bpd_jax.pretrained.json_files import Fields
 from tests.pretrained.drafter_conversion_test import (
     GOLDEN,
@@ -169,11 +169,11 @@ def test_a_drafter_is_the_default_method_of_its_model(tmp_path):
     fields["eagle_config"] = {IDS: [0]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     trunk = load_model(str(model)).config.trunk
-    config = eagle_import._describe(Fields(fields, "config.json"), trunk, "llama")
+    config = drafter_import._describe(Fields(fields, "config.json"), trunk, "llama")
     rng = np.random.default_rng(0)
     tensors = {
         origin.name: rng.normal(0, 0.5, origin.shape).astype(np.float32)
-        for origin in eagle_import._layout(config, "midlayer.").values()
+        for origin in drafter_import._layout(config, "midlayer.").values()
     }
     save_file(tensors, tmp_path / "model.safetensors")
     lm = api.load(str(model), eagle=str(tmp_path))

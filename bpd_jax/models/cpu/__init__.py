@@ -19,15 +19,15 @@ programs are compiled for other devices.
 """
 
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
-from bpd_jax.models.cpu.clock import microseconds
 from bpd_jax.models.cpu.device import (
     COMPILER_OPTIONS,
     compile_for,
     compiler_options,
     on_cpu,
 )
-from bpd_jax.models.cpu.host_memory import (
+from bpd_jax.models.cpu.host import (
     keep_freed_memory,
+    microseconds,
     return_freed_memory,
 )
 from bpd_jax.models.cpu.largest import index_of_largest, largest

@@ -14,9 +14,8 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
-from bpd_jax.ngrams.counting.token_files import parse_id
+from bpd_jax.ngrams.counting.token_files import TextBlocks, parse_id
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.ngrams.text_blocks import TextBlocks
 from bpd_jax.storage.paths import as_path
 
 _LOG10 = math.log(10)

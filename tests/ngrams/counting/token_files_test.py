@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams import text_blocks
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.token_files import (
     highest_id,
@@ -15,7 +14,7 @@ from tests.ngrams.helpers import sequences_of
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_lines_become_sequences(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(text_blocks, "_BLOCK", block)
+    monkeypatch.setattr(token_files, "_BLOCK", block)
     text = b"1 2  3\r\n\n\t4\n 50256 %s7 02147483647" % (b"0" * 50)
     (tmp_path / "ids.txt").write_bytes(text)
     # The format is recognised by the content.

@@ -228,7 +228,7 @@ def test_pruned_suffixes_are_added_without_changing_scores(tmp_path):
 def test_model_does_not_depend_on_the_block_size(trigrams, tmp_path, monkeypatch):
     path = tmp_path / "model.arpa"
     write_arpa(trigrams, path)
-    monkeypatch.setattr("bpd_jax.ngrams.text_blocks._BLOCK", 37)
+    monkeypatch.setattr("bpd_jax.ngrams.counting.token_files._BLOCK", 37)
     monkeypatch.setattr("bpd_jax.ngrams.formats.arpa_reader._ROWS", 3)
     assert_same(read_arpa(path, vocab_size=10), trigrams, **ROUNDED)
     lines = path.read_text().splitlines()

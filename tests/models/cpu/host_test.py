@@ -1,26 +1,31 @@
-"""Freed arrays are reused without new pages, unless the user has set the allocator."""
+"""The host's memory and clock."""
 
 import ctypes
 import os
 import platform
 import subprocess
 import sys
+import time
 import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from bpd_jax.models.cpu import host_memory
+from bpd_jax.models import cpu
+from bpd_jax.models.cpu import host, tile
 
 # Prints the page faults of allocating and filling 64 MB ten times.
 PROGRAM = """
 import resource
 import numpy as np
-from bpd_jax.models.cpu import host_memory
+from bpd_jax.models.cpu import host
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-host_memory.keep_freed_memory()
+host.keep_freed_memory()
 np.ones(2**26, np.uint8)
 before = faults()
 for _ in range(10):
@@ -76,13 +81,13 @@ def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, cores,
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(host_memory, "_sees_accelerator", lambda: accelerator)
+    monkeypatch.setattr(host, "_sees_accelerator", lambda: accelerator)
     for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     if platforms:
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    host_memory.keep_freed_memory()
+    host.keep_freed_memory()
     assert settings == kept
 
 
@@ -91,7 +96,33 @@ def test_accelerators_are_left_alone(monkeypatch, accelerator, platforms, cores,
     [("nvidia0", True), ("nvidiactl", False), ("vfio/12", True), ("vfio/vfio", False)],
 )
 def test_device_files_of_accelerators_are_known(tmp_path, name, seen):
-    assert not host_memory._sees_accelerator(tmp_path)
+    assert not host._sees_accelerator(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    assert host_memory._sees_accelerator(tmp_path) == seen
+    assert host._sees_accelerator(tmp_path) == seen
+
+
+@pytest.mark.skipif(tile.tile_of_processor() is None, reason="needs kernels of bpd_jax")
+def test_the_clock_is_read_in_every_iteration_of_a_loop():
+    @jax.jit
+    def run(matrix):
+        def step(matrix, _):
+            matrix = jnp.tanh(matrix @ matrix)
+            return matrix, cpu.microseconds(matrix)
+
+        return jax.lax.scan(step, matrix, length=20)[1]
+
+    matrix = jnp.full((300, 300), 1e-3)
+    jax.block_until_ready(run(matrix))
+    before = time.monotonic()
+    times = np.asarray(jax.block_until_ready(run(matrix))).astype(np.int64)
+    after = time.monotonic()
+    taken = np.diff(times) % 2**32
+    assert (taken > 0).all()
+    assert taken.sum() < 1e6 * (after - before)
+    assert abs(times[0] - 1e6 * before % 2**32) < 1e6 * (after - before) + 1
+
+
+def test_other_processors_have_none(monkeypatch):
+    monkeypatch.setattr(host, "tile_of_processor", lambda: None)
+    assert cpu.microseconds(jnp.zeros(1)) is None

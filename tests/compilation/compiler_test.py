@@ -4,7 +4,7 @@ import pytest
 
 from bpd_jax.base.chips import CHIPS, device_count
 from bpd_jax.base.errors import UserError
-from bpd_jax.compilation.topology import find_slice, gpu_target
+from bpd_jax.compilation.compiler import find_slice, gpu_target
 from tests.compilation.compilers import NEEDS_LIBTPU
 
 
