@@ -1,4 +1,4 @@
-"""Parts of the transformer's layers: initial values, projections, norms; stacking.
+"""Parts of the transformer's layers: projections, norms, experts; stacked layers.
 
 The parameters of the layers of a trunk are separate, or stacked for a scan over the
 layers. Files and decoding use separate ones.
@@ -117,45 +117,6 @@ def norm(
     return nn.LayerNorm(use_bias=config.use_bias, bias_init=bias_init, **shared)
 
 
-def is_stacked(trunk: Params) -> bool:
-    """Whether its layers are stacked."""
-    return STACKED in trunk
-
-
-def stack_layers(trunk: Params, num_layers: int) -> Params:
-    """Stacks the layers of a trunk, which may be in Linen's boxes, under `layers`."""
-    layers = {
-        part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
-        for part in PARTS
-        if f"{part}_0" in trunk
-    }
-    names = {f"{part}_{layer}" for part in PARTS for layer in range(num_layers)}
-    rest = {name: value for name, value in trunk.items() if name not in names}
-    return {**rest, STACKED: layers}
-
-
-def unstack_layers(trunk: Params) -> Params:
-    """The inverse of `stack_layers`, for arrays without boxes."""
-    rest = {name: value for name, value in trunk.items() if name != STACKED}
-    for part, stacked in trunk[STACKED].items():
-        for layer in range(len(jax.tree.leaves(stacked)[0])):
-            rest[f"{part}_{layer}"] = jax.tree.map(lambda x, i=layer: x[i], stacked)
-    return rest
-
-
-def _stack(layers: list[PyTree]) -> Any:
-    def stack(*arrays: Any) -> Any:
-        first = arrays[0]
-        if not isinstance(first, nn.meta.AxisMetadata):
-            return jnp.stack(arrays)
-        stacked = first.replace(value=jnp.stack([box.value for box in arrays]))
-        return stacked.add_axis(0, {nn.PARTITION_NAME: LAYER})
-
-    return jax.tree.map(
-        stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
-    )
-
-
 class Experts(nn.Module):
     """E gated feed-forward layers; a router weighs k of them for each token.
 
@@ -258,3 +219,42 @@ def _gated(
     activation: Callable[[Array], Array],
 ) -> Float[Array, "n F"]:
     return activation(product(x, kernels[0])) * product(x, kernels[1])
+
+
+def is_stacked(trunk: Params) -> bool:
+    """Whether its layers are stacked."""
+    return STACKED in trunk
+
+
+def stack_layers(trunk: Params, num_layers: int) -> Params:
+    """Stacks the layers of a trunk, which may be in Linen's boxes, under `layers`."""
+    layers = {
+        part: _stack([trunk[f"{part}_{layer}"] for layer in range(num_layers)])
+        for part in PARTS
+        if f"{part}_0" in trunk
+    }
+    names = {f"{part}_{layer}" for part in PARTS for layer in range(num_layers)}
+    rest = {name: value for name, value in trunk.items() if name not in names}
+    return {**rest, STACKED: layers}
+
+
+def unstack_layers(trunk: Params) -> Params:
+    """The inverse of `stack_layers`, for arrays without boxes."""
+    rest = {name: value for name, value in trunk.items() if name != STACKED}
+    for part, stacked in trunk[STACKED].items():
+        for layer in range(len(jax.tree.leaves(stacked)[0])):
+            rest[f"{part}_{layer}"] = jax.tree.map(lambda x, i=layer: x[i], stacked)
+    return rest
+
+
+def _stack(layers: list[PyTree]) -> Any:
+    def stack(*arrays: Any) -> Any:
+        first = arrays[0]
+        if not isinstance(first, nn.meta.AxisMetadata):
+            return jnp.stack(arrays)
+        stacked = first.replace(value=jnp.stack([box.value for box in arrays]))
+        return stacked.add_axis(0, {nn.PARTITION_NAME: LAYER})
+
+    return jax.tree.map(
+        stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
+    )

@@ -40,6 +40,61 @@ from bpd_jax.training.heads.states_files import HEADER as STATES_HEADER
 from bpd_jax.training.loss import head_targets
 from bpd_jax.training.run_folder import DATA
 
+TARGETS = ("model", "text")
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinerSettings(Validated):
+    """A refiner and its training; every field is a flag of `bpd_jax.train_refiner`.
+
+    Attributes:
+      kind: `markov`, `recurrent` or `hydra`.
+      targets: training targets: `model` for the model's own next tokens, which are what
+        verification accepts, or `text` for the tokens of the text.
+      steps: number of training steps.
+      batch_size: rows of a step, or positions of cached states; None for 16 rows or
+        2048 positions.
+      learning_rate: highest learning rate, after a short warmup and before a cosine
+        decay.
+      rank: rank of the correction; None for the default of the kind.
+      width: width of the recurrent state or of a Hydra head's layer; None for the
+        default of the kind.
+      seed: seed of the initial parameters and of the order of the rows.
+      heldout_rows: highest number of rows of the validation split for the evaluation at
+        the end; with cached states, 2 % of the texts are evaluated.
+    """
+
+    prefix = "--"
+
+    kind: Annotated[str, choice(*REFINER_KINDS)]
+    targets: Annotated[str, choice(*TARGETS)] = "model"
+    steps: Count = 1000
+    batch_size: Count | None = None
+    learning_rate: Positive = 1e-2
+    rank: Rank | None = None
+    width: Size | None = None
+    seed: Natural = 0
+    heldout_rows: Count = 1000
+
+    def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
+        """The configuration of a refiner for `model`."""
+        if model.block_size < 2:
+            raise UserError(
+                "the model has no block heads whose drafts could be refined: train it "
+                "with BlockHeadsConfig.num_heads of 2 or more."
+            )
+        kind = REFINER_KINDS[self.kind]
+        sizes: dict[str, int] = {}
+        for name in ("rank", "width"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in {field.name for field in dataclasses.fields(kind)}:
+                raise UserError(f"--{name} does not apply to --kind={self.kind}.")
+            sizes[name] = value
+        trunk = model.trunk
+        return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)
+
 
 class BaseOutputs(NamedTuple):
     """The outputs of the frozen model on a batch, and the targets.
@@ -95,62 +150,6 @@ def outputs_of_states(
     states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
     return BaseOutputs(hidden, states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
-
-
-TARGETS = ("model", "text")
-
-
-@dataclasses.dataclass(frozen=True)
-class RefinerSettings(Validated):
-    """A refiner and its training; every field is a flag of `bpd_jax.train_refiner`.
-
-    Attributes:
-      kind: `markov`, `recurrent` or `hydra`.
-      targets: training targets: `model` for the model's own next tokens, which are what
-        verification accepts, or `text` for the tokens of the text.
-      steps: number of training steps.
-      batch_size: rows of a step, or positions of cached states; None for 16 rows or
-        2048 positions.
-      learning_rate: highest learning rate, after a short warmup and before a cosine
-        decay.
-      rank: rank of the correction; None for the default of the kind.
-      width: width of the recurrent state or of a Hydra head's layer; None for the
-        default of the kind.
-      seed: seed of the initial parameters and of the order of the rows.
-      heldout_rows: highest number of rows of the validation split for the evaluation at
-        the end; with cached states, 2 % of the texts are evaluated.
-    """
-
-    prefix = "--"
-
-    kind: Annotated[str, choice(*REFINER_KINDS)]
-    targets: Annotated[str, choice(*TARGETS)] = "model"
-    steps: Count = 1000
-    batch_size: Count | None = None
-    learning_rate: Positive = 1e-2
-    rank: Rank | None = None
-    width: Size | None = None
-    seed: Natural = 0
-    heldout_rows: Count = 1000
-
-    def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
-        """The configuration of a refiner for `model`."""
-        if model.block_size < 2:
-            raise UserError(
-                "the model has no block heads whose drafts could be refined: train it "
-                "with BlockHeadsConfig.num_heads of 2 or more."
-            )
-        kind = REFINER_KINDS[self.kind]
-        sizes: dict[str, int] = {}
-        for name in ("rank", "width"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if name not in {field.name for field in dataclasses.fields(kind)}:
-                raise UserError(f"--{name} does not apply to --kind={self.kind}.")
-            sizes[name] = value
-        trunk = model.trunk
-        return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)
 
 
 ROWS, POSITIONS = 16, 2048
