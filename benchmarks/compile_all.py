@@ -27,7 +27,7 @@ from benchmarks.compile_settings import SETTINGS
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import choice, each
-from bpd_jax.compilation.topology import has_compiler
+from bpd_jax.compilation.compiler import has_compiler
 
 _ONLY = cli.DEFINE_checked(
     "only",

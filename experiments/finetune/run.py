@@ -31,13 +31,13 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
-from bpd_jax.data.held_out import held_out_prompts
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LoadedModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.run_loading import held_out_prompts
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
 from bpd_jax.evaluation.metrics import SCORE_LABELS, estimate, metric_of
 from bpd_jax.models.blockwise import count_parameters
