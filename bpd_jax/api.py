@@ -132,8 +132,7 @@ def load(
         `{"enable_thinking": False}`.
       precision: dtype of activations and matrix products; None for the model's own.
         `int8`: matrices that are not quantized are rounded to 8 bits, and activations
-        where they are multiplied, which changes texts; every method decodes the same,
-        on accelerators and meshes within rounding.
+        where they are multiplied, which changes texts; every method decodes the same.
       mesh: devices that share the parameters, the heads of the cache and the rows of
         batches, or the sizes of the axes of such a mesh; None for the first device.
         Drafters, n-gram models and small LMs are on every device.
@@ -157,22 +156,17 @@ def load(
     ):
         if value not in (None, *known):
             raise UserError(f"{setting} is one of {', '.join(known)}, not {value!r}.")
-    if INT8 in (weights_dtype, precision) and hosts.count() > 1:
-        setting = "precision" if precision == INT8 else "weights_dtype"
-        raise UserError(f"{setting}=int8 is for one process: leave it out.")
-    if precision == INT8 and weights_dtype == STORED and (several or not cpu.on_cpu()):
-        raise UserError(
-            "precision=int8 rounds matrices to one scale for an output on these "
-            "devices: leave out weights_dtype=stored."
-        )
+    if several and precision == INT8:
+        raise UserError("precision=int8 is for one device: leave out the mesh.")
+    if weights_dtype == INT8 and hosts.count() > 1:
+        raise UserError("weights_dtype=int8 is for one process: leave it out.")
     fast = cpu.multiplies_quantized() and precision in (None, "float32", INT8)
     stored = weights_dtype == STORED or (weights_dtype is None and fast and not several)
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)
     lm = LanguageModel.of(loaded, assets)
-    if weights_dtype == INT8 and precision != INT8:
-        loaded = loaded.rounded()
+    loaded = loaded.rounded() if weights_dtype == INT8 else loaded
     loaded = loaded.in_precision(precision) if precision else loaded
     lm = dataclasses.replace(lm, loaded=loaded.for_decoding())
     # What matrices were arranged or rounded from.

@@ -50,10 +50,7 @@ def test_methods_give_the_same_completions(lm):
     "options, message",
     [
         ({"precision": "int4"}, "precision is one of float32, .*, int8, not 'int4'"),
-        (
-            {"precision": "int8", "weights_dtype": "stored", "mesh": MeshConfig()},
-            "leave out weights_dtype=stored",
-        ),
+        ({"precision": "int8", "mesh": MeshConfig()}, "precision=int8 is for one dev"),
         ({"precision": "int8"}, "precision=int8 (needs|is for models whose heads)"),
     ],
 )

@@ -184,10 +184,6 @@ class LoadedModel:
             return self._in_dtype(precision)
         if self.config.trunk.experts is not None:
             raise UserError("precision=int8 is not for models of experts.")
-        mesh = self.model.mesh
-        if mesh is not None or not cpu.on_cpu():
-            dtype = "float32" if cpu.on_cpu(mesh) else "bfloat16"
-            return self.rounded(activations=True)._in_dtype(dtype)
         width = self.config.trunk.head_width
         cpu.check_integers(width)
         loaded = self._in_dtype("float32").rounded()
@@ -218,20 +214,15 @@ class LoadedModel:
         )
         return dataclasses.replace(self, model=model, trunk_identity=self.fingerprint)
 
-    def rounded(self, *, activations: bool = False) -> "LoadedModel":
-        """Returns the model with matrices in 8 bits; says how large the error is.
-
-        `activations` says whether products round activations too.
-        """
+    def rounded(self) -> "LoadedModel":
+        """Returns the model with matrices in 8 bits; says how large the error is."""
         if self.config.trunk.experts is not None:
             raise UserError(
                 "weights_dtype=int8 does not round experts, which are most of this "
                 "model: leave it out."
             )
         by_output = not cpu.on_cpu(self.model.mesh)
-        trunk, error = rounded(
-            self.params["trunk"], by_output=by_output, rounds=activations
-        )
+        trunk, error = rounded(self.params["trunk"], by_output=by_output)
         if error:
             progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
         return dataclasses.replace(

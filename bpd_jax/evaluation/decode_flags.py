@@ -49,7 +49,7 @@ PRECISION = flags.DEFINE_enum(
     None,
     PRECISIONS,
     "dtype of activations and matrix products; int8: products of matrices and "
-    "activations that are both rounded to 8 bits; default: the model's own.",
+    "activations that are both rounded to 8 bits, on a CPU; default: the model's own.",
 )
 WEIGHTS_DTYPE = flags.DEFINE_enum(
     "weights_dtype",

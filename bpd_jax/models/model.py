@@ -14,7 +14,7 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
-from bpd_jax.models.quantized import TiledMatrix, is_quantized
+from bpd_jax.models.quantized import is_quantized
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
 
 
@@ -59,8 +59,7 @@ class Model:
     def precision(self) -> str:
         """One of `PRECISIONS`: that of activations and products."""
         trunk = (self.params or {}).get("trunk", {})
-        softmax = trunk.get("softmax", trunk.get("embedding"))
-        rounds = isinstance(softmax, TiledMatrix) or getattr(softmax, "rounds", False)
+        rounds = cpu.rounds_activations(trunk.get(cpu.SOFTMAX))
         return INT8 if rounds else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:

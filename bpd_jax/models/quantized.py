@@ -40,15 +40,12 @@ class QuantizedMatrix:
         blocks of `PACKED_BLOCK`.
       scales: float32 `[O, n]`.
       minima: float32 `[O, n]`; None for zeros.
-      rounds: whether products round the other operand to 8 bits too, with one scale for
-        a row, and multiply integers. Static; n is 1 then, and there are no minima.
       in_kernel: whether `quantized_kernel` multiplies few rows with it. Static.
     """
 
     integers: Any
     scales: Any
     minima: Any = None
-    rounds: bool = flax.struct.field(pytree_node=False, default=False)
     in_kernel: bool = flax.struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
@@ -77,7 +74,7 @@ class QuantizedMatrix:
     def by_output(self) -> bool:
         """Whether an output has one scale, by which its sum may be multiplied."""
         whole = self.scales.shape[1] == 1 and self.block > _BLOCK
-        return self.rounds or (whole and self.minima is None and self.bits == 8)
+        return whole and self.minima is None and self.bits == 8
 
     @property
     def block(self) -> int:
@@ -309,9 +306,7 @@ def kernel_rows(name: str, kernel: Any) -> Any:
     return kernel.reshape(math.prod(kernel.shape[:summed]), -1).T
 
 
-def rounded(
-    params: Params, *, by_output: bool = False, rounds: bool = False
-) -> tuple[Params, float]:
+def rounded(params: Params, *, by_output: bool = False) -> tuple[Params, float]:
     """Parameters of a trunk whose matrices are rounded to 8 bits, for decoding.
 
     Matrices that are quantized, or whose rows cannot be split into blocks, stay.
@@ -319,18 +314,15 @@ def rounded(
     Args:
       by_output: whether all numbers of an output have one scale instead of blocks: less
         precise, but XLA multiplies such matrices without expanding them in memory.
-      rounds: `QuantizedMatrix.rounds` of the results; by output then.
 
     Returns:
       The parameters, and the relative error: the root mean square of the change of
       rounded numbers, divided by that of the numbers.
     """
     squares = [0.0, 0.0]
-    by_output = by_output or rounds
 
     def quantized(matrix: AnyArray, leaf: Array, summed: int) -> QuantizedMatrix:
         result = quantize(matrix, matrix.shape[-1] if by_output else _BLOCK)
-        result = dataclasses.replace(result, rounds=rounds)
         for number, part in enumerate((result.values() - matrix, matrix)):
             squares[number] += float(np.square(part, dtype=np.float64).sum())
         return result.placed(leaf.sharding, summed)

@@ -3,8 +3,6 @@
 `make tpu-test` and `make gpu-test` run this test.
 """
 
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,7 +16,6 @@ from bpd_jax.models.quantized_kernel import MOST_ROWS
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
 
-@pytest.mark.parametrize("rounds", [False, True], ids=["weights", "activations"])
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize(
     "topology",
@@ -27,7 +24,7 @@ from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
         pytest.param("h100:4", marks=NEEDS_CUDA),
     ],
 )
-def test_one_scale_for_an_output_lets_products_read_integers(topology, rows, rounds):
+def test_one_scale_for_an_output_lets_products_read_integers(topology, rows):
     outputs, inputs = 11008, 4096
     mesh = make_mesh(MeshConfig(data=4), find_slice(topology).devices[:4])
     place = NamedSharding(mesh, PartitionSpec())
@@ -36,20 +33,14 @@ def test_one_scale_for_an_output_lets_products_read_integers(topology, rows, rou
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
     matrix = QuantizedMatrix(
-        shape(outputs, inputs, dtype=jnp.int8),
-        shape(outputs, 1, dtype=jnp.float32),
-        rounds=rounds,
+        shape(outputs, inputs, dtype=jnp.int8), shape(outputs, 1, dtype=jnp.float32)
     )
     x = shape(rows, inputs, dtype=jnp.bfloat16)
     lowered = jax.jit(times_rows, static_argnums=2).lower(x, matrix, "bfloat16")
     options = COMPILER_OPTIONS if topology.startswith("h100") else None
-    compiled = lowered.compile(options)
+    memory = lowered.compile(options).memory_analysis()
     # The matrix in bfloat16 would take twice as much.
-    memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < outputs * inputs / 3
-    # Activations reach the product as integers.
-    rounded = re.search(rf"s8\[{rows},4096\]", compiled.as_text())
-    assert bool(rounded) == rounds
 
 
 @pytest.mark.parametrize("bits", [4, 8])

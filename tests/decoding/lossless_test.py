@@ -287,7 +287,6 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
         (GEMMA, "block:3+neural/tree:6+lookup:4", 1),
         (BLOCKS, "medusa:8", 1),
         (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
-        ({**BLOCKS, "products": True}, "block:3+neural/tree:6+lookup:4", 8),
     ],
     ids=[
         "markov-draft_vocabulary",
@@ -298,7 +297,6 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
         "gemma",
         "int8",
         "int8-mesh",
-        "integer_products-mesh",
     ],
 )
 def test_other_models(make_decoder, fields, name, devices):

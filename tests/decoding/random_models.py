@@ -88,9 +88,8 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
     if mesh is not None:
         model = sharded_model(model, mesh)
-    plain = mesh is not None and integer_products
-    trunk, _ = rounded(model.params["trunk"], rounds=plain)
-    if integer_products and mesh is None:
+    trunk, _ = rounded(model.params["trunk"])
+    if integer_products:
         width = model.config.trunk.head_width
         cpu.check_integers(width)
         trunk = cpu.integer_layout(trunk)

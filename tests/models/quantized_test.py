@@ -100,28 +100,6 @@ def test_a_gpu_expands_blocks_where_it_multiplies(monkeypatch, bits, rows):
     np.testing.assert_allclose(half, want, rtol=0.05, atol=9)
 
 
-def test_integers_are_multiplied_exactly_however_a_product_is_divided():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(3, 2, 64)).astype(np.float32)
-    x[1, 1] = 0
-    kernel = rng.normal(size=(64, 4, 6)).astype(np.float32)
-    trunk, _ = rounded({"mlp": {"kernel": jnp.asarray(kernel)}}, rounds=True)
-    rows = trunk["mlp"]["kernel"].rows
-    assert rows.rounds
-    steps = np.abs(x).max(-1, keepdims=True) / np.float32(127)
-    integers = np.rint(x / np.where(steps == 0, 1, steps)).astype(np.int64)
-    want = (integers @ np.asarray(rows.integers, np.int64).T).astype(np.float32)
-    want = want * steps * rows.scales[:, 0]
-    multiply = jax.jit(products.times_rows, static_argnums=2)
-    got = multiply(x, rows, "bfloat16")
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    np.testing.assert_array_equal(multiply(x[1:2, :1], rows, "bfloat16"), got[1:2, :1])
-    mesh = make_mesh(MeshConfig(fsdp=2, model=2), jax.devices()[:4])
-    placed = rows.placed(NamedSharding(mesh, jax.P("fsdp", "model", None)), 1)
-    assert placed.rounds
-    np.testing.assert_array_equal(multiply(x, placed, "bfloat16"), got)
-
-
 def test_quantizing_rounds_to_127_steps_of_the_largest():
     values = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
     values[2, 32:] = 0

@@ -87,15 +87,15 @@ def decoding_layout(
 
 
 def check_integers(head_width: int) -> None:
-    """Raises a `UserError` if this CPU or model has no kernels for `integer_layout`.
+    """Raises a `UserError` if integers cannot be multiplied here or in this model.
 
     `head_width` is H, the number of features of a head.
     """
     tile = tile_of_processor()
-    if lanes() is None or tile is None:
+    if not on_cpu() or lanes() is None or tile is None:
         raise UserError(
-            "precision=int8 needs an accelerator, or a CPU with AVX2 or AVX-512: "
-            "only there is it faster, with equal texts of all methods."
+            "precision=int8 needs a CPU with AVX2 or AVX-512: only there are the "
+            "texts of all methods equal."
         )
     if head_width % tile.width:
         raise UserError(

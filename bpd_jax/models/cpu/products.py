@@ -104,8 +104,6 @@ def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
     The matrix is cast to `dtype`.
     """
     if isinstance(matrix, QuantizedMatrix):
-        if matrix.rounds:
-            return _integer_product(x, matrix)
         if matrix.by_output:
             # XLA converts the integers where it multiplies them.
             integers = matrix.integers.astype(dtype)
@@ -127,23 +125,6 @@ def times_rows(x: Array, matrix: Array | QuantizedMatrix, dtype: str) -> Array:
     sums = (((1,), (1,)), ((), ()))
     total = jax.lax.dot_general(rows, matrix, sums, preferred_element_type=wider)
     return total.reshape(*x.shape[:-1], matrix.shape[0])
-
-
-def _integer_product(
-    x: Float[Array, "... D"], matrix: QuantizedMatrix
-) -> Float[Array, "... O"]:
-    """The product with a matrix that rounds, in float32.
-
-    Integers are added exactly, so that no order and no division of the sum among
-    devices changes the result.
-    """
-    x = x.astype(jnp.float32)
-    steps = jnp.abs(x).max(-1, keepdims=True) / 127
-    integers = jnp.rint(x / jnp.where(steps == 0, 1, steps)).astype(jnp.int8)
-    total = jnp.einsum(
-        "...D,OD->...O", integers, matrix.integers, preferred_element_type=jnp.int32
-    )
-    return total.astype(jnp.float32) * steps * matrix.scales[:, 0]
 
 
 def _accumulator(x: Array, stored: Array) -> Any:
