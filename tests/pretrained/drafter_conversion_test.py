@@ -1,7 +1,7 @@
 """Import of published block drafters, and export of ours.
 
 The logits of `golden_drafters` were computed by the authors' code; see
-`make_golden_drafters`.
+`scripts/golden/drafters.py`.
 """
 
 import dataclasses

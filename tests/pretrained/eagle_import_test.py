@@ -1,7 +1,7 @@
 """Import of published EAGLE-3 drafters.
 
 The logits of `golden_drafters` were computed by speculators; see
-`make_golden_eagle`.
+`scripts/golden/eagle.py`.
 """
 
 import json

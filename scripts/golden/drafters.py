@@ -1,11 +1,13 @@
-"""Writes golden_drafters/: tiny random block drafters, run by their authors' code.
+"""Writes tests/pretrained/golden_drafters/: tiny random block drafters.
+
+They are run by their authors' code.
 
 It needs an environment with torch, which the tests do not, and for the layouts that
 are not of speculators the code of their authors (z-lab/dflash and deepseek-ai/DeepSpec
-on GitHub). `make_golden_dflash2` and `make_golden_eagle` write other folders.
+on GitHub). `dflash2.py` and `eagle.py` write other folders.
 
     pip install torch transformers speculators==0.9.0
-    python tests/pretrained/make_golden_drafters.py --dflash=FOLDER --deepspec=FOLDER
+    python scripts/golden/drafters.py --dflash=FOLDER --deepspec=FOLDER
 
 Every folder is a drafter as `save_pretrained` writes it, and `expected.npz`: features
 `[T, F]` and tokens `[T]` of a text, anchors `[A]`, the embedding and the softmax of the
@@ -29,7 +31,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-GOLDEN = pathlib.Path(__file__).parent / "golden_drafters"
+TESTS = pathlib.Path(__file__).parents[2] / "tests"
+GOLDEN = TESTS / "pretrained" / "golden_drafters"
 VOCABULARY, WIDTH, LENGTH, MASK = 24, 8, 12, 21
 ANCHORS = (3, 6, 7)
 

@@ -1,7 +1,7 @@
 """Writes golden_drafters/eagle3*: tiny random EAGLE-3 drafters, run by speculators.
 
 pip install torch transformers speculators==0.9.0
-PYTHONPATH=. python tests/pretrained/make_golden_eagle.py
+PYTHONPATH=. python scripts/golden/eagle.py
 """
 
 import json
@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.pretrained.make_golden_drafters import (
+from scripts.golden.drafters import (
     GOLDEN,
     LAYERS,
     LENGTH,

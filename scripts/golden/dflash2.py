@@ -3,7 +3,7 @@
 It is run by its authors' class `DFlash2DraftModel` (z-lab/dflash on GitHub from commit
 1012959 on; the other folders are of an earlier one):
 
-    PYTHONPATH=. python tests/pretrained/make_golden_dflash2.py --dflash=FOLDER
+    PYTHONPATH=. python scripts/golden/dflash2.py --dflash=FOLDER
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.pretrained.make_golden_drafters import (
+from scripts.golden.drafters import (
     ANCHORS,
     GOLDEN,
     LAYERS,

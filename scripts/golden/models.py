@@ -1,9 +1,10 @@
-"""Rewrites golden/: tiny random models with their logits in transformers.
+"""Rewrites tests/pretrained/golden/: tiny random models with logits.
 
-It needs an environment with torch and transformers, which the tests do not:
+The logits are those of transformers. It needs an environment with torch and
+transformers, which the tests do not:
 
     pip install torch transformers
-    python tests/pretrained/make_golden.py [NAME …]
+    python scripts/golden/models.py [NAME …]
 
 Every folder is a model as `save_pretrained` writes it, with a tokenizer of one word
 per token, and `expected.npz`: a text and the logits after each of its tokens, float32.
@@ -23,7 +24,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "pretrained" / "golden"
 VOCABULARY = 40
 
 
