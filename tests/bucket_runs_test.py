@@ -45,7 +45,6 @@ def kill_at(storage, name):
 @pytest.fixture(scope="module")
 def run(storage, tmp_path_factory):
     """A run killed while it saves step 6 and resumed, and one that never was."""
-    pytest.importorskip("seqio", reason="rows are made with seqio")
     folder = tmp_path_factory.mktemp("bucket_runs")
     write_run(folder)
     storage.clear()

@@ -9,8 +9,6 @@ from bpd_jax.models.attachment_files import check_fits, load_refiner
 from bpd_jax.training.refiner_sources import default_data
 from tests import commands
 
-pytest.importorskip("seqio")
-
 
 @pytest.fixture(scope="module")
 def folder(trained, tmp_path_factory):

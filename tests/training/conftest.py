@@ -157,7 +157,6 @@ def batch() -> Batch:
 
 @pytest.fixture(scope="session")
 def text_task(tmp_path_factory: pytest.TempPathFactory) -> TextTask:
-    pytest.importorskip("seqio")
     folder: pathlib.Path = tmp_path_factory.mktemp("corpus")
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     for number in range(30):
