@@ -76,6 +76,35 @@ def test_changed_values_are_accepted_or_reported(artifact):
     assert reported > len(VALUES) // 2
 
 
+# All but descriptions and records of studies, which are above and below; every file of
+# a checkpoint is damaged in `training/checkpoints_test`.
+ARRAYS = ("arrays_heads", "arrays_drafter", "arrays_refiner", "generations", "rows")
+CHECKED = ("ngram_model", "ngram_counts", "parts")
+
+
+@pytest.mark.parametrize("name", [*ARRAYS, *CHECKED, "arpa"])
+def test_incomplete_files_are_refused(name, tmp_path):
+    """Missing, empty or cut; with another byte, too, where there are checksums."""
+    example, folder = FORMATS[name], tmp_path / "folder"
+    folder.mkdir()
+    example.make(folder)
+    for path in sorted(path for path in folder.glob(example.files) if path.is_file()):
+        data = path.read_bytes()
+        changes = [b"", data[: len(data) // 2], data[:-9]]
+        if name in CHECKED:
+            changes.append(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+        for changed in changes:
+            path.write_bytes(changed)
+            with pytest.raises(UserError, match=path.name):
+                example.read(folder)
+        path.unlink()
+        if name != "generations":  # One of several shards may be absent.
+            with pytest.raises(UserError):
+                example.read(folder)
+        path.write_bytes(data)
+    example.read(folder)
+
+
 def damaged(data: bytes, rng: random.Random) -> bytes:
     """A copy that is truncated, or has other bits, bytes or numbers."""
     # In half of the cases within the header.

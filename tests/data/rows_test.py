@@ -135,27 +135,6 @@ def test_folders_without_rows_are_refused(rows):
         RowIterator(empty, 2, 0)
 
 
-def test_damaged_folders_are_refused(rows):
-    folder = rows.folder
-    tokens = (folder / "tokens.npy").read_bytes()
-    header = (folder / "rows.json").read_text()
-    for damaged in (tokens[:-8], b""):
-        (folder / "tokens.npy").write_bytes(damaged)
-        with pytest.raises(UserError, match=r"tokens\.npy.*prepare it again"):
-            open_rows(folder)
-    (folder / "tokens.npy").unlink()
-    with pytest.raises(UserError, match=r"tokens\.npy"):
-        open_rows(folder)
-    (folder / "tokens.npy").write_bytes(tokens)
-    # Every other value of the header is changed in `tests/damage_test.py`.
-    (folder / "rows.json").write_text(header.replace('"rows": 10', '"rows": 11'))
-    with pytest.raises(UserError, match=r"its size does not match rows\.json"):
-        open_rows(folder)
-    (folder / "rows.json").unlink()
-    with pytest.raises(UserError, match=r"rows\.json is missing"):
-        open_rows(folder)
-
-
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 9))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_every_number_of_a_permutation_occurs_once(size, seed, epoch):

@@ -88,17 +88,6 @@ def test_vectors_and_integers_are_not_quantised():
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", (1 << 40).to_bytes(8, "little") + b"{}"],
-)
-def test_damaged_files_are_reported(tmp_path, content):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="make it again"), KIND.reading(path):
-        read_tensors(path)
-
-
-@pytest.mark.parametrize(
     "about, change, message",
     [
         ('{"a": "float32 3"}', lambda stream: stream[:-1], "shape that is stated"),

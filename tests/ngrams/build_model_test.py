@@ -188,18 +188,6 @@ def test_empty_split_is_refused_before_counting(tmp_path, no_counting):
         make(tmp_path / "x", heldout_split="validation", **text)
 
 
-@pytest.mark.parametrize("output", ["/", ".", "ids.txt", "ids.txt/model", "precious"])
-def test_invalid_outputs_are_refused_before_counting(
-    tmp_path, tokens, no_counting, monkeypatch, output
-):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"not written to|cannot write"):
-        build(BuildSettings(output, tokens=tokens))
-    assert (tmp_path / "precious" / "thesis.txt").exists()
-
-
 def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     model, counts = str(tmp_path / "model"), str(tmp_path / "counts")
     make(tmp_path / "model", tokens=tokens, order=2)

@@ -1,5 +1,4 @@
 import json
-import pathlib
 import resource
 import zlib
 
@@ -13,30 +12,18 @@ from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-9])
-
-
 def change_a_byte(path):
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
 
 
-def exchange(path):
-    path.write_bytes((path.parent / "keys_1.npy").read_bytes())
-
-
-@pytest.mark.parametrize(
-    "damage", [truncate, change_a_byte, exchange, pathlib.Path.unlink]
-)
-def test_damaged_array_is_detected(trigrams, tmp_path, damage):
+def test_truncation_is_detected_without_reading_the_arrays(trigrams, tmp_path):
     trigrams.save(tmp_path / "model")
-    damage(tmp_path / "model" / "log_probs_2.npy")
-    # Truncation is detected without reading the arrays.
-    for verify in (True, False) if damage is truncate else (True,):
-        with pytest.raises(UserError, match=r"log_probs_2\.npy"):
-            NGramModel.load(tmp_path / "model", verify=verify)
+    path = tmp_path / "model" / "log_probs_2.npy"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"log_probs_2\.npy"):
+        NGramModel.load(tmp_path / "model", verify=False)
 
 
 def test_a_compact_model_is_small_and_rounds_logarithms(trigrams, tmp_path):
@@ -70,25 +57,6 @@ def test_incomplete_write_is_reported(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (None, "does not hold an n-gram model"),
-        ({"magic": "something"}, "not the header"),
-        ({"arrays": {}}, "checksum"),
-    ],
-)
-def test_header_of_another_program_is_refused(trigrams, tmp_path, change, message):
-    trigrams.save(tmp_path / "model")
-    header = tmp_path / "model" / "ngram_model.json"
-    if change is None:
-        header.unlink()
-    else:
-        header.write_text(json.dumps(json.loads(header.read_text()) | change))
-    with pytest.raises(UserError, match=message):
-        NGramModel.load(tmp_path / "model")
 
 
 def forge(folder, name, array):

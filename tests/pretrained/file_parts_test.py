@@ -34,15 +34,8 @@ def error_of(folder):
     return str(error.value)
 
 
-def test_missing_and_damaged_files_are_named(folder, tmp_path):
+def test_missing_and_other_parts_are_refused(folder, tmp_path):
     assert "--split_weights" in error_of(tmp_path / "nowhere")
-    second = folder / "part_002"
-    intact = second.read_bytes()
-    second.write_bytes(intact[:-1] + b"?")
-    assert "part_002 is damaged" in error_of(folder)
-    second.unlink()
-    assert "part_002" in error_of(folder)
-    second.write_bytes(intact)
     manifest = json.loads((folder / "parts.json").read_text())
     manifest["parts"].pop()
     (folder / "parts.json").write_text(json.dumps(manifest))

@@ -33,7 +33,7 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]  # fmt: skip
 SECONDS = 60
-KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {"ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Browser:
@@ -256,18 +256,6 @@ def test_explorer_steps_through_calls_methods_and_texts(browser, page, paper_rep
     assert browser.run("document.querySelectorAll('img').length") == 0
 
 
-def test_url_fragment_opens_a_call(browser, page, paper_report):
-    browser.open(f"{page}#explore=xsum/2/oracle/3")
-    assert_call(browser, paper_report.texts[2], 2, 2)
-    assert browser.run("document.getElementById('text').value") == "2"
-    assert browser.run("document.querySelector('#contenders :checked').value") == "2"
-    top = "document.getElementById('explorer').getBoundingClientRect().top"
-    browser.wait(f"{top} < innerHeight / 2")
-    for unknown in ("#explore=nowhere/1/bpd/2", "#explore=%E0%A4%A", "#table4"):
-        browser.open(page + unknown)
-        assert_call(browser, paper_report.texts[0], 0, 0)
-
-
 @pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
 def test_content_fits_into_the_viewport(browser, page, width, height):
     browser.open(page, width, height)
@@ -284,19 +272,3 @@ def test_content_fits_into_the_viewport(browser, page, width, height):
         "}).map((text) => text.textContent)})"
     )
     assert outside == []
-
-
-def test_table_of_contents_is_a_sidebar_or_a_menu(browser, page):
-    browser.open(page)
-    assert browser.run("getComputedStyle(document.querySelector('.menu')).display") == (
-        "none"
-    )
-    browser.click("nav.toc a[href='#figure3']")
-    browser.wait("document.querySelector('nav.toc .here').hash === '#figure3'")
-    browser.open(page, 390, 844)
-    browser.click(".menu summary")
-    assert browser.run("document.querySelector('.menu').open")
-    browser.click(".menu a[href='#figure4']")
-    assert not browser.run("document.querySelector('.menu').open")
-    top = "document.getElementById('figure4').getBoundingClientRect().top"
-    browser.wait(f"Math.abs({top}) < innerHeight / 2")

@@ -153,17 +153,6 @@ def test_full_disk_keeps_earlier_runs(tmp_path, text, expected, monkeypatch):
     assert not work.exists()
 
 
-def test_folders_with_other_contents_are_unchanged(tmp_path, text):
-    thesis = tmp_path / "thesis.txt"
-    thesis.write_text("years of work")
-    for function, path in ((count_to_folder, tmp_path), (count, tmp_path)):
-        with pytest.raises(UserError, match="new folder"):
-            function(Batches(text), path)
-    with pytest.raises(UserError, match="name a folder"):
-        count_to_folder(Batches(text), thesis)
-    assert list(tmp_path.iterdir()) == [thesis]
-
-
 @pytest.mark.parametrize(
     "text, arguments, message",
     [
