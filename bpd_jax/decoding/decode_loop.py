@@ -3,6 +3,15 @@
 One iteration makes one serial call of the model. Methods that run on the device decode
 in a single `lax.while_loop`. For methods that propose on the host, the two halves of an
 iteration are jitted separately, with the host step between them.
+
+What is here:
+
+- prompts are run once, by a program that all methods share;
+- a batch of texts, each with its own length, limit and random numbers; finished rows
+  stay as they are;
+- end tokens, limits and stop texts, inside a draft too;
+- a stride: at most so many tokens of a draft are kept, as studies need it;
+- a history of drafts, counts and entropies of every call, for studies.
 """
 
 import dataclasses
@@ -123,11 +132,12 @@ def _first_state(
     keys = row_keys(*numbers)
     hidden, new, features = outputs
     batch, padded = prompts.shape
-    # `commit` always writes a complete block, so a full row needs one more block.
+    # ---- Room for the text and a last block: `commit` writes whole blocks ----
     slots = padded + max_calls + drafter.max_depth
     last = _at(hidden, lengths - 1)
     tokens = jnp.zeros((batch, slots), jnp.int32).at[:, :padded].set(prompts)
 
+    # ---- The certain token: the model's own choice after the prompt ----
     def adjust(logits: Array) -> Array:
         return adjusted(logits, tokens[:, None], lengths[:, None], lengths, options)
 
@@ -193,6 +203,7 @@ def serial_call(
     the certain token; the model predicts `b` after `a` and `c` after `b`, so `x` is
     rejected. Two tokens are committed, and `c` is the next certain token.
     """
+    # ---- Verify: one forward pass over all nodes of the drafts, with a tree mask ----
     verified = verify(
         model,
         state.cache,
@@ -204,24 +215,28 @@ def serial_call(
         state.tokens,
         state.starts,
     )
+    # ---- Accept: the longest path that the model agrees with ----
     tree, accepted = verified.tree, verified.accepted
     tokens = take(tree.tokens, accepted.path)
     count, ended, stop_states = _stop(weights, state, tokens, accepted.count, options)
     emitted = count
     # Draft tokens after the end of the text are neither accepted nor rejected.
     beyond = ended[:, None] & (jnp.arange(tokens.shape[1]) >= count[:, None])
+    # The history has all accepted tokens; the text continues after the stride.
     if options.stride is not None:
         count, ended, stop_states = _stop(
             weights, state, tokens, jnp.minimum(count, options.stride), options
         )
     last = jnp.maximum(count, 1) - 1
-    done = state.done
+    done = state.done  # The count of these rows is 0.
 
     def unless_done(new: Array, old: Array) -> Array:
         return jnp.where(done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
 
+    # ---- Learn: what the drafter remembers of the call ----
     outcome = Outcome(tree, verified.choices, count, verified.features, verified.hidden)
     memory = drafter.learn(weights.drafter, state.memory, outcome)
+    # ---- Commit: tokens, their keys and values, and the next certain token ----
     return dataclasses.replace(
         state,
         tokens=write_rows(state.tokens, tokens, state.lengths),
@@ -267,6 +282,7 @@ def _stop(
         end = jnp.where(stops.any(1), jnp.argmax(stops, axis=1) + 1, length + 1)
         return jnp.minimum(count, end), ended | (end <= count)
 
+    # An end token or a stop text is part of what is emitted; all after it is not.
     if options.end_tokens:
         ends = jnp.isin(tokens, jnp.array(options.end_tokens, tokens.dtype))
         count, ended = end_at(ends, count, ended)
@@ -279,7 +295,7 @@ def _stop(
 
 def _first_path(tree: DraftTree, max_depth: int) -> Int[Array, "B L"]:
     """Tokens of the best-ranked draft: the path of best-ranked children."""
-    node = jnp.zeros_like(tree.tokens[:, 0])
+    node = jnp.zeros_like(tree.tokens[:, 0])  # The root; -1 below a leaf.
     tokens = [tree.tokens[:, 0]]
     for _ in range(max_depth - 1):
         children = (tree.parents == node[:, None]) & tree.valid & (node >= 0)[:, None]
@@ -340,9 +356,11 @@ def decode_on_device(
 
     def iterate(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
         state, calls = carry
+        # ---- Propose ----
         seen, memory, entropies = look(model, weights, drafter, state)
         tree = drafter.propose(seen, weights.drafter)
         state = dataclasses.replace(state, memory=memory)
+        # ---- Verify, accept, commit ----
         state = serial_call(model, weights, drafter, state, tree, entropies, options)
         return state, calls + 1
 

@@ -8,11 +8,21 @@ The decode loop depends only on `Drafter`. Most drafters are composed of three p
   language model, a recurrent network;
 - a `Search` builds drafts from the sums: the P best paths, a tree of M nodes.
 
-A drafter has a *memory* between serial calls: a pytree on the device, or None. Before
-each call, `look` runs on the device, inside the jitted step, where the model is
-available. `propose` turns its result into a draft tree: on the device if `on_device` is
-true, otherwise on the host with numpy arrays. After the call, `learn` updates the
-memory with the outcome.
+The decode loop calls a drafter in this order:
+
+    memory = drafter.start(arrays, prompts)             once, after the prompts
+    seen, memory = drafter.look(view, arrays, memory)   on the device, with the model
+    tree = drafter.propose(seen, arrays)                on the device, or on the host
+    …                                                   the model verifies the tree
+    memory = drafter.learn(arrays, memory, outcome)     on the device
+
+The *memory* is a pytree on the device, or None. On the host `propose` gets numpy
+arrays.
+A search grows paths level by level in the same way:
+
+    state = start(…)                           the path that is the certain token
+    candidates = source.candidates(…, level)   and the sum of the refiners' `scores`
+    state = extend(…, level, extension)        for the paths that the search keeps
 
 Implementations are frozen dataclasses, which jitted code takes as static arguments.
 Their arrays are excluded from comparisons and are passed to jitted code as arguments:
@@ -45,9 +55,11 @@ class View:
       keys: one random key per row, for drafts that are sampled.
     """
 
+    # ---- The text ----
     tokens: Int[Array, "B S"]
     lengths: Int[Array, " B"]
     next_token: Int[Array, " B"]
+    # ---- What the model computed for it ----
     hidden: Float[Array, "B D"]
     keys: Array
     model: Model
@@ -102,6 +114,7 @@ class Outcome:
 class Drafter(Protocol):
     """A complete drafting method, as the decode loop calls it."""
 
+    # ---- Sizes, which are known before anything is compiled ----
     @property
     def on_device(self) -> bool:
         """Whether `propose` runs on the device and can be traced."""
@@ -133,6 +146,7 @@ class Drafter(Protocol):
     def arrays(self) -> PyTree:
         """Weights and tables on the device, or None."""
 
+    # ---- What the decode loop calls, in this order ----
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory before the first serial call."""
 

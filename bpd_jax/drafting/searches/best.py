@@ -1,4 +1,13 @@
-"""The P best paths: exact for refiners with finitely many states, else a beam."""
+"""The P best paths: exact for refiners with finitely many states, else a beam.
+
+What is here:
+
+- `best_paths`: the exact search, as two scans that a decode loop contains;
+- `Best`: its settings as a part of methods, `/best:16`, and the choice of an engine: on
+  the device, or under one n-gram model on the host, compiled (`engines.viterbi`) or by
+  OpenFst as in the paper (`engines.fst`);
+- scores that are normalised after every node, as local rescoring has them.
+"""
 
 import dataclasses
 import functools
@@ -175,6 +184,7 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
     steps = jnp.moveaxis(heads + transitions.scores, 1, 0)
     nodes = steps.shape[2]
 
+    # ---- Backward: the score of the best completion of every node ----
     def complete(
         best: Float[Array, "B N"], step: tuple[Array, Array]
     ) -> tuple[Float[Array, "B N"], Float[Array, "B N W"]]:
@@ -187,6 +197,7 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
         complete, jnp.zeros((batch, nodes)), (steps, following), reverse=True
     )
 
+    # ---- Forward: the P prefixes with the best completions, position by position ----
     def extend(
         paths: tuple[Array, Array], step: tuple[Array, Array, Array]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -196,14 +207,17 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
         )
         promise = (gain[:, :, None] + total).reshape(batch, -1)
         promise, chosen = jax.lax.top_k(promise, num_drafts)
+        # An index into P paths with W candidates each.
         parent, candidate = chosen // width, chosen % width
         gain = jnp.take_along_axis(
             (gain[:, :, None] + gains).reshape(batch, -1), chosen, axis=1
         )
+        # A prefix that cannot be completed is no path.
         gain = jnp.where(jnp.isneginf(promise), -jnp.inf, gain)
         node = jnp.take_along_axis(target.reshape(batch, -1), chosen, axis=1)
         return (node, gain), (parent, candidate)
 
+    # All paths begin at one node: one of them counts, the others are empty.
     rank = jnp.arange(num_drafts)
     node = jnp.broadcast_to(transitions.start[:, None], (batch, num_drafts))
     gain = jnp.broadcast_to(jnp.where(rank == 0, 0.0, -jnp.inf), (batch, num_drafts))
@@ -211,6 +225,7 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
         extend, (node, gain), (totals, steps, following)
     )
 
+    # ---- Back along the parents: the tokens of each path ----
     def trace(
         at: Int[Array, "B P"], step: tuple[Array, Array, Array]
     ) -> tuple[Int[Array, "B P"], Int[Array, "B P"]]:
