@@ -78,8 +78,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: lint ## lint, then the tests on JOBS=3 processes
 	$(PYTEST) -m "not exhaustive"
 
-test-all: lint ## the same with the slow tests and every case of each matrix
+test-all: lint ## the same with slow tests, every case of each matrix, and shapes checked
 	$(PYTEST)
+	$(PYTEST) --shapes -m "not exhaustive" tests/models tests/drafting tests/decoding
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -229,9 +229,14 @@ def together() -> Iterator[None]:
 
     jax's own shutdown would wait for the others, which wait for this process. They end
     because their operation fails, or when this process has sent no heartbeat for long.
+    So does the exit after a signal: then all processes end at the same step.
     """
     try:
         yield
+    except SystemExit as error:
+        if count() == 1 or not isinstance(error.code, int):
+            raise
+        _end(error.code)
     except (Exception, KeyboardInterrupt) as error:
         if count() == 1:
             raise
@@ -247,7 +252,13 @@ def together() -> Iterator[None]:
                 print(f"error: {text}", file=sys.stderr, flush=True)
             else:
                 traceback.print_exc()
-            sys.stdout.flush()
-        if is_first():  # The others, which would abort without it, end first.
-            time.sleep(5)
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        _end(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this process without jax's shutdown."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    if is_first():  # The others, which would abort without it, end first.
+        time.sleep(5)
+    os._exit(status)

@@ -11,6 +11,7 @@ once for all rows.
 """
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from bpd_jax.models.quantized import (
 
 # Numbers in a block that the kernel can read.
 BLOCKS = (16, 32)
+# W of ARM's vectors.
+ARM = 4
 
 
 @functools.cache
@@ -38,6 +41,9 @@ def lanes() -> int | None:
     except ImportError:
         return None
     features = binding.get_host_cpu_features()
+    if binding.get_default_triple().startswith(("aarch64", "arm64")):
+        # LLVM does not ask macOS for features, which all of Apple's processors have.
+        return ARM if features.get("dotprod") or sys.platform == "darwin" else None
     if features.get("avx512f") and features.get("avx512vnni"):
         return 16
     return 8 if features.get("avx2") and features.get("fma") else None
@@ -49,7 +55,8 @@ def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
     assert width is not None
     offset = 0
     integers = np.asarray(matrix.integers)
-    if matrix.bits == 8 and (integers < 0).any():
+    # ARM multiplies signed integers with signed ones.
+    if matrix.bits == 8 and width != ARM and (integers < 0).any():
         integers, offset = integers.view(np.uint8) ^ np.uint8(128), 128
     outputs, blocks = matrix.scales.shape
     groups = -(-outputs // width)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from bpd_jax.models.cpu.integer_kernel import ARM
 from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     FLOATS,
@@ -31,7 +32,7 @@ _WORD = ir.IntType(32)
 _WORDS = _WORD.as_pointer()
 
 # Rows that are multiplied with a group of outputs at once: each has two registers.
-_ROWS = {16: 8, 8: 4}
+_ROWS = {16: 8, 8: 4, ARM: 8}
 
 _CHUNK = 1 << 16  # Numbers of the matrix in a chunk.
 _ROUNDED = 8  # Rows that are rounded in a chunk.
@@ -286,7 +287,17 @@ class _Code:
     def _dot(
         self, b: ir.IRBuilder, total: ir.Value, quad: ir.Value, four: ir.Value
     ) -> ir.Value:
-        """Adds products of four unsigned and four signed bytes to each word."""
+        """Adds products of four bytes, those of `four` signed, to each word.
+
+        The bytes of `quad` are unsigned, but on ARM signed.
+        """
+        if self.width == ARM:
+            bytes_ = ir.VectorType(ir.IntType(8), 4 * self.width)
+            kinds = [self.integers, bytes_, bytes_]
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            dot = intrinsic(b.module, name, self.integers, kinds)
+            quad, four = b.bitcast(quad, bytes_), b.bitcast(four, bytes_)
+            return b.call(dot, [total, quad, four])
         if self.width == 16:
             name = "llvm.x86.avx512.vpdpbusd.512"
             kinds = [self.integers] * 3

@@ -94,8 +94,8 @@ def check_integers(head_width: int) -> None:
     tile = tile_of_processor()
     if not on_cpu() or lanes() is None or tile is None:
         raise UserError(
-            "precision=int8 needs a CPU with AVX2 or AVX-512: only there are the "
-            "texts of all methods equal."
+            "precision=int8 needs a CPU with AVX2, AVX-512 or ARM's products of "
+            "integers: only there are the texts of all methods equal."
         )
     if head_width % tile.width:
         raise UserError(

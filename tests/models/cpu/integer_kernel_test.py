@@ -37,11 +37,10 @@ def rounded(x, block):
 
 
 # Storages of files: Q4, Q8_0 and Q5_0, Q5_1, Q6_K.
-@pytest.mark.parametrize(
-    "storage",
-    [(4, 32, "minima"), (8, 32, ""), (8, 32, "minima"), (8, 16, "")],
-    ids=lambda storage: "-".join(map(str, storage)),
-)
+STORAGES = [(4, 32, "minima"), (8, 32, ""), (8, 32, "minima"), (8, 16, "")]
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
 @pytest.mark.parametrize("width", [8, 16])
 def test_products_are_those_of_rounded_rows_alone_and_together(storage, width):
     if width > lanes():
