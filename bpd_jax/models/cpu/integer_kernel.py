@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float
+from bpd_jax.models.cpu.tile import ARM
 from bpd_jax.models.quantized import (
     OneOf,
     QuantizedMatrix,
@@ -28,8 +29,6 @@ from bpd_jax.models.quantized import (
 
 # Numbers in a block that the kernel can read.
 BLOCKS = (16, 32)
-# W of ARM's vectors.
-ARM = 4
 
 
 @functools.cache

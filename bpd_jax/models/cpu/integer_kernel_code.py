@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from bpd_jax.models.cpu.integer_kernel import ARM
 from bpd_jax.models.cpu.llvm_code import (
     FLOAT,
     FLOATS,
@@ -26,6 +25,7 @@ from bpd_jax.models.cpu.llvm_code import (
     splat,
     whole_parts,
 )
+from bpd_jax.models.cpu.tile import ARM
 from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
 _WORD = ir.IntType(32)

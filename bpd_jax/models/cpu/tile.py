@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from bpd_jax.models.cpu.device import on_cpu
 
+ARM = 4
+"""The width of ARM's vectors."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -66,7 +69,7 @@ def tile_of_processor() -> Tile | None:
     if features.get("avx2") and features.get("fma"):
         return Tile(width=8, outputs=2, rows=4)
     if binding.get_default_triple().startswith(("aarch64", "arm64")):
-        return Tile(width=4, outputs=4, rows=4)
+        return Tile(width=ARM, outputs=4, rows=4)
     return None
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.cpu import attention_kernel, ordered_functions, row_kernel
-from bpd_jax.models.cpu.integer_kernel import ARM, integer_rows, tiled
-from bpd_jax.models.cpu.tile import Tile
+from bpd_jax.models.cpu.integer_kernel import integer_rows, tiled
+from bpd_jax.models.cpu.tile import ARM, Tile
 from bpd_jax.models.layers import ACTIVATIONS
 from tests.models.cpu.integer_kernel_test import STORAGES, quantized, rounded
 
