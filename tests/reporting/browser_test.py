@@ -1,13 +1,10 @@
 """The page in a headless browser: interaction, layout, errors and requests."""
 
-import itertools
+import html
 import json
-import os
-import select
+import re
 import shutil
 import subprocess
-import sys
-import time
 
 import pytest
 
@@ -19,147 +16,52 @@ BROWSER = next(
 )
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
-# The browser reads commands from descriptor 3 and writes to 4.
-LAUNCH = """
-import fcntl, os, sys
-ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
-for end, number in zip(ends, (3, 4)):
-    os.dup2(end, number)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
-    "--remote-debugging-pipe",
+    "--allow-file-access-from-files", "--enable-logging=stderr", "--dump-dom",
 ]  # fmt: skip
-SECONDS = 60
-KEYS = {"ArrowLeft": 37, "ArrowRight": 39}
 
-
-class Browser:
-    """A minimal client of the DevTools protocol, over a pipe."""
-
-    def __init__(self, profile):
-        input_end, self._out = os.pipe()
-        self._in, output_end = os.pipe()
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-c", LAUNCH, str(input_end), str(output_end),
-                BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank",
-            ],
-            pass_fds=(input_end, output_end),
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(input_end)
-        os.close(output_end)
-        self._numbers = itertools.count(1)
-        self._rest = b""
-        self._session = None
-        self.events = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def close(self):
-        self._process.terminate()
-        self._process.wait(SECONDS)
-        os.close(self._out)
-        os.close(self._in)
-
-    def _read(self):
-        deadline = time.monotonic() + SECONDS
-        while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._in], [], [], deadline - time.monotonic())
-            assert ready, "the browser does not answer"
-            data = os.read(self._in, 1 << 20)
-            assert data, "the browser ended"
-            self._rest += data
-        message, self._rest = self._rest.split(b"\0", 1)
-        return json.loads(message)
-
-    def call(self, method, **params):
-        number = next(self._numbers)
-        message = {"id": number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while (answer := self._read()).get("id") != number:
-            self.events.append(answer)
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    def run(self, expression):
-        result = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True
-        )
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def open(self, address, width=1440, height=900):
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-        # The same file with another hash would not be loaded again.
-        self.call("Page.navigate", url="about:blank")
-        self.call("Page.navigate", url=address)
-        self.wait("document.documentElement?.dataset.ready === 'true'")
-
-    def wait(self, expression):
-        deadline = time.monotonic() + SECONDS
-        while not self.run(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, expression
-            time.sleep(0.05)
-
-    def click(self, selector):
-        x, y = self.run(
-            f"(() => {{const e = document.querySelector({json.dumps(selector)});"
-            "e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            "const b = e.getBoundingClientRect();"
-            "return [b.x + b.width / 2, b.y + b.height / 2]})()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent",
-                type=kind, x=x, y=y, button="left", clickCount=1,
-            )  # fmt: skip
-
-    def press(self, key):
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=KEYS[key],
-            )
-
-    def complaints(self):
-        """Errors and warnings that the page gave, violated policies included."""
-        self.run("1")
-        return [
-            event["params"]
-            for event in self.events
-            if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")
-            or (
-                event["method"] == "Runtime.consoleAPICalled"
-                and event["params"]["type"] in ("error", "warning", "assert")
-            )
-        ]
-
-    def addresses(self):
-        """The URLs that the page requested, by network or from the disk."""
-        self.run("1")
-        return {
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event["method"] == "Network.requestWillBeSent"
-        }
+# Shows the page in a frame, runs the steps of a test and writes what they return.
+DRIVER = """<!doctype html><meta charset="utf-8">
+<iframe style="border: 0; width: WIDTHpx; height: HEIGHTpx" src="ADDRESS"></iframe>
+<pre></pre>
+<script>
+const frame = document.querySelector("iframe");
+let page, view;
+const all = (selector) => [...page.querySelectorAll(selector)];
+const texts = (selector) => all(selector).map((element) => element.textContent);
+function click(selector) {
+  const element = page.querySelector(selector);
+  element.scrollIntoView({block: "center", behavior: "instant"});
+  const box = element.getBoundingClientRect();
+  const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+  const event = new view.MouseEvent("click", {bubbles: true, cancelable: true});
+  page.elementFromPoint(x, y).dispatchEvent(event);
+}
+function press(key) {
+  const event = new view.KeyboardEvent("keydown", {key, bubbles: true});
+  (page.activeElement || page.body).dispatchEvent(event);
+}
+function shown() {
+  const draft = "#call .drafted .draft:nth-of-type(1)";
+  return {
+    where: page.getElementById("where").textContent,
+    accepted: texts(`${draft} ins`),
+    rejected: texts(`${draft} del`),
+    kept: all("#call .node.kept").length,
+    nodes: all("#call .node:not(.outside)").length,
+    verdicts: texts("#call .scores td:last-child"),
+    total: texts("#call .scores tr:last-child td:nth-child(5)"),
+  };
+}
+frame.addEventListener("load", () => {
+  [page, view] = [frame.contentDocument, frame.contentWindow];
+  if (page.documentElement.dataset.ready !== "true") throw new Error("not ready");
+  document.querySelector("pre").textContent = JSON.stringify((() => {STEPS})());
+});
+</script>
+"""
 
 
 @pytest.fixture(scope="module")
@@ -169,28 +71,33 @@ def page(paper_report, tmp_path_factory):
     return path.as_uri()
 
 
-@pytest.fixture(scope="module")
-def one_browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
-def browser(one_browser, page):
-    """Checks afterwards that there were no errors, and only the page was requested."""
-    one_browser.events.clear()
-    yield one_browser
-    assert one_browser.complaints() == []
-    requested = {url.partition("#")[0] for url in one_browser.addresses()}
-    assert requested <= {page, "about:blank"}
+def run(page, tmp_path):
+    """A function that runs the steps of a test on the page, and returns their result.
 
+    It checks that nothing was written to the console: no error, and no request that the
+    page's policy forbids.
+    """
 
-def tokens(browser, selector):
-    return browser.run(
-        f"[...document.querySelectorAll({json.dumps(selector)})]"
-        ".map((token) => token.textContent)"
-    )
+    def run_steps(steps, width=1440, height=900, fragment=""):
+        driver = tmp_path / "driver.html"
+        text = DRIVER.replace("STEPS", steps).replace("ADDRESS", page + fragment)
+        text = text.replace("WIDTH", str(width)).replace("HEIGHT", str(height))
+        driver.write_text(text, encoding="utf-8")
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        done = subprocess.run(
+            [BROWSER, *FLAGS, profile, driver.as_uri()],
+            timeout=120,
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        result = re.search(r"<pre>(.+)</pre>", done.stdout)
+        assert result, "the steps did not end"
+        return json.loads(html.unescape(result[1]))
+
+    return run_steps
 
 
 def displayed_tokens(text, indices):
@@ -199,76 +106,103 @@ def displayed_tokens(text, indices):
     return [piece.translate(signs) or "∅" for piece in pieces]
 
 
-def assert_call(browser, text, trace, step):
+def assert_call(shown, text, trace, step):
     """Checks the displayed call: position, draft, lattice and scores."""
     calls = text.traces[trace]["calls"]
     call = calls[step]
-    where = browser.run("document.getElementById('where').textContent")
     position = f"Call {step + 1} of {len(calls)} · token {call['at'] + 1} of "
-    assert where.startswith(position)
-    draft = "#call .drafted .draft:nth-of-type(1)"
+    assert shown["where"].startswith(position)
     accepted, winner = call["accepted"], call["winner"]
-    assert tokens(browser, f"{draft} ins") == displayed_tokens(text, winner[:accepted])
-    assert tokens(browser, f"{draft} del") == displayed_tokens(text, winner[accepted:])
-    assert browser.run("document.querySelectorAll('#call .node.kept').length") == (
-        accepted
-    )
-    lattice = sum(map(len, text.candidates[call["at"]])) + 1
-    nodes = "document.querySelectorAll('#call .node:not(.outside)').length"
-    assert browser.run(nodes) == lattice
+    assert shown["accepted"] == displayed_tokens(text, winner[:accepted])
+    assert shown["rejected"] == displayed_tokens(text, winner[accepted:])
+    assert shown["kept"] == accepted
+    assert shown["nodes"] == sum(map(len, text.candidates[call["at"]])) + 1
     verdicts = ["accepted"] * (accepted - 1) + ["rejected"] * (len(winner) - accepted)
-    assert tokens(browser, "#call .scores td:last-child") == ["certain", *verdicts]
+    assert shown["verdicts"] == ["certain", *verdicts]
     total = sum(
         text.log_probs[call["at"]][head][text.candidates[call["at"]][head].index(token)]
         for head, token in enumerate(winner[1:])
     )
-    [displayed_total] = tokens(browser, "#call .scores tr:last-child td:nth-child(5)")
+    [displayed_total] = shown["total"]
     assert float(displayed_total.replace("−", "-")) == pytest.approx(total, abs=0.01)
 
 
-def test_explorer_steps_through_calls_methods_and_texts(browser, page, paper_report):
-    browser.open(page)
+def test_explorer_steps_through_calls_methods_and_texts(run, paper_report):
     first, second = paper_report.texts[:2]
-    assert_call(browser, first, 0, 0)
-    browser.click("#next")
-    assert_call(browser, first, 0, 1)
-    browser.press("ArrowRight")
-    browser.press("ArrowRight")
-    browser.press("ArrowLeft")
-    assert_call(browser, first, 0, 2)
-    browser.click("#last")
-    browser.press("ArrowRight")
-    assert_call(browser, first, 0, len(first.traces[0]["calls"]) - 1)
-    assert browser.run("document.getElementById('next').ariaDisabled") == "true"
-    browser.click("#first")
-    # Another method, by a click on its name, and another text.
-    browser.click("#contenders label:nth-child(2)")
-    assert_call(browser, first, 1, 0)
-    browser.run(
-        "(() => {const list = document.getElementById('text'); list.value = '1';"
-        "list.dispatchEvent(new Event('change', {bubbles: true}))})()"
+    calls, last, given, fragment, images = run("""
+        const calls = [shown()];
+        click("#next");
+        calls.push(shown());
+        for (const key of ["ArrowRight", "ArrowRight", "ArrowLeft"]) press(key);
+        calls.push(shown());
+        click("#last");
+        press("ArrowRight");
+        calls.push(shown());
+        const last = page.getElementById("next").ariaDisabled;
+        click("#first");
+        // Another method, by a click on its name, and another text.
+        click("#contenders label:nth-child(2)");
+        calls.push(shown());
+        const list = page.getElementById("text");
+        list.value = "1";
+        list.dispatchEvent(new view.Event("change", {bubbles: true}));
+        click("#next");
+        calls.push(shown());
+        const given = texts("#call .text .given");
+        return [calls, last, given, view.location.hash, all("img").length];
+    """)
+    steps = [(0, 0), (0, 1), (0, 2), (0, len(first.traces[0]["calls"]) - 1), (1, 0)]
+    for call, (trace, step) in zip(calls[:-1], steps, strict=True):
+        assert_call(call, first, trace, step)
+    assert_call(calls[-1], second, 1, 1)
+    assert last == "true"
+    assert fragment == "#explore=squad/4/ngram%3A16%40general_2/2"
+    assert given == [second.prompt]
+    assert images == 0  # Markup in tokens is not rendered.
+
+
+def test_url_fragment_opens_a_call(run, paper_report):
+    call, text, contender = run(
+        """
+        const chosen = page.querySelector("#contenders :checked").value;
+        return [shown(), page.getElementById("text").value, chosen];
+        """,
+        fragment="#explore=xsum/2/oracle/3",
     )
-    browser.click("#next")
-    assert_call(browser, second, 1, 1)
-    assert browser.run("location.hash") == ("#explore=squad/4/ngram%3A16%40general_2/2")
-    assert tokens(browser, "#call .text .given") == [second.prompt]
-    # Markup in tokens is not rendered.
-    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert_call(call, paper_report.texts[2], 2, 2)
+    assert (text, contender) == ("2", "2")
+    for unknown in ("#explore=nowhere/1/bpd/2", "#explore=%E0%A4%A"):
+        call = run("return shown();", fragment=unknown)
+        assert_call(call, paper_report.texts[0], 0, 0)
 
 
 @pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
-def test_content_fits_into_the_viewport(browser, page, width, height):
-    browser.open(page, width, height)
-    assert browser.run("innerWidth") == width
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    # Texts of charts lie inside their drawings.
-    outside = browser.run(
-        "[...document.querySelectorAll('svg.plot')].flatMap((svg) => {"
-        "const box = svg.getBoundingClientRect();"
-        "return [...svg.querySelectorAll('text')].filter((text) => {"
-        "const b = text.getBoundingClientRect();"
-        "return b.left < box.left - 1 || b.right > box.right + 1"
-        " || b.top < box.top - 1 || b.bottom > box.bottom + 1;"
-        "}).map((text) => text.textContent)})"
-    )
+def test_content_fits_into_the_viewport(run, width, height):
+    steps = """
+        // Texts of charts lie inside their drawings.
+        const outside = all("svg.plot").flatMap((svg) => {
+          const box = svg.getBoundingClientRect();
+          return [...svg.querySelectorAll("text")].filter((text) => {
+            const b = text.getBoundingClientRect();
+            return b.left < box.left - 1 || b.right > box.right + 1
+              || b.top < box.top - 1 || b.bottom > box.bottom + 1;
+          }).map((text) => text.textContent);
+        });
+        return [view.innerWidth, page.documentElement.scrollWidth, outside];
+    """
+    inner, content, outside = run(steps, width, height)
+    assert inner == width >= content
     assert outside == []
+
+
+@pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
+def test_the_menu_of_a_narrow_page_closes_when_it_was_used(run, width, height):
+    steps = """
+        const menu = page.querySelector(".menu");
+        if (view.getComputedStyle(menu).display === "none") return "sidebar";
+        click(".menu summary");
+        const opened = menu.open;
+        click(".menu a[href='#figure4']");
+        return [opened, menu.open];
+    """
+    assert run(steps, width, height) == ([True, False] if width == 390 else "sidebar")
