@@ -20,26 +20,15 @@ from bpd_jax.decoding.asset_files import read_tuning
 from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.drafting.assets import read_accuracies
-from bpd_jax.models.attachment_files import (
-    DRAFTER_FILES,
-    load_heads,
-    load_refiner,
-    save_drafter,
-    save_heads,
-    save_refiner,
-)
-from bpd_jax.models.block_heads import init_heads
+from bpd_jax.models.attachment_files import DRAFTER_FILES
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
     BlockwiseConfig,
     load_config,
     save_config,
 )
-from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.evaluation import evaluate
@@ -54,6 +43,7 @@ from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters
 from bpd_jax.training.state import TrainState, abstract_state, init_state
 from tests.data.rows_test import write_rows
+from tests.models.attachments_test import FILES, write_drafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,28 +88,6 @@ def _save_model(folder: pathlib.Path) -> None:
     save_config(BlockwiseConfig(TRUNK, HEADS), folder / "model.json")
 
 
-_FACTS: dict[str, Any] = {"base": "a", "base_name": "b", "d_model": 16}
-_FACTS |= {"vocab_size": 40, "facts": {"accuracies": [[0.5]]}}
-
-
-def _save_small_heads(folder: pathlib.Path) -> None:
-    base = {"trunk": {"embedding": np.zeros((40, 16), np.float32)}}
-    model = BlockwiseConfig(TRUNK, HEADS)
-    heads = init_heads(model, base, HEADS, jax.random.key(0), None)
-    save_heads(folder, HEADS, heads, **_FACTS)
-
-
-def _save_small_drafter(folder: pathlib.Path) -> None:
-    config = BlockDrafterConfig((0,), block_size=3).resolve(TRUNK)
-    params = DrafterFunctions(config, TRUNK).init(jax.random.key(0))
-    save_drafter(folder, config, params, **{**_FACTS, "facts": {"steps": 3}})
-
-
-def _save_markov(folder: pathlib.Path) -> None:
-    config = MarkovConfig(31, 8, 4, rank=5)
-    save_refiner(folder, config, config.init(jax.random.key(0)), {"a": 1})
-
-
 def _save_task(folder: pathlib.Path) -> None:
     fields = dataclasses.asdict(TextTask("text_files", "a/*.txt", "bpe:300"))
     (folder / "task.json").write_text(json.dumps(fields))
@@ -151,9 +119,9 @@ def _read_rows(folder: pathlib.Path) -> None:
 
 for name, write, read, header, arrays in (
     ("model", _save_model, lambda f: load_config(f / "model.json"), "model.json", ""),
-    ("heads", _save_small_heads, load_heads, "heads.json", "arrays_heads"),
-    ("drafter", _save_small_drafter, load_drafter, "drafter.json", "arrays_drafter"),
-    ("refiner", _save_markov, load_refiner, "refiner.json", "arrays_refiner"),
+    ("heads", *FILES["heads"], "heads.json", "arrays_heads"),
+    ("drafter", write_drafter, load_drafter, "drafter.json", "arrays_drafter"),
+    ("refiner", *FILES["refiner"], "refiner.json", "arrays_refiner"),
     ("texts", _write_generations, _read_generations, "distill.json", "generations"),
     ("rows", write_rows, _read_rows, "rows.json", "rows"),
     ("task", _save_task, lambda f: load_task(f / "task.json"), "task.json", ""),

@@ -10,7 +10,6 @@ import shlex
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import load_assets, read_drafter
@@ -43,15 +42,12 @@ def vllm_settings(printed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Random heads of the base: `medusa`, and `plain` of another kind; `drafter`."""
+    """Random `medusa` heads of the base, and a `drafter`."""
     folder = tmp_path_factory.mktemp("heads")
     loaded = load_model(str(BASE))
     vocabulary = np.array([9, 4, 30, 5], np.int32)
-    for name, config, ids in (
-        ("plain", BlockHeadsConfig(3, hidden=8), None),
-        ("medusa", BlockHeadsConfig(3, kind="medusa", draft_vocabulary=4), vocabulary),
-    ):
-        save_random_heads(folder / name, loaded, config, ids, dtype="float32")
+    heads = BlockHeadsConfig(3, kind="medusa", draft_vocabulary=4)
+    save_random_heads(folder / "medusa", loaded, heads, vocabulary, dtype="float32")
     config = BlockDrafterConfig((0, 1), block_size=4, num_layers=1, window=8)
     save_random_drafter(folder / "drafter", loaded, config, dtype="int8")
     return folder
@@ -100,27 +96,16 @@ def test_exported_block_drafter_can_be_loaded(folder, tmp_path):
 
 
 def test_what_cannot_be_exported_or_imported_is_refused(folder, tmp_path):
-    (tmp_path / "wrong").mkdir()
     base, output = f"--model={BASE}", "--output=never"
-    medusa = f"--heads={folder / 'medusa'}"
-    run(tmp_path, "export", [base, medusa, "--output=wrong"])
-    tensors = load_file(tmp_path / "wrong" / "model.safetensors")
-    tensors["blocks.1.layers.0.weight"] = np.zeros((8, 8), np.float32)
-    save_file(tensors, tmp_path / "wrong" / "model.safetensors")
     speculators = [base, output, "--format=speculators"]
     cases = [
         ([base, output], "no block heads to export: give a folder with --heads"),
-        ([base, output, f"--heads={folder / 'plain'}"], "train heads of kind medusa"),
         (speculators, "no folder with a block drafter"),
         ([*speculators, "--heads=some"], "--format=speculators is for block drafters"),
         ([base, output, f"--drafter={folder / 'drafter'}"], "--format=speculators"),
     ]
     assert_all_refused("bpd_jax.export", cases, tmp_path)
-    cases = [
-        ("wrong", "blocks.1.layers.0.weight of wrong has shape [8, 8]"),
-        ("nowhere", "nowhere"),
-    ]
-    cases = [([base, output, f"--medusa={name}"], text) for name, text in cases]
+    cases = [([base, output, "--medusa=nowhere"], "nowhere is not a folder")]
     assert_all_refused("bpd_jax.import_heads", cases, tmp_path)
     assert not (tmp_path / "never").exists()
 

@@ -89,16 +89,6 @@ def test_splits_are_disjoint_and_stable_when_texts_are_added(folder, tmp_path):
         }
 
 
-@pytest.mark.usefixtures("without_seqio")
-def test_damaged_rows_of_generations_are_made_again_without_seqio(task, tmp_path):
-    rows = tmp_path / "rows"
-    prepare_rows(task, "train", LENGTH, rows)
-    intact = (rows / "tokens.npy").read_bytes()
-    (rows / "tokens.npy").unlink()
-    prepare_rows(task, "train", LENGTH, rows)
-    assert (rows / "tokens.npy").read_bytes() == intact
-
-
 @pytest.mark.parametrize(
     "facts, end",
     [

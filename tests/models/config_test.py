@@ -75,15 +75,6 @@ def test_loaded_configurations_equal_those_saved(config, tmp_path):
     assert load_config(tmp_path / "model.json") == config
 
 
-def test_files_that_do_not_describe_a_model_are_reported(tmp_path):
-    path = tmp_path / "model.json"
-    with pytest.raises(UserError, match=r"model\.json does not exist"):
-        load_config(path)
-    path.write_text('{"trunk": {"layers": 2}}')
-    with pytest.raises(UserError, match="does not describe a model"):
-        load_config(path)
-
-
 def test_sizes_of_a_drafter_default_to_those_of_the_target():
     target = dataclasses.replace(TRUNK, num_heads=6, num_kv_heads=3, head_dim=4)
     resolved = BlockDrafterConfig(feature_layers=[1]).resolve(target)
