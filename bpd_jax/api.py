@@ -13,6 +13,7 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, load_assets
+from bpd_jax.decoding.decode_state import cut_at_stop
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
 from bpd_jax.decoding.loaded_model import LoadedModel, Message
@@ -20,7 +21,6 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh

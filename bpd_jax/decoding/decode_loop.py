@@ -25,10 +25,15 @@ import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Num, PyTree
 from bpd_jax.decoding.acceptance import next_tokens, unchanged
-from bpd_jax.decoding.decode_state import DecodeState, History, empty_history, spread
+from bpd_jax.decoding.decode_state import (
+    DecodeState,
+    History,
+    StopTable,
+    empty_history,
+    spread,
+)
 from bpd_jax.decoding.options import StepOptions
 from bpd_jax.decoding.sampling import DRAFTS, adjusted, row_keys, stream_keys
-from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View, without_arrays

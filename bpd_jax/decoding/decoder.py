@@ -11,6 +11,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import check_value, integer, number
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
+from bpd_jax.decoding.decode_state import StopTable
 from bpd_jax.decoding.generate import (
     Generation,
     Task,
@@ -21,7 +22,6 @@ from bpd_jax.decoding.generate import (
 )
 from bpd_jax.decoding.methods import GREEDY, Method
 from bpd_jax.decoding.options import EXACT, SPECULATIVE, DecodeConfig, DecodeOptions
-from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.drafting.parts import BuildContext, RefinerPart, find_part

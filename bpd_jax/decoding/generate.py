@@ -18,9 +18,8 @@ from bpd_jax.decoding.decode_loop import (
     decode_with_host,
     prefill,
 )
-from bpd_jax.decoding.decode_state import DecodeState
+from bpd_jax.decoding.decode_state import DecodeState, StopTable
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.stopping import StopTable
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bpd_jax.decoding.decode_state import cut_at_stop
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.stopping import cut_at_stop
 from bpd_jax.reporting.records import DecodeRecord, Step
 
 Piece = Callable[[int], str]

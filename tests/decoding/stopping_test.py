@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.decode_state import StopTable, cut_at_stop
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.decoding.stopping import StopTable, cut_at_stop
 from tests.decoding.random_models import make_model, make_prompts
 
 # Few different bytes, so that stop texts overlap, repeat and contain each other.
