@@ -9,8 +9,9 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.storage.paths import as_path
-from bpd_jax.training.checkpoint_files import _check_digests, whole_steps
+from bpd_jax.training.checkpoint_files import _check_digests
 from bpd_jax.training.checkpoints import best_step, load_parameters
+from bpd_jax.training.run_names import whole_steps
 from tests.commands import call
 from tests.train_test import write_run
 from tests.training.runs import logged

@@ -199,7 +199,8 @@ def _train(folder: pathlib.Path) -> None:
     from bpd_jax.data.text_task import TextTask
     from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
     from bpd_jax.models.transformer_config import TransformerConfig
-    from bpd_jax.ngrams.build_model import BuildSettings, build
+    from bpd_jax.ngrams.build_model import build
+    from bpd_jax.ngrams.build_settings import BuildSettings
     from bpd_jax.training.config import OptimizerConfig, TrainConfig
     from bpd_jax.training.trainer import train
 

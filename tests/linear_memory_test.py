@@ -9,7 +9,7 @@ import pytest
 
 from bpd_jax.data.rows import Batch
 from bpd_jax.decoding.decode_loop import run_prompts
-from bpd_jax.decoding.recording import CHUNK
+from bpd_jax.decoding.recorded_drafter import CHUNK
 from bpd_jax.decoding.recording import _record as record
 from bpd_jax.evaluation.scoring import _score_targets
 from bpd_jax.models.blockwise import BlockwiseLM, parameter_shapes

@@ -12,7 +12,7 @@ from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LoadedModel
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
-from bpd_jax.models.blockwise import BlockwiseConfig
+from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage.paths import as_path

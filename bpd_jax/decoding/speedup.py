@@ -44,12 +44,13 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, check_replayable, record
 from bpd_jax.decoding.verification import pass_sizes
-from bpd_jax.drafting.assets import REFINERS, Model
+from bpd_jax.drafting.assets import REFINERS
 from bpd_jax.drafting.parts import SearchPart
 from bpd_jax.drafting.searches.beam_search import Greedy
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
 from bpd_jax.drafting.sources.lookup import Lookup
+from bpd_jax.models.model import Model
 
 # Predictions are not exact: drafting is chosen only above this speed-up.
 _MARGIN = 1.05

@@ -12,8 +12,9 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, DecodeOptions
-from bpd_jax.studies.study_context import StudyContext, StudyExample
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import REPORT, TimingRecord
+from bpd_jax.studies.tasks import StudyExample
 
 Key = tuple[str, str, float, int]
 """The unit of measurement: task, contender, temperature, round."""

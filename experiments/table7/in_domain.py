@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.build_model import BuildSettings, build
+from bpd_jax.ngrams.build_model import build
+from bpd_jax.ngrams.build_settings import BuildSettings
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, local_copy
 from bpd_jax.studies.study_context import StudyContext

@@ -4,13 +4,8 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import generations
 from bpd_jax.data.tokenizer import train_bpe
-from bpd_jax.ngrams.build_model import (
-    ARPA_FILE,
-    FST_FILE,
-    SYMBOLS_FILE,
-    BuildSettings,
-    build,
-)
+from bpd_jax.ngrams.build_model import ARPA_FILE, FST_FILE, SYMBOLS_FILE, build
+from bpd_jax.ngrams.build_settings import BuildSettings
 from bpd_jax.ngrams.counting import bounded_memory, sources
 from bpd_jax.ngrams.evaluation import evaluate
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
