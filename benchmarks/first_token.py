@@ -1,6 +1,7 @@
-"""Time of `bpd decode` from its start to its end, 16 tokens.
+"""Time and memory of `bpd decode` from its start to its end, 16 tokens.
 
     python -m benchmarks.first_token
+    python -m benchmarks.first_token --model=model.gguf --precision=int8
     python -m benchmarks.first_token --other=../earlier/bpd_jax
 
 Every round starts the command twice in a cache of its own: with nothing compiled, and
@@ -11,7 +12,6 @@ measured in turn, by the same Python.
 import json
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +26,8 @@ from bpd_jax.base.errors import UserError
 
 OTHER = flags.DEFINE_string("other", None, "folder of the package of another checkout.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "starts of each kind.", lower_bound=1)
+MODEL = flags.DEFINE_string("model", "smollm2", "the model.")
+PRECISION = flags.DEFINE_string("precision", None, "of `bpd decode`.")
 PROMPT = flags.DEFINE_string("prompt", "What is rain?", "the prompt.")
 OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/first_token_cpu.json", "file."
@@ -35,31 +37,52 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "bpd_jax"
 
 
 def start(package: pathlib.Path, cache: str) -> dict[str, float]:
-    """Runs the command; returns its seconds: of the clock and of all processors."""
+    """Runs the command; returns its seconds: of the clock and of all processors.
+
+    `memory_mb` is the resident memory at its end, `most_memory_mb` the most it had.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.fspath(package.parent),
         "JAX_COMPILATION_CACHE_DIR": cache,
     }
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begin = time.perf_counter()
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "bpd_jax.decode", "--model=smollm2"),
-            *(f"--prompt={PROMPT.value}", "--max_new_tokens=16"),
-        ],
-        cwd=package.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.perf_counter() - begin
-    if ended.returncode:
-        raise UserError(f"{package} does not decode: {ended.stderr.strip()[-300:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": seconds, "processor_seconds": used}
+    options = [f"--precision={PRECISION.value}"] if PRECISION.value else []
+    with tempfile.TemporaryFile("w+") as errors:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "bpd_jax.decode", f"--model={MODEL.value}"),
+                *(f"--prompt={PROMPT.value}", "--max_new_tokens=16", *options),
+            ],
+            cwd=package.parent,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+        memory = 0.0
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            memory = resident(process.pid) or memory
+            time.sleep(0.02)
+        seconds = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(ended[1])
+        if process.returncode:
+            errors.seek(0)
+            said = errors.read().strip()[-300:]
+            raise UserError(f"{package} does not decode: {said}")
+    used = ended[2]
+    return {
+        "seconds": seconds,
+        "processor_seconds": used.ru_utime + used.ru_stime,
+        "memory_mb": memory,
+        "most_memory_mb": used.ru_maxrss / 1000,
+    }
+
+
+def resident(pid: int) -> float | None:
+    """Resident memory of a process in MB; None after its end."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    sizes = [line.split()[1] for line in status.splitlines() if line[:6] == "VmRSS:"]
+    return int(sizes[0]) / 1000 if sizes else None
 
 
 def medians(starts: list[dict[str, float]]) -> dict[str, float]:
@@ -86,7 +109,8 @@ def main() -> None:
                 starts[f"{name}, {kind}"].append(start(package, cache))
     result = {kind: medians(of_kind) for kind, of_kind in starts.items()}
     print(json.dumps(result, indent=2))
-    about = records.about("first_token")
+    about = {**records.about("first_token"), "model": pathlib.Path(MODEL.value).name}
+    about["precision"] = PRECISION.value
     records.write(OUTPUT.value, {**about, "rounds": ROUNDS.value, "starts": result})
 
 

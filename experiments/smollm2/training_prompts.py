@@ -38,6 +38,7 @@ from bpd_jax.data.example_task import DATASETS
 from bpd_jax.storage import files
 
 SCALE = flags.DEFINE_float("scale", 1.0, "Factor of the number of prompts of a kind.")
+SEED_OF_DRAW = flags.DEFINE_integer("seed", SEED, "Another one draws other prompts.")
 
 # The evaluation files, and the fields of their texts.
 MEASURED = {
@@ -153,7 +154,7 @@ class PromptCandidate(NamedTuple):
 def main() -> None:
     """Draws prompts from the data sets, filters them and writes them."""
     output = pathlib.Path(cli.required("output"))
-    draw = random.Random(SEED)
+    draw = random.Random(SEED_OF_DRAW.value)
     measured = MeasuredTexts(measured_texts())
     seen: set[str] = set()
     kept: list[PromptCandidate] = []
