@@ -3,7 +3,7 @@
     python -m benchmarks.ngram_rescoring --ngram=MODEL --engines=viterbi,device,fst
     python -m benchmarks.ngram_rescoring --synthetic=100000000 --engines=viterbi,device
 
-Lattices are those of `bpd_jax.studies.measure_latency`. Times are of `refine` as the
+Lattices are those of `experiments.table12.latency`. Times are of `refine` as the
 decode loop calls it, medians over the lattices; `device` rescores `--batch` lattices in
 one call, and its time is divided by their number.
 """
@@ -25,14 +25,14 @@ from bpd_jax.drafting.refiners.ngram import NGramRefiner
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.reporting.terminal import print_rows
-from bpd_jax.studies.measure_latency import (
+from experiments import printed
+from experiments.table12.latency import (
     DEVICE,
     ENGINES,
     Lattices,
     make_rescorer,
     refine_milliseconds,
 )
-from experiments import printed
 
 NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .fst.")
 SYNTHETIC = flags.DEFINE_integer(

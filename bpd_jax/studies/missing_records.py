@@ -3,20 +3,17 @@
 import functools
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.asset_files import ASSET_FOLDERS
+from bpd_jax.drafting.searches.best import FST
 from bpd_jax.studies.measure_drafts import (
     draft_records,
     engine_records,
     entropy_records,
     oracle_records,
 )
-from bpd_jax.studies.measure_latency import FST, latency_records
 from bpd_jax.studies.measure_texts import explorer_records, quality_records
-from bpd_jax.studies.measure_timing import timing_records
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.run_files import HEADER, open_run, read_header
 from bpd_jax.studies.study import (
@@ -24,10 +21,10 @@ from bpd_jax.studies.study import (
     ENGINES,
     ENTROPY,
     EXPLORER,
-    LATENCY,
     ORACLE,
     QUALITY,
-    TIMING,
+    Done,
+    Measurement,
     Study,
 )
 from bpd_jax.studies.study_config import parse_contender
@@ -45,13 +42,7 @@ from bpd_jax.studies.study_records import (
     TimingRecord,
 )
 
-Done = set[tuple[Any, ...]]
-"""The keys of records that are not measured again."""
-
 Groups = Iterator[Sequence[Record]]
-"""Groups of records, of which some may be done."""
-
-Measurement = Callable[[StudyContext, Done], Groups]
 
 
 def measure(
@@ -68,7 +59,7 @@ def measure(
                 _drafts, run.folder, study.example_parts
             )
         else:
-            kind, measurement = MEASUREMENTS[name]
+            kind, measurement = {**MEASUREMENTS, **study.measurements}[name]
         known = run.of(kind)
         if known and kind in (EngineRecord, TimingRecord, LatencyRecord):
             _check_device(run)
@@ -201,26 +192,14 @@ def _explorer(context: StudyContext, done: Done) -> Groups:
         yield explorer_records(context, task)
 
 
-def _latency(context: StudyContext, done: Done) -> Groups:
-    """Times the search for the best drafts of lattices."""
-    config = context.config
-    decoder, _ = context.contender(config.contenders[0], config.tasks[0])
-    if decoder.ngram is None:
-        raise UserError(
-            f"{config.contenders[0]} has no n-gram model to measure: give one in "
-            f"assets ({', '.join(ASSET_FOLDERS)})."
-        )
-    for record in latency_records(decoder.ngram, done=done):
-        yield [record]
-
-
 MEASUREMENTS: dict[str, tuple[type[Record], Measurement]] = {
     ENTROPY: (EntropyRecord, functools.partial(_by_task, entropy_records)),
     ENGINES: (EngineRecord, _engines),
     ORACLE: (OracleRecord, functools.partial(_by_task, oracle_records)),
     EXPLORER: (ExplorerRecord, _explorer),
     QUALITY: (QualityRecord, functools.partial(_by_task, quality_records)),
-    TIMING: (TimingRecord, timing_records),
-    LATENCY: (LatencyRecord, _latency),
 }
-"""Records and measurements by the names in `Study.measures`, but those of drafts."""
+"""Records and measurements by the names in `Study.measures`, but those of drafts.
+
+`Study.measurements` has those of one study.
+"""

@@ -2,14 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.reporting.exhibits import Exhibit
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import class_of, parse_contender
-from bpd_jax.studies.study_records import REPORT
+from bpd_jax.studies.study_context import StudyContext
+from bpd_jax.studies.study_records import REPORT, Record
 
 DRAFTS, ENTROPY, ENGINES, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES = (
     "drafts",
@@ -23,6 +24,12 @@ DRAFTS, ENTROPY, ENGINES, ORACLE, EXPLORER, QUALITY, TIMING, LATENCY = MEASURES 
 )
 DRAFTING = frozenset((DRAFTS, ENGINES, EXPLORER, TIMING))
 """Measurements in which contenders draft, so that their weights α matter."""
+
+Done = set[tuple[Any, ...]]
+"""The keys of records that are not measured again."""
+
+Measurement = Callable[[StudyContext, Done], Iterator[Sequence[Record]]]
+"""Yields groups of records, of which some may be done."""
 
 # What exhibits raise for records whose numbers or shapes are wrong.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -55,6 +62,8 @@ class Study:
         "Beyond the paper".
       question: the question of the study, in one or two sentences.
       measures: the kinds of records that it needs; see `MEASURES`.
+      measurements: those that no other study needs, by these names: the records and the
+        function that makes groups of them from a context and the keys it has.
       example_parts: the parts of the examples along which it needs drafts.
       prepare: computes the data of the parts from a run; the run itself by default.
       tables, charts, lattices, findings: functions of the prepared data. Every number
@@ -67,6 +76,9 @@ class Study:
     paper: str
     question: str
     measures: tuple[str, ...] = (DRAFTS,)
+    measurements: Mapping[str, tuple[type[Record], Measurement]] = dataclasses.field(
+        default_factory=dict
+    )
     example_parts: tuple[str, ...] = (REPORT,)
     prepare: Callable[[StudyRun], Any] = lambda run: run
     tables: Sequence[Part] = ()

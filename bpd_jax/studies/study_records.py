@@ -234,7 +234,7 @@ class TimingRecord(Record):
 
     Attributes:
       task, example: as in `DraftRecord`.
-      contender: name of the contender; see `measure_timing.with_variant`.
+      contender: name of the contender; see `experiments/table_e/measurement.py`.
       temperature: temperature of sampling; 0 is greedy.
       round: index of the round.
       tokens, calls: number of decoded tokens and of serial calls.

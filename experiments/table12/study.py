@@ -14,18 +14,19 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
-from bpd_jax.studies.measure_latency import (
-    DEVICE,
-    FST,
-    PATHS_STEPS,
-    PATHS_WIDTH,
-    VITERBI,
-)
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study import LATENCY, Study
 from bpd_jax.studies.study_records import LatencyRecord
 from bpd_jax.studies.tables import by_row, judged, missing_cell, table
 from experiments import printed
+from experiments.table12.latency import (
+    DEVICE,
+    FST,
+    PATHS_STEPS,
+    PATHS_WIDTH,
+    VITERBI,
+    of_study,
+)
 
 LABELS = {
     FST: "OpenFst (the paper’s engine)",
@@ -192,6 +193,7 @@ STUDY = Study(
     "What is the latency of the search for the best drafts of a lattice, by number of "
     "drafts, of steps and of candidates?",
     measures=(LATENCY,),
+    measurements={LATENCY: (LatencyRecord, of_study)},
     prepare=_prepare,
     tables=[_paths_table, _shapes_table],
     charts=[_chart],

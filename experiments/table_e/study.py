@@ -16,7 +16,6 @@ from bpd_jax.reporting.exhibits import (
     Table,
     line_of,
 )
-from bpd_jax.studies.measure_timing import variant_of
 from bpd_jax.studies.study import TIMING, Study
 from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import (
@@ -35,6 +34,7 @@ from bpd_jax.studies.tables import (
 from bpd_jax.studies.tasks import MT_BENCH
 from experiments import printed
 from experiments.refinements import is_bpd, is_tree, method_of, of_heads
+from experiments.table_e.measurement import timing_records, variant_of
 from experiments.table_e.timings import Tasks, Timings, base_of
 
 _COUNTERPARTS: dict[str, Callable[[Method], bool]] = {
@@ -371,6 +371,7 @@ STUDY = Study(
     "How much faster is each drafting method than plain decoding, by category and "
     "temperature, and how much does refinement add?",
     measures=(TIMING,),
+    measurements={TIMING: (TimingRecord, timing_records)},
     prepare=Timings,
     tables=[
         _printed_tables,

@@ -9,11 +9,11 @@ import numpy as np
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.evaluation.efficiency import gain_interval
 from bpd_jax.reporting.exhibits import Cell
-from bpd_jax.studies.measure_timing import variant_of, with_variant
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import TimingRecord
 from bpd_jax.studies.tables import gain_cell, missing_cell, ratio_cell
 from experiments.refinements import unrefined
+from experiments.table_e.measurement import variant_of, with_variant
 
 _LABELS = {
     "speculative": "speculative sampling",

@@ -12,19 +12,21 @@ from bpd_jax.decoding import generate
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
-from bpd_jax.studies import measure_latency, measure_texts, measure_timing
-from bpd_jax.studies.measure_latency import (
+from bpd_jax.studies import measure_texts
+from bpd_jax.studies.measure_texts import quality_records
+from bpd_jax.studies.study_config import StudyConfig
+from bpd_jax.studies.study_records import QualityRecord
+from bpd_jax.studies.tasks import StudyExample
+from experiments.refinements import method_of
+from experiments.table12 import latency as measure_latency
+from experiments.table12.latency import (
     Lattices,
     latency_records,
     make_rescorer,
     refine_milliseconds,
 )
-from bpd_jax.studies.measure_texts import quality_records
-from bpd_jax.studies.measure_timing import timing_records
-from bpd_jax.studies.study_config import StudyConfig
-from bpd_jax.studies.study_records import QualityRecord
-from bpd_jax.studies.tasks import StudyExample
-from experiments.refinements import method_of
+from experiments.table_e import measurement as measure_timing
+from experiments.table_e.measurement import timing_records
 from tests.decoding.random_models import make_prompts, make_small_decoder
 
 LOADED = types.SimpleNamespace(

@@ -17,17 +17,18 @@ import numpy as np
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import PyTree
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.engines.host import HostEngine
 from bpd_jax.drafting.engines.viterbi import ViterbiEngine
 from bpd_jax.drafting.lattice import Lattice
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.searches.best import best_under_ngram
+from bpd_jax.drafting.searches.best import DEVICE, FST, VITERBI, best_under_ngram
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.model import NGramModel
+from bpd_jax.studies.study_context import StudyContext
 from bpd_jax.studies.study_records import LatencyRecord
 
-DEVICE, VITERBI, FST = "device", "viterbi", "fst"
 _RESCORERS: dict[str, Callable[[NGramModel], NGramRefiner | HostEngine]] = {
     DEVICE: NGramRefiner.from_model,
     VITERBI: ViterbiEngine,
@@ -164,6 +165,21 @@ def refine_milliseconds(
         refine(rows, text)
         times.append((time.perf_counter() - begin_time) * 1e3 / batch)
     return np.array(times)
+
+
+def of_study(
+    context: StudyContext, done: Collection[Key]
+) -> Iterator[list[LatencyRecord]]:
+    """Measures the n-gram model of the first contender."""
+    config = context.config
+    decoder, _ = context.contender(config.contenders[0], config.tasks[0])
+    if decoder.ngram is None:
+        raise UserError(
+            f"{config.contenders[0]} has no n-gram model to measure: give one in "
+            f"assets ({', '.join(ASSET_FOLDERS)})."
+        )
+    for record in latency_records(decoder.ngram, done=done):
+        yield [record]
 
 
 def latency_records(
