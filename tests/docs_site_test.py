@@ -1,4 +1,4 @@
-"""Links between the pages of docs/ resolve, and the names on them exist.
+"""Links between the pages of docs/ resolve, names on them exist, and runs parse.
 
 Pages are read as text, so that these tests do not need mkdocs; the last test builds the
 site if mkdocs is installed.
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bpd_jax.base.configuration import parse
 from bpd_jax.base.settings import registered
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
@@ -25,6 +26,8 @@ from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from experiments.catalog import STUDIES
+from tests.commands import call, start
+from tests.experiments.configurations import gin_arguments
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -109,28 +112,35 @@ def flags_of(module: str) -> dict[str, bool]:
     return {flag.name: flag.is_bool for flag in HOOKS.flags_of(module)}
 
 
-def commands(page: pathlib.Path) -> list[list[str]]:
-    """Every `python -m …` of a page, in code blocks and inline code, as arguments."""
-    text = page.read_text()
-    blocks = shell_blocks(text)
-    spans = re.findall(r"`([^`]*python -m [^`]*)`", prose(text))
+def commands(code: str) -> list[list[str]]:
+    """Every `python -m …` of a block or of inline code, as arguments."""
     command_lines = []
-    for code in [*blocks, *spans]:
-        for line in code.replace("\\\n", " ").splitlines():
-            _, marker, rest = line.partition("python -m ")
-            if marker:
-                # `…` stands for anything, and so does a Unicode dash.
-                rest = rest.replace("…", "").partition(" #")[0].partition(" > ")[0]
-                command_lines.append(shlex.split(rest.replace("$'\\n\\n'", "STOP")))
-    return command_lines
+    for line in code.replace("\\\n", " ").splitlines():
+        _, marker, rest = line.partition("python -m ")
+        if marker:
+            # `…` stands for anything, and so does a Unicode dash.
+            rest = rest.replace("…", "").partition(" #")[0].partition(" > ")[0]
+            command_lines.append(shlex.split(rest.replace("$'\\n\\n'", "STOP")))
+    return [words for words in command_lines if words]
+
+
+def inline_code(text: str) -> list[str]:
+    return re.findall(r"`([^`]*python -m [^`]*)`", prose(text))
 
 
 COMMANDS = [
     pytest.param(page, words, id=f"{name_of(page)}: {' '.join(words)[:90]}")
     for page in TEXTS
-    for words in commands(page)
-    if words and re.fullmatch(r"(bpd_jax|experiments|benchmarks)\..*", words[0])
+    for text in [page.read_text()]
+    for code in [*shell_blocks(text), *inline_code(text)]
+    for words in commands(code)
+    if re.fullmatch(r"(bpd_jax|experiments|benchmarks)\..*", words[0])
 ]
+# Those in code blocks are complete, so that they can be run dry.
+BLOCKS = [code for page in TEXTS for code in shell_blocks(page.read_text())]
+WHOLE = [words for code in BLOCKS for words in commands(code)]
+RUNS = dict.fromkeys(tuple(words) for words in WHOLE if words[0] == "bpd_jax.train")
+LAUNCHERS = [f"experiments.{x}" for x in ("launch.slurm", "launch.tpu", "sweeps.run")]
 
 
 @pytest.mark.parametrize("page, words", COMMANDS)
@@ -172,6 +182,35 @@ def check_methods(value: str, page: pathlib.Path) -> None:
         # The tutorial that adds a method may use it.
         added = f'name = "{name.partition(":")[0]}"' in page.read_text()
         assert added or isinstance(parse_method(name), Method)
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_runs_resolve(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    if "--dry_run" in words:
+        result = call(*words)
+        assert result.returncode == 0, result.stderr
+        assert "tokens per step: " in result.stdout
+        return
+    files, bindings = gin_arguments(words[1:])
+    assert len(files) + len(bindings) + 1 == len(words[1:])
+    if any("runs/finetune/" in text or "gsm8k" in text for text in (*files, *bindings)):
+        return  # Made by an earlier command, or by the tutorial itself.
+    config = parse(files, bindings, TrainConfig, HeadsTrainConfig).value
+    assert isinstance(config, TrainConfig | HeadsTrainConfig)
+
+
+@pytest.mark.parametrize("module", LAUNCHERS)
+@pytest.mark.usefixtures("storage")
+def test_launches_and_sweeps_pass_dry_run(module: str) -> None:
+    launches = [
+        ["--dry_run", *(x.replace("gs://BUCKET", "gs://bpd-test") for x in words[1:])]
+        for words in WHOLE
+        if words[0] == module
+    ]
+    assert launches
+    for result in start(module, *launches):
+        assert result.returncode == 0, result.stderr
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from tests.json_lines import write_json_lines
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SECTION = (ROOT / "docs" / "training.md").read_text().partition("## 9. The whole")[2]
 BLOCKS = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
-# `training_docs_test` runs launchers dry.
+# `docs_site_test` runs launchers dry.
 PAPER, LARGER, LINKS, LAPTOP = (x for x in BLOCKS if "experiments.launch" not in x)
 STUDIES = {
     PAPER: sorted((ROOT / "experiments").glob("*/paper.gin")),

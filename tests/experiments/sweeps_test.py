@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -40,6 +41,13 @@ def test_every_point_builds_its_run(name, size, monkeypatch):
         # Every training has the columns of its table.
         heads = [int(c.rpartition("_")[2]) for c in sweep.columns if "_head_" in c]
         assert max(heads, default=1) <= config.model.block_size
+
+
+def test_the_docs_list_every_sweep():
+    page = (ROOT / "docs" / "training.md").read_text()
+    section = page.partition("## 8. Sweeps")[2]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\w, ]+) \|$", section, re.MULTILINE)
+    assert rows == [(name, ", ".join(sweep.grids)) for name, sweep in SWEEPS.items()]
 
 
 def test_dry_runs(storage):
