@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
@@ -20,7 +19,7 @@ from bpd_jax.training.refiner_sources import (
     open_source,
     outputs_of_rows,
 )
-from bpd_jax.training.refiners import RefinerObjective, train_refiner
+from bpd_jax.training.refiners import RefinerObjective
 from tests.decoding.random_models import random_heads, random_params
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
@@ -139,13 +138,3 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     ):
         assert float(jnp.abs(expected).max()) > 0
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-6)
-
-
-def test_states_of_another_model_are_refused(base, states, tmp_path):
-    config, params = base
-    trunk = {**params["trunk"], "embedding": params["trunk"]["embedding"] + 1}
-    settings = RefinerSettings("markov", steps=1)
-    with pytest.raises(UserError, match="holds states with base"):
-        train_refiner(
-            settings, config, {**params, "trunk": trunk}, states, tmp_path / "refiner"
-        )

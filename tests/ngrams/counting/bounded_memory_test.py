@@ -85,6 +85,9 @@ def test_runs_of_another_count_are_refused_and_unchanged(tmp_path, text):
     with pytest.raises(UserError, match="another count, with source = 1200 seq"):
         count(Batches(text[1:]), tmp_path, order=3)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds thesis\.txt.* new folder"):
+        count(Batches(text), tmp_path, order=3)
 
 
 def test_damaged_run_is_detected(tmp_path, text):
