@@ -11,7 +11,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.lm_eval_model import HarnessModel, decode_options
 
-CONTEXTS = ["3 times 4 is", "7", "2 times 2 is 4.\n2 times 3", ""]
 DEFAULTS = DecodeOptions(max_new_tokens=256, batch_size=8, seed=3, end_of_text=0)
 
 
