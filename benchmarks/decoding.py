@@ -153,7 +153,7 @@ def _files() -> dict[str, slice]:
 def main() -> None:
     """Times the methods; prints and writes the results."""
     lm, decoder, config = decode_flags.load(decode_flags.config())
-    loaded, options = lm.loaded, config.options
+    loaded, options = lm, config.options
     prompts, _ = prompt_flags.prompts(loaded)
     if options.temperature != 0:
         raise UserError("the benchmark decodes greedily: leave --temperature at 0.")

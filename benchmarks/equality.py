@@ -26,7 +26,7 @@ from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
@@ -165,7 +165,7 @@ def totals(rows: dict[str, Any]) -> dict[str, Any]:
     return {**sums, "texts_with_other_calls": others}
 
 
-def _prompts(loaded: LoadedModel, methods: int, options: DecodeOptions) -> list:
+def _prompts(loaded: LanguageModel, methods: int, options: DecodeOptions) -> list:
     """The first `count` prompts, of the files or of the model's held-out text."""
     count = math.ceil(TOKENS.value / methods / options.max_new_tokens)
     texts = decode_flags.prompt_texts()
@@ -197,10 +197,10 @@ def main() -> None:
     methods, left_out = usable(names, decoder, probe, options)
     if not methods:
         raise UserError(f"the model can decode by none of {', '.join(names)}.")
-    prompts = _prompts(lm.loaded, len(methods), options)
+    prompts = _prompts(lm, len(methods), options)
     facts: dict[str, Any] = {
         **records.about("equality"),
-        "model": lm.loaded.fingerprint,
+        "model": lm.fingerprint,
         "precision": decoder.model.precision,
         "prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,

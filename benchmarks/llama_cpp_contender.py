@@ -52,7 +52,7 @@ def bpd_jax(name: str, precision: str, drafter: str) -> tuple[Answer, str]:
 
     keep_compiled()
     lm = api.load(name, precision=precision, drafter=drafter or None)
-    ends = lm.loaded.end_of_text
+    ends = lm.end_of_text
 
     def answer(request: dict[str, Any]) -> tuple[int, str]:
         method = None if request["method"] == "default" else request["method"]

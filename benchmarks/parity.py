@@ -37,8 +37,7 @@ _PADDING, _TOGETHER = 256, 13
 
 def main() -> None:
     """Compares all prompts; prints and writes the results."""
-    lm, decoder, _ = decode_flags.load(decode_flags.config())
-    loaded = lm.loaded
+    loaded, decoder, _ = decode_flags.load(decode_flags.config())
     golden = read(cli.required("golden"))
     model = loaded.model
     # Sorted by length, so that few shapes are compiled.

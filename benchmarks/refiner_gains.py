@@ -11,7 +11,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.methods import Method
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.models.attachments import VOCABULARY
@@ -34,7 +34,7 @@ def share_of_tokens(vocabulary: np.ndarray, texts: Sequence[Generation]) -> floa
     return float(np.isin(tokens, vocabulary).mean())
 
 
-def draft_vocabularies(loaded: LoadedModel, decoder: Decoder) -> dict[str, Any]:
+def draft_vocabularies(loaded: LanguageModel, decoder: Decoder) -> dict[str, Any]:
     """The draft vocabularies of the sources that have one, `[V']` token ids."""
     drafter = decoder.assets.drafter
     sources = {

@@ -33,7 +33,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.replay import record
@@ -65,8 +65,7 @@ OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file
 
 def main() -> None:
     """Replays the methods; prints and writes the results."""
-    lm, decoder, config = decode_flags.load(decode_flags.config())
-    loaded = lm.loaded
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
     baseline = parse_method(BASELINE.value)
     asked = dict.fromkeys([baseline, *prompt_flags.methods()])
     groups = _groups(loaded)
@@ -141,7 +140,7 @@ def _percent(row: Mapping[str, Any]) -> str:
     return f"{100 * row['gain']:+.1f} % ({100 * low:+.1f} … {100 * high:+.1f})"
 
 
-def _groups(loaded: LoadedModel) -> dict[str, list[np.ndarray]]:
+def _groups(loaded: LanguageModel) -> dict[str, list[np.ndarray]]:
     """The prompts, by file."""
     paths = decode_flags.PROMPTS_FILE.value
     if not paths:

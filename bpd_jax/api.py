@@ -4,7 +4,7 @@ import codecs
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -12,16 +12,15 @@ from jax.sharding import Mesh
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import check_texts
-from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, load_assets
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, with_assets
 from bpd_jax.decoding.decode_state import cut_at_stop
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation, check_prompts
-from bpd_jax.decoding.loaded_model import LoadedModel, Message
+from bpd_jax.decoding.loaded_model import LanguageModel, Prompt, is_conversation
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
@@ -29,63 +28,6 @@ from bpd_jax.training import hosts
 
 # How `load` keeps matrices.
 WEIGHTS = STORED, EXPANDED, _ = "stored", "expanded", INT8
-
-# A text, token ids, or a conversation.
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LanguageModel:
-    """A model, its tokenizer, and the assets of its drafting methods."""
-
-    loaded: LoadedModel
-    assets: Assets
-
-    @classmethod
-    def of(
-        cls, loaded: LoadedModel, folders: Mapping[str, str | None] | None = None
-    ) -> "LanguageModel":
-        """A loaded model with the assets of its methods; see `load_assets`."""
-        return cls(loaded, load_assets(loaded, folders))
-
-    def decoder(
-        self,
-        *,
-        lattice_width: int = DecodeConfig.lattice_width,
-        alpha: float = DecodeConfig.alpha,
-    ) -> Decoder:
-        """Binds the model to its methods; see `Decoder`."""
-        loaded = self.loaded
-        return Decoder(
-            loaded.model,
-            width=lattice_width,
-            alpha=alpha,
-            assets=self.assets,
-            token_bytes=loaded.token_bytes,
-        )
-
-    def with_template(self, variables: Mapping[str, Any] | None) -> "LanguageModel":
-        """The model with further variables of its chat template."""
-        return dataclasses.replace(self, loaded=self.loaded.with_template(variables))
-
-    def encode(self, prompt: Prompt) -> np.ndarray:
-        """Token ids of a prompt; token ids are returned unchanged.
-
-        If the model has a chat template, a text is a user's message; a conversation is
-        a list of messages with `role` and `content`.
-        """
-        if isinstance(prompt, str) or _is_conversation(prompt):
-            return self.loaded.encode_prompt(cast("str", prompt))
-        try:
-            ids = np.asarray(prompt)
-        except ValueError as error:  # The lists have several lengths.
-            words = "a prompt is not a list of token ids: give a text or integers."
-            raise UserError(words) from error
-        if not np.issubdtype(ids.dtype, np.integer):
-            return ids  # Decoding refuses it.
-        # Ids beyond int32 keep their value; decoding refuses them.
-        narrow = ids.astype(np.int32)
-        return narrow if np.array_equal(narrow, ids) else ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,13 +107,13 @@ def load(
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)
-    lm = LanguageModel.of(loaded, assets)
+    loaded = with_assets(loaded, assets)
     loaded = loaded.rounded() if weights_dtype == INT8 else loaded
     loaded = loaded.in_precision(precision) if precision else loaded
-    lm = dataclasses.replace(lm, loaded=loaded.for_decoding())
+    loaded = loaded.for_decoding()
     # What matrices were arranged or rounded from.
     cpu.return_freed_memory()
-    return lm
+    return loaded
 
 
 def generate(
@@ -288,7 +230,7 @@ def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     from bpd_jax.base.provenance import device
     from bpd_jax.decoding.speedup import tuned_choice
 
-    tuning = find_tuning(lm.loaded)
+    tuning = find_tuning(lm)
     if tuning is None:
         return None
     return tuned_choice(*tuning, hosts.agree(device()), batch_size)
@@ -299,7 +241,7 @@ def visible_text(
 ) -> str:
     """The text of decoded tokens, up to the end of text or a stop text."""
     shown = [int(token) for token in tokens if token not in options.end_tokens]
-    return cut_at_stop(lm.loaded.tokenizer.continuation(shown), options.stop)
+    return cut_at_stop(lm.tokenizer.continuation(shown), options.stop)
 
 
 class VisibleText:
@@ -319,7 +261,7 @@ class VisibleText:
         """Adds tokens `[n]`, and returns the new text that can be shown."""
         ends = self._options.end_tokens
         shown = [int(token) for token in tokens if token not in ends]
-        pieces = map(self._lm.loaded.tokenizer.piece_bytes, shown)
+        pieces = map(self._lm.tokenizer.piece_bytes, shown)
         text = self._held + self._bytes.decode(b"".join(pieces), final=last)
         if self._stopped:
             return ""
@@ -361,14 +303,10 @@ def marked_pieces(
         yield text.add(new[1:], last), True, generation
 
 
-def _is_conversation(prompt: Prompt) -> bool:
-    return isinstance(prompt, Sequence) and any(isinstance(m, Mapping) for m in prompt)
-
-
 def _encoded(
     lm: LanguageModel, prompts: Sequence[Prompt], template: Mapping[str, Any] | None
 ) -> list[np.ndarray]:
-    if template and not all(isinstance(p, str) or _is_conversation(p) for p in prompts):
+    if template and not all(isinstance(p, str) or is_conversation(p) for p in prompts):
         raise UserError(
             "template has no effect on a prompt of token ids: leave it out, or give a "
             "text or a conversation."
@@ -384,7 +322,7 @@ def _options(lm: LanguageModel, fields: dict[str, Any]) -> DecodeOptions:
             raise UserError(f"unknown option {name!r}: choose from {names}.")
     if fields.get("end_of_text", ()) is None:
         del fields["end_of_text"]
-    fields = {**lm.loaded.option_defaults, **fields}
+    fields = {**lm.option_defaults, **fields}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     return DecodeOptions(**fields)

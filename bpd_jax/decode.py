@@ -100,7 +100,7 @@ def _show(
     texts: list[str],
 ) -> None:
     """Prints or writes the texts, and a summary line."""
-    tokenizer = lm.loaded.tokenizer
+    tokenizer = lm.tokenizer
     records = decode_records(
         method.name,
         generations,
@@ -153,7 +153,7 @@ def _streamed(
 
 def _between(lm: api.LanguageModel) -> str:
     """The separator of a prompt and its completion: an empty line before an answer."""
-    return "\n\n" if lm.loaded.chat else ""
+    return "\n\n" if lm.chat else ""
 
 
 def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None:

@@ -38,7 +38,7 @@ from bpd_jax.data.generations import (
 from bpd_jax.data.tokenizer import FILE_NAME as TOKENIZER
 from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
@@ -111,8 +111,7 @@ def main() -> None:
             "there are no prompts: give --prompts_file, or "
             "--made_up_prompts=1000 if the model has a chat template."
         )
-    lm, decoder, config = decode_flags.load(decode_flags.config())
-    loaded = lm.loaded
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
     options = config.options
     if not options.lossless:
         raise UserError(
@@ -181,7 +180,7 @@ def main() -> None:
 
 
 def _states_writer(
-    loaded: LoadedModel, output: pathlib.Path
+    loaded: LanguageModel, output: pathlib.Path
 ) -> tuple[StatesWriter | None, tuple[int, ...]]:
     """The writer of states, in process 0 if there are --states, and their layers."""
     trunk = loaded.config.trunk
@@ -225,7 +224,7 @@ def _not_too_long(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _facts(
-    loaded: LoadedModel, options: DecodeOptions, inputs: Sequence[np.ndarray]
+    loaded: LanguageModel, options: DecodeOptions, inputs: Sequence[np.ndarray]
 ) -> dict[str, Any]:
     """The settings that determine the texts, and the files of the prompts."""
     digest = hashlib.blake2b(digest_size=16)
@@ -251,7 +250,7 @@ def _facts(
     }
 
 
-def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
+def _check_same(output: pathlib.Path, loaded: LanguageModel, facts: dict) -> None:
     """Raises a `UserError` if the folder contains texts of another model or command."""
     if not (output / HEADER).exists():
         return
@@ -278,7 +277,7 @@ def _check_same(output: pathlib.Path, loaded: LoadedModel, facts: dict) -> None:
 
 
 def _write_beginning(
-    output: pathlib.Path, loaded: LoadedModel, facts: dict, made_up: list[str]
+    output: pathlib.Path, loaded: LanguageModel, facts: dict, made_up: list[str]
 ) -> None:
     """Writes all files except the shards; the header, which identifies them, first."""
     base, vocab_size = loaded.fingerprint, loaded.vocab_size
@@ -290,7 +289,10 @@ def _write_beginning(
 
 
 def _made_up(
-    output: pathlib.Path, loaded: LoadedModel, decoder: Decoder, options: DecodeOptions
+    output: pathlib.Path,
+    loaded: LanguageModel,
+    decoder: Decoder,
+    options: DecodeOptions,
 ) -> list[str]:
     """Returns the generated prompts; generates them unless the run already has."""
     chat, path = loaded.chat, output / _PROMPTS

@@ -26,7 +26,7 @@ from bpd_jax.base import progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_prompts, stream
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
@@ -104,8 +104,7 @@ def main() -> None:
     shown = parse_method(SHOW.value) if SHOW.value else None
     if OUTPUT.value:
         folders.check_folder(OUTPUT.value, _KIND)
-    lm, decoder, config = decode_flags.load(config)
-    loaded = lm.loaded
+    loaded, decoder, config = decode_flags.load(config)
     output = as_path(OUTPUT.value or loaded.folder / "evaluation")
     folders.check_folder(output, _KIND)
     options = config.options
@@ -116,14 +115,14 @@ def main() -> None:
         source = f"{loaded.task.name}, held-out documents"
     uses_auto, automatic = AUTO in methods, None
     if uses_auto:
-        automatic = api.tuned_method(lm, options.batch_size)
+        automatic = api.tuned_method(loaded, options.batch_size)
         methods = [method for method in methods if method != AUTO]
         methods += [] if automatic is None else [automatic]
     for method in [*methods, *([shown] if shown else [])]:
         decoder.check(method, prompts, options)
     decode_flags.print_mesh(*(decoder.task(method, options) for method in methods))
     if shown is not None:
-        _show(lm, decoder, shown, prompts, texts, options)
+        _show(loaded, decoder, shown, prompts, texts, options)
     results = _compare(decoder, methods, prompts, config)
     if uses_auto:
         automatic = automatic or fastest(results)
@@ -155,7 +154,7 @@ def _show(
         compile_task(task, [prompt], padded=padded)
         bar.update(1)
     tokens = visible(prompt, options)
-    prompted = texts[0] if texts else lm.loaded.tokenizer.decode(tokens)
+    prompted = texts[0] if texts else lm.tokenizer.decode(tokens)
     console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
     generation = print_stream(pieces, console)
@@ -193,7 +192,7 @@ def _compare(
 
 def _write(
     output: pathlib.Path,
-    loaded: LoadedModel,
+    loaded: LanguageModel,
     decoder: Decoder,
     options: DecodeOptions,
     results: list[MethodResult],

@@ -15,7 +15,7 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import read_drafter
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachment_files import attach_drafter
 from bpd_jax.pretrained import drafter_export
@@ -78,7 +78,7 @@ def main() -> None:
     _export_heads(load_model(cli.required("model"), _HEADS.value), output)
 
 
-def _export_heads(loaded: LoadedModel, output: str) -> None:
+def _export_heads(loaded: LanguageModel, output: str) -> None:
     base = _BASE.value or cli.required("model")
     config = loaded.config
     export_heads(
@@ -110,7 +110,7 @@ def _export_heads(loaded: LoadedModel, output: str) -> None:
         )
 
 
-def _export_drafter(loaded: LoadedModel, output: str) -> None:
+def _export_drafter(loaded: LanguageModel, output: str) -> None:
     folder = _DRAFTER.value or loaded.find_asset("drafter")
     if folder is None:
         raise UserError(

@@ -47,8 +47,7 @@ def main() -> None:
     """Measures the model, prints predictions, and saves them."""
     sizes = BATCH_SIZES.value
     methods = prompt_flags.methods()
-    lm, decoder, config = decode_flags.load(decode_flags.config())
-    loaded = lm.loaded
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
     if config.options.temperature != 0:
         raise UserError("tune decodes greedily: the temperature must be 0.")
     prompts, _ = prompt_flags.prompts(loaded, least=max(sizes))

@@ -13,7 +13,6 @@ from bpd_jax.base.reading import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.partitioning import MeshConfig
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]
@@ -28,7 +27,7 @@ def lm(trained):
 def bytes_lm():
     """A language model that has only a tokenizer, whose tokens are bytes."""
     tokenizer = train_bpe(["a"], SMALLEST_VOCABULARY)
-    return api.LanguageModel(types.SimpleNamespace(tokenizer=tokenizer), Assets())
+    return types.SimpleNamespace(tokenizer=tokenizer)
 
 
 def test_methods_give_the_same_completions(lm):
@@ -41,8 +40,8 @@ def test_methods_give_the_same_completions(lm):
         assert completion.method == parse_method("medusa:8")
         tokens, calls = len(generation.output_ids), generation.serial_calls
         assert completion.block_efficiency == tokens / calls
-        ids = [t for t in generation.output_ids if t != lm.loaded.tokenizer.end_of_text]
-        assert completion.text == lm.loaded.tokenizer.decode(ids)
+        ids = [t for t in generation.output_ids if t != lm.tokenizer.end_of_text]
+        assert completion.text == lm.tokenizer.decode(ids)
     assert any(c.block_efficiency > 1 for c in drafted)
 
 
@@ -61,7 +60,7 @@ def test_precisions_that_do_not_exist_are_refused(trained, options, message):
 
 def test_a_prompt_may_be_token_ids(lm):
     ids = lm.encode(PROMPTS[0])
-    assert ids[0] == lm.loaded.tokenizer.end_of_text
+    assert ids[0] == lm.tokenizer.end_of_text
     texts = {
         api.generate(lm, [prompt], "medusa:8", max_new_tokens=24)[0].text
         for prompt in (PROMPTS[0], ids, ids.tolist(), tuple(ids.tolist()))
@@ -152,22 +151,20 @@ def test_misplaced_arguments_are_refused(lm, trained):
 
 def pieces_of(bytes_lm, text, cuts, stop=()):
     """The visible pieces of a text that is decoded in parts split at byte `cuts`."""
-    tokens = np.array(bytes_lm.loaded.tokenizer.encode(text))
+    tokens = np.array(bytes_lm.tokenizer.encode(text))
     parts = np.split(tokens, sorted(cut for cut in cuts if cut < len(tokens)))
     last = object()
     stream = [(part, None) for part in parts[:-1]] + [(parts[-1], last)]
-    options = DecodeOptions(
-        stop=stop, end_of_text=bytes_lm.loaded.tokenizer.end_of_text
-    )
+    options = DecodeOptions(stop=stop, end_of_text=bytes_lm.tokenizer.end_of_text)
     shown = list(api.visible_pieces(bytes_lm, iter(stream), options))
     assert [generation for _, generation in shown if generation is not None] == [last]
     return [piece for piece, _ in shown]
 
 
 def test_accepted_draft_tokens_are_marked(bytes_lm):
-    ids = np.array(bytes_lm.loaded.tokenizer.encode("abcdé"))
+    ids = np.array(bytes_lm.tokenizer.encode("abcdé"))
     calls = iter([(ids[:3], None), (ids[3:4], None), (ids[4:], "last")])
-    options = DecodeOptions(end_of_text=bytes_lm.loaded.tokenizer.end_of_text)
+    options = DecodeOptions(end_of_text=bytes_lm.tokenizer.end_of_text)
     pieces = list(api.marked_pieces(bytes_lm, calls, options))
     # The last call decodes both bytes of é, which form one character.
     marked = [("a", False), ("bc", True), ("d", False), ("é", True)]
@@ -198,7 +195,7 @@ def test_pieces_join_to_the_text_before_its_first_stop_text(
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     decoded = text[: min(ends)] if ends else text
     pieces = pieces_of(bytes_lm, decoded, cuts, tuple(stops))
-    tokens = bytes_lm.loaded.tokenizer.encode(decoded)
+    tokens = bytes_lm.tokenizer.encode(decoded)
     options = DecodeOptions(stop=tuple(stops))
     assert "".join(pieces) == api.visible_text(bytes_lm, tokens, options)
     if not ends:

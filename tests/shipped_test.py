@@ -48,8 +48,8 @@ def test_everything_belongs_to_the_model_and_is_loaded_with_it(lm):
     drafter = load_drafter(SMOLLM2 / "drafter")
     # Held-out texts; the paper's heads of the same model reach 1.3.
     assert drafter.facts["tokens_per_call"] > 2
-    assert drafter.base == load_heads(SMOLLM2 / "heads").base == lm.loaded.fingerprint
-    assert lm.loaded.model.block_size == 9
+    assert drafter.base == load_heads(SMOLLM2 / "heads").base == lm.fingerprint
+    assert lm.model.block_size == 9
     assets = lm.assets
     assert None not in (assets.drafter, assets.ngram, assets.accuracies)
     assert "+ngram:alpha=0.25/tree:" in lm.decoder().default_method.name

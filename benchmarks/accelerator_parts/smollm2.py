@@ -12,7 +12,7 @@ from absl import flags
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import Decoder
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import find_packaged
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
@@ -42,8 +42,7 @@ def jobs(settings: JobSettings) -> Iterator[Job]:
         _find_weights()
     if flags.FLAGS["precision"].value is None:
         flags.FLAGS["precision"].value = settings.dtype
-    lm, decoder, config = decode_flags.load(decode_flags.config())
-    loaded = lm.loaded
+    loaded, decoder, config = decode_flags.load(decode_flags.config())
     texts = decode_flags.prompt_texts()
     if not texts:
         raise UserError("--prompts_file is missing: name a file of prompts.")
@@ -82,7 +81,7 @@ def _find_weights() -> None:
 
 def _measured(
     settings: JobSettings,
-    loaded: LoadedModel,
+    loaded: LanguageModel,
     decoder: Decoder,
     method: Method,
     prompts: Sequence[np.ndarray],

@@ -1,5 +1,6 @@
 """Loading of the assets of drafting methods from folders."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -8,7 +9,7 @@ from typing import Any
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
@@ -50,8 +51,15 @@ ASSET_FOLDERS = {
 }
 
 
+def with_assets(
+    loaded: LanguageModel, paths: Mapping[str, str | None] | None = None
+) -> LanguageModel:
+    """The model with the assets of its methods; see `load_assets`."""
+    return dataclasses.replace(loaded, assets=load_assets(loaded, paths))
+
+
 def load_assets(
-    loaded: LoadedModel, paths: Mapping[str, str | None] | None = None
+    loaded: LanguageModel, paths: Mapping[str, str | None] | None = None
 ) -> Assets:
     """Loads the assets of a model.
 
@@ -99,7 +107,7 @@ def load_assets(
     return Assets(**assets, accuracies=accuracies, same_tokens=True)
 
 
-def find_tuning(loaded: LoadedModel) -> tuple[str, dict[str, Any]] | None:
+def find_tuning(loaded: LanguageModel) -> tuple[str, dict[str, Any]] | None:
     """Path and contents of `drafting.json` if it was written for the loaded heads.
 
     In all processes they are those of process 0: the method and the shape of trees,
@@ -135,7 +143,7 @@ def read_tuning(path: pathlib.Path) -> dict[str, Any]:
     return facts
 
 
-def _load_asset(loaded: LoadedModel, name: str, path: str) -> NGramModel | object:
+def _load_asset(loaded: LanguageModel, name: str, path: str) -> NGramModel | object:
     if name == "ngram":
         from bpd_jax.ngrams.formats import load_model as ngram_files
 
@@ -185,7 +193,9 @@ def _load_small(path: str, tokenizer: Tokenizer, name: str) -> Model:
     return small.model
 
 
-def read_drafter(loaded: LoadedModel, folder: str | os.PathLike[str]) -> LoadedDrafter:
+def read_drafter(
+    loaded: LanguageModel, folder: str | os.PathLike[str]
+) -> LoadedDrafter:
     """Reads a block drafter of a model: one trained here, or a published one."""
     folder = as_path(folder)
     if (folder / CONFIG).is_file() and not (folder / DRAFTER_KIND.marker).is_file():

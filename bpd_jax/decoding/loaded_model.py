@@ -1,10 +1,10 @@
-"""A loaded model: functions, parameters, tokenizer, chat template and folders."""
+"""A model as people use it: parameters, tokenizer, chat template, folders, assets."""
 
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -29,9 +32,16 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, str]
 
+# A text, token ids, or a conversation.
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
+
 # Names of runs with a result of the same name, and a file of every run folder.
 _RESULTS = ("heads", "drafter")
 _RUN_CONFIGURATION = "config.gin"
+
+
+def is_conversation(prompt: Prompt) -> bool:
+    return isinstance(prompt, Sequence) and any(isinstance(m, Mapping) for m in prompt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +95,8 @@ class Chat:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedModel:
-    """A model with its parameters and tokenizer.
+class LanguageModel:
+    """A model with its parameters, its tokenizer and the assets of its methods.
 
     Attributes:
       name: display name.
@@ -105,6 +115,7 @@ class LoadedModel:
       trunk_identity: `fingerprint` of its parameters before their layout was changed;
         None to compute it.
       step: training step of its checkpoint; None for a pretrained model.
+      assets: those of its drafting methods; see `asset_files.with_assets`.
     """
 
     name: str
@@ -122,6 +133,7 @@ class LoadedModel:
     heads_identity: str | None = None
     trunk_identity: str | None = None
     step: int | None = None
+    assets: Assets = dataclasses.field(default_factory=Assets)
 
     @property
     def config(self) -> BlockwiseConfig:
@@ -178,7 +190,7 @@ class LoadedModel:
         """The bytes of all V tokens."""
         return [self.tokenizer.piece_bytes(token) for token in range(self.vocab_size)]
 
-    def in_precision(self, precision: str) -> "LoadedModel":
+    def in_precision(self, precision: str) -> "LanguageModel":
         """Returns the model in one of `PRECISIONS`."""
         if precision != INT8:
             return self._in_dtype(precision)
@@ -195,7 +207,7 @@ class LoadedModel:
         )
         return dataclasses.replace(loaded, model=model)
 
-    def _in_dtype(self, dtype: str) -> "LoadedModel":
+    def _in_dtype(self, dtype: str) -> "LanguageModel":
         """Returns the model with activations, products and matrices of this dtype.
 
         Casting matrices once has the same result as casting them in every pass.
@@ -214,7 +226,7 @@ class LoadedModel:
         )
         return dataclasses.replace(self, model=model, trunk_identity=self.fingerprint)
 
-    def rounded(self) -> "LoadedModel":
+    def rounded(self) -> "LanguageModel":
         """Returns the model with matrices in 8 bits; says how large the error is."""
         if self.config.trunk.experts is not None:
             raise UserError(
@@ -231,7 +243,7 @@ class LoadedModel:
             trunk_identity=self.fingerprint,
         )
 
-    def for_decoding(self) -> "LoadedModel":
+    def for_decoding(self) -> "LanguageModel":
         """Returns the model with parameters in the fastest layout for decoding.
 
         The softmax of the heads' draft vocabulary, which only drafts, may be rounded.
@@ -248,6 +260,36 @@ class LoadedModel:
             model=self.model.with_params(params),
             trunk_identity=self.fingerprint,
         )
+
+    def decoder(
+        self,
+        *,
+        lattice_width: int = DecodeConfig.lattice_width,
+        alpha: float = DecodeConfig.alpha,
+    ) -> Decoder:
+        """Binds the model to its methods; see `Decoder`."""
+        return Decoder(
+            self.model,
+            width=lattice_width,
+            alpha=alpha,
+            assets=self.assets,
+            token_bytes=self.token_bytes,
+        )
+
+    def encode(self, prompt: Prompt) -> np.ndarray:
+        """Token ids of a prompt (`encode_prompt`); token ids stay as they are."""
+        if isinstance(prompt, str) or is_conversation(prompt):
+            return self.encode_prompt(cast("str", prompt))
+        try:
+            ids = np.asarray(prompt)
+        except ValueError as error:  # The lists have several lengths.
+            words = "a prompt is not a list of token ids: give a text or integers."
+            raise UserError(words) from error
+        if not np.issubdtype(ids.dtype, np.integer):
+            return ids  # Decoding refuses it.
+        # Ids beyond int32 keep their value; decoding refuses them.
+        narrow = ids.astype(np.int32)
+        return narrow if np.array_equal(narrow, ids) else ids
 
     def encode_prompt(self, prompt: str | Sequence[Message]) -> np.ndarray:
         """Token ids of a prompt, int32.
@@ -270,7 +312,7 @@ class LoadedModel:
             )
         return np.asarray(ids, np.int32)
 
-    def with_template(self, variables: Mapping[str, Any] | None) -> "LoadedModel":
+    def with_template(self, variables: Mapping[str, Any] | None) -> "LanguageModel":
         """Returns the model with further variables of its chat template."""
         if variables is None:
             return self
@@ -292,6 +334,6 @@ class LoadedModel:
             self, chat=dataclasses.replace(self.chat, variables=known)
         )
 
-    def without_chat(self) -> "LoadedModel":
+    def without_chat(self) -> "LanguageModel":
         """Returns the model without its chat template."""
         return dataclasses.replace(self, chat=None)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.loaded_model import Chat, LoadedModel
+from bpd_jax.decoding.loaded_model import Chat, LanguageModel
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -54,7 +54,7 @@ def load_model(
     mesh: Mesh | None = None,
     *,
     stored: bool = False,
-) -> LoadedModel:
+) -> LanguageModel:
     """Loads a model.
 
     Args:
@@ -113,7 +113,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 def _load_pretrained(
     name: str, path: pathlib.Path, heads: str | None, mesh: Mesh | None, stored: bool
-) -> LoadedModel:
+) -> LanguageModel:
     checkpoint = open_checkpoint(path)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > checkpoint.config.vocab_size:
@@ -128,7 +128,7 @@ def _load_pretrained(
     folder = RUNS / name
     # Assets of the user take precedence over those of the package.
     asset_folders = (folder, SHIPPED / name) if name in PACKAGED else (folder,)
-    loaded = LoadedModel(
+    loaded = LanguageModel(
         name=name,
         folder=folder,
         model=Model(config, params, mesh=mesh),

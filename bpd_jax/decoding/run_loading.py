@@ -20,7 +20,7 @@ from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask, task_from_json
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.model import Model
 from bpd_jax.storage import files
@@ -31,7 +31,7 @@ from bpd_jax.training.run_names import CHECKPOINTS, whole_steps
 _BATCH = 256
 
 
-def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
+def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LanguageModel:
     """Loads the model of a run folder, or of one of its checkpoints."""
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step: int | None = int(folder.name)
@@ -40,7 +40,7 @@ def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LoadedModel:
         step = selected_step(folder)
     config = load_config(folder / "model.json")
     tokenizer = Tokenizer.load(folder)
-    return LoadedModel(
+    return LanguageModel(
         name=folder.name,
         folder=folder,
         model=Model(config, load_run_parameters(folder, config, step, mesh), mesh=mesh),
@@ -63,7 +63,7 @@ def load_task(path: str | os.PathLike[str]) -> DataTask:
         raise UserError(f"{path} does not describe a task: {error}.") from error
 
 
-def held_out(loaded: LoadedModel, count: int, length: int) -> list[np.ndarray]:
+def held_out(loaded: LanguageModel, count: int, length: int) -> list[np.ndarray]:
     """Held-out prompts: the first `length` tokens of `count` documents.
 
     For a model that was trained on examples, inputs of at most `length` tokens.

@@ -102,7 +102,7 @@ def load(config: DecodeConfig) -> tuple[api.LanguageModel, Decoder, DecodeConfig
     )
     unset = {
         name: value
-        for name, value in lm.loaded.option_defaults.items()
+        for name, value in lm.option_defaults.items()
         if getattr(config.options, name) is None
     }
     options = dataclasses.replace(config.options, **unset)

@@ -115,7 +115,7 @@ class HarnessModel:
             mesh=mesh,
             **assets,
         )
-        longest = self.lm.loaded.config.trunk.max_length
+        longest = self.lm.config.trunk.max_length
         if max_length is not None:
             check_value("max_length", max_length, integer(2, longest))
         self.max_length = max_length or longest
@@ -126,7 +126,7 @@ class HarnessModel:
             max_new_tokens=max_gen_toks,
             batch_size=int(batch_size),
             seed=seed,
-            **self.lm.loaded.option_defaults,
+            **self.lm.option_defaults,
         )
         if self.method != AUTO:
             decoder.check(self.method, [], self._defaults)
@@ -140,12 +140,10 @@ class HarnessModel:
         For a chat model, the names of special tokens in a text are encoded as these
         tokens, as in other tools, so that results are comparable.
         """
-        loaded = self.lm.loaded
-        encode = loaded.tokenizer.encode
-        ids = (
-            encode(text) if loaded.chat is None else loaded.tokenizer.encode_chat(text)
-        )
-        begin = loaded.begin_of_text
+        tokenizer = self.lm.tokenizer
+        encode = tokenizer.encode if self.lm.chat is None else tokenizer.encode_chat
+        ids = encode(text)
+        begin = self.lm.begin_of_text
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     def encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, int]:
@@ -165,7 +163,7 @@ class HarnessModel:
         least = 1 if len(bare) < len(context + continuation) else 0
         count = max(len(full) - len(context_ids), least)
         if count == len(full):
-            full = [self.lm.loaded.prefix_token, *full]
+            full = [self.lm.prefix_token, *full]
         return np.asarray(full, np.int32), count
 
     def loglikelihood(
@@ -209,7 +207,7 @@ class HarnessModel:
     ) -> Iterator[tuple[int, Score]]:
         yield from progress.bar(
             score_texts(
-                self.lm.loaded.model,
+                self.lm.model,
                 texts,
                 batch_size=self._defaults.batch_size,
                 max_length=self.max_length,
@@ -248,7 +246,7 @@ class HarnessModel:
                     f"the model supports {self.max_length} including the prompt: give "
                     "--gen_kwargs max_gen_toks=NUMBER."
                 )
-            ids = self.encode(context) or [self.lm.loaded.prefix_token]
+            ids = self.encode(context) or [self.lm.prefix_token]
             truncated += len(ids) > max_prompt
             ids = ids[-max_prompt:]
             groups[options, _length_class(len(ids))][index] = ids
@@ -296,7 +294,7 @@ class HarnessModel:
     @property
     def tokenizer_name(self) -> str:
         """Name that distinguishes cached prompts of several models."""
-        return self.lm.loaded.name
+        return self.lm.name
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The model's Jinja template, which the harness records."""
@@ -310,12 +308,12 @@ class HarnessModel:
 
     @property
     def _chat(self) -> Chat:
-        if self.lm.loaded.chat is None:
+        if self.lm.chat is None:
             raise UserError(
                 f"{self.tokenizer_name} has no chat template: leave out "
                 "--apply_chat_template."
             )
-        return self.lm.loaded.chat
+        return self.lm.chat
 
     def apply_chat_template(
         self,

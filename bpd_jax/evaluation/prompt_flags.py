@@ -3,7 +3,7 @@
 import numpy as np
 from absl import flags
 
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.run_loading import held_out
@@ -21,7 +21,9 @@ def methods() -> list[Method]:
     return [parse_method(name) for name in METHODS.value if name.strip()]
 
 
-def prompts(loaded: LoadedModel, least: int = 1) -> tuple[list[np.ndarray], list[str]]:
+def prompts(
+    loaded: LanguageModel, least: int = 1
+) -> tuple[list[np.ndarray], list[str]]:
     """The prompts of all `--prompts_file`s, or else `least` or more held-out ones.
 
     Returns:

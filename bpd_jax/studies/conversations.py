@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.studies.tasks import StudyExample
 
 
 def later_turns(
     examples: Sequence[StudyExample],
     answer: Callable[[list[np.ndarray]], list[str]],
-    loaded: LoadedModel,
+    loaded: LanguageModel,
     *,
     turns: int,
     longest: int,

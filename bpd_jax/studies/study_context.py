@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from bpd_jax.api import LanguageModel
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE, Shard
 from bpd_jax.data.text_readers import read_prompts_file
-from bpd_jax.decoding.asset_files import ASSET_FOLDERS
+from bpd_jax.decoding.asset_files import ASSET_FOLDERS, with_assets
 from bpd_jax.decoding.decoder import GREEDY, Decoder
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
@@ -70,7 +69,7 @@ class StudyContext:
         self._examples: dict[str, list[StudyExample]] = {}
         self._texts: dict[str, list[RecordedText]] = {}
         self._decoders: dict[tuple[str, str | None], Decoder] = {}
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, LanguageModel] = {}
         self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
         self.alphas: dict[str, dict[str, float]] = {}
         self.zero_wins: dict[str, list[str]] = {}
@@ -79,7 +78,7 @@ class StudyContext:
         """The name of the model that decodes a task."""
         return self.config.model.replace(TASK_FIELD, task)
 
-    def loaded(self, task: str) -> LoadedModel:
+    def loaded(self, task: str) -> LanguageModel:
         """The model of a task, with parameters in the layout of `api.load`."""
         name = self.model_name(task)
         if name not in self._models:
@@ -189,7 +188,7 @@ class StudyContext:
         key = (self.model_name(task), json.dumps(folders, sort_keys=True))
         if key not in self._decoders:
             loaded = self.loaded(task)
-            self._decoders[key] = LanguageModel.of(loaded, folders).decoder(
+            self._decoders[key] = with_assets(loaded, folders).decoder(
                 lattice_width=self.config.lattice_width
             )
         method = parsed.method

@@ -23,7 +23,7 @@ from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
 from bpd_jax.data.example_task import DATASETS, SEPARATOR, ExampleTask
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.storage import files
 from bpd_jax.studies.study_records import REPORT, TUNE
 
@@ -254,7 +254,7 @@ def _texts(record: dict[str, Any], field: str) -> list[str]:
     return [text for text in values if isinstance(text, str)]
 
 
-def plain_text(loaded: LoadedModel, output: Iterable[int] | np.ndarray) -> str:
+def plain_text(loaded: LanguageModel, output: Iterable[int] | np.ndarray) -> str:
     """The text of decoded tokens before the end of text, without surrounding spaces."""
     ends = loaded.end_tokens
     tokens = itertools.takewhile(lambda token: token not in ends, output)
@@ -263,7 +263,7 @@ def plain_text(loaded: LoadedModel, output: Iterable[int] | np.ndarray) -> str:
 
 def draw_examples(
     sources: Sequence[TaskRecord],
-    loaded: LoadedModel,
+    loaded: LanguageModel,
     *,
     examples: int,
     tune: int,
@@ -345,7 +345,7 @@ def undrawn_texts(
 
 
 def _fitted(
-    source: TaskRecord, loaded: LoadedModel, longest: int
+    source: TaskRecord, loaded: LanguageModel, longest: int
 ) -> tuple[str, np.ndarray] | None:
     """Prompt and tokens, with the document truncated to fit; None if impossible."""
     after = source.after

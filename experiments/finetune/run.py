@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from bpd_jax.api import LanguageModel
 from bpd_jax.base import cli, configuration, progress, provenance
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
@@ -32,8 +31,9 @@ from bpd_jax.data import text_readers
 from bpd_jax.data.example_readers import example_files
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.rows import PackedRows, open_rows
+from bpd_jax.decoding.asset_files import with_assets
 from bpd_jax.decoding.generate import Generation
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
@@ -217,10 +217,10 @@ def _answers(task: ExampleTask, ids: Collection[str]) -> dict[str, list[str]]:
     }
 
 
-def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generation]:
+def _decode(loaded: LanguageModel, prompts: Sequence[np.ndarray]) -> list[Generation]:
     """Decodes prompts by plain blockwise parallel decoding."""
     # `bpd_jax.load` would discard the layout that the evaluation of losses requires.
-    decoder = LanguageModel.of(loaded.for_decoding()).decoder()
+    decoder = with_assets(loaded.for_decoding()).decoder()
     options = DecodeOptions(
         max_new_tokens=_NEW_TOKENS,
         end_of_text=loaded.end_of_text,
@@ -231,7 +231,7 @@ def _decode(loaded: LoadedModel, prompts: Sequence[np.ndarray]) -> list[Generati
 
 def _quality(
     task: str,
-    loaded: LoadedModel,
+    loaded: LanguageModel,
     generations: Sequence[Generation],
     references: Sequence[Sequence[str]],
 ) -> dict[str, Any]:

@@ -74,13 +74,13 @@ def test_a_model_in_another_precision_has_the_same_fingerprint(folder):
 
 def test_a_folder_decodes_without_and_with_heads(folder):
     plain = api.load(str(folder))
-    assert plain.loaded.model.block_size == 1
-    assert plain.loaded.folder == pathlib.Path("runs/tiny_llama")
-    write_heads(plain.loaded, pathlib.Path("runs/tiny_llama/heads"))
+    assert plain.model.block_size == 1
+    assert plain.folder == pathlib.Path("runs/tiny_llama")
+    write_heads(plain, pathlib.Path("runs/tiny_llama/heads"))
     headed = api.load(str(folder))
-    assert headed.loaded.model.block_size == 4
-    assert headed.assets.accuracies == headed.loaded.accuracies
-    assert headed.loaded.accuracies[0] == (0.5, 0.25)
+    assert headed.model.block_size == 4
+    assert headed.assets.accuracies == headed.accuracies
+    assert headed.accuracies[0] == (0.5, 0.25)
     prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
     options = {"max_new_tokens": 12, "batch_size": 3, "lattice_width": 4}
     greedy = api.generate(plain, prompts, "greedy", **options)

@@ -26,14 +26,14 @@ def harness(trained):
 @pytest.fixture(scope="module")
 def without_bos(harness):
     """The same model without a begin-of-text token."""
-    loaded = dataclasses.replace(harness.lm.loaded, begin_of_text=None)
+    loaded = dataclasses.replace(harness.lm, begin_of_text=None)
     return with_loaded(harness, loaded)
 
 
 def with_loaded(harness, loaded):
     copy = object.__new__(HarnessModel)
     copy.__dict__.update(harness.__dict__)
-    copy.lm = dataclasses.replace(harness.lm, loaded=loaded)
+    copy.lm = loaded
     return copy
 
 
@@ -89,12 +89,12 @@ def test_rolling_score_equals_the_score_of_the_text(harness):
 
 
 def test_pairs_are_split_between_context_and_continuation(harness, without_bos):
-    begin = harness.lm.loaded.begin_of_text
+    begin = harness.lm.begin_of_text
 
     def pair(model, *texts):
         ids, count = model.encode_pair(*texts)
         assert ids.dtype == np.int32
-        decode = model.lm.loaded.tokenizer.decode
+        decode = model.lm.tokenizer.decode
         return ids[0] == begin, decode(ids[len(ids) - count :])
 
     for model, begins in ((harness, True), (without_bos, False)):
@@ -114,7 +114,7 @@ def test_answers_are_cached_unless_sampled(harness):
         def keep(self, kind, arguments, answer):
             cached[kind, arguments[0]] = answer
 
-    model = with_loaded(harness, harness.lm.loaded)
+    model = with_loaded(harness, harness.lm)
     model.__class__ = CachingModel
     [score] = model.loglikelihood([request("2", " times")])
     [rolling] = model.loglikelihood_rolling([request("2 times")])
@@ -177,7 +177,7 @@ def test_arguments_may_be_strings(trained):
     )
     assert model.max_length == 64
     assert model.lm.assets.ngram is not None
-    assert model.lm.loaded.config.trunk.dtype == "bfloat16"
+    assert model.lm.config.trunk.dtype == "bfloat16"
     [text] = model.generate_until([request("3", {"max_gen_toks": 5})])
     assert text
 
@@ -191,7 +191,7 @@ def test_chats_are_rendered_with_the_models_template(harness):
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
         "{% if enable_thinking %}<think>{% endif %}"
     )
-    loaded = dataclasses.replace(harness.lm.loaded, chat=chat)
+    loaded = dataclasses.replace(harness.lm, chat=chat)
     chat_model = with_loaded(harness, loaded)
     messages = [{"role": "user", "content": "3 times 4?"}]
     text = chat_model.apply_chat_template(messages)
@@ -202,7 +202,7 @@ def test_chats_are_rendered_with_the_models_template(harness):
     with pytest.raises(UserError, match="an empty conversation"):
         chat_model.apply_chat_template([])
     assert chat_model.chat_template(True) == chat.template
-    assert chat_model.tokenizer_name == harness.lm.loaded.name
+    assert chat_model.tokenizer_name == harness.lm.name
     # Special tokens of the template are encoded as such, and the first only once.
     begin = loaded.begin_of_text
     assert chat_model.encode(text).count(begin) == 2
@@ -215,7 +215,7 @@ def test_chats_are_rendered_with_the_models_template(harness):
 
 
 def test_empty_contexts_are_the_begin_token_and_else_the_end_token(without_bos):
-    loaded = without_bos.lm.loaded
+    loaded = without_bos.lm
     ends = (loaded.tokenizer.end_of_text,)
     for begin, want in ((None, ends[0]), (7, 7)):
         model = with_loaded(

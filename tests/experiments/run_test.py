@@ -62,7 +62,7 @@ def test_studies_and_other_commands_decode_with_the_same_parameters(context, tra
     """Otherwise studies and `evaluate` would time different kernels on a CPU."""
     lm = api.load(str(trained / "run"))
     decoder, _ = context.contender("bpd", "held_out")
-    assert jax.tree.structure(decoder.model) == jax.tree.structure(lm.loaded.model)
+    assert jax.tree.structure(decoder.model) == jax.tree.structure(lm.model)
 
 
 def test_header_describes_the_source_that_drafts(context, with_drafter):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads
 from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes
@@ -147,7 +147,7 @@ def test_single_levels_equal_all_levels(name):
 def test_decoding_reads_only_a_shared_draft_softmax_in_bfloat16(name):
     config, params = model(name)
     fields = {"model": Model(config, params)}
-    loaded = LoadedModel("model", None, tokenizer=None, end_tokens=(0,), **fields)
+    loaded = LanguageModel("model", None, tokenizer=None, end_tokens=(0,), **fields)
     prepared = loaded.for_decoding()
     on_cpu = jax.default_backend() == "cpu"
     shared = not HEADS[name].own_softmax

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.decoding.loaded_model import LoadedModel
+from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import (
@@ -174,6 +174,6 @@ def test_flops_are_those_of_the_chosen_experts():
 def test_experts_are_not_rounded():
     model = BlockwiseConfig(CONFIG)
     params = random_params(parameter_shapes(model), 0.5, 0)
-    loaded = LoadedModel("m", None, Model(model, params), None, end_tokens=(0,))
+    loaded = LanguageModel("m", None, Model(model, params), None, end_tokens=(0,))
     with pytest.raises(UserError, match="int8 does not round experts"):
         loaded.rounded()

@@ -235,7 +235,7 @@ def test_quantized_weights_are_shared_by_eight_devices(tiny, tmp_path, weights):
     for mesh in (None, MeshConfig(data=2, fsdp=2, model=2)):
         lm = api.load(str(path), weights_dtype=weights, mesh=mesh)
         if mesh is not None:
-            mlp = lm.loaded.params["trunk"]["mlp_0"]
+            mlp = lm.params["trunk"]["mlp_0"]
             kernels = mlp["input"]["kernel"], mlp["output"]["kernel"]
             sizes = [
                 (x.size, x.addressable_shards[0].data.size)
