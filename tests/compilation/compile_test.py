@@ -84,9 +84,14 @@ def test_the_tables_of_the_docs_are_the_record():
     record = json.loads((ROOT / "benchmarks/results/compile.json").read_text())
     assert [*record] == [*SETTINGS]
     lines = (ROOT / "docs" / "tpu.md").read_text().splitlines()
+    shown = 0
     for name, result in record.items():
         rows = [f"| {' | '.join(row)} |" for row in rows_of(name, result)]
-        assert [x for x in lines if x.startswith(f"| `{name}`")][: len(rows)] == rows
+        documented = [x for x in lines if x.startswith(f"| `{name}`")]
+        # A setting that is refused has no figures.
+        assert not rows or documented in ([], rows)
+        shown += len(documented)
+    assert shown > 40
 
 
 @pytest.mark.parametrize(
