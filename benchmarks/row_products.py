@@ -24,7 +24,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
-from bpd_jax.models.cpu import on_cpu
+from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.cpu.layout import SOFTMAX
 from bpd_jax.models.cpu.products import times_packed, times_rows
@@ -107,7 +107,7 @@ def main() -> None:
         "quantized": stored.for_decoding().model,
     }
     if lanes() is not None:
-        models["integers"] = stored.in_precision(INT8).for_decoding().model
+        models["integers"] = stored.for_decoding(INT8).model
     cache = plain.model.empty_cache(1, 2 * _CONTEXT)
     cache = cache.replace(lengths=jnp.full((1,), _CONTEXT, jnp.int32))
     matrices = matrices_of(models["kernel"])

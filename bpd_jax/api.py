@@ -22,6 +22,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.models import cpu
+from bpd_jax.models.cpu.host import return_freed_memory
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
 from bpd_jax.training import hosts
@@ -91,28 +92,25 @@ def load(
             names = ", ".join(ASSET_FOLDERS)
             raise UserError(f"unknown asset {asset!r}: choose from {names}.")
     devices = decoding_mesh(mesh)
-    several = devices is not None
     for setting, value, known in (
         ("weights_dtype", weights_dtype, WEIGHTS),
         ("precision", precision, PRECISIONS),
     ):
         if value not in (None, *known):
             raise UserError(f"{setting} is one of {', '.join(known)}, not {value!r}.")
-    if several and precision == INT8:
+    if devices is not None and precision == INT8:
         raise UserError("precision=int8 is for one device: leave out the mesh.")
     if weights_dtype == INT8 and hosts.count() > 1:
         raise UserError("weights_dtype=int8 is for one process: leave it out.")
-    fast = cpu.multiplies_quantized() and precision in (None, "float32", INT8)
-    stored = weights_dtype == STORED or (weights_dtype is None and fast and not several)
+    fast = cpu.multiplies_quantized(precision, devices)
+    stored = weights_dtype == STORED or (weights_dtype is None and fast)
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)
     loaded = with_assets(loaded, assets)
-    loaded = loaded.rounded() if weights_dtype == INT8 else loaded
-    loaded = loaded.in_precision(precision) if precision else loaded
-    loaded = loaded.for_decoding()
+    loaded = loaded.for_decoding(precision, rounds=weights_dtype == INT8)
     # What matrices were arranged or rounded from.
-    cpu.return_freed_memory()
+    return_freed_memory()
     return loaded
 
 

@@ -42,7 +42,7 @@ from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
@@ -97,7 +97,7 @@ _MADE_UP_TOP_K = 100
 
 def main() -> None:
     """Collects or generates prompts, decodes them, and writes shards."""
-    cpu.keep_freed_memory()
+    keep_freed_memory()
     output = as_path(cli.required("output"))
     method = parse_method(METHOD.value)
     if method.is_oracle:

@@ -40,7 +40,7 @@ from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.generations import read_header
 from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import hosts, process_flags, run_description, trainer
 from bpd_jax.training.config import TrainConfig
@@ -66,7 +66,7 @@ def main() -> None:
         # CPU devices in place of those of the slice: only shapes are computed.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", device_count(_TOPOLOGY.value))
-    cpu.keep_freed_memory()
+    keep_freed_memory()
     process_flags.join()
     with hosts.together():
         _train()

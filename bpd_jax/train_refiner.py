@@ -17,7 +17,7 @@ from absl import flags
 
 from bpd_jax.base import cli
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.refiner_sources import RefinerSettings, default_data
@@ -51,7 +51,7 @@ cli.define_flags(RefinerSettings)
 
 def main() -> None:
     """Trains the refiner and prints its accuracies."""
-    cpu.keep_freed_memory()
+    keep_freed_memory()
     name = cli.required("model")
     cli.required("kind")
     settings = RefinerSettings(**cli.flag_values(RefinerSettings))

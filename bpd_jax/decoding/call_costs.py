@@ -17,9 +17,9 @@ from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
+from bpd_jax.models.cpu.device import compiler_options
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.training import hosts
@@ -127,7 +127,7 @@ def measure_drafting(
 
 def _jit() -> Callable[..., Any]:
     """`jax.jit` with the options of the programs of decoding, whose times count."""
-    return functools.partial(jax.jit, compiler_options=cpu.compiler_options())
+    return functools.partial(jax.jit, compiler_options=compiler_options())
 
 
 def sizes_of_passes(

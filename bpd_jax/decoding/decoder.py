@@ -29,7 +29,7 @@ from bpd_jax.drafting.refiners.ngram import NGram
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
 from bpd_jax.drafting.sources.lookup import Lookup
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import is_quantized
 from bpd_jax.models.transformer_config import INT8
@@ -137,7 +137,7 @@ class Decoder:
 
     @property
     def _default_sizes(self) -> _DefaultSizes:
-        if not cpu.on_cpu():
+        if not on_cpu():
             return _ACCELERATOR_SIZES
         if self.model.precision == INT8:
             return _INTEGER_SIZES

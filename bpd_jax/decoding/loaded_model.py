@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
@@ -18,11 +17,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.model import Model, cast_matrices
-from bpd_jax.models.partitioning import first_device, has_tensor_cores
-from bpd_jax.models.quantized import expanded, rounded
-from bpd_jax.models.quantized_kernel import in_kernel
-from bpd_jax.models.transformer_config import INT8
+from bpd_jax.models.model import Model
 from bpd_jax.pretrained.chat import check_variables, render_chat, render_continued
 from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
@@ -190,76 +185,16 @@ class LanguageModel:
         """The bytes of all V tokens."""
         return [self.tokenizer.piece_bytes(token) for token in range(self.vocab_size)]
 
-    def in_precision(self, precision: str) -> "LanguageModel":
-        """Returns the model in one of `PRECISIONS`."""
-        if precision != INT8:
-            return self._in_dtype(precision)
-        if self.config.trunk.experts is not None:
-            raise UserError("precision=int8 is not for models of experts.")
-        width = self.config.trunk.head_width
-        cpu.check_integers(width)
-        loaded = self._in_dtype("float32").rounded()
-        trunk = cpu.integer_layout(loaded.params["trunk"])
-        model = dataclasses.replace(
-            loaded.model,
-            params={**loaded.params, "trunk": trunk},
-            cache_dtype=cpu.cache_dtype(INT8, width),
+    def for_decoding(
+        self, precision: str | None = None, *, rounds: bool = False
+    ) -> "LanguageModel":
+        """Returns the model as its devices decode it; see `cpu.prepared`."""
+        identity, mesh = self.fingerprint, self.model.mesh
+        config, params, cache_dtype = cpu.prepared(
+            self.config, self.params, mesh, precision, rounds=rounds
         )
-        return dataclasses.replace(loaded, model=model)
-
-    def _in_dtype(self, dtype: str) -> "LanguageModel":
-        """Returns the model with activations, products and matrices of this dtype.
-
-        Casting matrices once has the same result as casting them in every pass.
-        Vectors, such as the scales of norms, keep their precision. Quantized matrices
-        stay so unless this device multiplies them only in float32.
-        """
-        config = self.config
-        trunk = dataclasses.replace(config.trunk, dtype=dtype)
-        config = dataclasses.replace(config, trunk=trunk)
-        params = self.params
-        if cpu.on_cpu() and dtype != "float32":
-            params = expanded(params)
-        cache_dtype = cpu.cache_dtype(dtype, trunk.head_width)
-        model = Model(
-            config, cast_matrices(params, dtype), cache_dtype, self.model.mesh
-        )
-        return dataclasses.replace(self, model=model, trunk_identity=self.fingerprint)
-
-    def rounded(self) -> "LanguageModel":
-        """Returns the model with matrices in 8 bits; says how large the error is."""
-        if self.config.trunk.experts is not None:
-            raise UserError(
-                "weights_dtype=int8 does not round experts, which are most of this "
-                "model: leave it out."
-            )
-        by_output = not cpu.on_cpu(self.model.mesh)
-        trunk, error = rounded(self.params["trunk"], by_output=by_output)
-        if error:
-            progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
-        return dataclasses.replace(
-            self,
-            model=self.model.with_params({**self.params, "trunk": trunk}),
-            trunk_identity=self.fingerprint,
-        )
-
-    def for_decoding(self) -> "LanguageModel":
-        """Returns the model with parameters in the fastest layout for decoding.
-
-        The softmax of the heads' draft vocabulary, which only drafts, may be rounded.
-        """
-        mesh, params = self.model.mesh, dict(self.params)
-        params["trunk"] = cpu.decoding_layout(params["trunk"], mesh)
-        if mesh is None and has_tensor_cores(first_device(None)):
-            params["trunk"] = in_kernel(params["trunk"])
-        heads = self.config.heads
-        if heads is not None and heads.has_softmax and not heads.own_softmax:
-            params["heads"] = cpu.decoding_layout(params["heads"], mesh, exact=False)
-        return dataclasses.replace(
-            self,
-            model=self.model.with_params(params),
-            trunk_identity=self.fingerprint,
-        )
+        model = Model(config, params, cache_dtype, mesh)
+        return dataclasses.replace(self, model=model, trunk_identity=identity)
 
     def decoder(
         self,

@@ -18,7 +18,7 @@ from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree, UInt
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.union import WrappedDrafter
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.host import microseconds
 
 # The share of the last call in the average of a row, and the tokens by which the
 # average begins above the price.
@@ -144,7 +144,7 @@ class GatedDrafter(WrappedDrafter):
 
     def _now(self, after: Array) -> UInt[Array, ""]:
         """The time once `after` is known; 0 where programs know none."""
-        now = cpu.microseconds(after) if self.timed else None
+        now = microseconds(after) if self.timed else None
         return jnp.uint32(0) if now is None else now
 
     def _costs(

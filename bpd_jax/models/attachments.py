@@ -22,8 +22,8 @@ from flax import traverse_util
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
-from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
 from bpd_jax.models.stored_tensors import (
@@ -221,7 +221,7 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
 
     def in_place(leaf: Any) -> Any:
         # On a CPU numpy reads it in place; elsewhere only its ends are copied.
-        local = cpu.on_cpu() and getattr(leaf, "is_fully_addressable", True)
+        local = on_cpu() and getattr(leaf, "is_fully_addressable", True)
         return np.asarray(leaf) if local else leaf
 
     leaves = jax.tree_util.tree_leaves_with_path(

@@ -1,19 +1,16 @@
 """The attention layer of the transformer, a Linen module."""
 
-import functools
-
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import cpu
-from bpd_jax.models.attention import Segments, attention, near
+from bpd_jax.models.attention import Segments, near
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.layers import Projection, apply_norm, norm
+from bpd_jax.models.layers import Projection, norm
+from bpd_jax.models.operations import Before, Operations
 from bpd_jax.models.partitioning import EMBED, HEADS, KV
-from bpd_jax.models.prefix_attention import prefix_attention
-from bpd_jax.models.rotary import rotate
 from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -61,21 +58,20 @@ class Attention(nn.Module):
         )
 
     @property
-    def rounds_activations(self) -> bool:
-        """See `cpu.rounds_activations`: nothing may depend on the number of tokens."""
-        return cpu.rounds_activations(self.query.get_variable("params", "kernel"))
+    def operations(self) -> Operations:
+        """Those of a layer whose matrices are stored as these are."""
+        return cpu.operations(self.query.get_variable("params", "kernel"))
 
     def keys_values(
         self, x: Float[Array, "B T I"], positions: Int[Array, "B T"], layer: int = 0
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Keys (with rotary positions) and values."""
         keys, values = self.key(x), self.value(x)
-        rounds = self.rounds_activations
         if self.config.query_key_norm:
-            keys = apply_norm(self.key_norm, keys, rounds=rounds)
+            keys = self.operations.norm(self.key_norm, keys)
         rotary = self.config.rotary_of(layer)
         if rotary is not None:
-            keys = rotate(keys, positions, rotary, rounded=rounds)
+            keys = self.operations.rotate(keys, positions, rotary)
         return keys, values
 
     def __call__(
@@ -87,17 +83,13 @@ class Attention(nn.Module):
         layer: int = 0,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], Array, Array]:
+        config, operations = self.config, self.operations
         queries = self.query(x)
-        if self.config.query_key_norm:
-            queries = apply_norm(
-                self.query_norm, queries, rounds=self.rounds_activations
-            )
-        config = self.config
+        if config.query_key_norm:
+            queries = operations.norm(self.query_norm, queries)
         rotary = config.rotary_of(layer)
         if rotary is not None:
-            queries = rotate(
-                queries, positions, rotary, rounded=self.rounds_activations
-            )
+            queries = operations.rotate(queries, positions, rotary)
         if config.attention_scale is not None:
             # Attention itself multiplies by H^-0.5.
             queries *= config.attention_scale * config.head_width**0.5
@@ -123,31 +115,12 @@ class Attention(nn.Module):
                 window,
                 softcap,
             )
-        elif cache is not None and self.rounds_activations:
-            first = None
-            if window is not None:
-                mask = _within(window, mask, positions)
-                first = positions - window + 1
-            new = queries, all_keys, all_values, mask
-            before = cache.keys[0], cache.values[0], cache.lengths
-            mixed = cpu.ordered_attention(*new, *before, first, softcap)
         else:
             if window is not None:
                 mask = _within(window, mask, positions)
-            prefix = None
-            if cache is not None:
-                prefix = functools.partial(
-                    prefix_attention,
-                    keys=cache.keys[0],
-                    values=cache.values[0],
-                    visible=cache.lengths,
-                    positions=positions,
-                    window=window,
-                    softcap=softcap,
-                    for_decoding=cpu.is_packed(self.query),
-                    mesh=self.mesh,
-                )
-            mixed = attention(queries, all_keys, all_values, mask, prefix, softcap)
+            before = Before(cache, positions, window, softcap, self.mesh)
+            new = queries, all_keys, all_values, mask
+            mixed = operations.attention(*new, before)
         return self.output(mixed), keys, values
 
 

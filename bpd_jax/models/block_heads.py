@@ -25,7 +25,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.layers import ACTIVATIONS, named_normal, named_zeros
+from bpd_jax.models.layers import named_normal, named_zeros
+from bpd_jax.models.operations import ACTIVATIONS
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
 from bpd_jax.models.quantized import parameter, rows_of
 from bpd_jax.models.trained_refiners import unit_rms

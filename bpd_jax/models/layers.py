@@ -7,7 +7,6 @@ layers. Files and decoding use separate ones.
     layers/attention/query/kernel [layers,D,N,H]
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,17 +17,11 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
 from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.operations import ACTIVATIONS
 from bpd_jax.models.partitioning import EMBED, EXPERT, LAYER, MLP
 from bpd_jax.models.quantized import parameter
 from bpd_jax.models.transformer_config import TransformerConfig
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
-}
-
 
 # The modules of a block, in the order of `transformer.Block`.
 PARTS = (
@@ -78,17 +71,6 @@ class Projection(nn.Module):
             init = named_zeros(self.bias_axes)
             y += self.param("bias", init, bias_shape, param_dtype).astype(dtype)
         return y
-
-
-def apply_norm(norm: nn.LayerNorm | nn.RMSNorm, x: Array, *, rounds: bool) -> Array:
-    """The norm of x; `rounds` says whether `cpu.rounds_activations` of its products."""
-    if not rounds:
-        return norm(x)
-    params = norm.variables["params"]
-    centred = isinstance(norm, nn.LayerNorm)
-    return cpu.row_norm(
-        x, params["scale"], params.get("bias"), norm.epsilon, centred=centred
-    )
 
 
 def norm(
@@ -157,7 +139,7 @@ class Experts(nn.Module):
             experts("gate_experts", width, inner),
             experts("output_experts", inner, width),
         )
-        mix = _one_by_one if cpu.on_cpu() else _grouped
+        mix = _one_by_one if on_cpu() else _grouped
         activation = ACTIVATIONS[config.activation]
         mixed = mix(tokens, shares.astype(x.dtype), numbers, kernels, activation)
         return mixed.reshape(x.shape)

@@ -14,7 +14,7 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
-from bpd_jax.models.quantized import is_quantized
+from bpd_jax.models.quantized import TiledMatrix
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
 
 
@@ -59,8 +59,8 @@ class Model:
     def precision(self) -> str:
         """One of `PRECISIONS`: that of activations and products."""
         trunk = (self.params or {}).get("trunk", {})
-        rounds = cpu.rounds_activations(trunk.get(cpu.SOFTMAX))
-        return INT8 if rounds else self.config.trunk.dtype
+        softmax = trunk.get("softmax", trunk.get("embedding"))
+        return INT8 if isinstance(softmax, TiledMatrix) else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
@@ -159,15 +159,3 @@ def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
     # 0 · log 0 is 0.
     terms = jnp.where(jnp.isneginf(log_probs), 0.0, jnp.exp(log_probs) * log_probs)
     return -terms.sum(-1)
-
-
-def cast_matrices(params: Params, dtype: str) -> Params:
-    """Floating-point matrices in a dtype; quantized ones are cast in products."""
-
-    def cast(leaf: Any) -> Any:
-        if is_quantized(leaf):
-            return leaf
-        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if matrix else leaf
-
-    return jax.tree.map(cast, params, is_leaf=is_quantized)

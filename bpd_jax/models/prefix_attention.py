@@ -4,7 +4,7 @@ The queries are those of a pass over drafts. They see every slot that holds a to
 the last ones within a sliding window; other slots are not read:
 
 - on a GPU, `prefix_kernel` reads the visible slots of each row;
-- on a CPU, so does `cpu.prefix_attention`, but in layers with a window or a soft cap;
+- on a CPU, so does `cpu.attention_kernel`, in layers without a window or a soft cap;
 - XLA reads blocks of all rows, from the first to the last that any row of the batch
   needs, in a loop whose length is known at run time only.
 
@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Num
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Attended, capped, product
 from bpd_jax.models.cache import numbers
 from bpd_jax.models.partitioning import attention_spec, first_device, has_tensor_cores
@@ -39,8 +38,6 @@ def prefix_attention(
     positions: Int[Array, "B T"],
     window: int | None = None,
     softcap: float | None = None,
-    *,
-    for_decoding: bool = False,
     mesh: Mesh | None = None,
 ) -> Attended:
     """Attends to the first `visible[b]` slots, or the last of them within a window.
@@ -52,18 +49,12 @@ def prefix_attention(
         slots each token sees; then all are read.
       positions: of the T tokens. With a window, slot p holds the token at position p.
       window: number of last positions that a token sees, itself included; None for all.
-      for_decoding: whether the parameters are in `cpu.decoding_layout`, so that the
-        CPU's kernel may be used.
     """
     group = queries.shape[2] // positions.shape[1]
     cache: tuple[Any, Any] = keys, values
     if visible.ndim > 1:
         mask = jnp.repeat(visible, group, axis=1)
         return of_mask(queries, *cache, mask, softcap)
-    if for_decoding and window is None and softcap is None:
-        attended = cpu.prefix_attention(queries, keys, values, visible)
-        if attended is not None:
-            return attended
     kernel = has_tensor_cores(first_device(mesh))
     attend = functools.partial(
         in_parts if kernel else in_blocks, window=window, softcap=softcap

@@ -38,6 +38,14 @@ import bpd_jax
 from bpd_jax.base import compiled
 from bpd_jax.base.typing import PyTree
 from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import (
+    COMPILER_OPTIONS,
+    compiler_options,
+    kernels_of,
+    load_kernels,
+    on_cpu,
+)
+from bpd_jax.models.cpu.host import return_freed_memory
 
 # Variables that change what compilers do.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -101,7 +109,7 @@ class Program:
     @functools.cached_property
     def _jitted(self) -> Any:
         """Made late, because the options depend on the devices."""
-        return self._jit(compiler_options=cpu.compiler_options())
+        return self._jit(compiler_options=compiler_options())
 
     def clear_cache(self) -> None:
         """Forgets all programs in memory."""
@@ -132,7 +140,7 @@ class Program:
         key = tuple(constants), tuple(static), tuple(varying), trace_context()
         if key not in self._loaded:
             self._loaded[key] = self._load(key, arguments)
-            cpu.return_freed_memory()
+            return_freed_memory()
         program = self._loaded[key]
         if ahead:
             return program.out_info
@@ -150,7 +158,7 @@ class Program:
         except Exception:  # Of other packages, or what cannot be pickled.
             sources = None
         if sources is None:
-            return self.lower(*arguments).compile(cpu.compiler_options())
+            return self.lower(*arguments).compile(compiler_options())
         # Two steps, so that new source files that trace to the same program share it.
         settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
         known = [self._name.encode(), _environment(), pickled, settings.encode()]
@@ -220,7 +228,7 @@ def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
         # A program that this version of jax or this device refuses is compiled.
         with contextlib.suppress(Exception):
             kernels, *executable = pickle.loads(content)
-            if cpu.load_kernels(kernels):
+            if load_kernels(kernels):
                 load: Any = serialize_executable.deserialize_and_load
                 return load(*executable, execution_devices=[device])
     return None
@@ -234,14 +242,14 @@ def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
-        program = lowered.compile(cpu.compiler_options())
+        program = lowered.compile(compiler_options())
     seconds = time.perf_counter() - start
     if seconds < compiled.LEAST_SECONDS_WHOLE:
         return program, seconds
     # Not all devices can write their programs.
     with contextlib.suppress(Exception):
         executable = serialize_executable.serialize(program)
-        kernels = cpu.kernels_of(lowered.as_text())
+        kernels = kernels_of(lowered.as_text())
         compiled.write_kept("program", [name], pickle.dumps((kernels, *executable)))
     return program, seconds
 
@@ -320,7 +328,7 @@ def _environment() -> bytes:
         ],
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
-        (jax.device_count(), cpu.on_cpu(), cpu.multiplies_quantized()),
-        (np.__version__, sys.version, compiled.processor(), cpu.COMPILER_OPTIONS),
+        (jax.device_count(), on_cpu(), cpu.multiplies_quantized(None, None)),
+        (np.__version__, sys.version, compiled.processor(), COMPILER_OPTIONS),
     )
     return repr(parts).encode()

@@ -20,15 +20,7 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.layers import (
-    ACTIVATIONS,
-    PARTS,
-    Experts,
-    Projection,
-    apply_norm,
-    named_normal,
-    norm,
-)
+from bpd_jax.models.layers import PARTS, Experts, Projection, named_normal, norm
 from bpd_jax.models.partitioning import (
     BATCH_SPEC,
     EMBED,
@@ -59,13 +51,10 @@ class FeedForward(nn.Module):
             return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
         output = self.get_variable("params", "output", {})
+        operations = cpu.operations(output.get("kernel"))
         hidden = project("input")
         gate = project("gate") if config.gated else None
-        if cpu.rounds_activations(output.get("kernel")):
-            hidden = cpu.row_activation(config.activation, hidden, gate)
-        else:
-            hidden = ACTIVATIONS[config.activation](hidden)
-            hidden = hidden if gate is None else hidden * gate
+        hidden = operations.activation(config.activation, hidden, gate)
         return Projection(
             (config.d_ff, config.d_model),
             (MLP, EMBED),
@@ -107,24 +96,21 @@ class Block(nn.Module):
           stacks: keys and values of the tokens, and the same residual stream.
         """
 
-        def added(x: Array, scale: float, update: Array) -> Array:
-            scaled = scale * update
-            if scale != 1 and self.attention.rounds_activations:
-                scaled = jax.lax.optimization_barrier(scaled)
-            return x + scaled
+        operations = self.attention.operations
 
         def normed(norm: nn.Module | None, x: Array) -> Array:
-            rounds = self.attention.rounds_activations
-            return x if norm is None else apply_norm(norm, x, rounds=rounds)
+            return x if norm is None else operations.norm(norm, x)
 
         scale = self.attention.config.residual_scale
         z, mix = self.mixed("attention", normed(self.attention_norm, x))
         update, keys, values = self.attention(
             z, positions, mask, cache, self.layer, earlier
         )
-        x = added(x, scale, normed(self.attention_output_norm, mix(update)))
+        update = normed(self.attention_output_norm, mix(update))
+        x = operations.add(x, scale, update)
         z, mix = self.mixed("mlp", normed(self.mlp_norm, x))
-        x = added(x, scale, normed(self.mlp_output_norm, mix(self.mlp(z))))
+        update = normed(self.mlp_output_norm, mix(self.mlp(z)))
+        x = operations.add(x, scale, update)
         return x, (KeyValues(keys, values), x)
 
     def mixed(
@@ -232,18 +218,6 @@ class Transformer(nn.Module):
             for layer in range(self.config.num_layers)
         ]
 
-    def _loops(
-        self, layers: list[Params] | None, x: Array, cache: KVCache | None
-    ) -> bool:
-        """Whether one body of a loop runs all layers; see `cpu.loops_over_layers`."""
-        config = self.config
-        if layers is None or not config.has_equal_layers:
-            return False
-        plain = config.window_of(0) is None and config.attention_softcap is None
-        kernel = layers[0]["attention"]["query"].get("kernel")
-        reads_cache = plain or cpu.rounds_activations(kernel)
-        return reads_cache and cpu.loops_over_layers(layers, x, cache)
-
     def _scanned(self) -> Any:
         """A scan over all blocks, with stacked parameters; see `stack_layers`."""
         if not self.config.has_equal_layers:
@@ -293,10 +267,14 @@ class Transformer(nn.Module):
           appends to the cache; and the outputs of `layers` in this order (the residual
           stream without a norm), concatenated: F = len(layers) · D.
         """
-        dtype = self.config.dtype
+        config, dtype = self.config, self.config.dtype
+
+        def run_equal(params: Params, x: Array, *rest: Any) -> Any:
+            return _run_block(config, 0, params, x, positions, mask, *rest)
+
         # Rows are cast after the lookup: gradients are summed in the table's precision.
-        x = self.embedding[tokens].astype(dtype) * self.config.embedding_scale
-        if self.config.rotary is None:
+        x = self.embedding[tokens].astype(dtype) * config.embedding_scale
+        if config.rotary is None:
             x += self.position_embedding[positions].astype(dtype)
         # The table is split along D. If x were too, every layer would exchange the
         # activations of all rows instead of its parameters.
@@ -306,16 +284,12 @@ class Transformer(nn.Module):
             assert cache is None
             assert earlier is None
             x, (new, outputs) = self.layers(x, positions, mask)
-        elif self._loops(by_layer := self._layers(), x, cache):
-
-            def run_block(params: Params, x: Array, *rest: Any) -> Any:
-                return _run_block(self.config, 0, params, x, positions, mask, *rest)
-
-            looped = cpu.loop_over_layers(run_block, by_layer or [], x, cache, earlier)
+        elif looped := cpu.loop_over_layers(
+            config, run_equal, by_layer := self._layers(), x, cache, earlier
+        ):
             x, (new, outputs) = looped
         else:
-            results, config = [], self.config
-            numbers = range(config.num_layers)
+            results, numbers = [], range(config.num_layers)
             kinds = [(config.window_of(n), config.rotary_of(n)) for n in numbers]
             for layer in numbers:
                 of_cache = None if cache is None else cache.of_layer(layer)
@@ -332,9 +306,7 @@ class Transformer(nn.Module):
             pairs, outputs = zip(*results, strict=True)
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
-        softmax = self.get_variable("params", cpu.SOFTMAX)
-        rounds = cpu.rounds_activations(softmax)
-        hidden = apply_norm(self.final_norm, x, rounds=rounds)
+        hidden = cpu.operations(self.softmax_matrix).norm(self.final_norm, x)
         return hidden, new, jnp.concatenate(features, axis=-1)
 
     @property

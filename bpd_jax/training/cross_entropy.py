@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
 
 # Computes new weights from the probabilities of the targets and the weights; all `[n]`.
@@ -271,7 +272,7 @@ class SoftmaxLoss:
         That needs one transposed operand, and the states are smaller than the logits.
         XLA lacks that product for a few columns.
         """
-        bfloat16 = self.dtype == "bfloat16" and cpu.on_cpu(self.mesh)
+        bfloat16 = self.dtype == "bfloat16" and on_cpu(self.mesh)
         return bfloat16 and self.trained_columns is None
 
     @property

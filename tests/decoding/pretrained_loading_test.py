@@ -69,7 +69,7 @@ def test_a_model_in_another_precision_has_the_same_fingerprint(folder):
     value = 1 + 2**-8 + 2**-20
     params = jax.tree.map(lambda x: jnp.full_like(x, value), loaded.params)
     loaded = dataclasses.replace(loaded, model=loaded.model.with_params(params))
-    assert loaded.in_precision("float16").fingerprint == loaded.fingerprint
+    assert loaded.for_decoding("float16").fingerprint == loaded.fingerprint
 
 
 def test_a_folder_decodes_without_and_with_heads(folder):

@@ -9,13 +9,18 @@ import numpy as np
 
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter, AttachedEagle
-from bpd_jax.models import cpu
 from bpd_jax.models.attachment_files import LoadedRefiner, save_drafter, save_heads
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.cpu.attention_kernel import cache_dtype
+from bpd_jax.models.cpu.layout import (
+    check_integers,
+    decoding_layout,
+    integer_layout,
+)
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
@@ -91,12 +96,11 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
-        cpu.check_integers(width)
-        trunk = cpu.integer_layout(trunk)
-        params = {**model.params, "trunk": trunk}
-        cache_dtype = cpu.cache_dtype("int8", width)
-        return dataclasses.replace(model, params=params, cache_dtype=cache_dtype)
-    trunk = cpu.decoding_layout(trunk, mesh)
+        check_integers(width)
+        params = {**model.params, "trunk": integer_layout(trunk)}
+        dtype = cache_dtype("int8", width)
+        return dataclasses.replace(model, params=params, cache_dtype=dtype)
+    trunk = decoding_layout(trunk, mesh)
     return model.with_params({**model.params, "trunk": trunk})
 
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.drafting import gate
 from bpd_jax.drafting.gate import GatedDrafter
 from bpd_jax.drafting.interface import Outcome, Prompts
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.tree import BestFirst
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.models import cpu
 from bpd_jax.models.cache import write_rows
 from tests.drafting.naive import random_lattice, random_view
 
@@ -79,7 +79,7 @@ def test_the_price_is_what_calls_take(monkeypatch):
     Calls of 4 tokens need no proof: none is made without drafts to know its time.
     """
     clock = Clock()
-    monkeypatch.setattr(cpu, "microseconds", clock)
+    monkeypatch.setattr(gate, "microseconds", clock)
     lattice = random_lattice(0)
     view = random_view(lattice)
     inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))

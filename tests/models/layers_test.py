@@ -10,7 +10,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LanguageModel
-from bpd_jax.models import cpu
+from bpd_jax.models import layers
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import (
     BlockwiseLM,
@@ -136,7 +136,7 @@ CONFIG = TransformerConfig(
 def test_outputs_are_weighted_sums_of_the_chosen_experts(
     on_cpu, normalised, monkeypatch
 ):
-    monkeypatch.setattr(cpu, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(layers, "on_cpu", lambda: on_cpu)
     config = dataclasses.replace(CONFIG, normalised_experts=normalised)
     shapes = parameter_shapes(BlockwiseConfig(config))["trunk"]["mlp_0"]
     params = random_params(shapes, 0.5, 0)
@@ -176,4 +176,4 @@ def test_experts_are_not_rounded():
     params = random_params(parameter_shapes(model), 0.5, 0)
     loaded = LanguageModel("m", None, Model(model, params), None, end_tokens=(0,))
     with pytest.raises(UserError, match="int8 does not round experts"):
-        loaded.rounded()
+        loaded.for_decoding(rounds=True)

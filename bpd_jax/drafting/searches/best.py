@@ -39,7 +39,7 @@ from bpd_jax.drafting.refiners.transitions import (
 )
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.growth import LatticeSearch
-from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import on_cpu
 
 AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 
@@ -162,7 +162,7 @@ class Best(GrowingPart):
 
 def default_engine() -> str:
     """The fastest engine of the exact n-gram search on this device."""
-    on_host = cpu.on_cpu() and importlib.util.find_spec("numba")
+    on_host = on_cpu() and importlib.util.find_spec("numba")
     return VITERBI if on_host else DEVICE
 
 

@@ -16,20 +16,21 @@ from bpd_jax.base.typing import Array, Float, Params, PyTree
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.cpu.attention_kernel import reads
 from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.ordered_functions import OrderedOperations, operations
 from bpd_jax.models.cpu.row_kernel import applies
 from bpd_jax.models.quantized import OneOf, Packed, TiledMatrix
+from bpd_jax.models.transformer_config import TransformerConfig
 
 # Larger arrays than norms and biases, of all layers, would take long to stack.
 _MOST = 1 << 20
 
 
-def loops_over_layers(
+def has_kernels(
     layers: Sequence[Params], x: Float[Array, "B T D"], cache: KVCache | None
 ) -> bool:
     """Whether kernels read all matrices of these layers and their cache.
 
-    `x` is their input, and `cache` what they attend to besides new tokens, in layers
-    without a sliding window or a soft cap.
+    `x` is their input, and `cache` what they attend to besides new tokens.
     """
     if not on_cpu() or len(layers) < 2:
         return False
@@ -51,19 +52,32 @@ def loops_over_layers(
 
 
 def loop_over_layers(
+    config: TransformerConfig,
     run: Callable[..., tuple[Array, PyTree]],
-    layers: Sequence[Params],
+    layers: Sequence[Params] | None,
     x: Float[Array, "B T D"],
     cache: KVCache | None,
     earlier: KeyValues | None,
-) -> tuple[Float[Array, "B T D"], PyTree]:
-    """Runs all layers; returns the output of the last one and the stacked results.
+) -> tuple[Float[Array, "B T D"], PyTree] | None:
+    """Runs all layers, where they are equal and kernels read their matrices and cache.
 
     Args:
       run: runs a layer; gets its parameters, x, the cache of the layer and its part of
         `earlier`; returns x and what is stacked.
+      layers: their parameters; None in training.
       earlier: arrays `[layer, …]`.
+
+    Returns:
+      The output of the last layer, and the stacked results; None where they have to run
+      one after the other.
     """
+    if layers is None or not config.has_equal_layers:
+        return None
+    plain = config.window_of(0) is None and config.attention_softcap is None
+    used = operations(layers[0]["attention"]["query"].get("kernel"))
+    reads_cache = plain or isinstance(used, OrderedOperations)
+    if not reads_cache or not has_kernels(layers, x, cache):
+        return None
     structure: Any = jax.tree.structure(layers[0], is_leaf=_is_packed)
     leaves = (jax.tree.leaves(layer, is_leaf=_is_packed) for layer in layers)
     groups = list(zip(*leaves, strict=True))

@@ -1,41 +1,100 @@
-"""Parameters as a CPU reads them fastest when it decodes.
+"""Parameters as the devices read them fastest when they decode.
 
-XLA is fastest where the numbers that are summed lie side by side in both operands, and
-the kernel for few rows (`row_kernel`) requires that. So every `kernel` `[I, O]` becomes
-a `Packed` one `[O, I]`. The time of a product of few rows is that of reading the
-matrix, so matrices are stored in bfloat16 where that is allowed.
+On a CPU, XLA is fastest where the numbers that are summed lie side by side in both
+operands, and the kernel for few rows (`row_kernel`) requires that. So every `kernel`
+`[I, O]` becomes a `Packed` one `[O, I]`. The time of a product of few rows is that of
+reading the matrix, so matrices are stored in bfloat16 where that is allowed.
 """
 
+import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Params
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.cpu.attention_kernel import cache_dtype
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.integer_kernel import BLOCKS, lanes, tiled
 from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.partitioning import first_device, has_tensor_cores
 from bpd_jax.models.quantized import (
     Packed,
     QuantizedMatrix,
     TiledMatrix,
-    example,
+    expanded,
+    is_quantized,
     kernel_rows,
     quantize,
+    rounded,
 )
+from bpd_jax.models.quantized_kernel import in_kernel
+from bpd_jax.models.transformer_config import INT8
 
 # The name of the matrix of the softmax `[V, D]` for `logits`. The embedding, which may
 # be the same matrix, keeps its name and dtype.
 SOFTMAX = "softmax_for_decoding"
 
 
-def is_packed(module: nn.Module) -> bool:
-    """Whether the module's `kernel` is packed, hence the pass one of decoding."""
-    return isinstance(module.get_variable("params", "kernel"), Packed)
+def prepared(
+    config: BlockwiseConfig,
+    params: Params,
+    mesh: Mesh | None,
+    precision: str | None,
+    *,
+    rounds: bool = False,
+) -> tuple[BlockwiseConfig, Params, str | None]:
+    """Sizes and parameters of a model as its devices decode it; the cache's dtype.
+
+    The softmax of the heads' draft vocabulary, which only drafts, may be rounded. The
+    dtype is None for that of activations.
+
+    Args:
+      precision: one of `PRECISIONS`, that of activations, products and matrices; None
+        for the model's own. Casting matrices once has the same result as casting them
+        in every pass. Vectors, such as the scales of norms, keep their precision.
+        Quantized matrices stay so unless a CPU multiplies them, only in float32. With
+        `int8`, matrices are rounded, and activations where they are multiplied.
+      rounds: whether matrices are rounded to 8 bits; says how large the error is.
+    """
+    trunk, params, of_cache = config.trunk, dict(params), None
+    integers = precision == INT8
+    if rounds or integers:
+        if trunk.experts is not None:
+            raise UserError(
+                "weights_dtype=int8 does not round experts, which are most of this "
+                "model: leave it out."
+                if rounds
+                else "precision=int8 is not for models of experts."
+            )
+        if integers:
+            check_integers(trunk.head_width)
+        by_output = not on_cpu(mesh)
+        params["trunk"], error = rounded(params["trunk"], by_output=by_output)
+        if error:
+            progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
+    if precision is not None:
+        dtype = "float32" if integers else precision
+        if on_cpu() and dtype != "float32":
+            params = expanded(params)
+        params = _cast(params, dtype)
+        of_cache = cache_dtype(precision, trunk.head_width)
+        trunk = dataclasses.replace(trunk, dtype=dtype)
+    if integers:
+        params["trunk"] = integer_layout(params["trunk"])
+    else:
+        params["trunk"] = decoding_layout(params["trunk"], mesh)
+    if mesh is None and has_tensor_cores(first_device(None)):
+        params["trunk"] = in_kernel(params["trunk"])
+    heads = config.heads
+    if heads is not None and heads.has_softmax and not heads.own_softmax:
+        params["heads"] = decoding_layout(params["heads"], mesh, exact=False)
+    return dataclasses.replace(config, trunk=trunk), params, of_cache
 
 
 def decoding_layout(
@@ -86,6 +145,15 @@ def decoding_layout(
     return layout
 
 
+def multiplies_quantized(precision: str | None, mesh: Mesh | None) -> bool:
+    """Whether products expand quantized matrices at no cost, and to the same results.
+
+    So do the kernels of a CPU, in float32, and with integers.
+    """
+    known = mesh is None and precision in (None, "float32", INT8)
+    return known and on_cpu() and tile_of_processor() is not None
+
+
 def check_integers(head_width: int) -> None:
     """Raises a `UserError` if integers cannot be multiplied here or in this model.
 
@@ -130,13 +198,16 @@ def integer_layout(params: Params) -> Params:
     return {**arranged(params), name: softmax, SOFTMAX: softmax}
 
 
-def rounds_activations(kernel: Any) -> bool:
-    """Whether products with a kernel or matrix round activations to 8 bits.
+def _cast(params: Params, dtype: str) -> Params:
+    """Floating-point matrices in a dtype; quantized ones are cast in products."""
 
-    Then no number may depend on how many tokens a pass has, not even in its last bit.
-    """
-    rows = kernel.rows if isinstance(kernel, Packed) else kernel
-    return isinstance(example(rows), TiledMatrix)
+    def cast(leaf: Any) -> Any:
+        if is_quantized(leaf):
+            return leaf
+        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if matrix else leaf
+
+    return jax.tree.map(cast, params, is_leaf=is_quantized)
 
 
 def _in_bfloat16(

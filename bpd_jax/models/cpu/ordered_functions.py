@@ -9,18 +9,25 @@ are rounded once, by the shape of an array.
 So results are the same bits whether a token is decoded alone or verified as a part of a
 draft. The difference would be one of the last bit, but products that round their
 operand to 8 bits turn it into one of a whole step.
+
+`operations` chooses these functions for layers with such products.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Num
+from bpd_jax.models.attention import Attended
 from bpd_jax.models.cache import BITS
+from bpd_jax.models.cpu.attention_kernel import prefix_attention
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
-from bpd_jax.models.quantized import OneOf, operands
+from bpd_jax.models.operations import Before, Operations
+from bpd_jax.models.quantized import OneOf, Packed, TiledMatrix, example, operands
+from bpd_jax.models.rotary import RotaryConfig, rotate
 
 
 def ordered_attention(
@@ -131,3 +138,66 @@ def _width() -> int:
     tile = tile_of_processor()
     assert tile is not None
     return tile.width
+
+
+class KernelOperations(Operations):
+    """With packed matrices: a kernel reads the cache, where there is one for it."""
+
+    def read(self, queries: Array, to: Before) -> Attended:
+        cache = to.cache
+        plain = to.window is None and to.softcap is None
+        if plain and cache is not None and cache.lengths.ndim == 1:
+            arrays = queries, cache.keys[0], cache.values[0], cache.lengths
+            attended = prefix_attention(*arrays)
+            if attended is not None:
+                return attended
+        return super().read(queries, to)
+
+
+class OrderedOperations(KernelOperations):
+    """With tiled matrices, whose products round the other operand to 8 bits.
+
+    No number may depend on how many tokens a pass has, not even in its last bit.
+    """
+
+    def norm(self, norm: nn.LayerNorm | nn.RMSNorm, x: Array) -> Array:
+        params = norm.variables["params"]
+        return row_norm(
+            x,
+            params["scale"],
+            params.get("bias"),
+            norm.epsilon,
+            centred=isinstance(norm, nn.LayerNorm),
+        )
+
+    def activation(self, name: str, x: Array, gate: Array | None) -> Array:
+        return row_activation(name, x, gate)
+
+    def rotate(self, x: Array, positions: Array, by: RotaryConfig) -> Array:
+        return rotate(x, positions, by, rounded=True)
+
+    def add(self, x: Array, scale: float, update: Array) -> Array:
+        scaled = scale * update
+        # The product is rounded before it is added, for every shape.
+        return x + (scaled if scale == 1 else jax.lax.optimization_barrier(scaled))
+
+    def attention(
+        self, queries: Array, keys: Array, values: Array, mask: Array, to: Before
+    ) -> Array:
+        new, cache = (queries, keys, values, mask), to.cache
+        if cache is None:
+            return super().attention(*new, to)
+        first = None if to.window is None else to.positions - to.window + 1
+        arrays = *new, cache.keys[0], cache.values[0], cache.lengths
+        return ordered_attention(*arrays, first, to.softcap)
+
+
+_PLAIN, _KERNEL, _ORDERED = Operations(), KernelOperations(), OrderedOperations()
+
+
+def operations(kernel: Any) -> Operations:
+    """The operations of a layer with this kernel, or before the softmax's matrix."""
+    rows = kernel.rows if isinstance(kernel, Packed) else kernel
+    if isinstance(example(rows), TiledMatrix):
+        return _ORDERED
+    return _KERNEL if isinstance(kernel, Packed) else _PLAIN

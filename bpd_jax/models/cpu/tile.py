@@ -1,12 +1,8 @@
-"""What is known of kernels without LLVM: tiles, storage of matrices, kept kernels."""
+"""The tile size of the inner loops of the kernels, and storage of their matrices."""
 
 import dataclasses
 import functools
-import re
 import sys
-from collections.abc import Sequence
-
-from bpd_jax.models.cpu.device import on_cpu
 
 ARM = 4
 """The width of ARM's vectors."""
@@ -71,27 +67,3 @@ def tile_of_processor() -> Tile | None:
     if binding.get_default_triple().startswith(("aarch64", "arm64")):
         return Tile(width=ARM, outputs=4, rows=4)
     return None
-
-
-def multiplies_quantized() -> bool:
-    """Whether this is a CPU with a kernel for products with quantized matrices."""
-    return on_cpu() and tile_of_processor() is not None
-
-
-def kernels_of(program: str) -> list[str]:
-    """Names of the kernels that a lowered program calls."""
-    module = sys.modules.get("bpd_jax.models.cpu.xla_kernel")
-    called = set(re.findall(r"@(bpd_jax_\w+)", program))
-    return sorted(called & set(module.registered())) if module else []
-
-
-def load_kernels(names: Sequence[str]) -> bool:
-    """Registers kernels whose machine code is on disk; whether all could be."""
-    if not names:
-        return True
-    try:
-        # Imported late: other devices do not need LLVM.
-        from bpd_jax.models.cpu.xla_kernel import register
-    except ImportError:
-        return False
-    return all(register(name) for name in names)

@@ -1,6 +1,5 @@
 """States of the frozen model for texts, computed in batches."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.model import cast_matrices
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.transformer_config import check_feature_layers
 
@@ -52,17 +50,16 @@ class FrozenModel:
         self.layers = layers
         self._arguments = (model, params, batch_tokens)
         self.products, self._mesh = products, mesh
-        trunk, trunk_config = params["trunk"], model.trunk
+        trunk, config = params["trunk"], BlockwiseConfig(model.trunk)
         if mesh is not None:
-            abstract = abstract_parameters(BlockwiseConfig(trunk_config), mesh)
+            abstract = abstract_parameters(config, mesh)
             shardings = jax.tree.map(lambda x: x.sharding, abstract["trunk"])
             trunk = jax.device_put(trunk, shardings)
-        if products == "bfloat16":
-            trunk_config = dataclasses.replace(trunk_config, dtype=products)
-            trunk = cpu.decoding_layout(cast_matrices(trunk, products))
         self._params = {"trunk": trunk}
+        if products == "bfloat16":
+            config, self._params, _ = cpu.prepared(config, self._params, None, products)
         self._batch_tokens = batch_tokens
-        module = BlockwiseLM(BlockwiseConfig(trunk_config), mesh=mesh)
+        module = BlockwiseLM(config, mesh=mesh)
         self._run = functools.partial(read_texts, module, jnp.dtype(dtype), layers)
 
     @property

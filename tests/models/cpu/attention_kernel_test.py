@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models import cpu
-from bpd_jax.models import prefix_attention as models
-from bpd_jax.models.cache import BITS
+from bpd_jax.models.cache import BITS, KVCache
+from bpd_jax.models.cpu import ordered_functions
 from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
+from bpd_jax.models.cpu.ordered_functions import KernelOperations
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
+from bpd_jax.models.operations import Before, Operations
 
 pytestmark = pytest.mark.skipif(
     tile_of_processor() is None, reason="no kernel for this processor"
@@ -161,9 +162,10 @@ def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
     )
     if dtype != "float32":
         keys, values = keys.astype(jnp.bfloat16), values.astype(jnp.bfloat16)
-    rest = jnp.array([21, 0]), jnp.zeros((2, 5), jnp.int32)
+    lengths, positions = jnp.array([21, 0]), jnp.zeros((2, 5), jnp.int32)
     cached = keys.astype(jnp.float32), values.astype(jnp.float32)
-    expected = models.prefix_attention(queries, *cached, *rest)
+    cache = KVCache(*((array,) for array in cached), lengths)
+    expected = Operations().read(queries, Before(cache, positions))
     if dtype == "bits":
         keys, values = (
             jax.lax.bitcast_convert_type(array, BITS) for array in (keys, values)
@@ -174,11 +176,11 @@ def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
         calls.append(operands)
         return prefix_attention(*operands)
 
-    monkeypatch.setattr(cpu, "prefix_attention", counted)
-    arguments = queries, keys, values, *rest
-    for for_decoding, tolerance in ((True, 1e-5), (False, 0.02)):
+    monkeypatch.setattr(ordered_functions, "prefix_attention", counted)
+    cache = KVCache((keys,), (values,), lengths)
+    for operations, tolerance in ((KernelOperations(), 1e-5), (Operations(), 0.02)):
         # Without the kernel, XLA reads the same cache.
-        result = models.prefix_attention(*arguments, for_decoding=for_decoding)
+        result = operations.read(queries, Before(cache, positions))
         assert len(calls) == 1
         for got, want in zip(result, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)

@@ -11,7 +11,10 @@ from bpd_jax.models import cpu
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
+from bpd_jax.models.cpu.attention_kernel import cache_dtype
 from bpd_jax.models.cpu.integer_kernel import lanes
+from bpd_jax.models.cpu.layer_loop import has_kernels
+from bpd_jax.models.cpu.layout import integer_layout
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import rounded
@@ -50,13 +53,13 @@ def model_of(trunk, precision):
     params = model.params["trunk"]
     if precision != "float32":
         params = rounded(params)[0]
-    cache_dtype = None
+    dtype = None
     if precision == "int8":
-        params = cpu.integer_layout(params)
-        cache_dtype = cpu.cache_dtype(precision, trunk.head_width)
+        params = integer_layout(params)
+        dtype = cache_dtype(precision, trunk.head_width)
     else:
         params = cpu.decoding_layout(params)
-    return Model(model.config, {**model.params, "trunk": params}, cache_dtype)
+    return Model(model.config, {**model.params, "trunk": params}, dtype)
 
 
 def passes(model):
@@ -87,7 +90,7 @@ def test_same_numbers_in_a_loop(precision, monkeypatch):
     model = model_of(TRUNK, precision)
     looped = jax.jit(passes)(model)
     text = jax.jit(passes).lower(model).as_text()
-    monkeypatch.setattr(cpu, "loops_over_layers", lambda *arguments: False)
+    monkeypatch.setattr(cpu, "loop_over_layers", lambda *arguments: None)
     jax.clear_caches()
     in_turn = jax.jit(passes)(model)
     unrolled = jax.jit(passes).lower(model).as_text()
@@ -104,10 +107,10 @@ def test_layers_that_differ_run_in_turn():
         for layer in range(3)
     ]
     x = jnp.zeros((1, 2, 64))
-    assert cpu.loops_over_layers(layers, x, None)
+    assert has_kernels(layers, x, None)
     kernel = layers[1]["mlp"]["input"]["kernel"]
     rows = dataclasses.replace(kernel.rows, minima=jnp.zeros_like(kernel.rows.scales))
     layers[1]["mlp"]["input"]["kernel"] = dataclasses.replace(kernel, rows=rows)
-    assert not cpu.loops_over_layers(layers, x, None)
+    assert not has_kernels(layers, x, None)
     # XLA multiplies many rows, for which it needs the matrix itself.
-    assert not cpu.loops_over_layers(layers[::2], jnp.zeros((8, 64, 64)), None)
+    assert not has_kernels(layers[::2], jnp.zeros((8, 64, 64)), None)
