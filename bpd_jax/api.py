@@ -22,6 +22,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.models import cpu
+from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.cpu.host import return_freed_memory
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
@@ -81,7 +82,8 @@ def load(
         Drafters, n-gram models and small LMs are on every device.
       weights_dtype: `stored`: quantized matrices of a GGUF file stay as they are stored
         and are expanded where they are multiplied; `expanded`: they are expanded to
-        float32 on loading; `int8`: the matrices of any model are rounded to 8 bits,
+        float32 on loading; `int8`: matrices that are not quantized, on accelerators
+        all, are rounded to 8 bits,
         which changes its texts. None is `stored` where that is faster with the same
         results: in float32 on a CPU with vectors.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
@@ -104,6 +106,8 @@ def load(
         raise UserError("weights_dtype=int8 is for one process: leave it out.")
     fast = cpu.multiplies_quantized(precision, devices)
     stored = weights_dtype == STORED or (weights_dtype is None and fast)
+    # Rounding to blocks leaves what is quantized.
+    stored |= weights_dtype == INT8 and on_cpu(devices)
     loaded = load_model(name, heads, weights, devices, stored=stored)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)

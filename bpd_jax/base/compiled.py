@@ -138,7 +138,9 @@ def processor() -> str:
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        flags = next(line for line in text.splitlines() if line.startswith("flags"))
+        # x86 and ARM.
+        names = "flags", "Features"
+        flags = next(line for line in text.splitlines() if line.startswith(names))
     except (OSError, StopIteration):
         flags = platform.processor()
     name = hashlib.blake2b(flags.encode(), digest_size=6).hexdigest()

@@ -28,6 +28,7 @@ from bpd_jax.drafting.parts import BuildContext, RefinerPart, find_part
 from bpd_jax.drafting.refiners.ngram import NGram
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
+from bpd_jax.drafting.sources.heads import Heads
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.model import Model
@@ -126,11 +127,15 @@ class Decoder:
 
         `bpd_jax.tune` finds the fastest method of a device.
         """
-        if self.assets.drafter is None and self.assets.eagle is None:
-            return bpd() if self.model.block_size > 1 else prompt_lookup()
         sizes = self._default_sizes
         tree = Tree(sizes.nodes, price=sizes.price)
         lookup = Lookup(sizes.copied) if sizes.copied else None
+        if self.assets.drafter is None and self.assets.eagle is None:
+            if self.model.block_size == 1:
+                return prompt_lookup()
+            # Drafts of a single path rarely pay where passes are so short.
+            quantized = sizes in (_STORED_SIZES, _INTEGER_SIZES)
+            return Method(Heads(), (), tree, lookup) if quantized else bpd()
         if self.assets.drafter is None:
             return Method(find_part("eagle")(), (), Tree(sizes.nodes), lookup)
         return Method(*self.refined_block, tree, lookup)

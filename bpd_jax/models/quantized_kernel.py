@@ -30,8 +30,7 @@ def gpu_product(
 ) -> Float[Array, "M O"]:
     """`x @ matrix.T` of at most `MOST_ROWS` rows, in float32.
 
-    The numbers of the matrix are rounded to the dtype of x, but for the minima of
-    blocks, whose products with the sums of x are added in float32.
+    The matrix has the values of the expanded one, cast to the dtype of x.
     """
     # Imported late: the import takes a second, and only GPUs need it.
     from jax.experimental import pallas as pl
@@ -51,7 +50,9 @@ def gpu_product(
         return pl.BlockSpec(array.shape, lambda i: (0,) * array.ndim)
 
     result = jax.ShapeDtypeStruct((outputs, rows), jnp.float32)
-    total = pl.pallas_call(
+    # What blocks have besides integers.
+    about = [matrix.scales] if matrix.minima is None else [matrix.scales, matrix.minima]
+    total: Array = pl.pallas_call(
         functools.partial(
             _kernel,
             outputs=tile,
@@ -59,26 +60,23 @@ def gpu_product(
             halves=halves,
         ),
         grid=(pl.cdiv(outputs, tile),),
-        in_specs=[whole(operand), whole(matrix.integers), whole(matrix.scales)],
+        in_specs=[*map(whole, (operand, matrix.integers, *about))],
         out_specs=whole(result),
         out_shape=result,
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="quantized_product",
-    )(operand, matrix.integers, matrix.scales)
-    if matrix.minima is None:
-        return total.T
-    sums = x.astype(jnp.float32).reshape(rows, blocks, -1).sum(2)
-    highest = jax.lax.Precision.HIGHEST
-    return total.T + jnp.einsum("mb,ob->mo", sums, matrix.minima, precision=highest)
+    )(operand, matrix.integers, *about)
+    return total.T
 
 
 def in_kernel(params: Params) -> Params:
     """Parameters whose matrices in blocks are multiplied by `gpu_product`."""
 
     def marked(leaf: Any) -> Any:
-        blocks = is_quantized(leaf) and not leaf.by_output
-        return dataclasses.replace(leaf, in_kernel=True) if blocks else leaf
+        if not is_quantized(leaf) or _CHUNK % (leaf.block * leaf.bits // 8):
+            return leaf
+        return dataclasses.replace(leaf, in_kernel=True)
 
     return jax.tree.map(marked, params, is_leaf=is_quantized)
 
@@ -87,8 +85,7 @@ def _kernel(
     operand_ref: Any,
     integers_ref: Any,
     scales_ref: Any,
-    result_ref: Any,
-    *,
+    *others: Any,
     outputs: int,
     rows: int,
     halves: int,
@@ -97,6 +94,7 @@ def _kernel(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
+    *minima_refs, result_ref = others
     (all_outputs, length), blocks = integers_ref.shape, scales_ref.shape[1]
     dtype, count = operand_ref.dtype, operand_ref.shape[1]
     size = length // blocks
@@ -114,18 +112,23 @@ def _kernel(
         block, column = pl.ds(index * together, together), pl.ds(index * _CHUNK, _CHUNK)
         known = index * together + jnp.arange(together) < blocks
         within = index * _CHUNK + jnp.arange(_CHUNK) < length
-        scales = triton.load(scales_ref.at[here, block], mask=output & known, other=0)
+        scales, *minima = (
+            triton.load(ref.at[here, block], mask=output & known, other=0)
+            for ref in (scales_ref, *minima_refs)
+        )
         packed = triton.load(
             integers_ref.at[here, column], mask=output & within, other=0
         )
         for half in range(halves):
             integers = packed >> 4 * half & 15 if halves == 2 else packed
             values = integers.astype(jnp.float32).reshape(outputs, together, size)
-            values = (values * scales[:, :, None]).reshape(outputs, _CHUNK)
+            values *= scales[:, :, None]
+            for minimum in minima:
+                values += minimum[:, :, None]
             part = pl.ds(half * length + index * _CHUNK, _CHUNK)
             mask = within[:, None] & row
             x = triton.load(operand_ref.at[part, every], mask=mask, other=0)
-            total += dot(values.astype(dtype), x)
+            total += dot(values.reshape(outputs, _CHUNK).astype(dtype), x)
         return total
 
     total = jax.lax.fori_loop(

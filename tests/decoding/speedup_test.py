@@ -331,6 +331,9 @@ def test_the_default_tree_depends_on_the_costs_of_products():
     stored = dataclasses.replace(model, params=rounded(model.params)[0])
     default = Decoder(stored, width=4, assets=assets).default_method
     assert default.search == Tree(4, price=1.6)
+    assert Decoder(model, width=4).default_method == parse_method("bpd")
+    heads = Decoder(stored, width=4).default_method
+    assert heads == parse_method("heads/tree:4:price=1.6")
 
 
 @pytest.mark.parametrize("block_size, width", [(1, 4), (2, 3), (4, 2), (4, 8)])

@@ -11,14 +11,13 @@ once for all rows.
 """
 
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float
-from bpd_jax.models.cpu.tile import ARM
+from bpd_jax.models.cpu.tile import ARM, processor_features
 from bpd_jax.models.quantized import (
     OneOf,
     QuantizedMatrix,
@@ -35,14 +34,12 @@ BLOCKS = (16, 32)
 def lanes() -> int | None:
     """W for this processor; None if it lacks the instructions, or LLVM."""
     try:
-        # Imported late: other devices do not need LLVM.
-        from llvmlite import binding
+        # LLVM is imported late: other devices do not need it.
+        features = processor_features()
     except ImportError:
         return None
-    features = binding.get_host_cpu_features()
-    if binding.get_default_triple().startswith(("aarch64", "arm64")):
-        # LLVM does not ask macOS for features, which all of Apple's processors have.
-        return ARM if features.get("dotprod") or sys.platform == "darwin" else None
+    if features.get("dotprod"):
+        return ARM
     if features.get("avx512f") and features.get("avx512vnni"):
         return 16
     return 8 if features.get("avx2") and features.get("fma") else None

@@ -1,8 +1,11 @@
 """The tile size of the inner loops of the kernels, and storage of their matrices."""
 
+import contextlib
 import dataclasses
 import functools
+import pathlib
 import sys
+from typing import Any
 
 ARM = 4
 """The width of ARM's vectors."""
@@ -50,20 +53,44 @@ class Storage:
 
 
 @functools.cache
+def processor_features(about: str = "/proc/cpuinfo") -> Any:
+    """LLVM's `FeatureMap` of this processor, and whether ARM multiplies integers.
+
+    LLVM does not ask Linux on ARM for `dotprod`, and macOS for nothing; all of Apple's
+    processors have it.
+    """
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    if is_arm():
+        features["dotprod"] = sys.platform == "darwin"
+        with contextlib.suppress(OSError):
+            text = pathlib.Path(about).read_text(encoding="utf-8")
+            features["dotprod"] |= "asimddp" in text.split()
+    return features
+
+
+def is_arm() -> bool:
+    from llvmlite import binding
+
+    triple: str = binding.get_default_triple()
+    return triple.startswith(("aarch64", "arm64"))
+
+
+@functools.cache
 def tile_of_processor() -> Tile | None:
     """The tile for this processor; None if it lacks fused multiply-add, or LLVM."""
     try:
-        # Imported late: other devices do not need LLVM.
-        from llvmlite import binding
+        # LLVM is imported late: other devices do not need it.
+        features = processor_features()
     except ImportError:
         return None
     if sys.maxsize < 2**32:
         return None
-    features = binding.get_host_cpu_features()
     if features.get("avx512f"):
         return Tile(width=16, outputs=4, rows=6)
     if features.get("avx2") and features.get("fma"):
         return Tile(width=8, outputs=2, rows=4)
-    if binding.get_default_triple().startswith(("aarch64", "arm64")):
+    if is_arm():
         return Tile(width=ARM, outputs=4, rows=4)
     return None

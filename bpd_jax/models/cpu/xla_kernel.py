@@ -28,6 +28,7 @@ from bpd_jax.models.cpu.llvm_code import (
     for_each,
     intrinsic,
 )
+from bpd_jax.models.cpu.tile import processor_features
 
 _NULL = ir.Constant(POINTER, None)
 _WORDS = ir.IntType(32).as_pointer()
@@ -168,7 +169,7 @@ def _compile(name: str, build: Callable[[], ir.Module] | None) -> Any | None:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     # No processor is named: for some, LLVM would split the widest registers in two.
-    features = binding.get_host_cpu_features().flatten()
+    features = processor_features().flatten()
     machine = binding.Target.from_default_triple().create_target_machine(
         features=features, opt=3
     )

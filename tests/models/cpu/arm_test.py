@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.cache import BITS
-from bpd_jax.models.cpu import attention_kernel, ordered_functions, row_kernel
+from bpd_jax.models.cpu import (
+    attention_kernel,
+    integer_kernel,
+    ordered_functions,
+    row_kernel,
+    tile,
+)
 from bpd_jax.models.cpu.integer_kernel import integer_rows, tiled
 from bpd_jax.models.cpu.tile import ARM, Tile
 from bpd_jax.models.layers import ACTIVATIONS
@@ -72,6 +78,18 @@ int main(int count, char **names) {
   return 0;
 }
 """
+
+
+@pytest.mark.parametrize("words, width", [("fp asimd asimddp", ARM), ("fp", None)])
+def test_instructions_are_those_of_the_processor(monkeypatch, tmp_path, words, width):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nFeatures : {words}\n")
+    monkeypatch.setattr(tile, "is_arm", lambda: True)
+    monkeypatch.setattr("sys.platform", "linux")
+    read = tile.processor_features.__wrapped__
+    features = read(str(tmp_path / "cpuinfo"))
+    assert ("+dotprod" in features.flatten()) == (width is not None)
+    monkeypatch.setattr(integer_kernel, "processor_features", lambda: features)
+    assert (integer_kernel.lanes.__wrapped__() == ARM) == (width is not None)
 
 
 def machine_code(module):
