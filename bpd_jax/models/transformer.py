@@ -1,8 +1,16 @@
 """The trunk: a decoder-only transformer as Linen modules.
 
-The cache is an argument, and new keys and values are results, so that the same modules
-are used in training, prefill and verification. Modules have no collections besides
-`params`.
+What it holds, by `TransformerConfig`:
+
+- the forms of GPT-2, Llama, Gemma, Qwen, Granite, OLMo and others: learned or rotary
+  positions, RMS or layer norms before, after or around the layers, gated or plain
+  feed-forward layers, experts, shared heads of keys, sliding windows, soft caps;
+- one pass for training, prefill and verification: the cache is an argument, new keys
+  and values are results, and a mask says what drafts see of one another;
+- the outputs of chosen layers, which heads and drafters read;
+- layers that are scanned, rematerialized, divided over a mesh, or run by one loop.
+
+Modules have no collections besides `params`.
 """
 
 import functools
@@ -102,12 +110,14 @@ class Block(nn.Module):
             return x if norm is None else operations.norm(norm, x)
 
         scale = self.attention.config.residual_scale
+        # ---- Attention, with residual ----
         z, mix = self.mixed("attention", normed(self.attention_norm, x))
         update, keys, values = self.attention(
             z, positions, mask, cache, self.layer, earlier
         )
         update = normed(self.attention_output_norm, mix(update))
         x = operations.add(x, scale, update)
+        # ---- Feed-forward layer or experts, with residual ----
         z, mix = self.mixed("mlp", normed(self.mlp_norm, x))
         update = normed(self.mlp_output_norm, mix(self.mlp(z)))
         x = operations.add(x, scale, update)
@@ -272,6 +282,7 @@ class Transformer(nn.Module):
         def run_equal(params: Params, x: Array, *rest: Any) -> Any:
             return _run_block(config, 0, params, x, positions, mask, *rest)
 
+        # ---- Embeddings ----
         # Rows are cast after the lookup: gradients are summed in the table's precision.
         x = self.embedding[tokens].astype(dtype) * config.embedding_scale
         if config.rotary is None:
@@ -279,6 +290,7 @@ class Transformer(nn.Module):
         # The table is split along D. If x were too, every layer would exchange the
         # activations of all rows instead of its parameters.
         x = constrain(x, self.mesh, BATCH_SPEC)
+        # ---- Blocks: by a scan of training, by a loop of the CPU, or in turn ----
         if self.compute.scan_layers:
             # Stacked parameters are used in training, which has no cache.
             assert cache is None
@@ -305,6 +317,7 @@ class Transformer(nn.Module):
                 results.append(result)
             pairs, outputs = zip(*results, strict=True)
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
+        # ---- What is read of the blocks, and the final norm ----
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
         hidden = cpu.operations(self.softmax_matrix).norm(self.final_norm, x)
         return hidden, new, jnp.concatenate(features, axis=-1)
