@@ -6,7 +6,7 @@ bpd decode --help     # lists the flags of one
 
 import ast
 import difflib
-import importlib.util
+import importlib.resources
 import pkgutil
 import runpy
 import sys
@@ -48,9 +48,8 @@ def commands() -> Iterator[tuple[str, str]]:
     for module in pkgutil.iter_modules(bpd_jax.__path__):
         if module.ispkg or module.name == "__main__":
             continue
-        spec = importlib.util.find_spec(f"bpd_jax.{module.name}")
-        # The package consists of files, so the loader has their source.
-        source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
+        file = importlib.resources.files(bpd_jax) / f"{module.name}.py"
+        source = file.read_text(encoding="utf-8")
         if '\nif __name__ == "__main__":\n' in source:
             about = ast.get_docstring(ast.parse(source)) or ""
             yield module.name, about.partition("\n")[0]

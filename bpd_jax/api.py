@@ -83,9 +83,8 @@ def load(
       weights_dtype: `stored`: quantized matrices of a GGUF file stay as they are stored
         and are expanded where they are multiplied; `expanded`: they are expanded to
         float32 on loading; `int8`: matrices that are not quantized, on accelerators
-        all, are rounded to 8 bits,
-        which changes its texts. None is `stored` where that is faster with the same
-        results: in float32 on a CPU with vectors.
+        all, are rounded to 8 bits, which changes texts. None is `stored` where that is
+        faster with the same results: in float32 on a CPU with vectors.
       **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
         `hydra`, `drafter` or `eagle`; by default those in the model's folder.
     """

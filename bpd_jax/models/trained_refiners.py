@@ -17,6 +17,7 @@ text. In shapes, n is the number of paths through the block, S the width of a st
 R a rank. Only `hydra_states` requires a static level.
 """
 
+import abc
 import dataclasses
 from typing import Annotated, ClassVar
 
@@ -29,7 +30,7 @@ from bpd_jax.models.transformer_config import Rank, Size, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class RefinerConfig(Validated):
+class RefinerConfig(Validated, abc.ABC):
     """Sizes of the model of a refiner.
 
     Attributes:
@@ -49,13 +50,13 @@ class RefinerConfig(Validated):
         """Positions of the block that are predicted, 1 … L-1."""
         return range(1, self.num_heads)
 
+    @abc.abstractmethod
     def init(self, rng: Array) -> Params:
         """Initial parameters, float32.
 
         All outputs are zero: a new Markov or recurrent refiner does not change logits,
         and a new Hydra head is the softmax of the language model.
         """
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
