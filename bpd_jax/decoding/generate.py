@@ -20,6 +20,7 @@ from bpd_jax.decoding.decode_loop import (
 )
 from bpd_jax.decoding.decode_state import DecodeState, StopTable
 from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.drafting.gate import GatedDrafter
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host
@@ -160,7 +161,7 @@ class Task:
         tokens, lengths, limits, rows, reference = in_rows(
             (tokens, lengths, limits.astype(np.int32), rows, reference), self.mesh
         )
-        return prefill(
+        state = prefill(
             self.model,
             self.weights,
             self.drafter,
@@ -174,6 +175,15 @@ class Task:
             record=record,
             read=columns_to_read(prompts, indices, padded),
         )
+        if isinstance(self.drafter, GatedDrafter):
+            memory = self.drafter.recall(state.memory)
+            state = dataclasses.replace(state, memory=memory)
+        return state
+
+    def keep(self, state: DecodeState) -> None:
+        """Keeps what the drafter has learned of whether drafts pay, for later texts."""
+        if isinstance(self.drafter, GatedDrafter):
+            self.drafter.keep(state.memory)
 
     def run(
         self,
@@ -216,6 +226,7 @@ def generate(
         state = _run(task, prompts, indices, options.max_new_tokens, padded)
         # All processes have the same numbers, from which they may choose a method.
         seconds = hosts.agree(time.perf_counter() - start) / len(indices)
+        task.keep(state)
         generations += _collect(state, [prompts[i] for i in indices], seconds)
         on_progress(sum(len(g.output_ids) for g in generations[indices.start :]))
     return generations
@@ -311,6 +322,7 @@ def stream(
         if not done:
             yield tokens[0, shown:length], None
             shown = length
+    task.keep(state)
     seconds = time.perf_counter() - start
     generation = _collect(state, [prompt], seconds)[0]
     yield generation.output_ids[shown - len(prompt) :], generation

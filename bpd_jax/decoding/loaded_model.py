@@ -183,7 +183,7 @@ class LanguageModel:
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of all V tokens."""
-        return [self.tokenizer.piece_bytes(token) for token in range(self.vocab_size)]
+        return _token_bytes(self.tokenizer, self.vocab_size)
 
     def for_decoding(
         self, precision: str | None = None, *, rounds: bool = False
@@ -202,14 +202,25 @@ class LanguageModel:
         lattice_width: int = DecodeConfig.lattice_width,
         alpha: float = DecodeConfig.alpha,
     ) -> Decoder:
-        """Binds the model to its methods; see `Decoder`."""
-        return Decoder(
-            self.model,
-            width=lattice_width,
-            alpha=alpha,
-            assets=self.assets,
-            token_bytes=self.token_bytes,
-        )
+        """Binds the model to its methods, once; see `Decoder`."""
+        key = lattice_width, alpha
+        if key not in self._decoders:
+            self._decoders[key] = Decoder(
+                self.model,
+                width=lattice_width,
+                alpha=alpha,
+                assets=self.assets,
+                # Not a method of this object, which has the decoder.
+                token_bytes=functools.partial(
+                    _token_bytes, self.tokenizer, self.vocab_size
+                ),
+            )
+        return self._decoders[key]
+
+    @functools.cached_property
+    def _decoders(self) -> dict[tuple[int, float], Decoder]:
+        """The decoders, which keep what they have learned of times and acceptance."""
+        return {}
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """Token ids of a prompt (`encode_prompt`); token ids stay as they are."""
@@ -272,3 +283,7 @@ class LanguageModel:
     def without_chat(self) -> "LanguageModel":
         """Returns the model without its chat template."""
         return dataclasses.replace(self, chat=None)
+
+
+def _token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
+    return [tokenizer.piece_bytes(token) for token in range(vocab_size)]

@@ -5,6 +5,10 @@ decodes a single token, so that drafts which are rarely accepted make decoding s
 A gated drafter follows how many tokens its calls yield, and stops drafting while they
 yield less than plain decoding would in the same time. Now and then it tries again. How
 long both kinds of calls take it reads from a clock, where the program can read one.
+What it has learned of times and tokens it keeps for the next batch of texts.
+
+The numbers below were chosen with `benchmarks.gate`, which knows for every position of
+some texts how many tokens a call there would yield.
 """
 
 import dataclasses
@@ -13,6 +17,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree, UInt
 from bpd_jax.drafting.draft_tree import DraftTree
@@ -20,9 +25,13 @@ from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.union import WrappedDrafter
 from bpd_jax.models.cpu.host import microseconds
 
-# The share of the last call in the average of a row, and the tokens by which the
-# average begins above the price.
-_RATE, _CREDIT = 0.25, 1.0
+# The average of a row begins with what calls of earlier texts yielded, as if that were
+# the average of so many calls; each call counts a little more than the one before.
+_EARLIER, _DECAY = 8.0, 0.95
+
+# The share of a call in that average of earlier texts, and the tokens above the price
+# that are expected before there are any.
+_USUAL_RATE, _CREDIT = 1 / 64, 1.0
 
 # Calls without drafts until one with drafts is tried; twice as many after each trial
 # that did not pay, up to the second number.
@@ -30,7 +39,7 @@ _PATIENCE, _LONGEST = 16, 128
 
 # A call without drafts is made, only to know its time, after so many with drafts, first
 # and then again, unless these yield more tokens than a multiple of the price.
-_FIRST, _FURTHER, _DOUBT = 4, 32, 1.5
+_FIRST, _FURTHER, _DOUBT = 4, 64, 1.5
 
 # The share of the last call in the average time. Another program can make one call very
 # long, which counts as twice the average.
@@ -43,7 +52,9 @@ class GateMemory:
 
     Attributes:
       inner: the memory of the drafter.
-      gains: average number of tokens of a call with drafts; 0 in finished rows.
+      usual: tokens that a call with drafts yields, over the texts so far.
+      tokens: tokens of calls with drafts, of which earlier ones count less.
+      calls: number of these calls, counted in the same way.
       waits: number of calls since the last one with drafts.
       patience: number of such calls after which drafts are tried again.
       opens: whether the next call has drafts, the same in all rows that have run; a
@@ -59,7 +70,9 @@ class GateMemory:
     """
 
     inner: PyTree
-    gains: Float[Array, " B"]
+    usual: Float[Array, " B"]
+    tokens: Float[Array, " B"]
+    calls: Float[Array, " B"]
     waits: Int[Array, " B"]
     patience: Int[Array, " B"]
     opens: Bool[Array, " B"]
@@ -91,12 +104,18 @@ class GatedDrafter(WrappedDrafter):
         features alone.
       price: time of a call with drafts, divided by that of a call without, until this
         is measured.
-      timed: whether it is measured, where programs know the time. The drafts of two
-        runs may differ then, and so may texts, unless acceptance is exact.
+      timed: whether it is measured, where programs know the time, and kept for later
+        texts. The drafts of two runs may differ then, and so may texts, unless
+        acceptance is exact.
+      kept: what was learned of earlier texts, by the number of rows of a batch: `usual`
+        and `costs` of a row of the memory.
     """
 
     price: float
     timed: bool = True
+    kept: dict[int, dict[str, np.ndarray]] = dataclasses.field(
+        default_factory=dict, compare=False
+    )
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
@@ -104,14 +123,16 @@ class GatedDrafter(WrappedDrafter):
         return tuple(sorted({1, *self.inner.pass_sizes}))
 
     def start(self, arrays: PyTree, prompts: Prompts) -> GateMemory:
-        """Begins with drafts."""
+        """Begins with drafts, as if there were no earlier texts; see `recall`."""
         rows = prompts.lengths.shape
         width, dtype = 0, jnp.dtype("float32")
         if prompts.features is not None:
             width, dtype = prompts.features.shape[-1], prompts.features.dtype
         return GateMemory(
             inner=self.inner.start(arrays, prompts),
-            gains=jnp.full(rows, self.price + _CREDIT, jnp.float32),
+            usual=jnp.full(rows, self.price + _CREDIT, jnp.float32),
+            tokens=jnp.zeros(rows, jnp.float32),
+            calls=jnp.zeros(rows, jnp.float32),
             waits=jnp.zeros(rows, jnp.int32),
             patience=jnp.full(rows, _PATIENCE, jnp.int32),
             opens=jnp.ones(rows, bool),
@@ -176,21 +197,24 @@ class GatedDrafter(WrappedDrafter):
 
     def learn(self, arrays: PyTree, memory: GateMemory, outcome: Outcome) -> GateMemory:
         """Averages the tokens of calls with drafts, and decides about the next call."""
-        opened = memory.opens.all()
-        gains = memory.gains + _RATE * (outcome.count - memory.gains)
-        gains = jnp.where(opened, gains, memory.gains)
+        opened, running = memory.opens.all(), outcome.count > 0
+        drafts = (opened & running).astype(jnp.float32)
+        usual = memory.usual + _USUAL_RATE * drafts * (outcome.count - memory.usual)
+        decay = jnp.where(opened, _DECAY, 1.0)
         # A call that was a trial paid in the rows that gained.
         trial = opened & (memory.waits >= memory.patience)
-        paid = gains > memory.gains
+        paid = outcome.count >= self._price(memory)
         longer = jnp.where(paid, _PATIENCE, 2 * memory.patience)
         memory = dataclasses.replace(
             memory,
-            gains=jnp.where(outcome.count > 0, gains, 0.0),
+            usual=usual,
+            tokens=decay * memory.tokens + drafts * outcome.count,
+            calls=decay * memory.calls + drafts,
             waits=jnp.where(opened, 0, memory.waits + 1),
             patience=jnp.where(trial, jnp.minimum(longer, _LONGEST), memory.patience),
             drafted=jnp.where(opened, memory.drafted + 1, 0),
         )
-        opens = self._pays(memory)
+        opens = self._pays(memory, running)
 
         # Without drafts, tokens wait until they are many, or the next call has drafts.
         place = jnp.arange(self.max_depth) == memory.fill[:, None]
@@ -224,13 +248,17 @@ class GatedDrafter(WrappedDrafter):
             fill=jnp.where(due, 0, fill),
         )
 
-    def _pays(self, memory: GateMemory) -> Bool[Array, ""]:
-        """Whether the next call shall have drafts."""
-        running = memory.gains > 0
-        average = memory.gains.sum() / jnp.maximum(running.sum(), 1)
+    def _price(self, memory: GateMemory) -> Float[Array, ""]:
+        """The price as measured, or the one to begin with."""
         costs = memory.costs.max(0)
         measured = jnp.maximum(costs[1] / jnp.maximum(costs[0], 1.0), 1.0)
-        price = jnp.where(costs.min() > 0, measured, self.price)
+        return jnp.where(costs.min() > 0, measured, self.price)
+
+    def _pays(self, memory: GateMemory, running: Bool[Array, " B"]) -> Bool[Array, ""]:
+        """Whether the next call shall have drafts."""
+        averages = jnp.where(running, _average(memory), 0.0)
+        average = averages.sum() / jnp.maximum(running.sum(), 1)
+        costs, price = memory.costs.max(0), self._price(memory)
         opens = (average >= price) | (memory.waits >= memory.patience).any()
         # Now and then a call without drafts shows how long that takes.
         enough = jnp.where(costs[0] > 0, _FURTHER, _FIRST)
@@ -243,6 +271,30 @@ class GatedDrafter(WrappedDrafter):
         if entropies is None:
             return None
         return jnp.where(seen.opens, entropies, jnp.nan)
+
+    def recall(self, memory: GateMemory) -> GateMemory:
+        """The memory before the first call, with what was learned of earlier texts."""
+        rows = len(memory.usual)
+        kept = {
+            name: jnp.asarray(np.stack([value] * rows))
+            for name, value in self.kept.get(rows, {}).items()
+        }
+        return dataclasses.replace(memory, **kept)
+
+    def keep(self, memory: GateMemory) -> None:
+        """Keeps what was learned of texts, if drafts may depend on it."""
+        ran = np.asarray(memory.calls) > 0
+        if self.timed and ran.any():
+            self.kept[len(ran)] = {
+                "usual": np.asarray(memory.usual)[ran].mean(0),
+                "costs": np.asarray(memory.costs)[ran].max(0),
+            }
+
+
+def _average(memory: GateMemory) -> Float[Array, " B"]:
+    """Tokens that a call with drafts is expected to yield."""
+    total = _EARLIER * memory.usual + memory.tokens
+    return total / (_EARLIER + memory.calls)
 
 
 def _parts_of(tree: PyTree) -> Int[Array, " n"]:

@@ -1,5 +1,7 @@
 """Drafting only while calls yield more tokens than they cost."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +19,19 @@ from tests.drafting.naive import random_lattice, random_view
 CALLS = 60
 
 
+def earlier(usual, costs=(0, 0)):
+    """What was learned of earlier texts, in batches of two rows."""
+    return {2: {"usual": np.float32(usual), "costs": np.float32(costs)}}
+
+
 @pytest.mark.parametrize(
     "price, accepted, want",
     [
-        # The average falls from 2.5 to below 1.5 in four calls; then the 17th tries,
-        # and the 33rd after it.
-        (1.5, [1, 1], [0, 1, 2, 3, 20, 53]),
+        # The average falls from 2 to below 1.5 in eight calls; then the 17th tries, and
+        # the 33rd after it.
+        (1.5, [1, 1], [*range(8), 24, 57]),
         # A finished row does not count.
-        (1.5, [1, 0], [0, 1, 2, 3, 20, 53]),
+        (1.5, [1, 0], [*range(8), 24, 57]),
         (1.9, [2, 2], range(CALLS)),
         # All rows share the time of a call.
         (1.9, [1, 3], range(CALLS)),
@@ -32,11 +39,13 @@ CALLS = 60
     ],
 )
 def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
+    """Where earlier texts yielded two tokens per call."""
     lattice = random_lattice(0)
     view = random_view(lattice)
     inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
-    gated = GatedDrafter(inner, price, timed=False)
+    gated = GatedDrafter(inner, price, timed=False, kept=earlier(2.0))
     memory = gated.start(gated.arrays, Prompts(view.tokens, view.lengths, None, None))
+    memory = gated.recall(memory)
 
     @jax.jit
     def draft(memory):
@@ -102,14 +111,36 @@ def test_the_price_is_what_calls_take(monkeypatch):
             memory = gated.learn(gated.arrays, memory, outcome)
             clock.now += 1000  # Between calls.
             drafted.append(has_drafts)
-        return np.reshape(drafted, (4, -1)).mean(1), memory.costs.tolist()
+        return np.reshape(drafted, (4, -1)).mean(1), memory
 
-    few, costs = shares(2)
+    few, learned = shares(2)
     assert few[1:].max() < 0.1
-    assert costs == [[10, 30]] * 2
-    all_of_them, costs = shares(4)
+    assert learned.costs.tolist() == [[10, 30]] * 2
+    all_of_them, memory = shares(4)
     assert all_of_them.tolist() == [1] * 4
-    assert costs == [[0, 30]] * 2
+    assert memory.costs.tolist() == [[0, 30]] * 2
+
+    # Batches of as many texts begin with that; calls of two tokens do not pay at once.
+    gated.keep(learned)
+    again = gated.recall(memory)
+    assert again.costs.tolist() == [[10, 30]] * 2
+    np.testing.assert_array_equal(again.usual, learned.usual)
+    other = gated.start(
+        gated.arrays, Prompts(view.tokens[:1], view.lengths[:1], None, None)
+    )
+    assert gated.recall(other).costs.tolist() == [[0, 0]]
+
+
+def test_texts_that_depend_on_drafts_do_not_depend_on_earlier_texts():
+    untimed = GatedDrafter(
+        PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6)), 1.5, False
+    )
+    view = random_view(random_lattice(0))
+    memory = untimed.start(
+        untimed.arrays, Prompts(view.tokens, view.lengths, None, None)
+    )
+    untimed.keep(dataclasses.replace(memory, calls=jnp.ones(2)))
+    assert not untimed.kept
 
 
 class Recorder(PathDrafter):
@@ -134,11 +165,13 @@ def test_what_is_learned_late_is_complete():
     """Each accepted token is learned once, and all of them before drafts."""
     lattice = random_lattice(0)
     view = random_view(lattice)
-    gated = GatedDrafter(Recorder(Paths(HeadsSource(4, 3)), BestFirst(6)), 1.5)
+    inner = Recorder(Paths(HeadsSource(4, 3)), BestFirst(6))
+    gated = GatedDrafter(inner, 1.5, kept=earlier(1.0))
     features = jnp.zeros((2, 3, 1))
     memory = gated.start(
         gated.arrays, Prompts(view.tokens, view.lengths, features, None)
     )
+    memory = gated.recall(memory)
     texts, calls = [[], []], 0
     rng = np.random.default_rng(0)
     while min(map(len, texts)) < 30:
