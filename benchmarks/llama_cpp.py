@@ -88,14 +88,17 @@ class Contender:
         command = [python, str(_WORKER), *arguments]
         self._command = " ".join(command)
         environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError as error:
+            raise UserError(f"cannot start {python}: {error.strerror}.") from error
         self.version = self._read()["version"]
         self.start_seconds = time.perf_counter() - start
 

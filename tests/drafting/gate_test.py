@@ -144,11 +144,11 @@ def test_texts_that_depend_on_drafts_do_not_depend_on_earlier_texts():
 
 
 class Recorder(PathDrafter):
-    """Remembers the features that it learns, `[B, 40, 1]`, and how often it does."""
+    """Remembers the features that it learns, `[B, 64, 1]`, and how often it does."""
 
     def start(self, arrays, prompts):
         rows = len(prompts.lengths)
-        learned = jnp.zeros((rows, 40, 1)), jnp.zeros(rows, int), jnp.int32(0)
+        learned = jnp.zeros((rows, 64, 1)), jnp.zeros(rows, int), jnp.int32(0)
         return *learned, super().start(arrays, prompts)
 
     def look(self, view, arrays, memory):
