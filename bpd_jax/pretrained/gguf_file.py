@@ -175,6 +175,7 @@ class GGUFFile:
         for start in range(0, len(raw), step):
             part = slice(start, start + step)
             result[part] = gguf.quants.dequantize(raw[part], tensor.tensor_type)
+            self._check_finite(name, result[part])
         self._forget(tensor)
         return result.reshape(shape)
 
@@ -183,8 +184,16 @@ class GGUFFile:
         tensor, shape = self._tensor(name), self.shape(name)
         raw = tensor.data.reshape(math.prod(shape[:-1]), -1)
         matrix = quantized_matrix(raw, tensor.tensor_type)
+        if matrix is not None:
+            self._check_finite(name, matrix.scales, matrix.minima)
         self._forget(tensor)
         return matrix
+
+    def _check_finite(self, name: str, *arrays: np.ndarray | None) -> None:
+        if not all(np.isfinite(x).all() for x in arrays if x is not None):
+            raise UserError(
+                f"{self.path} is damaged: tensor {name} has infinite numbers."
+            )
 
     def _forget(self, tensor: Any) -> None:
         """Frees the memory of a tensor's pages, which can be read again."""

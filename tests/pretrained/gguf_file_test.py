@@ -22,13 +22,25 @@ def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
     # More rows than one block of dequantisation.
     shape = (2, 1100, 512 // elements * size)
     raw = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    blocks = raw.reshape(-1, size)
     # Random scales may be infinite or NaN.
     with np.errstate(all="ignore"):
-        file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": kind})
-        weights = file.read("w")
-        expected = gguf.quants.dequantize(raw, kind)
+        finite = np.isfinite(gguf.quants.dequantize(blocks, kind)).all(1)
+    blocks[~finite] = 0
+    file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": kind})
+    weights = file.read("w")
+    expected = gguf.quants.dequantize(raw, kind)
     assert (weights.shape, weights.dtype) == ((2, 1100, 512), np.float32)
     np.testing.assert_array_equal(weights, expected)
+
+
+@pytest.mark.parametrize("read", ["read", "quantized"])
+def test_an_infinite_scale_is_named(tiny, tmp_path, read):
+    raw = np.zeros((4, 34), np.uint8)
+    raw[2, :2] = np.float16([np.inf]).view(np.uint8)
+    file = with_tensors(tiny, tmp_path / "m.gguf", {"w": raw}, {"w": KIND.Q8_0})
+    with np.errstate(all="ignore"), pytest.raises(UserError, match="damaged: tensor w"):
+        getattr(file, read)("w")
 
 
 def test_a_type_that_cannot_be_dequantised_is_named(tiny, tmp_path):
