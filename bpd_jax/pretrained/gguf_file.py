@@ -192,7 +192,8 @@ class GGUFFile:
     def _check_finite(self, name: str, *arrays: np.ndarray | None) -> None:
         if not all(np.isfinite(x).all() for x in arrays if x is not None):
             raise UserError(
-                f"{self.path} is damaged: tensor {name} has infinite numbers."
+                f"{self.path} is damaged: tensor {name} has numbers that are "
+                "not finite."
             )
 
     def _forget(self, tensor: Any) -> None:

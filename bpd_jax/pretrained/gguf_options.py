@@ -222,7 +222,7 @@ def _llama3(
         f         0.8  0.4  0.2  0.1    the line meets 0 at 0.1 and 1 at 0.8
     """
     frequencies = plain.frequencies(head_width)
-    if not (np.isfinite(factors).all() and (factors >= 1).all()):
+    if not (factors >= 1).all():
         return None
     factor = float(factors.max())
     if factor == factors.min():

@@ -74,7 +74,7 @@ def scaling(kind, **values):
     "values, factors, message",
     [
         ({}, [1, 3, 2, 8], "not those of Llama 3"),
-        ({}, [1, 1, math.nan, 8], "not those of Llama 3"),
+        ({}, [1, 1, math.nan, 8], "numbers that are not finite"),
         # llama.cpp applies both.
         (scaling("linear"), [1] * 4, "together with the scaling"),
         (scaling("yarn"), [1] * 4, "together with the scaling"),
