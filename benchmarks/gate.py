@@ -26,6 +26,7 @@ from absl import flags
 from benchmarks import records
 from benchmarks.refiner_gains import names_of_files
 from bpd_jax.base import cli
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.gate import GatedDrafter, GateMemory
@@ -45,6 +46,8 @@ def main() -> None:
     loaded, decoder, config = decode_flags.load(decode_flags.config())
     options = dataclasses.replace(config.options, stride=1)
     method = parse_method(cli.required("method"))
+    if isinstance(decoder.drafter(method), GatedDrafter):
+        raise UserError("--method has a gate already: leave out its price.")
     paths = decode_flags.PROMPTS_FILE.value
     texts: list[tuple[str, np.ndarray]] = []
     for name, path in zip(names_of_files(paths), paths, strict=True):

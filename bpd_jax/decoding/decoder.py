@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -35,6 +35,9 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import is_quantized
 from bpd_jax.models.transformer_config import INT8
 from bpd_jax.ngrams.model import NGramModel
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class _DefaultSizes(NamedTuple):
@@ -159,13 +162,24 @@ class Decoder:
         drawn = options is not None and options.acceptance == SPECULATIVE
         # Otherwise texts would depend on how long calls take.
         exact = options is None or options.acceptance == EXACT
-        key = (method, options.temperature if drawn and options else None, exact)
-        if key not in self._drafters:
-            context = dataclasses.replace(
-                self._context, temperature=key[1], timed=exact
-            )
-            self._drafters[key] = method.build(context)
-        return self._drafters[key]
+        timed = exact and self._texts_do_not_depend_on_drafts
+        key = (method, options.temperature if drawn and options else None, timed)
+        context = dataclasses.replace(self._context, temperature=key[1], timed=timed)
+        return remembered(self._drafters, key, lambda: method.build(context), 64)
+
+    @property
+    def _texts_do_not_depend_on_drafts(self) -> bool:
+        """Whether passes of all sizes compute the same numbers, with exact acceptance.
+
+        In half precision, and where XLA multiplies with experts, they are rounded
+        otherwise. A recorded model's clock is not that of the model.
+        """
+        model = self.model
+        return (
+            isinstance(model, Model)
+            and model.precision in ("float32", INT8)
+            and model.config.trunk.experts is None
+        )
 
     def task(
         self,
@@ -183,13 +197,12 @@ class Decoder:
         )
 
     def _stop_table(self, stop: tuple[str, ...]) -> StopTable:
-        """The automaton of stop texts, which is built once."""
-        if stop not in self._stops:
-            if self.token_bytes is None:
-                raise UserError("stop texts need the model's tokenizer.")
-            texts = [text.encode() for text in stop]
-            self._stops[stop] = StopTable.of(texts, self.token_bytes())
-        return self._stops[stop]
+        """The automaton of stop texts, which is built once while they are few."""
+        token_bytes = self.token_bytes
+        if token_bytes is None:
+            raise UserError("stop texts need the model's tokenizer.")
+        texts = [text.encode() for text in stop]
+        return remembered(self._stops, stop, lambda: StopTable.of(texts, token_bytes()))
 
     def check(
         self, method: Method, prompts: Sequence[np.ndarray], options: DecodeOptions
@@ -251,6 +264,16 @@ class Decoder:
     ) -> Iterator[tuple[np.ndarray, Generation | None]]:
         """Decodes one prompt and yields tokens as they are decoded; see `stream`."""
         return stream(self.prepare(method, [prompt], options), prompt)
+
+
+def remembered(known: dict[K, T], key: K, make: Callable[[], T], most: int = 8) -> T:
+    """`known[key]`, which is made if it is missing; the oldest of `most` gives way."""
+    if key not in known:
+        made = make()
+        while len(known) >= most:
+            del known[next(iter(known))]
+        known[key] = made
+    return known[key]
 
 
 def _stacked(

@@ -161,7 +161,7 @@ class Task:
         tokens, lengths, limits, rows, reference = in_rows(
             (tokens, lengths, limits.astype(np.int32), rows, reference), self.mesh
         )
-        state = prefill(
+        return prefill(
             self.model,
             self.weights,
             self.drafter,
@@ -175,10 +175,12 @@ class Task:
             record=record,
             read=columns_to_read(prompts, indices, padded),
         )
-        if isinstance(self.drafter, GatedDrafter):
-            memory = self.drafter.recall(state.memory)
-            state = dataclasses.replace(state, memory=memory)
-        return state
+
+    def recall(self, state: DecodeState) -> DecodeState:
+        """The state before the first call, with what the drafter has kept."""
+        if not isinstance(self.drafter, GatedDrafter):
+            return state
+        return dataclasses.replace(state, memory=self.drafter.recall(state.memory))
 
     def keep(self, state: DecodeState) -> None:
         """Keeps what the drafter has learned of whether drafts pay, for later texts."""
@@ -273,7 +275,7 @@ def _run(
 ) -> DecodeState:
     """The final state of one batch."""
     state = task.prefill(prompts, indices, _batch(task, prompts), new_tokens, padded)
-    return jax.block_until_ready(task.run(state))
+    return jax.block_until_ready(task.run(task.recall(state)))
 
 
 def padded_prompts(prompts: Sequence[np.ndarray]) -> int:
@@ -312,7 +314,7 @@ def stream(
     """
     start = time.perf_counter()
     new_tokens = task.options.max_new_tokens
-    state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
+    state = task.recall(task.prefill([prompt], [0], task.rows(1), new_tokens, padded))
     shown, done = len(prompt), False
     while not done:
         state = task.run(state, calls)

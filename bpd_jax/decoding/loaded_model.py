@@ -11,7 +11,7 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.decoder import Decoder, remembered
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import cpu
@@ -203,19 +203,17 @@ class LanguageModel:
         alpha: float = DecodeConfig.alpha,
     ) -> Decoder:
         """Binds the model to its methods, once; see `Decoder`."""
-        key = lattice_width, alpha
-        if key not in self._decoders:
-            self._decoders[key] = Decoder(
-                self.model,
-                width=lattice_width,
-                alpha=alpha,
-                assets=self.assets,
-                # Not a method of this object, which has the decoder.
-                token_bytes=functools.partial(
-                    _token_bytes, self.tokenizer, self.vocab_size
-                ),
-            )
-        return self._decoders[key]
+        # Not a method of this object, which has the decoder.
+        token_bytes = functools.partial(_token_bytes, self.tokenizer, self.vocab_size)
+        make = functools.partial(
+            Decoder,
+            self.model,
+            width=lattice_width,
+            alpha=alpha,
+            assets=self.assets,
+            token_bytes=token_bytes,
+        )
+        return remembered(self._decoders, (lattice_width, alpha), make)
 
     @functools.cached_property
     def _decoders(self) -> dict[tuple[int, float], Decoder]:

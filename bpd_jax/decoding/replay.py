@@ -84,7 +84,8 @@ class Replay:
         """Replays decoding by `method`: the same drafts, serial calls and tokens.
 
         Only the winning draft of a text's last call may differ, if it depends on tokens
-        after the end. `seconds` are those of drafting alone.
+        after the end; and methods with a price, which here is the one they are given,
+        not what calls of the model take. `seconds` are those of drafting alone.
 
         Args:
           method: any method except lookahead.

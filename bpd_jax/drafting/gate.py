@@ -37,13 +37,14 @@ _USUAL_RATE, _CREDIT = 1 / 64, 1.0
 # that did not pay, up to the second number.
 _PATIENCE, _LONGEST = 16, 128
 
-# A call without drafts is made, only to know its time, after so many with drafts, first
-# and then again, unless these yield more tokens than a multiple of the price.
+# Two calls without drafts are made, only to know their time, after so many with drafts,
+# first and then again, unless these yield more tokens than a multiple of the price.
 _FIRST, _FURTHER, _DOUBT = 4, 64, 1.5
 
 # The share of the last call in the average time. Another program can make one call very
-# long, which counts as twice the average.
-_TIME_RATE = 0.25
+# long, which counts as twice the average. Calls without drafts are alike and rarely
+# measured: one that is shorter by so much shows that the others were disturbed.
+_TIME_RATE, _SHORTER = 0.25, 1.5
 
 
 @flax.struct.dataclass
@@ -105,8 +106,8 @@ class GatedDrafter(WrappedDrafter):
       price: time of a call with drafts, divided by that of a call without, until this
         is measured.
       timed: whether it is measured, where programs know the time, and kept for later
-        texts. The drafts of two runs may differ then, and so may texts, unless
-        acceptance is exact.
+        texts. The drafts of two runs may differ then, so that this is for exact
+        acceptance and for models that compute the same numbers in passes of any size.
       kept: what was learned of earlier texts, by the number of rows of a batch: `usual`
         and `costs` of a row of the memory.
     """
@@ -176,7 +177,8 @@ class GatedDrafter(WrappedDrafter):
         known = costs[opened.astype(jnp.int32)]
         taken = (now - memory.clock.max()).astype(jnp.float32)
         average = known + _TIME_RATE * (jnp.minimum(taken, 2 * known) - known)
-        average = jnp.where(known == 0, taken, average)
+        disturbed = ~opened & (_SHORTER * taken < known)
+        average = jnp.where((known == 0) | disturbed, taken, average)
         return jnp.where((jnp.arange(2) == opened) & (now > 0), average, costs)
 
     def propose(self, seen: GateSeen, arrays: PyTree) -> DraftTree:
@@ -260,10 +262,13 @@ class GatedDrafter(WrappedDrafter):
         average = averages.sum() / jnp.maximum(running.sum(), 1)
         costs, price = memory.costs.max(0), self._price(memory)
         opens = (average >= price) | (memory.waits >= memory.patience).any()
-        # Now and then a call without drafts shows how long that takes.
+        # Now and then two calls without drafts show how long that takes; a price that
+        # seems low may be wrong.
         enough = jnp.where(costs[0] > 0, _FURTHER, _FIRST)
-        unsure = (costs[1] > 0) & (average < _DOUBT * price)
-        return opens & ~(unsure & (memory.drafted.max() >= enough))
+        unsure = average < _DOUBT * jnp.maximum(price, self.price)
+        measures = (costs[1] > 0) & unsure & (memory.drafted.max() >= enough)
+        second = self.timed & (memory.waits == 1).any()
+        return opens & ~measures & ~second
 
     def entropies(self, seen: GateSeen) -> Float[Array, "B L"] | None:
         """Those of the drafter; NaN without drafts."""
@@ -283,8 +288,10 @@ class GatedDrafter(WrappedDrafter):
 
     def keep(self, memory: GateMemory) -> None:
         """Keeps what was learned of texts, if drafts may depend on it."""
+        if not self.timed:
+            return  # On a mesh of several processes, none can read the memory.
         ran = np.asarray(memory.calls) > 0
-        if self.timed and ran.any():
+        if ran.any():
             self.kept[len(ran)] = {
                 "usual": np.asarray(memory.usual)[ran].mean(0),
                 "costs": np.asarray(memory.costs)[ran].max(0),

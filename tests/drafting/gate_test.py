@@ -94,7 +94,7 @@ def test_the_price_is_what_calls_take(monkeypatch):
     inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
     gated = GatedDrafter(inner, 1.5)
 
-    def shares(tokens):
+    def shares(tokens, first=10):
         """The share of drafts among the calls of each quarter."""
         memory = gated.start(
             gated.arrays, Prompts(view.tokens, view.lengths, None, None)
@@ -104,7 +104,8 @@ def test_the_price_is_what_calls_take(monkeypatch):
             seen, memory = gated.look(view, gated.arrays, memory)
             tree = gated.propose(seen, gated.arrays)
             has_drafts = bool(seen.opens)
-            clock.now += 30 if has_drafts else 10
+            plain = 10 if False in drafted else first
+            clock.now += 30 if has_drafts else plain
             counts = jnp.full(2, tokens if has_drafts else 1)
             features = jnp.zeros((2, gated.max_depth, 0))
             outcome = Outcome(tree, None, counts, features, None)
@@ -119,6 +120,11 @@ def test_the_price_is_what_calls_take(monkeypatch):
     all_of_them, memory = shares(4)
     assert all_of_them.tolist() == [1] * 4
     assert memory.costs.tolist() == [[0, 30]] * 2
+
+    # Nor do they if the first call without drafts took long.
+    few, memory = shares(2, first=60)
+    assert few[1:].max() < 0.1
+    assert memory.costs[0, 0] < 12
 
     # Batches of as many texts begin with that; calls of two tokens do not pay at once.
     gated.keep(learned)
@@ -141,6 +147,8 @@ def test_texts_that_depend_on_drafts_do_not_depend_on_earlier_texts():
     )
     untimed.keep(dataclasses.replace(memory, calls=jnp.ones(2)))
     assert not untimed.kept
+    # Nor is the memory read, of which a process of several has a part.
+    untimed.keep(None)
 
 
 class Recorder(PathDrafter):
