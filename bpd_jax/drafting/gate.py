@@ -7,8 +7,8 @@ yield less than plain decoding would in the same time. Now and then it tries aga
 long both kinds of calls take it reads from a clock, where the program can read one.
 What it has learned of times and tokens it keeps for the next batch of texts.
 
-The numbers below were chosen with `benchmarks.gate`, which knows for every position of
-some texts how many tokens a call there would yield.
+`benchmarks.gate` shows what a choice of the numbers below loses: it knows for every
+position of some texts how many tokens a call there would yield.
 """
 
 import dataclasses
