@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import gate
+from benchmarks.gate_replay import speeds
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ def test_the_gate_is_at_most_a_little_worse_than_the_better_choice(
 ):
     # The lengths differ, and the end of a text cuts the last call.
     texts = [("a", np.full(length, tokens)) for length in (40, 64, 90, 200)]
-    row = gate._row(texts, price)
+    row = speeds(texts, price)
     calls = sum(-(-len(text) // tokens) for _, text in texts)
     assert row["always"] == pytest.approx(394 / (price * calls))
     assert row["always"] == pytest.approx(always, rel=0.02)
