@@ -91,7 +91,9 @@ def prefill(
     )
 
 
-@functools.partial(Program, static=("layers", "read"), constants=("model",))
+@functools.partial(
+    Program, static=("layers", "read"), constants=("model",), in_order=True
+)
 def run_prompts(
     model: Model,
     layers: tuple[int, ...],

@@ -218,7 +218,12 @@ def _rounded(count: int) -> int:
     return max(-(-count // CHUNK), 1) * CHUNK
 
 
-@functools.partial(Program, static=("width", "count", "layers"), constants=("model",))
+@functools.partial(
+    Program,
+    static=("width", "count", "layers"),
+    constants=("model",),
+    in_order=True,
+)
 def _record(
     model: Model,
     tokens: Int[Array, " S"],

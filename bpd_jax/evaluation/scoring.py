@@ -172,7 +172,7 @@ def _score_batch(
     ]
 
 
-@functools.partial(Program, static=(), constants=("model",))
+@functools.partial(Program, static=(), constants=("model",), in_order=True)
 def _score_targets(
     model: Model,
     tokens: Int[Array, "B T"],

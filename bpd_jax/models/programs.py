@@ -40,6 +40,7 @@ from bpd_jax.base.typing import PyTree
 from bpd_jax.models import cpu
 from bpd_jax.models.cpu.device import (
     COMPILER_OPTIONS,
+    IN_ORDER,
     compiler_options,
     kernels_of,
     load_kernels,
@@ -84,6 +85,7 @@ class Program:
       static: names of its static arguments.
       constants: names of arguments that rarely change: objects that are not mutated.
       donate: names of arguments whose memory the outputs may take.
+      in_order: for passes over whole texts; see `IN_ORDER` in `cpu.device`.
     """
 
     def __init__(
@@ -93,8 +95,11 @@ class Program:
         static: Sequence[str],
         constants: Sequence[str],
         donate: Sequence[str] = (),
+        in_order: bool = False,
     ):
         self._name = function.__qualname__
+        # Called late, because they depend on the devices.
+        self._options = functools.partial(compiler_options, in_order=in_order)
         self._jit = functools.partial(
             jax.jit, function, static_argnames=static, donate_argnames=donate
         )
@@ -108,8 +113,7 @@ class Program:
 
     @functools.cached_property
     def _jitted(self) -> Any:
-        """Made late, because the options depend on the devices."""
-        return self._jit(compiler_options=compiler_options())
+        return self._jit(compiler_options=self._options())
 
     def clear_cache(self) -> None:
         """Forgets all programs in memory."""
@@ -158,7 +162,7 @@ class Program:
         except Exception:  # Of other packages, or what cannot be pickled.
             sources = None
         if sources is None:
-            return self.lower(*arguments).compile(compiler_options())
+            return self.lower(*arguments).compile(self._options())
         # Two steps, so that new source files that trace to the same program share it.
         settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
         known = [self._name.encode(), _environment(), pickled, settings.encode()]
@@ -172,7 +176,7 @@ class Program:
             name = compiled.digest([*known, lowered.as_text().encode()])
             program, seconds = _kept_program(name, device), math.inf
             if program is None:
-                program, seconds = _compiled(name, lowered)
+                program, seconds = _compiled(name, lowered, self._options())
             if _sources() == sources and seconds >= compiled.LEAST_SECONDS_WHOLE:
                 compiled.write_kept("trace", [*known, sources], name)
             return program
@@ -234,7 +238,9 @@ def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
+def _compiled(
+    name: bytes, lowered: Any, options: dict[str, Any] | None
+) -> tuple[Callable[..., Any], float]:
     """Compiles a program, and writes it to disk; also the seconds of compiling."""
     start = time.perf_counter()
     module = lowered.compiler_ir()
@@ -242,7 +248,7 @@ def _compiled(name: bytes, lowered: Any) -> tuple[Callable[..., Any], float]:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
-        program = lowered.compile(compiler_options())
+        program = lowered.compile(options)
     seconds = time.perf_counter() - start
     if seconds < compiled.LEAST_SECONDS_WHOLE:
         return program, seconds
@@ -329,6 +335,7 @@ def _environment() -> bytes:
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
         (jax.device_count(), on_cpu(), cpu.multiplies_quantized(None, None)),
-        (np.__version__, sys.version, compiled.processor(), COMPILER_OPTIONS),
+        (np.__version__, sys.version, compiled.processor()),
+        (COMPILER_OPTIONS, IN_ORDER),
     )
     return repr(parts).encode()
