@@ -67,8 +67,8 @@ def start(package: pathlib.Path, cache: str) -> dict[str, float]:
         process.returncode = os.waitstatus_to_exitcode(ended[1])
         if process.returncode:
             errors.seek(0)
-            said = errors.read().strip()[-300:]
-            raise UserError(f"{package} does not decode: {said}")
+            said = errors.read().strip()[-300:].rpartition("error: ")[2]
+            raise UserError(f"`bpd decode` of {package} fails: {said}")
     used = ended[2]
     return {
         "seconds": seconds,
