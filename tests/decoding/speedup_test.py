@@ -212,6 +212,20 @@ def test_batches_are_padded_to_the_mesh(prompts, costs, monkeypatch):
     assert measure_drafting(decoder, BPD, prompts[0], 2) > 0
 
 
+def test_drafting_is_timed_without_the_gate_of_drafts(prompts, monkeypatch):
+    decoder = Decoder(make_model(3, num_layers=1, vocab_size=16), width=4)
+    tasks, task = [], decoder.task
+
+    def recorded(*arguments):
+        tasks.append(task(*arguments))
+        return tasks[-1]
+
+    monkeypatch.setattr(decoder, "task", recorded)
+    for text in ("heads/tree:3:price=1.5", "heads/tree:3"):
+        assert measure_drafting(decoder, parse_method(text), prompts[0], 1) > 0
+    assert tasks[0].drafter == tasks[1].drafter
+
+
 def test_predictions_use_the_width_of_the_decoder(prompts, costs):
     """k and alpha default to those of the decoder, even if more was recorded."""
     model = make_model(3, num_layers=1)
