@@ -98,6 +98,7 @@ class Program:
         in_order: bool = False,
     ):
         self._name = function.__qualname__
+        self._in_order = in_order
         # Called late, because they depend on the devices.
         self._options = functools.partial(compiler_options, in_order=in_order)
         self._jit = functools.partial(
@@ -165,6 +166,7 @@ class Program:
             return self.lower(*arguments).compile(self._options())
         # Two steps, so that new source files that trace to the same program share it.
         settings = re.sub(" at 0x[0-9a-f]+", "", repr(key[-1]))
+        settings += f" {self._in_order}"
         known = [self._name.encode(), _environment(), pickled, settings.encode()]
         name = compiled.read_kept("trace", [*known, sources])
         program = _kept_program(name, device) if name else None

@@ -7,6 +7,7 @@ reading the matrix, so matrices are stored in bfloat16 where that is allowed.
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
@@ -74,10 +75,19 @@ def prepared(
             )
         if integers:
             check_integers(trunk.head_width)
+        elif on_cpu(mesh) and precision not in (None, "float32"):
+            raise UserError(
+                f"weights_dtype=int8 gains nothing with precision={precision} on a "
+                "CPU, which expands all matrices then: leave one of the two out."
+            )
         by_output = not on_cpu(mesh)
         params["trunk"], error = rounded(params["trunk"], by_output=by_output)
         if error:
-            progress.say(f"weights rounded to 8 bits: relative error {error:.2%}")
+            about = f"weights rounded to 8 bits: relative error {error:.2%}"
+            progress.say(about, sys.stderr)
+        elif rounds:
+            about = "all matrices are quantized already: none is rounded"
+            progress.say(about, sys.stderr)
     if precision is not None:
         dtype = "float32" if integers else precision
         if on_cpu() and dtype != "float32":

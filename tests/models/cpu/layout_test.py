@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.models.cpu.integer_kernel import lanes
-from bpd_jax.models.cpu.layout import SOFTMAX, decoding_layout
+from bpd_jax.models.cpu.layout import SOFTMAX, decoding_layout, prepared
 from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import TiledMatrix
+from tests.decoding.random_models import make_model
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or tile_of_processor() is None,
@@ -74,3 +77,19 @@ def test_matrices_of_drafters_are_rounded_except_in_layers():
     assert layout["mlp_0"]["input"]["kernel"].rows.dtype == "bfloat16"
     exact = decoding_layout(params)
     assert exact["fusion"]["kernel"].rows.dtype == "float32"
+
+
+def test_rounded_matrices_are_refused_where_they_would_be_expanded():
+    model = make_model(2, num_layers=1)
+    with pytest.raises(UserError, match="gains nothing with precision=bfloat16"):
+        prepared(model.config, model.params, None, "bfloat16", rounds=True)
+
+
+def test_what_is_quantized_is_not_rounded_again(capsys):
+    model = make_model(2, num_layers=1, d_model=32)
+    for sentence in ("rounded to 8 bits", "none is rounded"):
+        config, params, _ = prepared(
+            model.config, model.params, None, None, rounds=True
+        )
+        assert sentence in capsys.readouterr().err
+        model = Model(config, params)
