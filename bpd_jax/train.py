@@ -7,10 +7,14 @@
         --gin_file=gin_configs/meshes/v4_128.gin --topology=v4:4x4x4
 
 With a gin file for HeadsTrainConfig it trains block heads or a block drafter for a
-frozen model, on texts that the model generated:
+frozen model, on texts that the model generated; with one for RefinerTrainConfig a
+refiner, a small module that conditions the heads on the preceding draft:
 
     python -m bpd_jax.train --gin_file=gin_configs/runs/heads.gin \\
         --workdir=runs/heads --gin.MODEL="'runs/base'" --gin.DATA="'runs/texts'"
+    python -m bpd_jax.train --gin_file=gin_configs/runs/refiner.gin \\
+        --workdir=runs/base/refiners/markov --gin.MODEL="'runs/base'" \\
+        --gin.KIND="'markov'"
 
 With TrainConfig.start the run is initialised from a trained model: from its trunk, and
 from its heads if their sizes match (gin_configs/runs/finetune.gin, joint.gin).
@@ -42,10 +46,17 @@ from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.models.partitioning import make_mesh
-from bpd_jax.training import hosts, process_flags, run_description, trainer
-from bpd_jax.training.config import TrainConfig
+from bpd_jax.training import (
+    hosts,
+    process_flags,
+    refiners,
+    run_description,
+    trainer,
+)
+from bpd_jax.training.config import FrozenConfig, TrainConfig
 from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.refiner_sources import RefinerTrainConfig, default_data
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(
@@ -59,7 +70,7 @@ _TOPOLOGY = flags.DEFINE_string(
 
 
 def main() -> None:
-    """Trains a model, or heads or a block drafter for a frozen model."""
+    """Trains a model, or heads, a block drafter or a refiner for a frozen model."""
     if _TOPOLOGY.value:
         if not _DRY_RUN.value:
             raise UserError("--topology is for --dry_run: a run uses its own devices.")
@@ -73,9 +84,16 @@ def main() -> None:
 
 
 def _train() -> None:
-    parsed: Parsed[Any] = configuration.parse_flags(TrainConfig, HeadsTrainConfig)
-    if isinstance(parsed.value, HeadsTrainConfig):
-        _train_heads(parsed)
+    parsed: Parsed[Any] = configuration.parse_flags(
+        TrainConfig, HeadsTrainConfig, RefinerTrainConfig
+    )
+    if isinstance(parsed.value, FrozenConfig):
+        if _DRY_RUN.value:
+            print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
+        if isinstance(parsed.value, HeadsTrainConfig):
+            _train_heads(parsed)
+        else:
+            _train_refiner(parsed)
         return
     config = parsed.value
     if _DRY_RUN.value:
@@ -117,7 +135,7 @@ def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
     config = parsed.value
     mesh = None if config.mesh is None else make_mesh(config.mesh)
     if _DRY_RUN.value:
-        _preview_heads(parsed, mesh)
+        _preview_heads(config, mesh)
         return
     workdir = cli.required("workdir")
     loaded = load_model(config.model, mesh=mesh)
@@ -126,8 +144,7 @@ def _train_heads(parsed: Parsed[HeadsTrainConfig]) -> None:
     )
 
 
-def _preview_heads(parsed: Parsed[HeadsTrainConfig], mesh: Mesh | None) -> None:
-    config = parsed.value
+def _preview_heads(config: HeadsTrainConfig, mesh: Mesh | None) -> None:
     if mesh is not None:
         config.check_mesh(mesh)
     elif _TOPOLOGY.value and jax.device_count() > 1:
@@ -135,7 +152,6 @@ def _preview_heads(parsed: Parsed[HeadsTrainConfig], mesh: Mesh | None) -> None:
             f"{_TOPOLOGY.value} has {jax.device_count()} devices, of which the run "
             "would use one: give --gin.HeadsTrainConfig.mesh=@MeshConfig()."
         )
-    print(parsed.describe(), parsed.operative, sep="\n\n", end="\n\n")
     missing = _missing_model("HeadsTrainConfig.model", config.model)
     try:
         read_header(config.data)
@@ -145,6 +161,27 @@ def _preview_heads(parsed: Parsed[HeadsTrainConfig], mesh: Mesh | None) -> None:
         loaded = load_model(config.model, mesh=mesh)
         print(heads.preview(config, loaded.config, loaded.params, mesh))
     _print_missing(missing)
+
+
+def _train_refiner(parsed: Parsed[RefinerTrainConfig]) -> None:
+    config = parsed.value
+    if _DRY_RUN.value:
+        missing = _missing_model("RefinerTrainConfig.model", config.model)
+        for name, path in (("heads", config.heads), ("data", config.data)):
+            if path is not None:
+                missing += _missing_model(f"RefinerTrainConfig.{name}", path)
+        if not missing:
+            loaded = load_model(config.model, config.heads)
+            print(refiners.describe(config, loaded.config))
+        _print_missing(missing)
+        return
+    workdir = cli.required("workdir")
+    loaded = load_model(config.model, config.heads)
+    data = config.data or default_data(loaded.folder)
+    refiners.train_refiner(
+        *(config, loaded.config, loaded.params, data, workdir),
+        *(parsed.text, parsed.operative),
+    )
 
 
 def _print_missing(sentences: list[str]) -> None:

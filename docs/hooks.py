@@ -36,7 +36,6 @@ COMMANDS = (
     "bpd_jax.report",
     "bpd_jax.export",
     "bpd_jax.import_heads",
-    "bpd_jax.train_refiner",
     "bpd_jax.export_params",
     "experiments.run",
     "experiments.finetune.run",

@@ -25,6 +25,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.refiner_sources import RefinerTrainConfig
 from experiments.catalog import STUDIES
 from tests.commands import call, start
 from tests.experiments.configurations import gin_arguments
@@ -196,8 +197,8 @@ def test_runs_resolve(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -
     assert len(files) + len(bindings) + 1 == len(words[1:])
     if any("runs/finetune/" in text or "gsm8k" in text for text in (*files, *bindings)):
         return  # Made by an earlier command, or by the tutorial itself.
-    config = parse(files, bindings, TrainConfig, HeadsTrainConfig).value
-    assert isinstance(config, TrainConfig | HeadsTrainConfig)
+    kinds = TrainConfig, HeadsTrainConfig, RefinerTrainConfig
+    assert isinstance(parse(files, bindings, *kinds).value, kinds)
 
 
 @pytest.mark.parametrize("module", LAUNCHERS)

@@ -1,12 +1,16 @@
 """The command `bpd_jax.train`."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from bpd_jax.data.generations import write_header, write_shard
+from bpd_jax.decoding.loading import load_model
+from bpd_jax.models.attachment_files import check_fits, load_refiner
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
-from tests.commands import assert_refused, call
+from tests.commands import assert_all_refused, assert_refused, call, start
 
 MODEL = """
 include 'gin_configs/tasks/text_files.gin'
@@ -106,6 +110,38 @@ def test_dry_run_of_heads_uses_the_mesh(trained, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "'fsdp': 8, 'model': 1}, 0.00 MB of the model each" in result.stdout
     assert "states: 1,900 of width 16 in float16" in result.stdout
+
+
+def test_a_refiner_is_trained_for_a_run(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    file, model = "--gin_file=gin_configs/runs/refiner.gin", "--gin.MODEL='run'"
+    kind, setting = "--gin.KIND='recurrent'", "--gin.RefinerTrainConfig"
+    cases = [
+        ([model], "KIND has no value"),
+        ([model, "--gin.KIND='eagle'"], "one of markov, recurrent, hydra, not 'eagle'"),
+        ([model, kind], "--workdir is missing"),
+        ([model, kind, f"{setting}.heads='x'", "--workdir=w"], "other heads are for"),
+        ([model, kind, "--workdir=run"], "run/checkpoints belongs to a run with other"),
+    ]
+    cases = [([file, *words], message) for words, message in cases]
+    assert_all_refused("bpd_jax.train", cases, tmp_path)
+    words = [file, model, kind, "--gin.STEPS=2", f"{setting}.rank=8"]
+    workdir = "--workdir=run/refiners/recurrent"
+    dry, done = start(
+        "bpd_jax.train", [*words, "--dry_run"], [*words, workdir], folder=tmp_path
+    )
+    assert "recurrent refiner, " in dry.stdout
+    assert done.returncode == 0, done.stderr
+    assert "model: plain" in done.stdout
+    folder = tmp_path / "run" / "refiners" / "recurrent" / "recurrent"
+    loaded = load_refiner(folder)
+    check_fits(loaded.config, vocab_size=270, d_model=16, block_size=4)
+    assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
+    assert len(loaded.facts["held_out"]["refined_text_accuracy"]) == 3
+    assert load_model(str(tmp_path / "run")).find_asset("refiners/recurrent") == folder
+    # The run can still be resumed.
+    assert set(before) < set(tmp_path.rglob("*"))
 
 
 def test_trains_and_starts_from_what_was_trained(folder):

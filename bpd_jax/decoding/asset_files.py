@@ -87,8 +87,8 @@ def load_assets(
             if path is not None:
                 raise UserError(
                     f"the {name} refiner in {path} was trained on another model than "
-                    f"{loaded.name}: train one for it with python -m "
-                    f"bpd_jax.train_refiner --kind={name}."
+                    f"{loaded.name}: train one for it with python -m bpd_jax.train and "
+                    "gin_configs/runs/refiner.gin."
                 )
             continue
         assets[name] = asset

@@ -13,7 +13,7 @@ from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.decoder import Decoder, remembered
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.drafting.assets import Assets
+from bpd_jax.drafting.assets import REFINERS, Assets
 from bpd_jax.models import cpu
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -31,7 +31,7 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
 
 # Names of runs with a result of the same name, and a file of every run folder.
-_RESULTS = ("heads", "drafter")
+_RESULTS = ("heads", "drafter", *(f"refiners/{kind}" for kind in REFINERS))
 _RUN_CONFIGURATION = "config.gin"
 
 
@@ -169,14 +169,14 @@ class LanguageModel:
     def find_asset(self, name: str) -> pathlib.Path | None:
         """The first path `name` in the asset folders; None if there is none.
 
-        A run that trains heads or a drafter writes it to a folder in its own folder.
-        If that has the same name, it is the result that is meant; a run that is not
-        finished is passed over.
+        A run that trains heads, a drafter or a refiner writes it to a folder in its own
+        folder. If that has the same name, it is the result that is meant; a run that is
+        not finished is passed over.
         """
         for folder in self.asset_folders:
             path = folder / name
             if name in _RESULTS and (path / _RUN_CONFIGURATION).exists():
-                path /= name
+                path /= path.name
             if path.exists():
                 return path
         return None

@@ -92,7 +92,7 @@ def load_model(
             f"or a known name ({known_names})."
         )
     if heads is not None:
-        raise UserError(f"--heads is for pretrained models; {path} has its own heads.")
+        raise UserError(f"other heads are for pretrained models; {path} has its own.")
     # Imported here, so that each kind of model imports only the modules that it needs.
     from bpd_jax.decoding.run_loading import load_run
 

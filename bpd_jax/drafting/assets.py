@@ -183,8 +183,8 @@ HOW_TO_MAKE = {
     "draft_model": "a smaller language model: train one on the same tokens with python "
     "-m bpd_jax.train and pass its run folder as --draft_model.",
     **{
-        kind: f"a trained {kind} refiner: train one with python -m "
-        f"bpd_jax.train_refiner --kind={kind} and pass its folder as --{kind}."
+        kind: f"a trained {kind} refiner: train one with python -m bpd_jax.train and "
+        f"gin_configs/runs/refiner.gin, and pass its folder as --{kind}."
         for kind in REFINERS
     },
     "drafter": "a block drafter: train one with python -m bpd_jax.train and a "

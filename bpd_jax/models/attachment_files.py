@@ -193,10 +193,10 @@ _REFINER = "params.npz"
 REFINER_KIND = Artifact(
     "a refiner",
     "refiner.json",
-    # The folder may contain the log of its training.
+    # Earlier versions also wrote the log of the training here.
     (_REFINER, "metrics.jsonl"),
     '"config"',
-    remedy="train one with python -m bpd_jax.train_refiner",
+    remedy="train one with gin_configs/runs/refiner.gin",
 )
 
 
@@ -277,5 +277,5 @@ def check_fits(
     raise UserError(
         f"the {config.kind} refiner belongs to a model of {sizes(*trained_sizes)}, and "
         f"this model has {sizes(vocab_size, d_model, block_size)}: train one for it "
-        f"with python -m bpd_jax.train_refiner --model=RUN --kind={config.kind}."
+        "with python -m bpd_jax.train and gin_configs/runs/refiner.gin."
     )

@@ -73,24 +73,29 @@ class FrozenConfig(Validated):
 
     Attributes:
       optimizer: optimizer of the trained parameters.
-      batch_size: positions, anchors of a block drafter, or rows per step.
+      batch_size: positions, anchors of a block drafter, or rows per step; what None
+        means depends on the kind of run, and likewise for `steps`.
       steps: number of steps of the whole run.
       seed: seed of the parameters, the order of the data and the held-out texts.
-      mesh: mesh of this process's devices, which split batches and the frozen model's
-        parameters; trained parameters are replicated. None for one device.
       log_every: steps between two rows of metrics, which are averages over them.
       evaluate_every: steps between two evaluations on held-out data.
       checkpoint_every: steps between two checkpoints.
     """
 
     optimizer: OptimizerConfig
-    batch_size: Count = 2048
+    batch_size: Count | None = None
     steps: Count | None = None
     seed: Natural = 0
-    mesh: MeshConfig | None = None
     log_every: Count = 20
     evaluate_every: Count = 200
     checkpoint_every: Count = 200
+
+    def check_together(self) -> None:
+        if self.optimizer.trunk_learning_rate is not None:
+            raise UserError(
+                "OptimizerConfig.trunk_learning_rate is for the training of a whole "
+                "model; here the trunk is frozen: leave it out."
+            )
 
 
 @configurable

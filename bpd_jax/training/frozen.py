@@ -17,8 +17,9 @@ import optax
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params, PyTree
+from bpd_jax.models.attachments import by_path
 from bpd_jax.models.partitioning import from_own_rows, replicated
-from bpd_jax.training import hosts
+from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import FrozenConfig
 from bpd_jax.training.metrics import MetricsWriter
@@ -67,8 +68,8 @@ def train(
     folder: pathlib.Path,
     config: FrozenConfig,
     key: str,
-    ready: Callable[[], None],
-    rate_name: str = "OptimizerConfig.learning_rate",
+    text: str,
+    operative: str,
 ) -> Result:
     """Trains an objective, or resumes its run in `folder`.
 
@@ -76,14 +77,20 @@ def train(
 
     Args:
       batches: function that makes the batches, given the number of completed steps.
-      folder: run folder; `checkpoints/` and the log are written there.
-      config: settings of the run, with the number of `steps`.
+      folder: run folder; `checkpoints/`, the log and the configuration are written
+        there.
+      config: settings of the run, with `batch_size` and the number of `steps`.
       key: identifies the run; a checkpoint with another key is not resumed.
-      ready: called before the first step, after the key of the checkpoint was checked.
-      rate_name: name of the learning-rate setting, for error messages.
+      text: the gin text of the configuration; `operative` is the operative one.
     """
-    steps, mesh = config.steps, objective.mesh
+    steps, batch_size, mesh = config.steps, config.batch_size, objective.mesh
     assert steps is not None
+    assert batch_size is not None
+    if hosts.count() > 1:
+        raise UserError(
+            "heads, block drafters and refiners of a frozen model are trained by one "
+            "process: start a single one."
+        )
     optimizer = make_optimizer(config.optimizer, steps)
     state = TrainState(jnp.int32(0), trained, optimizer.init(trained))
     if mesh is not None:
@@ -102,9 +109,10 @@ def train(
                     "states are kept), or choose another folder."
                 )
             state = checkpoints.restore(jax.tree.map(_abstract, state))
-        ready()
+        # Only now the checkpoint in the folder has turned out to be this run's.
+        run_folder.write_configuration(folder, text, operative)
         run_batches = batches(start)
-        meter = Meter(config.batch_size, run_batches.unit, first_head=2)
+        meter = Meter(batch_size, run_batches.unit, first_head=2)
         if start:
             meter.restore(saved[METER])
         begin = time.perf_counter() - saved.get("seconds", 0.0)
@@ -117,7 +125,7 @@ def train(
         rate = learning_rate_schedule(config.optimizer, steps)
         with (
             hosts.deferred_signals() as stop,
-            RunLog(folder, checkpoints, start, steps, meter, rate_name) as log,
+            RunLog(folder, checkpoints, start, steps, meter) as log,
         ):
             for step in range(start, steps):
                 # ---- One step of the optimizer
@@ -153,6 +161,16 @@ def train(
             with MetricsWriter(folder, steps) as writer:
                 writer.write(steps, result.sample.metrics("train"))
     return result
+
+
+def describe(title: str, trained: Params) -> list[str]:
+    """Lines with the trained parameters, which may be shapes only."""
+    parameters = by_path(trained)
+    count = sum(x.size for x in parameters.values())
+    return [
+        f"{title}, {count:,} parameters",
+        *(f"  {name}: {x.dtype}{list(x.shape)}" for name, x in parameters.items()),
+    ]
 
 
 def _result(

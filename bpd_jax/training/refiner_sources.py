@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Count, Natural, Positive, Validated, choice
+from bpd_jax.base.settings import Count, Words, choice, configurable
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.models.attachments import fingerprint
@@ -32,6 +32,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import Rank, Size
 from bpd_jax.storage.paths import as_path
+from bpd_jax.training.config import FrozenConfig
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import split_texts
@@ -43,38 +44,38 @@ from bpd_jax.training.run_folder import DATA
 TARGETS = ("model", "text")
 
 
-@dataclasses.dataclass(frozen=True)
-class RefinerSettings(Validated):
-    """A refiner and its training; every field is a flag of `bpd_jax.train_refiner`.
+@configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefinerTrainConfig(FrozenConfig):
+    """The settings of a training run of a refiner.
+
+    `batch_size` of None is 16 rows, or 2048 positions of cached states.
 
     Attributes:
+      model: name or folder of the frozen model, whose block heads are refined.
+      heads: folder of block heads for a pretrained model; None for its own.
+      data: folder of packed rows, with train/ and validation/, or of the cached states
+        of heads training; None for data/ in the folder of the model, or else states/.
       kind: `markov`, `recurrent` or `hydra`.
       targets: training targets: `model` for the model's own next tokens, which are what
         verification accepts, or `text` for the tokens of the text.
-      steps: number of training steps.
-      batch_size: rows of a step, or positions of cached states; None for 16 rows or
-        2048 positions.
-      learning_rate: highest learning rate, after a short warmup and before a cosine
-        decay.
+      steps: number of steps of the whole run.
       rank: rank of the correction; None for the default of the kind.
       width: width of the recurrent state or of a Hydra head's layer; None for the
         default of the kind.
-      seed: seed of the initial parameters and of the order of the rows.
-      heldout_rows: highest number of rows of the validation split for the evaluation at
-        the end; with cached states, 2 % of the texts are evaluated.
+      held_out_rows: highest number of rows of the validation split for an evaluation;
+        with cached states, 2 % of the texts are evaluated.
     """
 
-    prefix = "--"
-
+    model: Words
+    heads: Words | None = None
+    data: Words | None = None
     kind: Annotated[str, choice(*REFINER_KINDS)]
     targets: Annotated[str, choice(*TARGETS)] = "model"
     steps: Count = 1000
-    batch_size: Count | None = None
-    learning_rate: Positive = 1e-2
     rank: Rank | None = None
     width: Size | None = None
-    seed: Natural = 0
-    heldout_rows: Count = 1000
+    held_out_rows: Count = 1000
 
     def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
         """The configuration of a refiner for `model`."""
@@ -90,7 +91,9 @@ class RefinerSettings(Validated):
             if value is None:
                 continue
             if name not in {field.name for field in dataclasses.fields(kind)}:
-                raise UserError(f"--{name} does not apply to --kind={self.kind}.")
+                raise UserError(
+                    f"RefinerTrainConfig.{name} does not apply to kind = {self.kind!r}."
+                )
             sizes[name] = value
         trunk = model.trunk
         return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)
@@ -183,32 +186,32 @@ def default_data(folder: pathlib.Path) -> pathlib.Path:
         return states
     raise UserError(
         f"there is no training data: neither packed rows in {rows} nor cached states "
-        f"in {states}; train the model or its heads here first, or name a folder with "
-        "--data."
+        f"in {states}; train the model or its heads here first, or name a folder in "
+        "RefinerTrainConfig.data."
     )
 
 
 def open_source(
     data: str | os.PathLike[str],
-    settings: RefinerSettings,
+    config: RefinerTrainConfig,
     model: BlockwiseConfig,
     base: Params,
 ) -> RefinerData:
     """Opens a folder of packed rows or of cached states."""
     folder = as_path(data)
     if (folder / STATES_HEADER).exists():
-        return _states(folder, settings, model, base)
+        return _states(folder, config, model, base)
     train, validation = (
         _open_rows(folder / split, model) for split in ("train", "validation")
     )
-    size = settings.batch_size or ROWS
+    size = config.batch_size or ROWS
 
     def batches(step: int) -> RowIterator:
-        rows = RowIterator(train, size, settings.seed)
+        rows = RowIterator(train, size, config.seed)
         rows.restore(rows.state() | {"given": step * size})
         return rows
 
-    held_out = held_out_rows(validation, size, settings.heldout_rows)
+    held_out = held_out_rows(validation, size, config.held_out_rows)
     key = json.dumps([train.fingerprint, validation.fingerprint, len(train)])
     return RefinerData(batches, held_out, outputs_of_rows, size, "rows", key)
 
@@ -227,7 +230,7 @@ def held_out_rows(rows: PackedRows, size: int, limit: int) -> list[Batch]:
 
 def _states(
     folder: pathlib.Path,
-    settings: RefinerSettings,
+    config: RefinerTrainConfig,
     model: BlockwiseConfig,
     base: Params,
 ) -> RefinerData:
@@ -238,16 +241,16 @@ def _states(
         states.positions,
         HeadsTrainConfig.held_out,
         HeadsTrainConfig.held_out_positions,
-        settings.seed,
+        config.seed,
     )
     if not len(train) or not len(held_out_positions):
         raise UserError(f"{folder} has too few texts to train on and to hold out.")
-    size, block = settings.batch_size or POSITIONS, model.block_size
+    size, block = config.batch_size or POSITIONS, model.block_size
     batcher = PositionBatcher(states, size, block)
     held_out = batcher.held_out(held_out_positions)
 
     def batches(step: int) -> Iterator[PositionBatch]:
-        return batcher.batches(train, settings.seed, step)
+        return batcher.batches(train, config.seed, step)
 
     key = hashlib.sha256(states.positions.tokens.tobytes()).hexdigest()
     return RefinerData(batches, held_out, outputs_of_states, size, "positions", key)

@@ -1,16 +1,14 @@
 """Training of a refiner for a frozen model.
 
-`refiner_sources` provides the data. The run is in the folder `OUTPUT.training` until it
-ends, so that a stopped run can resume. The refiner's folder is written at the end,
-atomically.
+`refiner_sources` provides the data. A run folder contains `checkpoints/`,
+`metrics.jsonl`, the configuration, and at the end the refiner, in a folder with the
+name of its kind.
 """
 
 import dataclasses
 import hashlib
 import json
-import math
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.base import progress
 from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.models.attachment_files import REFINER_KIND, save_refiner
 from bpd_jax.models.attachments import fingerprint
@@ -34,33 +33,18 @@ from bpd_jax.models.trained_refiners import (
     recurrent_start,
     recurrent_step,
 )
-from bpd_jax.storage import files, folders
-from bpd_jax.storage.paths import as_path, local_copy
-from bpd_jax.training import (
-    frozen,
-    metrics,
-    run_folder,
-)
-from bpd_jax.training.config import FrozenConfig, OptimizerConfig
+from bpd_jax.storage import folders
+from bpd_jax.storage.paths import as_path
+from bpd_jax.training import frozen, run_folder
 from bpd_jax.training.frozen import Batches
 from bpd_jax.training.levels_loss import draft_targets
 from bpd_jax.training.objective import Levels, LevelSums, Objective
-from bpd_jax.training.refiner_sources import BaseOutputs, RefinerSettings, open_source
-from bpd_jax.training.run_names import CHECKPOINTS
-from bpd_jax.training.validation import per_head
-
-_WARMUP = 0.05
-
-_SETTINGS = "settings.json"  # the first file of a run
-_RUN = folders.FolderKind(
-    "an unfinished training of a refiner",
-    _SETTINGS,
-    (
-        CHECKPOINTS,
-        metrics.FILE_NAME,
-        metrics.TENSORBOARD,
-    ),
+from bpd_jax.training.refiner_sources import (
+    BaseOutputs,
+    RefinerTrainConfig,
+    open_source,
 )
+from bpd_jax.training.validation import per_head
 
 
 class RefinerHeldOut(NamedTuple):
@@ -76,7 +60,7 @@ class RefinerHeldOut(NamedTuple):
     plain_model: LevelSums
     refined_model: LevelSums
 
-    def table(self) -> dict[str, list[float]]:
+    def columns(self) -> dict[str, list[float]]:
         """Columns over levels 1 … L-1: top-1 accuracy and loss of each kind of sum.
 
         The loss is the mean over targets in the draft vocabulary; for the accuracy
@@ -91,9 +75,19 @@ class RefinerHeldOut(NamedTuple):
 
     def metrics(self, prefix: str = "validation") -> dict[str, float]:
         row: dict[str, float] = {}
-        for name, values in self.table().items():
+        for name, values in self.columns().items():
             row |= per_head(f"{prefix}_{name}", values, 2)
         return row
+
+    def table(self) -> str:
+        """A text table of top-1 accuracies, one line per head."""
+        columns = self.columns()
+        lines = ["head  text: plain  refined  model: plain  refined"]
+        accuracies = zip(*(columns[f"{x}_accuracy"] for x in self._fields), strict=True)
+        for head, values in enumerate(accuracies, start=2):
+            cells = zip((13, 9, 14, 9), values, strict=True)
+            lines.append(f"{head:4}" + "".join(f"{x:{width}.1%}" for width, x in cells))
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,63 +188,72 @@ class RefinerObjective(Objective):
 
 
 def train_refiner(
-    settings: RefinerSettings,
+    config: RefinerTrainConfig,
     model: BlockwiseConfig,
-    base: Params,
+    params: Params,
     data: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    command: str = "",
-) -> frozen.Result:
-    """Trains a refiner, or resumes its training, and writes its folder.
+    workdir: str | os.PathLike[str],
+    text: str = "",
+    operative: str = "",
+) -> RefinerHeldOut:
+    """Trains a refiner, or resumes the run in `workdir`.
 
-    SIGTERM and Ctrl-C end the run after the current step with a checkpoint. `data` is a
-    folder with the packed rows of both splits, `train` and `validation`, or with cached
-    states of the model; an older refiner in `output` is replaced. `held_out` of the
-    result is a `RefinerHeldOut`.
+    The result is written to a folder with the name of the kind in `workdir`. SIGTERM
+    and Ctrl-C end the run after the current step with a checkpoint. `data` is a folder
+    with the packed rows of both splits, `train` and `validation`, or with cached states
+    of the model. `text` is the gin text of `config` and `operative` the operative one,
+    for the folder. Returns the final sums over held-out positions.
     """
-    config = settings.config_for(model)
-    output = as_path(output)
+    refiner = config.config_for(model)
+    source = open_source(data, config, model, params)
+    folder = as_path(workdir)
+    output = folder / config.kind
     folders.check_folder(output, REFINER_KIND)
-    folder = output.with_name(output.name + ".training")
-    folders.check_folder(folder, _RUN)
-    source = open_source(data, settings, model, base)
-    model_key = fingerprint(model, base)
-    run_key = json.dumps([dataclasses.asdict(settings), model_key, source.key])
     objective = RefinerObjective(
-        config, model, source.freeze, settings.targets == "model"
+        refiner, model, source.freeze, config.targets == "model"
     )
-    warmup = math.ceil(_WARMUP * settings.steps)
+    progress.say(describe(config, model))
+    # Without the folders that contain the model.
+    settings = dataclasses.asdict(config)
+    for name in ("model", "heads", "data"):
+        del settings[name]
+    base = fingerprint(model, params)
     result = frozen.train(
         objective,
-        jax.jit(config.init)(jax.random.key(settings.seed)),
-        base,
+        jax.jit(refiner.init)(jax.random.key(config.seed)),
+        params,
         lambda step: Batches(source.train(step), source.held_out, unit=source.unit),
         folder,
-        FrozenConfig(
-            optimizer=OptimizerConfig(settings.learning_rate, warmup),
-            batch_size=source.batch_size,
-            steps=settings.steps,
-            seed=settings.seed,
-            evaluate_every=settings.steps,
-        ),
-        hashlib.sha256(run_key.encode()).hexdigest(),
-        ready=lambda: files.write_json(
-            folder / _SETTINGS, dataclasses.asdict(settings)
-        ),
-        rate_name="--learning_rate",
+        dataclasses.replace(config, batch_size=source.batch_size),
+        _identity(settings, base, source.key),
+        text,
+        operative,
     )
+    columns = result.held_out.columns().items()
     facts = {
-        "command": command,
-        "settings": dataclasses.asdict(settings),
+        "settings": settings,
         "seconds": round(result.seconds, 1),
-        "held_out": {
-            name: [round(value, 5) for value in values]
-            for name, values in result.held_out.table().items()
-        },
+        "held_out": {name: [round(x, 5) for x in values] for name, values in columns},
         "versions": run_folder.versions(),
     }
-    save_refiner(output, config, result.trained, facts, model_key)
-    with files.replacing_file(output / metrics.FILE_NAME) as path:
-        shutil.copyfile(local_copy(folder / metrics.FILE_NAME), path)
-    folders.remove_folder(folder, _RUN)
-    return result
+    save_refiner(output, refiner, result.trained, facts, base)
+    progress.say(
+        "top-1 accuracy on held-out texts, given the true preceding tokens:\n"
+        f"{result.held_out.table()}"
+    )
+    progress.say(f"finished: the result is in {output}")
+    return result.held_out
+
+
+def describe(config: RefinerTrainConfig, model: BlockwiseConfig) -> str:
+    """The trained parameters and the length of a run."""
+    trained = jax.eval_shape(config.config_for(model).init, jax.random.key(0))
+    lines = frozen.describe(f"{config.kind} refiner", trained)
+    return "\n".join([*lines, f"run: {config.steps:,} steps"])
+
+
+def _identity(settings: dict[str, Any], base: str, data: str) -> str:
+    """A hash of everything that determines the result of a run."""
+    free = ("log_every", "evaluate_every", "checkpoint_every")
+    fixed = {name: value for name, value in settings.items() if name not in free}
+    return hashlib.sha256(json.dumps([fixed, base, data]).encode()).hexdigest()

@@ -137,16 +137,14 @@ class RunLog:
         start: int,
         steps: int,
         meter: Meter,
-        rate_name: str = "OptimizerConfig.learning_rate",
     ) -> None:
         """Creates the log of the steps after `start`.
 
-        `rate_name` is the learning-rate setting of error messages; the meter is already
-        restored if the run resumes.
+        The meter is already restored if the run resumes.
         """
         self.meter = meter
         self._folder, self._checkpoints = folder, checkpoints
-        self._start, self._steps, self._rate_name = start, steps, rate_name
+        self._start, self._steps = start, steps
         # Steps whose loss the host has not read yet.
         self._unread: collections.deque[tuple[int, Any]] = collections.deque()
         self._writer: MetricsWriter | None = None
@@ -220,7 +218,7 @@ class RunLog:
         # The step has left the state unchanged.
         return UserError(
             f"the loss or gradient of step {step:,} is not finite: lower "
-            f"{self._rate_name} and run the same command again, which resumes from "
-            f"{resumed}; if the model has already diverged there, remove the newest "
-            f"folder of {self._folder / CHECKPOINTS}."
+            "OptimizerConfig.learning_rate and run the same command again, which "
+            f"resumes from {resumed}; if the model has already diverged there, remove "
+            f"the newest folder of {self._folder / CHECKPOINTS}."
         )

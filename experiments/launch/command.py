@@ -16,8 +16,9 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import KNOWN_RUNS
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig
 from bpd_jax.drafting.assets import AssetPaths
-from bpd_jax.training.config import TrainConfig
+from bpd_jax.training.config import FrozenConfig, TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.refiner_sources import RefinerTrainConfig
 from experiments import catalog
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ _READ = (
     *("answered", "text", "counts", "vocabulary", *_ASSETS),
 )
 # Commands that continue where they ended, of those that the time limit may stop.
-RESUMED = {TRAIN, STUDIES, DISTILL, "bpd_jax.train_refiner"}
+RESUMED = {TRAIN, STUDIES, DISTILL}
 # Flags without a value, which the name of a study may follow.
 _SWITCHES = {"publish", "nopublish", "distributed", "nodistributed"}
 
@@ -126,15 +127,16 @@ def check(
         if not program.values(flag):
             raise UserError(f"--{flag} of {program.module} is missing.")
     settings = _settings(program)
-    heads = any(isinstance(each.value, HeadsTrainConfig) for each in settings)
-    if processes > 1 and (heads or program.module not in SHARED):
-        name = "the training of heads or a block drafter" if heads else program.module
+    frozen = any(isinstance(each.value, FrozenConfig) for each in settings)
+    if processes > 1 and (frozen or program.module not in SHARED):
+        training = "the training of heads, a refiner or a block drafter"
+        name = training if frozen else program.module
         raise UserError(f"{name} runs as one process, not as {processes}: {alone}.")
     for name, folder in _folders(program, settings) if check_folder else ():
         check_folder(name, folder)
     for each, count in itertools.product(settings, devices):
         config = each.value
-        if config.mesh is None:
+        if getattr(config, "mesh", None) is None:  # A refiner has one device.
             continue
         data, fsdp, _ = config.mesh.shape(count, slices)
         if not isinstance(config, TrainConfig):
@@ -154,7 +156,8 @@ def _settings(program: Program) -> list[Parsed[Any]]:
     """The settings of a command that has a mesh, one for each study."""
     given = program.values("gin_file"), program.values("gin_bindings")
     if program.module == TRAIN:
-        return [configuration.parse(*given, TrainConfig, HeadsTrainConfig)]
+        kinds: Any = TrainConfig, HeadsTrainConfig, RefinerTrainConfig
+        return [configuration.parse(*given, *kinds)]
     if program.module == STUDIES:
         size, _ = _results(program)
         names = catalog.choose(program.values(""), size)

@@ -31,8 +31,9 @@ fi
     --gin.DATA="'$run/texts'"
 "$python" -m bpd_jax.build_ngram --generations="$run/texts" --split=all --order=4 \
     --output="$run/ngram"
-"$python" -m bpd_jax.train_refiner --model=smollm2 --kind=hydra --data="$run/states" \
-    --steps=700 --batch_size=1024 --learning_rate=2e-3 --output="$run/refiners/hydra"
+"$python" -m bpd_jax.train --gin_file=gin_configs/runs/refiner.gin \
+    --workdir="$run/refiners/hydra" --gin.MODEL="'smollm2'" --gin.KIND="'hydra'" \
+    --gin.DATA="'$run/states'" --gin.STEPS=700 --gin.BATCH_SIZE=1024 --gin.LEARNING_RATE=2e-3
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
     --workdir="$run/training/rescorer"
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" \

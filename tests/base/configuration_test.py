@@ -15,6 +15,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from bpd_jax.training.refiner_sources import RefinerTrainConfig
 from experiments.catalog import STUDIES
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -203,6 +204,7 @@ REQUIRED_VALUES = {
     "TEXT_FILES": "'*.txt'",
     "TransformerConfig.vocab_size": 2048,
     "MODEL": "'base'",
+    "KIND": "'markov'",
     "DATA": "'texts'",
     "START": "'base'",
     "TRUNK_LEARNING_RATE": 1e-5,
@@ -226,6 +228,8 @@ def target_and_files(name: str) -> tuple[type, list[str]]:
         needs_layers = name == "gin_configs/runs/drafter.gin"
         more_files = ["experiments/smollm2/drafter.gin"] if needs_layers else []
         return HeadsTrainConfig, [name, *more_files]
+    if name.endswith("runs/refiner.gin"):
+        return RefinerTrainConfig, [name]
     if folder == "tasks":
         return TrainConfig, [TINY[0], TRAIN, name]
     if folder in ("meshes", "heads") and name.startswith("gin_configs/"):

@@ -176,7 +176,7 @@ def test_templates_write_the_begin_token_that_encoding_omits(folder):
 
 
 def test_only_pretrained_models_take_heads(trained):
-    with pytest.raises(UserError, match="--heads is for pretrained models"):
+    with pytest.raises(UserError, match="other heads are for pretrained"):
         load_model(str(trained / "run"), "anywhere")
 
 

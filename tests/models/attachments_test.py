@@ -244,7 +244,7 @@ def test_identity_depends_on_the_parameters(tmp_path):
         (
             "refiner",
             lambda fields: fields["config"].update(rank=6),
-            r"embedding: its shape is \[40, 5\], not \[40, 6\].*bpd_jax.train_refiner",
+            r"embedding: its shape is \[40, 5\], not \[40, 6\].*runs/refiner\.gin",
         ),
         ("refiner", lambda fields: fields.update(kind="eagle"), "eagle"),
     ],
@@ -282,5 +282,7 @@ def test_a_refiner_fits_its_own_model_only():
     names = ("vocab_size", "d_model", "block_size")
     check_fits(REFINERS[0], **dict(zip(names, (40, 16, 4), strict=True)))
     for sizes in ((41, 16, 4), (40, 17, 4), (40, 16, 5)):
-        with pytest.raises(UserError, match=r"40 tokens, width 16 and 4 heads.*--kind"):
+        with pytest.raises(
+            UserError, match=r"40 tokens, width 16 and 4 heads.*refiner.gin"
+        ):
             check_fits(REFINERS[0], **dict(zip(names, sizes, strict=True)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
@@ -15,14 +16,25 @@ from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import split_texts
 from bpd_jax.training.heads.states_cache import cached_states, open_states
 from bpd_jax.training.refiner_sources import (
-    RefinerSettings,
+    default_data,
     open_source,
     outputs_of_rows,
 )
 from bpd_jax.training.refiners import RefinerObjective
 from tests.decoding.random_models import random_heads, random_params
+from tests.training.refiners_test import settings
 
 VOCABULARY = np.arange(0, 60, 2, dtype=np.int32)
+
+
+def test_the_default_data_are_rows_or_else_states(tmp_path):
+    with pytest.raises(UserError, match=r"neither packed rows in .*data nor cached"):
+        default_data(tmp_path)
+    (tmp_path / "states").mkdir()
+    (tmp_path / "states" / "states.json").write_text("{}")
+    assert default_data(tmp_path) == tmp_path / "states"
+    (tmp_path / "data").mkdir()
+    assert default_data(tmp_path) == tmp_path / "data"
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +77,8 @@ def states(tmp_path_factory, base):
 @pytest.mark.parametrize("kind", ["recurrent", "hydra"])
 def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
     config, params = base
-    settings = RefinerSettings(kind, batch_size=13)
-    source = open_source(states, settings, config, params)
-    refiner_config = settings.config_for(config)
+    source = open_source(states, settings(kind, batch_size=13), config, params)
+    refiner_config = settings(kind).config_for(config)
     shapes = jax.eval_shape(lambda: refiner_config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)
 
@@ -98,10 +109,6 @@ def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
         np.testing.assert_allclose(actual.correct, expected.correct, atol=1)
 
 
-def objective_on(source, settings, config):
-    return RefinerObjective(settings.config_for(config), config, source.freeze, True)
-
-
 @pytest.mark.parametrize("kind, own_softmax", [("markov", True), ("hydra", False)])
 def test_loss_and_gradients_equal_those_of_the_held_out_sums(
     kind, own_softmax, base, states
@@ -114,10 +121,10 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
         softmax = jnp.stack([shared, 0.5 * shared])
         config = dataclasses.replace(config, heads=heads)
         params = {**params, "heads": {**params["heads"], "softmax": softmax}}
-    settings = RefinerSettings(kind, batch_size=64)
-    source = open_source(states, settings, config, params)
+    source = open_source(states, settings(kind, batch_size=64), config, params)
     batch = next(source.train(0))
-    objective = objective_on(source, settings, config)
+    refiner_config = settings(kind).config_for(config)
+    objective = RefinerObjective(refiner_config, config, source.freeze, True)
     shapes = jax.eval_shape(lambda: objective.config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)
 

@@ -20,10 +20,11 @@ from bpd_jax.models.trained_refiners import (
     recurrent_start,
     recurrent_step,
 )
+from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.refiner_sources import (
-    RefinerSettings,
+    RefinerTrainConfig,
     held_out_rows,
     outputs_of_rows,
 )
@@ -37,6 +38,12 @@ SIZES = {
     "recurrent": {"rank": 8, "width": 12},
     "hydra": {"width": 16},
 }
+
+
+def settings(kind, **changes):
+    """The settings of a training, without the name of the model."""
+    optimizer = OptimizerConfig(1e-2, warmup_steps=0.05)
+    return RefinerTrainConfig(model="model", kind=kind, optimizer=optimizer, **changes)
 
 
 def write_rows(folder, seed, rows):
@@ -119,8 +126,7 @@ def walk(config, refiner, model, params, hidden, tokens, plain):
 def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     kind, model, params, data
 ):
-    settings = RefinerSettings(kind, **SIZES[kind])
-    config = settings.config_for(model)
+    config = settings(kind, **SIZES[kind]).config_for(model)
     refiner = random_refiner(config)
     rows = open_rows(data / "validation")
     batches = held_out_rows(rows, 2, 3)
@@ -161,74 +167,68 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
 
 def test_a_trained_refiner_is_saved_with_its_figures(model, params, data, tmp_path):
     original = jax.tree.map(np.array, params)
-    sizes = SIZES["recurrent"]
-    settings = RefinerSettings(
-        "recurrent", "text", steps=40, batch_size=8, learning_rate=1e-2, **sizes
-    )
-    output = tmp_path / "deep" / "refiner"
-    report = train_refiner(settings, model, params, data, output, "the command")
+    sizes = {"steps": 40, "batch_size": 8, **SIZES["recurrent"]}
+    config = settings("recurrent", targets="text", **sizes)
+    folder = tmp_path / "deep" / "run"
+    held_out = train_refiner(config, model, params, data, folder)
     jax.tree.map(np.testing.assert_array_equal, params, original)
-    columns = report.held_out.table()
+    columns = held_out.columns()
     assert columns["refined_text_loss"][0] < columns["plain_text_loss"][0]
-    loaded = load_refiner(output)
+    loaded = load_refiner(folder / "recurrent")
     assert loaded.base == fingerprint(model, params)
-    assert (loaded.kind, loaded.facts["command"]) == ("recurrent", "the command")
+    assert (loaded.kind, loaded.facts["settings"]["steps"]) == ("recurrent", 40)
     figures = loaded.facts["held_out"]["refined_text_loss"]
     np.testing.assert_allclose(figures, columns["refined_text_loss"], atol=1e-5)
     batches = held_out_rows(open_rows(data / "validation"), 8, 1000)
     arguments = loaded.config, loaded.params, model, params, batches, outputs_of_rows
-    jax.tree.map(np.testing.assert_allclose, evaluate(*arguments), report.held_out)
+    jax.tree.map(np.testing.assert_allclose, evaluate(*arguments), held_out)
 
 
 def test_resumed_training_equals_an_uninterrupted_one(
     model, params, data, tmp_path, stopped_at
 ):
-    settings = RefinerSettings("markov", steps=25, batch_size=4, rank=8)
-    train_refiner(settings, model, params, data, tmp_path / "whole")
+    config = settings("markov", steps=25, batch_size=4, rank=8)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train_refiner(config, model, params, data, whole)
     calls = stopped_at(7)
     with pytest.raises(SystemExit):
-        train_refiner(settings, model, params, data, tmp_path / "stopped")
-    assert not (tmp_path / "stopped").exists()
-    other_settings = dataclasses.replace(settings, seed=1)
-    refused("other settings", other_settings, model, params, data, tmp_path / "stopped")
-    train_refiner(settings, model, params, data, tmp_path / "stopped")
+        train_refiner(config, model, params, data, stopped)
+    assert not (stopped / "markov").exists()
+    refused("other settings", settings("markov"), model, params, data, stopped)
+    train_refiner(config, model, params, data, stopped)
     assert len(calls) == 25
-    want, got = (load_refiner(tmp_path / name) for name in ("whole", "stopped"))
+    want, got = (load_refiner(folder / "markov") for folder in (whole, stopped))
     jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "stopped")
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "stopped"}
-    # A finished training is repeated and replaced.
-    log = losses(tmp_path / "whole")
-    train_refiner(other_settings, model, params, data, tmp_path / "whole")
-    assert losses(tmp_path / "whole") != log
+    assert losses(whole) == losses(stopped)
 
 
-def refused(message, settings, model, params, data, output):
+def refused(message, config, model, params, data, folder):
     with pytest.raises(UserError, match=message):
-        train_refiner(settings, model, params, data, output)
+        train_refiner(config, model, params, data, folder)
 
 
 def test_mismatched_settings_are_refused_before_any_write(
     model, make_model, params, data, tmp_path
 ):
-    markov = RefinerSettings("markov", steps=2, batch_size=4)
-    output = tmp_path / "refiner"
+    markov = settings("markov", steps=2, batch_size=4)
+    folder = tmp_path / "run"
     plain = make_model(None)
-    refused("no block heads", markov, plain, params, data, output)
-    hydra = RefinerSettings("hydra", rank=4)
-    refused("--rank does not apply", hydra, model, params, data, output)
-    wide = RefinerSettings("markov", width=4)
-    refused("--width does not apply", wide, model, params, data, output)
+    refused("no block heads", markov, plain, params, data, folder)
+    hydra = settings("hydra", rank=4)
+    refused("rank does not apply", hydra, model, params, data, folder)
+    wide = settings("markov", width=4)
+    refused("width does not apply", wide, model, params, data, folder)
     small = dataclasses.replace(
         model, trunk=dataclasses.replace(model.trunk, vocab_size=99)
     )
-    refused("vocabulary of 280 tokens", markov, small, params, data, output)
+    refused("vocabulary of 280 tokens", markov, small, params, data, folder)
     short = dataclasses.replace(
         model, trunk=dataclasses.replace(model.trunk, max_length=8)
     )
-    refused("max_length of 8", markov, short, params, data, output)
-    refused("does not hold token files", markov, model, params, tmp_path, output)
+    refused("max_length of 8", markov, short, params, data, folder)
+    refused("does not hold token files", markov, model, params, tmp_path, folder)
     assert list(tmp_path.iterdir()) == []
-    diverging = dataclasses.replace(markov, learning_rate=1e38, steps=40)
-    refused("not finite: lower --learning_rate", diverging, model, params, data, output)
-    assert not output.exists()
+    optimizer = OptimizerConfig(1e38)
+    diverging = dataclasses.replace(markov, optimizer=optimizer, steps=40)
+    refused("not finite: lower Optimizer", diverging, model, params, data, folder)
+    assert not (folder / "markov").exists()

@@ -9,9 +9,10 @@ import numpy as np
 from bpd_jax.base.errors import UserError, warn
 from bpd_jax.base.typing import Params
 from bpd_jax.data.generations import Generations, open_generations
-from bpd_jax.models.attachments import by_path, fingerprint
+from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.training import frozen
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.positions import (
     Positions,
@@ -104,8 +105,6 @@ def describe(
 ) -> str:
     """Model, data and length of a run, and the trained parameters or their shapes."""
     trunk = model.trunk
-    parameters = by_path(trained)
-    count = sum(x.size for x in parameters.values())
     stored = len(plan.positions)
     if config.mode == "ring":
         stored = min(stored, config.ring_positions)
@@ -125,8 +124,7 @@ def describe(
     lines = [
         f"base: {config.model} ({plan.base}), width {trunk.d_model}, "
         f"{trunk.vocab_size:,} tokens",
-        f"{title}, {count:,} parameters",
-        *(f"  {name}: {x.dtype}{list(x.shape)}" for name, x in parameters.items()),
+        *frozen.describe(title, trained),
         f"data: {len(plan.texts):,} texts, {len(plan.train):,} training positions, "
         f"{len(plan.held_out):,} held-out positions",
         f"states: {stored:,} of width {width} in {config.states_dtype}, "

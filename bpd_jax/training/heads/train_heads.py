@@ -29,7 +29,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place
-from bpd_jax.training import frozen, hosts, run_folder
+from bpd_jax.training import frozen, run_folder
 from bpd_jax.training.frozen import Batches, Result
 from bpd_jax.training.heads.batches import (
     Ring,
@@ -71,11 +71,6 @@ def train_heads(
     used. `text` is the gin text of `config` and `operative` the operative one, for the
     folder. Returns the final sums over held-out texts.
     """
-    if hosts.count() > 1:
-        raise UserError(
-            "heads and block drafters of a frozen model are trained by one process: "
-            "start a single one, which uses all devices of its host."
-        )
     config = config.for_model(model.trunk)
     folder = as_path(workdir)
     output = folder / output_name(config)
@@ -129,8 +124,8 @@ def train_heads(
         folder,
         dataclasses.replace(config, steps=plan.steps),
         identity(config, plan),
-        # Written only after the checkpoint in the folder turned out to be this run's.
-        ready=lambda: run_folder.write_configuration(folder, text, operative),
+        text,
+        operative,
     )
     vocabulary = {k: v for k, v in frozen_arrays.items() if k == VOCABULARY}
     objective.save(

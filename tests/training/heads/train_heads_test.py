@@ -105,5 +105,5 @@ def test_invalid_settings_are_reported(config, tmp_path, model, params):
 def test_several_processes_are_refused(monkeypatch, tmp_path, config, model, params):
     monkeypatch.setattr(hosts, "count", lambda: 2)
     with pytest.raises(UserError, match="are trained by one process"):
-        train_heads(config, model, params, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        train_heads(config, model, params, tmp_path)
+    assert list(tmp_path.iterdir()) == []
