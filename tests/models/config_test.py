@@ -31,9 +31,6 @@ MARKOV = MarkovConfig(97, 8, 4, rank=5)
         (TRUNK, {"num_heads": 3}, "not a multiple of num_heads"),
         (TRUNK, {"num_kv_heads": 3}, "num_kv_heads"),
         (TRUNK, {"head_dim": 5}, "head_dim = 5 is odd"),
-        (TRUNK, {"num_layers": 1_000_000}, "num_layers must be an integer"),
-        (TRUNK, {"num_heads": 3000}, "num_heads must be an integer"),
-        (TRUNK, {"norm_epsilon": 0.0}, "norm_epsilon must be a finite"),
         (TRUNK, {"experts": 5, "chosen_experts": 6, "gated": True}, "chosen_experts"),
         (TRUNK, {"experts": 5, "chosen_experts": 2}, "gated"),
         (DRAFTER, {"block_size": 1}, "block_size must be at least 2"),
@@ -53,7 +50,6 @@ MARKOV = MarkovConfig(97, 8, 4, rank=5)
             {"heads": BlockHeadsConfig(3, 4, draft_vocabulary=24)},
             "draft_vocabulary = 24 exceeds the 23 tokens",
         ),
-        (MARKOV, {"rank": 10**9}, "rank must be an integer from 1 to"),
         (MARKOV, {"num_heads": 1}, "MarkovConfig.num_heads"),
     ],
 )

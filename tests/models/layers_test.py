@@ -23,26 +23,11 @@ from bpd_jax.models.layers import Experts, is_stacked, stack_layers, unstack_lay
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import trunk_weights
 from bpd_jax.models.partitioning import MeshConfig, make_mesh, unbox
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
-from tests.decoding.random_models import random_params, sharded_model
+from tests.decoding.random_models import LLAMA, random_params, sharded_model
 
-MODEL = BlockwiseConfig(
-    TransformerConfig(
-        24,
-        2,
-        16,
-        24,
-        num_heads=4,
-        num_kv_heads=2,
-        max_length=16,
-        gated=True,
-        query_key_norm=True,
-        norm="rms",
-        rotary=RotaryConfig(100.0),
-        tied_softmax=False,
-    )
-)
+OPTIONS = {"query_key_norm": True, "use_bias": True, "tied_softmax": False}
+MODEL = BlockwiseConfig(TransformerConfig(24, 2, 16, 24, 4, 2, **{**LLAMA, **OPTIONS}))
 STACKED = ComputeConfig(scan_layers=True)
 
 
@@ -88,12 +73,9 @@ def test_scan_and_rematerialisation_change_nothing(scan, remat):
     compute = ComputeConfig(remat=remat, scan_layers=scan)
     (got, other_new), other_gradients = run(params, compute)
     np.testing.assert_allclose(got, want, rtol=1e-6)
-    for a, b in zip(jax.tree.leaves(other_new), jax.tree.leaves(new), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    for a, b in zip(
-        jax.tree.leaves(other_gradients), jax.tree.leaves(gradients), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert_close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+    jax.tree.map(functools.partial(assert_close, rtol=1e-4), other_new, new)
+    jax.tree.map(functools.partial(assert_close, rtol=1e-3), other_gradients, gradients)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -115,20 +97,7 @@ def test_rematerialisation_reduces_residuals(scan):
     assert num_residuals["full"] < num_residuals["dots"] < num_residuals["none"]
 
 
-CONFIG = TransformerConfig(
-    13,
-    1,
-    8,
-    6,
-    2,
-    activation="silu",
-    gated=True,
-    use_bias=False,
-    experts=5,
-    chosen_experts=2,
-    norm="rms",
-    rotary=RotaryConfig(),
-)
+CONFIG = TransformerConfig(13, 1, 8, 6, 2, experts=5, chosen_experts=2, **LLAMA)
 
 
 @pytest.mark.parametrize("normalised", [True, False])

@@ -51,6 +51,13 @@ def assert_equal(got, want, tolerance=1e-5):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+def check(function, arrays, ids=IDS, tolerance=1e-5, **options):
+    """Compares outputs and gradients with those of plain attention."""
+    got = gradients(functools.partial(function, **options), arrays, ids)
+    want = gradients(functools.partial(plain, **options), arrays, ids)
+    assert_equal(got, want, tolerance)
+
+
 @pytest.mark.parametrize(
     "length, packed, options",
     [
@@ -64,9 +71,8 @@ def assert_equal(got, want, tolerance=1e-5):
 def test_the_pallas_kernel_equals_plain_attention(length, packed, options):
     ids = np.pad(IDS, ((0, 0), (0, length - 160)))
     arrays, ids = inputs(2, 1, ids=ids), ids if packed else None
-    got = gradients(lambda *a: segment_attention(*a, "pallas", **options), arrays, ids)
-    want = gradients(functools.partial(plain, **options), arrays, ids)
-    assert_equal(got, want, 2e-4)
+    pallas = functools.partial(segment_attention, implementation="pallas")
+    check(pallas, arrays, ids, 2e-4, **options)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
@@ -74,8 +80,7 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
     ids = IDS[[0, 1, 2, 0], :128]
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, model=4))
     arrays = inputs(4, kv_heads, 32, ids)
-    got = gradients(lambda *a: segment_attention(*a, "pallas", mesh), arrays, ids)
-    assert_equal(got, gradients(plain, arrays, ids), 2e-4)
+    check(lambda *a: segment_attention(*a, "pallas", mesh), arrays, ids, 2e-4)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +89,7 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
 def test_attention_in_chunks_equals_plain_attention(length, num_heads, kv_heads):
     ids = IDS[:, :length]
     arrays = inputs(num_heads, kv_heads, 32, ids)
-    got = gradients(segment_attention, arrays, ids)
-    assert_equal(got, gradients(plain, arrays, ids))
+    check(segment_attention, arrays, ids)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -99,8 +103,7 @@ def test_long_rows_and_windows_in_chunks(monkeypatch, window, packed):
     arrays = inputs(4, 2, 8, ids)
     ids = ids if packed else None
     options = {"window": window, "softcap": 2.0 if window == 70 else None}
-    got = gradients(functools.partial(segment_attention, **options), arrays, ids)
-    assert_equal(got, gradients(functools.partial(plain, **options), arrays, ids))
+    check(segment_attention, arrays, ids, **options)
 
 
 def test_attention_in_bfloat16_on_a_cpu_has_the_gradients_of_float32():
@@ -126,8 +129,8 @@ def test_fused_attention_equals_plain_attention(monkeypatch, case, window):
         monkeypatch.setattr(module, "_CUDNN_CHUNK", 64)
     ids = None if case == "whole texts" else IDS
     arrays = inputs(width=16)
-    got = gradients(lambda *a: fused(*a, "xla", window), arrays, ids)
-    assert_equal(got, gradients(lambda *a: plain(*a, window), arrays, ids), 2e-5)
+    attend = functools.partial(fused, implementation="xla")
+    check(attend, arrays, ids, 2e-5, window=window)
 
 
 def test_chunks_have_even_numbers_of_keys():

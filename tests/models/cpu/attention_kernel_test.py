@@ -49,6 +49,11 @@ def exact(queries, keys, values, lengths):
     return weights @ values, peaks, weights.sum(-1)
 
 
+def assert_same(results, others):
+    for one, other in zip(results, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 # Full groups of slots and remainders, full tiles of queries and remainders, and heads
 # whose features do not fill a group of vectors.
 SIZES = [
@@ -88,8 +93,7 @@ def test_results_do_not_depend_on_other_queries():
     for rows in (1, 2, 5, 6, 7, 13):
         for rows_slice in (slice(rows), slice(-rows, None)):
             some_queries = prefix_attention(queries[:, :, rows_slice], *context)
-            for result, expected in zip(some_queries, all_queries, strict=True):
-                np.testing.assert_array_equal(result, expected[:, :, rows_slice])
+            assert_same(some_queries, [x[:, :, rows_slice] for x in all_queries])
 
 
 def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
@@ -124,19 +128,13 @@ def test_slots_past_the_length_are_not_read():
         jnp.where(hidden[:, None], jnp.nan, values),
     )
     without_nans = prefix_attention(queries, keys, values, lengths)
-    for result, expected in zip(
-        prefix_attention(queries, *with_nans, lengths), without_nans, strict=True
-    ):
-        np.testing.assert_array_equal(result, expected)
+    assert_same(prefix_attention(queries, *with_nans, lengths), without_nans)
     # A length past the end, as of a ring of slots, means all of them.
-    full_length = prefix_attention(
-        queries, keys, values, jnp.array([40, 40], jnp.int32)
+    full_length, excess_length = (
+        prefix_attention(queries, keys, values, jnp.array(lengths, jnp.int32))
+        for lengths in ([40, 40], [99, 41])
     )
-    excess_length = prefix_attention(
-        queries, keys, values, jnp.array([99, 41], jnp.int32)
-    )
-    for result, expected in zip(excess_length, full_length, strict=True):
-        np.testing.assert_array_equal(result, expected)
+    assert_same(excess_length, full_length)
 
 
 def test_extreme_scores():

@@ -31,9 +31,3 @@ def test_matrices_of_layers_are_not_all_expanded_at_once():
     compiled = lowered.compile(device.compiler_options(in_order=True))
     expanded = 4 * width**2
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * expanded
-
-
-def test_a_program_is_a_part_of_another():
-    program = Program(lambda x: x + 1, static=(), constants=())
-    assert jax.jit(lambda x: 2 * program(x))(jnp.ones(2)).tolist() == [4, 4]
-    assert jax.eval_shape(program, jnp.ones(2)).shape == (2,)

@@ -14,9 +14,13 @@ pytestmark = pytest.mark.skipif(
 
 
 def quantized(bits, block, kind, length, outputs):
-    """A random matrix; its integers are negative too only if there are no minima."""
+    """A random matrix; its integers are negative too only if there are no minima.
+
+    Its products of scales and integers are exact.
+    """
     rng = np.random.default_rng(0)
     scales, minima = rng.normal(size=(2, outputs, length // block)).astype(np.float32)
+    scales = scales.astype(np.float16).astype(np.float32)
     shape = outputs, length
     if bits == 4:
         integers = pack(rng.integers(0, 16, shape, np.uint8))

@@ -18,26 +18,10 @@ from bpd_jax.models.cpu.layout import integer_layout
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import rounded
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
-from tests.decoding.random_models import random_params
+from tests.decoding.random_models import LLAMA, random_params
 
-TRUNK = TransformerConfig(
-    vocab_size=24,
-    num_layers=3,
-    d_model=64,
-    d_ff=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    max_length=64,
-    activation="silu",
-    gated=True,
-    use_bias=False,
-    qkv_bias=True,
-    norm="rms",
-    rotary=RotaryConfig(100.0),
-)
+TRUNK = TransformerConfig(24, 3, 64, 96, 4, 2, head_dim=32, qkv_bias=True, **LLAMA)
 
 pytestmark = pytest.mark.skipif(
     tile_of_processor() is None, reason="this processor has no kernels"

@@ -11,7 +11,7 @@ import pytest
 from bpd_jax.models.cpu import row_kernel
 from bpd_jax.models.cpu.products import times_packed
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
-from bpd_jax.models.quantized import QuantizedMatrix, pack
+from tests.models.cpu.integer_kernel_test import STORAGES, quantized
 
 pytestmark = pytest.mark.skipif(
     tile_of_processor() is None, reason="no kernel for this processor"
@@ -64,24 +64,7 @@ def test_results_do_not_depend_on_the_number_of_rows():
         np.testing.assert_array_equal(multiply(x[-rows:], matrix), all_rows[-rows:])
 
 
-def quantized(bits, block, minima, length, outputs, seed=0):
-    """A random matrix whose products of scales and integers are exact."""
-    rng = np.random.default_rng(seed)
-    scales, offsets = rng.normal(size=(2, outputs, length // block))
-    scales = scales.astype(np.float16).astype(np.float32)
-    shape = outputs, length
-    if bits == 4:
-        integers = pack(rng.integers(0, 16, shape, np.uint8))
-    else:
-        integers = rng.integers(-128, 128, shape, np.int8)
-    offsets = offsets.astype(np.float32) if minima else None
-    return jax.device_put(QuantizedMatrix(integers, scales, offsets))
-
-
-# Storages of files, as bits, size of blocks and minima: Q4, Q8_0 and Q5_0, Q5_1, Q6_K.
-@pytest.mark.parametrize(
-    "storage", [(4, 32, True), (8, 32, False), (8, 32, True), (8, 16, False)]
-)
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_quantized_matrices_give_the_bits_of_their_values(storage):
     """In registers for one tile of rows, expanded for more; remainders of outputs."""
     # Each kernel takes a second to compile: other tiles read one storage.
@@ -133,7 +116,7 @@ def test_other_products_are_left_to_xla():
         assert row_kernel.applies(jnp.ones((most, 64)), stored)
         assert not row_kernel.applies(jnp.ones((most + 1, 64)), stored)
     for block in (16, 32, 64):
-        stored = quantized(8, block, False, 64, 5)
+        stored = quantized(8, block, "", 64, 5)
         assert row_kernel.applies(x, stored) == (block < 64)
     assert not row_kernel.applies(x, matrix.astype("float16"))
     assert not row_kernel.applies(x[:, :-1], matrix[:, :-1])
