@@ -39,7 +39,8 @@ def decoder():
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def drafted(model, functions, drafter_params, tokens, length, certain):
+def from_whole_text(model, functions, drafter_params, tokens, length, certain):
+    """The best tokens after the certain one, from a pass over the whole text."""
     *_, features = read_texts(model, tokens, LAYERS)
     cache = functions.prefill(drafter_params, features, length[None], 64)
     anchor = model.embed(certain[None])
@@ -47,14 +48,26 @@ def drafted(model, functions, drafter_params, tokens, length, certain):
     return functions.candidates(drafter_params, cache, anchor, count, 1)[0][0, :, 0]
 
 
-def drafted_from(decoder, text, certain):
-    """The best tokens after the certain one, from a pass over the whole text."""
-    drafter = decoder.assets.drafter
-    tokens = np.zeros((1, LONGEST), np.int32)
-    tokens[0, : len(text)] = text
-    numbers = (tokens, np.int32(len(text)), np.int32(certain))
-    candidates = drafted(decoder.model, drafter.functions, drafter.params, *numbers)
-    return [certain, *candidates.tolist()]
+def check_drafts(texts, expected, *, shorter=False):
+    """Compares all drafts with `expected` of the text, its length and its next token.
+
+    Args:
+      texts: what was decoded.
+      expected: returns the tokens after the certain one.
+      shorter: whether a draft, such as one of a tree, may end earlier.
+    """
+    for text in texts:
+        all_tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
+        end = len(text.input_ids)
+        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
+            tokens = np.zeros((1, LONGEST), np.int32)
+            tokens[0, :end] = all_tokens[:end]
+            want = expected(tokens, np.int32(end), draft[0]).tolist()
+            drafted = draft[draft >= 0].tolist()[1:]
+            assert drafted == want[: len(drafted)]
+            assert len(drafted) == len(want) or shorter
+            end += int(accepted)
+        assert end == len(all_tokens)
 
 
 @pytest.mark.parametrize("method", ["block/tree:3", "heads/tree:3"])
@@ -90,19 +103,12 @@ def test_positions_that_a_tree_cannot_reach_are_not_drafted(monkeypatch, method)
 def test_drafts_equal_those_from_whole_texts(decoder, method, verification):
     """Rows of different lengths, some longer than the drafter's window of 8 tokens."""
     options = DecodeOptions(max_new_tokens=14, batch_size=3, verification=verification)
-    prompts = make_prompts([3, 1, 19])
-    texts = decoder.decode(parse_method(method), prompts, options)
-    for text in texts:
-        tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
-        end = len(text.input_ids)
-        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
-            certain = int(draft[0])
-            drafted = draft[draft >= 0].tolist()  # A tree may be less deep.
-            want = drafted_from(decoder, tokens[:end], certain)
-            assert drafted == want[: len(drafted)]
-            assert len(drafted) == len(want) or "tree" in method
-            end += int(accepted)
-        assert end == len(tokens)
+    texts = decoder.decode(parse_method(method), make_prompts([3, 1, 19]), options)
+    drafter = decoder.assets.drafter
+    expected = functools.partial(
+        from_whole_text, decoder.model, drafter.functions, drafter.params
+    )
+    check_drafts(texts, expected, shorter="tree" in method)
 
 
 def test_sizes_that_do_not_fit_are_refused(decoder):
@@ -113,9 +119,6 @@ def test_sizes_that_do_not_fit_are_refused(decoder):
     ):
         with pytest.raises(UserError, match=message):
             decoder.drafter(parse_method(method))
-    plain_decoder = Decoder(make_model(0), width=3)
-    with pytest.raises(UserError, match="needs a block drafter"):
-        plain_decoder.drafter(parse_method("block/greedy"))
 
 
 def test_conditioned_heads_read_the_last_accepted_token():
@@ -141,14 +144,6 @@ def test_conditioned_heads_read_the_last_accepted_token():
         return best_tokens[0][0, :, 0]
 
     assert_same(by_heads, greedy, "output_ids")
-    for text in by_heads:
-        all_tokens = [*text.input_ids.tolist(), *text.output_ids.tolist()]
-        end = len(text.input_ids)
-        for draft, accepted in zip(text.proposed, text.accepted, strict=True):
-            tokens = np.zeros((1, LONGEST), np.int32)
-            tokens[0, :end] = all_tokens[:end]
-            best_tokens = candidates(tokens, end, draft[0])
-            assert draft[1:].tolist() == best_tokens.tolist()
-            end += int(accepted)
+    check_drafts(by_heads, candidates)
     replayed = record(decoder, greedy, options).decode(parse_method("bpd"))
     assert_same(by_heads, replayed, "accepted", "proposed")

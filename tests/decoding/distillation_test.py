@@ -29,21 +29,17 @@ from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states
 from bpd_jax.training.heads.states_files import StatesWriter, describe_states
-from tests.decoding.random_models import make_drafter, make_model
+from tests.decoding.random_models import make_drafter, make_model, make_prompts
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
-LENGTHS = [5, 2, 9, 2, 7, 4, 3]
+PROMPTS = make_prompts([5, 2, 9, 2, 7, 4, 3])
 
 
-@pytest.fixture(scope="module")
-def model():
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def prompts():
-    rng = np.random.default_rng(0)
-    return [rng.integers(1, 13, length).astype(np.int32) for length in LENGTHS]
+def header_of(width, layers, include_prompts=True):
+    settings = {"dtype": "float16", "products": "float32"}
+    return describe_states(
+        "b", width, layers, include_prompts=include_prompts, **settings
+    )
 
 
 class Stopped(Exception):
@@ -82,7 +78,7 @@ def texts_of(folder):
     ],
 )
 def test_a_stopped_run_resumes_with_texts_and_their_states(
-    model, prompts, tmp_path, monkeypatch, method, layers, include_prompts
+    tmp_path, monkeypatch, method, layers, include_prompts
 ):
     """Sampled, so that the texts depend on the indices of their prompts.
 
@@ -92,44 +88,38 @@ def test_a_stopped_run_resumes_with_texts_and_their_states(
     monkeypatch.setattr(compiled, "_STEP", 8)
     # Shards of 12 states.
     monkeypatch.setattr(states_files, "_SHARD_BYTES", 12 * 2 * 16 * (1 + len(layers)))
+    model = make_model()
     drafter = make_drafter(model, window=None)
     decoder = Decoder(model, width=4, assets=Assets(drafter=drafter))
     options = dataclasses.replace(OPTIONS, temperature=1.5)
     decoded = decoder.task(parse_method(method), options)
-    task = recording_states(decoded, max(LENGTHS), layers, np.dtype(np.float16))
-    header = describe_states(
-        "b",
-        16,
-        layers,
-        dtype="float16",
-        products="float32",
-        include_prompts=include_prompts,
-    )
+    task = recording_states(decoded, 9, layers, np.dtype(np.float16))
+    header = header_of(16, layers, include_prompts)
     texts, states = tmp_path / "texts", tmp_path / "states"
     write_header(texts, base="b", vocab_size=13, facts={})
     stop, counts = stopping_after(5)
-    order = np.random.default_rng(0).permutation(len(prompts)).tolist()
+    order = np.random.default_rng(0).permutation(len(PROMPTS)).tolist()
     with pytest.raises(Stopped):
         distill(
             task,
-            prompts,
+            PROMPTS,
             order,
             texts,
             states=StatesWriter(states, header, None),
             texts_per_shard=2,
             on_progress=stop,
         )
-    done = answered_prompts(prompts, texts)
+    done = answered_prompts(PROMPTS, texts)
     # The fifth text was in a shard that was not full.
     assert len(done) == 4 == len(open_generations(texts))
     writer = StatesWriter(states, header, open_generations(texts))
     remaining = [index for index in order if index not in done]
-    distill(task, prompts, remaining, texts, states=writer, texts_per_shard=2)
+    distill(task, PROMPTS, remaining, texts, states=writer, texts_per_shard=2)
     assert len(shard_paths(texts)) == 4
     found = texts_of(texts)
     assert found == {
         index: (text.input_ids.tolist(), text.output_ids.tolist())
-        for index, text in enumerate(decoder.decode(GREEDY, prompts, options))
+        for index, text in enumerate(decoder.decode(GREEDY, PROMPTS, options))
     }
     assert sum(counts[:4]) == sum(len(found[index][1]) for index in done)
     written = {path.name for path in states.glob("states-*.npy")}
@@ -159,25 +149,25 @@ def test_a_stopped_run_resumes_with_texts_and_their_states(
     )
 
 
-def test_shards_without_indices_are_identified_by_their_prompts(prompts, tmp_path):
+def test_shards_without_indices_are_identified_by_their_prompts(tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
-    assert answered_prompts(prompts, tmp_path) == set()
-    write_shard(tmp_path, 0, [prompts[4], prompts[0]], [7, 5])
-    assert answered_prompts(prompts, tmp_path) == {0, 4}
+    assert answered_prompts(PROMPTS, tmp_path) == set()
+    write_shard(tmp_path, 0, [PROMPTS[4], PROMPTS[0]], [7, 5])
+    assert answered_prompts(PROMPTS, tmp_path) == {0, 4}
     # A repeated prompt is answered as often as it is in the shards.
-    assert answered_prompts([prompts[4], *prompts], tmp_path) == {0, 1}
+    assert answered_prompts([PROMPTS[4], *PROMPTS], tmp_path) == {0, 1}
 
 
-def test_indices_of_other_prompts_do_not_count(prompts, tmp_path):
+def test_indices_of_other_prompts_do_not_count(tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
-    write_shard(tmp_path, 0, [prompts[4], np.array([12, 12], np.int32)], [7, 2], [1, 2])
-    assert answered_prompts(prompts, tmp_path) == {1, 2}
-    assert answered_prompts(prompts, tmp_path, same_prompts=False) == {4}
+    write_shard(tmp_path, 0, [PROMPTS[4], np.array([12, 12], np.int32)], [7, 2], [1, 2])
+    assert answered_prompts(PROMPTS, tmp_path) == {1, 2}
+    assert answered_prompts(PROMPTS, tmp_path, same_prompts=False) == {4}
 
 
-def test_generated_prompts_differ_and_exclude_the_end_token(model):
+def test_generated_prompts_differ_and_exclude_the_end_token():
     options = dataclasses.replace(OPTIONS, temperature=1.5, max_new_tokens=20)
-    task = Decoder(model, width=4).task(GREEDY, options)
+    task = Decoder(make_model(), width=4).task(GREEDY, options)
     opening = np.array([3, 4], np.int32)
     counts = []
     prompts = generate_prompts(task, opening, 5, 8, counts.append)
@@ -192,9 +182,9 @@ def test_generated_prompts_differ_and_exclude_the_end_token(model):
     ]
 
 
-def test_repeated_prompts_are_an_error(model):
+def test_repeated_prompts_are_an_error():
     # Greedy decoding generates the same prompt every time.
-    task = Decoder(model, width=4).task(GREEDY, OPTIONS)
+    task = Decoder(make_model(), width=4).task(GREEDY, OPTIONS)
     with pytest.raises(UserError, match=r"generated [01] prompts, and then no new"):
         generate_prompts(task, np.array([3], np.int32), 2, 2)
 
@@ -208,16 +198,7 @@ def test_an_opening_ends_before_the_message_of_the_user():
 
 def test_space_of_states(tmp_path):
     """In half precision, 1,500 numbers for each position."""
-    header = describe_states(
-        "b",
-        500,
-        (1, 2),
-        dtype="float16",
-        products="float32",
-        include_prompts=True,
-    )
     prompts = 2 * [np.zeros(500_001, np.int32)]
-    line = StatesWriter(tmp_path / "states", header, None).describe_size(
-        prompts, new_tokens=10**6
-    )
+    writer = StatesWriter(tmp_path / "states", header_of(500, (1, 2)), None)
+    line = writer.describe_size(prompts, new_tokens=10**6)
     assert line.startswith(f"states: at most 9.0 GB; {tmp_path} has ")

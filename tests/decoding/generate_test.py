@@ -51,6 +51,7 @@ def test_prompts_that_do_not_fit_are_refused():
     decoder = Decoder(make_model(0), width=4)
     options = DecodeOptions(max_new_tokens=100)
     bpd = parse_method("bpd")
+    assert decoder.decode(bpd, [], options) == []
     fitting = np.ones(60, np.int32)
     assert len(decoder.decode(bpd, [fitting], options)[0].output_ids) == 100
     with pytest.raises(UserError, match="prompt 2 has 61 tokens, but the model holds"):
@@ -65,11 +66,6 @@ def test_oracle_needs_exact_acceptance(acceptance):
     options = DecodeOptions(temperature=1.0, acceptance=acceptance)
     with pytest.raises(UserError, match=f"text that {acceptance} acceptance would not"):
         decoder.decode(parse_method("oracle"), [np.array([1])], options)
-
-
-def test_no_prompts_give_no_texts():
-    decoder = Decoder(make_model(0), width=4)
-    assert decoder.decode(parse_method("bpd"), [], DecodeOptions()) == []
 
 
 def test_a_dropped_model_is_freed():

@@ -15,7 +15,6 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.models import programs
 from bpd_jax.models.programs import Program
 from tests.decoding import random_models as random
@@ -25,13 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 def make_decoder():
     model = random.make_model(2, 4, 14, num_layers=1, max_length=64)
-    assets = Assets(
-        ngram=random.make_ngram(14),
-        draft_model=random.make_model(3, 1, 14, num_layers=1, max_length=80),
-        markov=random.make_refiner("markov", 14),
-        drafter=random.make_drafter(model, seed=5),
-    )
-    return Decoder(model, width=3, assets=assets)
+    return Decoder(model, width=3, assets=random.make_assets(model))
 
 
 def decode():

@@ -17,21 +17,17 @@ from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
-from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.parts import parts
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.evaluation.compare import differences, first_difference
 from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import REFINER_KINDS
+from tests.decoding import random_models
 from tests.decoding.random_models import (
     assert_same,
-    make_drafter,
-    make_eagle,
+    make_assets,
     make_model,
-    make_ngram,
-    make_refiner,
     rounded_model,
     sharded_model,
 )
@@ -129,8 +125,6 @@ def test_all_parts_and_aliases_are_covered():
 def make_decoder():
     """A function that makes a decoder of a random model with all assets."""
 
-    ngram = make_ngram(14)
-
     @functools.cache
     def make(seed, block_size=4, mesh=None, int8=False, products=False, **trunk):
         model = make_model(
@@ -140,18 +134,8 @@ def make_decoder():
             model = rounded_model(model, mesh, integer_products=products)
         elif mesh is not None:
             model = sharded_model(model, mesh)
-        small = make_model(seed, 1, 14, num_layers=1, max_length=80)
-        assets = Assets(
-            ngram=ngram,
-            rescorer=small,
-            draft_model=small,
-            drafter=make_drafter(model, seed=5, **DRAFTERS[seed % len(DRAFTERS)]),
-            eagle=make_eagle(model, feeds_normalised=seed % 2 == 1),
-            **{
-                kind: make_refiner(kind, 14, block_size, model.config.trunk.d_model)
-                for kind in REFINER_KINDS
-            },
-        )
+        drafter = DRAFTERS[seed % len(DRAFTERS)]
+        assets = make_assets(model, seed, drafter, feeds_normalised=seed % 2 == 1)
         return Decoder(model, width=3, assets=assets)
 
     return make
@@ -241,11 +225,8 @@ def test_chains_sampled_alone(make_decoder, name):
 
 # Other tests use the architecture of GPT-2.
 LLAMA = {
+    **random_models.LLAMA,
     "num_kv_heads": 1,
-    "activation": "silu",
-    "gated": True,
-    "use_bias": False,
-    "norm": "rms",
     "rotary": RotaryConfig(100.0, 1.0, "llama3", 8.0, 16),
     "tied_softmax": False,
 }
@@ -276,28 +257,20 @@ GEMMA = {
 BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 
 
+OTHER_MODELS = {
+    "markov-draft_vocabulary": ({"draft_vocabulary": 7}, "markov:3", 1),
+    "hydra-draft_vocabulary": ({"draft_vocabulary": 7}, "hydra:3", 1),
+    "two_heads": ({"block_size": 2}, "zero_gram:3", 1),
+    "seven_heads": ({"block_size": 7}, "zero_gram:3", 1),
+    "llama": (LLAMA, "medusa:8", 1),
+    "gemma": (GEMMA, "block:3+neural/tree:6+lookup:4", 1),
+    "int8": (BLOCKS, "medusa:8", 1),
+    "int8-mesh": (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
+}
+
+
 @pytest.mark.parametrize(
-    "fields, name, devices",
-    [
-        ({"draft_vocabulary": 7}, "markov:3", 1),
-        ({"draft_vocabulary": 7}, "hydra:3", 1),
-        ({"block_size": 2}, "zero_gram:3", 1),
-        ({"block_size": 7}, "zero_gram:3", 1),
-        (LLAMA, "medusa:8", 1),
-        (GEMMA, "block:3+neural/tree:6+lookup:4", 1),
-        (BLOCKS, "medusa:8", 1),
-        (BLOCKS, "block+ngram/tree:6:price=1.2", 8),
-    ],
-    ids=[
-        "markov-draft_vocabulary",
-        "hydra-draft_vocabulary",
-        "two_heads",
-        "seven_heads",
-        "llama",
-        "gemma",
-        "int8",
-        "int8-mesh",
-    ],
+    "fields, name, devices", OTHER_MODELS.values(), ids=OTHER_MODELS
 )
 def test_other_models(make_decoder, fields, name, devices):
     make = make_decoder if devices == 1 else sharded(make_decoder)

@@ -81,16 +81,10 @@ def test_a_folder_decodes_without_and_with_heads(folder):
     assert headed.model.block_size == 4
     assert headed.assets.accuracies == headed.accuracies
     assert headed.accuracies[0] == (0.5, 0.25)
-    prompts = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 32]]
-    options = {"max_new_tokens": 12, "batch_size": 3, "lattice_width": 4}
-    greedy = api.generate(plain, prompts, "greedy", **options)
-    assert plain.decoder().default_method == prompt_lookup()
-    assert headed.decoder().default_method == bpd()
-    for lm in (plain, headed):
-        drafted = api.generate(lm, prompts, None, **options)
-        assert drafted[0].method == lm.decoder().default_method
-        for a, b in zip(greedy, drafted, strict=True):
-            assert a.generation.output_ids.tolist() == b.generation.output_ids.tolist()
+    for lm, default in ((plain, prompt_lookup()), (headed, bpd())):
+        assert lm.decoder().default_method == default
+        [completion] = api.generate(lm, [[5, 6, 7]], max_new_tokens=4)
+        assert completion.method == default
 
 
 def test_fingerprint_is_stable():
@@ -131,16 +125,6 @@ def test_all_processes_have_the_tuning_of_the_first(folder, monkeypatch):
     monkeypatch.setattr(hosts, "first", lambda work: None)
     monkeypatch.setattr(hosts, "agree", lambda value: value or theirs)
     assert load_assets(loaded).accuracies == ((0.7,),)
-
-
-def test_damaged_accuracies_are_reported(folder, tmp_path):
-    write_heads(load_model(str(folder)), tmp_path / "heads")
-    header = tmp_path / "heads" / "heads.json"
-    fields = json.loads(header.read_text())
-    fields["facts"]["accuracies"] = [["often"]]
-    header.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=r"heads\.json has no valid accuracies"):
-        load_model(str(folder), str(tmp_path / "heads"))
 
 
 def test_refiners_of_another_model_are_refused(folder, tmp_path):

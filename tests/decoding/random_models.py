@@ -32,6 +32,15 @@ from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 
+# What tells a Llama from a GPT-2.
+LLAMA = {
+    "activation": "silu",
+    "gated": True,
+    "use_bias": False,
+    "norm": "rms",
+    "rotary": RotaryConfig(100.0),
+}
+
 
 # Equal models are made once: finding out their shapes takes longer than decoding.
 @functools.cache
@@ -45,17 +54,7 @@ def make_model(seed=0, block_size=4, vocab_size=13, draft_vocabulary=None, **tru
         TransformerConfig(vocab_size, **{**fields, "max_length": 160, **trunk}),
         BlockHeadsConfig(block_size, hidden=8) if block_size > 1 else None,
     )
-    rng = np.random.default_rng(seed)
-    params = {}
-
-    def fill(shapes, target):
-        for name, leaf in shapes.items():
-            if isinstance(leaf, dict):
-                fill(leaf, target.setdefault(name, {}))
-            else:
-                target[name] = jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype)
-
-    fill(_shapes(config), params)
+    params = random_params(_shapes(config), 0.3, seed)
     if draft_vocabulary:
         heads = dataclasses.replace(config.heads, draft_vocabulary=draft_vocabulary)
         ids = np.arange(0, vocab_size, 2, dtype=np.int32)[:draft_vocabulary]
@@ -65,16 +64,14 @@ def make_model(seed=0, block_size=4, vocab_size=13, draft_vocabulary=None, **tru
     return Model(config, params)
 
 
-@functools.cache
-def _shapes(config):
-    return parameter_shapes(config)
+_shapes = functools.cache(parameter_shapes)
 
 
 def random_params(shapes, deviation, seed):
     """Random arrays of the given shapes."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(0, deviation, x.shape), jnp.float32), shapes
+        lambda x: jnp.asarray(rng.normal(0, deviation, x.shape), x.dtype), shapes
     )
 
 
@@ -123,22 +120,9 @@ def make_drafter(model, *, feature_layers=(0,), seed=3, **config):
 def make_eagle(model, *, seed=4, **config):
     """An EAGLE-3 drafter with random parameters, which knows 9 of the tokens."""
     trunk = model.config.trunk
-    layer = TransformerConfig(
-        trunk.vocab_size,
-        1,
-        trunk.d_model,
-        d_ff=24,
-        num_heads=2,
-        num_kv_heads=1,
-        gated=True,
-        use_bias=False,
-        norm="rms",
-        rotary=RotaryConfig(100.0),
-        dtype=trunk.dtype,
-    )
-    functions = EagleFunctions(
-        EagleConfig(layer, (0,), draft_vocabulary=9, **config),
-    )
+    fields = {**LLAMA, "activation": "gelu", "dtype": trunk.dtype}
+    layer = TransformerConfig(trunk.vocab_size, 1, trunk.d_model, 24, 2, 1, **fields)
+    functions = EagleFunctions(EagleConfig(layer, (0,), draft_vocabulary=9, **config))
     ids = np.random.default_rng(seed).permutation(trunk.vocab_size)[:9]
     embedding = model.params["trunk"]["embedding"]
     params = with_softmax(
@@ -204,11 +188,27 @@ def make_prompts(lengths, vocab_size=13, seed=0):
     return [rng.integers(0, vocab_size, n).astype(np.int32) for n in lengths]
 
 
+@functools.cache
 def make_ngram(vocab_size=13):
     """A trigram model of random texts."""
     texts = make_prompts([60] * 10, vocab_size, seed=5)
     counts = count_ngrams(texts, order=3, vocab_size=vocab_size, end_of_text=0)
     return estimate_katz(counts)
+
+
+def make_assets(model, seed=3, drafter=(), **eagle):
+    """All assets of a model with four heads or another number."""
+    vocab_size = model.config.trunk.vocab_size
+    small = make_model(seed, 1, vocab_size, num_layers=1, max_length=80)
+    sizes = vocab_size, model.block_size, model.config.trunk.d_model
+    return Assets(
+        ngram=make_ngram(vocab_size),
+        rescorer=small,
+        draft_model=small,
+        drafter=make_drafter(model, seed=5, **dict(drafter)),
+        eagle=make_eagle(model, **eagle),
+        **{kind: make_refiner(kind, *sizes) for kind in REFINER_KINDS},
+    )
 
 
 def make_small_decoder():

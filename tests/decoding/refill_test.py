@@ -12,21 +12,11 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.refill import decode_refilled, rounds_of
-from tests.decoding.random_models import make_model
+from tests.decoding.random_models import make_model, make_prompts
 
 OPTIONS = DecodeOptions(max_new_tokens=9, end_of_text=0, batch_size=3)
 LENGTHS = [5, 2, 9, 2, 7, 14, 3, 13, 4]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def prompts():
-    rng = np.random.default_rng(0)
-    return [rng.integers(1, 13, length).astype(np.int32) for length in LENGTHS]
+PROMPTS = make_prompts(LENGTHS)
 
 
 @pytest.fixture(autouse=True)
@@ -46,26 +36,24 @@ def small_sizes(monkeypatch):
         pytest.param("bpd", 0, 3, 100, marks=pytest.mark.exhaustive),
     ],
 )
-def test_texts_equal_those_of_decode(
-    model, prompts, method, temperature, batch_size, round_size
-):
+def test_texts_equal_those_of_decode(method, temperature, batch_size, round_size):
     options = dataclasses.replace(OPTIONS, temperature=temperature)
-    decoder = Decoder(model, width=4)
-    plain = decoder.decode(GREEDY, prompts, options)
+    decoder = Decoder(make_model(), width=4)
+    plain = decoder.decode(GREEDY, PROMPTS, options)
     options = dataclasses.replace(options, batch_size=batch_size)
     task = decoder.task(parse_method(method), options)
-    order = np.random.default_rng(1).permutation(len(prompts)).tolist()
-    texts = list(decode_refilled(task, prompts, order, round_size=round_size))
-    assert sorted(text.prompt for text in texts) == list(range(len(prompts)))
+    order = np.random.default_rng(1).permutation(len(PROMPTS)).tolist()
+    texts = list(decode_refilled(task, PROMPTS, order, round_size=round_size))
+    assert sorted(text.prompt for text in texts) == list(range(len(PROMPTS)))
     for index, text, _ in texts:
         assert text.tolist() == [*plain[index].input_ids, *plain[index].output_ids]
 
 
-def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypatch):
+def test_rows_are_refilled_before_the_longest_text_ends(monkeypatch):
     """With texts of 1 and of 9 tokens, few rows of a batch of two are idle."""
-    decoder = Decoder(model, width=4)
+    decoder = Decoder(make_model(), width=4)
     task = decoder.task(GREEDY, dataclasses.replace(OPTIONS, batch_size=2))
-    plain = decoder.decode(GREEDY, prompts, OPTIONS)
+    plain = decoder.decode(GREEDY, PROMPTS, OPTIONS)
     tokens = sum(len(text.output_ids) for text in plain)
     calls = []
     run = type(task).run
@@ -78,14 +66,14 @@ def test_rows_are_refilled_before_the_longest_text_ends(model, prompts, monkeypa
         return state
 
     monkeypatch.setattr(type(task), "run", counted)
-    texts = list(decode_refilled(task, prompts, range(len(prompts))))
-    assert len(texts) == len(prompts)
+    texts = list(decode_refilled(task, PROMPTS, range(len(PROMPTS))))
+    assert len(texts) == len(PROMPTS)
     # Both rows are in use, except during the last text of the round.
     assert sum(calls) <= tokens / 2 + OPTIONS.max_new_tokens
 
 
-def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
-    rounds = list(rounds_of(prompts, range(9), size=5))
+def test_rounds_hold_every_prompt_once_sorted_by_padding():
+    rounds = list(rounds_of(PROMPTS, range(9), size=5))
     assert [len(chosen) for chosen in rounds] == [5, 4]
     assert sorted(index for chosen in rounds for index in chosen) == list(range(9))
     for chosen in rounds:
@@ -93,7 +81,7 @@ def test_rounds_hold_every_prompt_once_sorted_by_padding(prompts):
         assert sizes == sorted(sizes)
 
 
-def test_a_prompt_without_room_is_refused(model):
-    task = Decoder(model, width=4).task(GREEDY, OPTIONS)
+def test_a_prompt_without_room_is_refused():
+    task = Decoder(make_model(), width=4).task(GREEDY, OPTIONS)
     with pytest.raises(UserError, match="empty"):
         list(decode_refilled(task, [np.zeros(0, np.int32)], [0]))

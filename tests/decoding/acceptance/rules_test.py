@@ -1,5 +1,7 @@
 """The three rules of acceptance, on small trees."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,56 +15,36 @@ from bpd_jax.decoding.acceptance import (
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.draft_tree import DraftTree, NodeOrigins, from_drafts
 from bpd_jax.drafting.lattice import Drafts
+from tests.drafting import trees_test
 
 
 def test_random_trees_equal_a_python_loop():
     rng = np.random.default_rng(0)
-    for _ in range(20):
-        size, depth_limit = 14, 5
-        parents, depths = [-1], [0]
-        for node in range(1, size):
-            parent = int(rng.integers(-1, node))
-            if parent >= 0 and depths[parent] == depth_limit - 1:
-                parent = -1
-            parents.append(parent)
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        tokens = rng.integers(0, 3, size)
-        choices = rng.integers(0, 3, size)
-        valid = rng.random(size) < 0.9
-        tokens[0], valid[0] = 1, True  # an accepted root
-        for node in range(1, size):
-            valid[node] &= parents[node] < 0 or valid[parents[node]]
-        tree = DraftTree(
-            *(jnp.asarray([x]) for x in (tokens, parents, depths)),
-            ranks=jnp.arange(size)[None],
-            valid=jnp.asarray([valid]),
-        )
-        accepted = longest_match(
-            tree, jnp.asarray([choices]), jnp.array([1]), depth_limit
-        )
-
-        node_accepted = []
-        for node in range(size):
-            parent = parents[node]
-            expected = 1 if parent < 0 else choices[parent]
-            parent_accepted = parent < 0 or node_accepted[parent]
-            node_accepted.append(
-                bool(valid[node] and parent_accepted and tokens[node] == expected)
-            )
-        best = max(d for d, r in zip(depths, node_accepted, strict=True) if r)
-        winner = next(n for n in range(size) if node_accepted[n] and depths[n] == best)
-        assert accepted.count.tolist() == [best + 1]
-        assert accepted.rank.tolist() == [winner]
-        path = [winner]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        assert accepted.path[0, : best + 1].tolist() == path
-        # Past the accepted part the path goes on along first children.
-        node = winner
-        for following in accepted.path[0, best + 1 :].tolist():
-            children = [n for n in range(size) if parents[n] == node and valid[n]]
-            node = children[0] if children and node >= 0 else -1
-            assert following == node
+    for seed in range(10):
+        tree = trees_test.random_tree(seed)
+        tree.valid[:, 0] = True  # an accepted root
+        choices = rng.integers(0, 2, tree.tokens.shape)
+        certain = tree.tokens[:, 0]
+        accepted = longest_match(tree, choices, certain, trees_test.DEPTH)
+        for row, parents in enumerate(tree.parents.tolist()):
+            right = []
+            for node, parent in enumerate(parents):
+                expected = choices[row, parent] if parent >= 0 else certain[row]
+                agrees = tree.valid[row, node] and tree.tokens[row, node] == expected
+                right.append(agrees and (parent < 0 or right[parent]))
+            winner = np.where(right, tree.depths[row], -1).argmax()
+            count = tree.depths[row, winner] + 1
+            assert accepted.count[row] == count
+            assert accepted.rank[row] == tree.ranks[row, winner]
+            assert accepted.path[row, count - 1] == winner
+            path = accepted.path[row].tolist()
+            above = [-1, *path[: count - 1]]
+            assert [parents[node] for node in path[:count]] == above
+            # Past the accepted part the path goes on along first children.
+            for node, following in itertools.pairwise(path[count - 1 :]):
+                children = [n for n, p in enumerate(parents) if p == node >= 0]
+                children = [n for n in children if tree.valid[row, n]]
+                assert following == (children[0] if children else -1)
 
 
 VOCAB, WIDTH, SIZE, DEPTH = 7, 4, 12, 4
