@@ -17,6 +17,14 @@ from bpd_jax.models.cache import write_rows
 from tests.drafting.naive import random_lattice, random_view
 
 CALLS = 60
+VIEW = random_view(random_lattice(0))
+HEADS, SEARCH = Paths(HeadsSource(4, 3)), BestFirst(6)
+
+
+def start(gated, rows=2, features=None):
+    """The memory after the first prompts of the view."""
+    texts = VIEW.tokens[:rows], VIEW.lengths[:rows]
+    return gated.start(gated.arrays, Prompts(*texts, features, None))
 
 
 def earlier(usual, costs=(0, 0)):
@@ -40,16 +48,13 @@ def earlier(usual, costs=(0, 0)):
 )
 def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
     """Where earlier texts yielded two tokens per call."""
-    lattice = random_lattice(0)
-    view = random_view(lattice)
-    inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
+    inner = PathDrafter(HEADS, SEARCH)
     gated = GatedDrafter(inner, price, timed=False, kept=earlier(2.0))
-    memory = gated.start(gated.arrays, Prompts(view.tokens, view.lengths, None, None))
-    memory = gated.recall(memory)
+    memory = gated.recall(start(gated))
 
     @jax.jit
     def draft(memory):
-        seen, memory = gated.look(view, gated.arrays, memory)
+        seen, memory = gated.look(VIEW, gated.arrays, memory)
         return gated.propose(seen, gated.arrays), gated.entropies(seen), memory
 
     @jax.jit
@@ -64,54 +69,40 @@ def test_calls_draft_while_they_pay_and_try_again(price, accepted, want):
         has_drafts = bool(tree.valid[:, 1:].any())
         assert tree.valid.all() == has_drafts
         assert np.isnan(entropies).all() == (not has_drafts)
-        np.testing.assert_array_equal(tree.tokens[:, 0], view.next_token)
+        np.testing.assert_array_equal(tree.tokens[:, 0], VIEW.next_token)
         drafted += [call] * has_drafts
         count = np.array(accepted, np.int32)
         memory = learn(memory, tree, count if has_drafts else np.minimum(count, 1))
     assert drafted == list(want)
 
 
-class Clock:
-    """Lets time pass: a call with drafts takes 30 microseconds, one without 10."""
-
-    def __init__(self):
-        self.now = 5
-
-    def __call__(self, after):
-        del after
-        return jnp.uint32(self.now)
-
-
 def test_the_price_is_what_calls_take(monkeypatch):
     """3 here, where 1.5 was assumed: calls of 2 tokens do not pay.
 
-    Calls of 4 tokens need no proof: none is made without drafts to know its time.
+    A call with drafts takes 30 microseconds, one without 10. Calls of 4 tokens need no
+    proof: none is made without drafts to know its time.
     """
-    clock = Clock()
-    monkeypatch.setattr(gate, "microseconds", clock)
-    lattice = random_lattice(0)
-    view = random_view(lattice)
-    inner = PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6))
-    gated = GatedDrafter(inner, 1.5)
+    gated = GatedDrafter(PathDrafter(HEADS, SEARCH), 1.5)
+
+    @jax.jit
+    def call(memory, now, tokens, plain):
+        monkeypatch.setattr(gate, "microseconds", lambda after: now)
+        seen, memory = gated.look(VIEW, gated.arrays, memory)
+        tree = gated.propose(seen, gated.arrays)
+        end = now + jnp.where(seen.opens, jnp.uint32(30), plain)
+        monkeypatch.setattr(gate, "microseconds", lambda after: end)
+        counts = jnp.where(seen.opens, jnp.full(2, tokens), 1)
+        outcome = Outcome(tree, None, counts, jnp.zeros((2, gated.max_depth, 0)), None)
+        return gated.learn(gated.arrays, memory, outcome), seen.opens, end
 
     def shares(tokens, first=10):
         """The share of drafts among the calls of each quarter."""
-        memory = gated.start(
-            gated.arrays, Prompts(view.tokens, view.lengths, None, None)
-        )
-        drafted = []
+        memory, drafted, now = start(gated), [], 5
         for _ in range(CALLS):
-            seen, memory = gated.look(view, gated.arrays, memory)
-            tree = gated.propose(seen, gated.arrays)
-            has_drafts = bool(seen.opens)
-            plain = 10 if False in drafted else first
-            clock.now += 30 if has_drafts else plain
-            counts = jnp.full(2, tokens if has_drafts else 1)
-            features = jnp.zeros((2, gated.max_depth, 0))
-            outcome = Outcome(tree, None, counts, features, None)
-            memory = gated.learn(gated.arrays, memory, outcome)
-            clock.now += 1000  # Between calls.
-            drafted.append(has_drafts)
+            plain = jnp.uint32(10 if False in drafted else first)
+            memory, opens, now = call(memory, jnp.uint32(now), tokens, plain)
+            now += 1000  # Between calls.
+            drafted.append(bool(opens))
         return np.reshape(drafted, (4, -1)).mean(1), memory
 
     few, learned = shares(2)
@@ -131,21 +122,12 @@ def test_the_price_is_what_calls_take(monkeypatch):
     again = gated.recall(memory)
     assert again.costs.tolist() == [[10, 30]] * 2
     np.testing.assert_array_equal(again.usual, learned.usual)
-    other = gated.start(
-        gated.arrays, Prompts(view.tokens[:1], view.lengths[:1], None, None)
-    )
-    assert gated.recall(other).costs.tolist() == [[0, 0]]
+    assert gated.recall(start(gated, rows=1)).costs.tolist() == [[0, 0]]
 
 
 def test_texts_that_depend_on_drafts_do_not_depend_on_earlier_texts():
-    untimed = GatedDrafter(
-        PathDrafter(Paths(HeadsSource(4, 3)), BestFirst(6)), 1.5, False
-    )
-    view = random_view(random_lattice(0))
-    memory = untimed.start(
-        untimed.arrays, Prompts(view.tokens, view.lengths, None, None)
-    )
-    untimed.keep(dataclasses.replace(memory, calls=jnp.ones(2)))
+    untimed = GatedDrafter(PathDrafter(HEADS, SEARCH), 1.5, False)
+    untimed.keep(dataclasses.replace(start(untimed), calls=jnp.ones(2)))
     assert not untimed.kept
     # Nor is the memory read, of which a process of several has a part.
     untimed.keep(None)
@@ -171,28 +153,28 @@ class Recorder(PathDrafter):
 
 def test_what_is_learned_late_is_complete():
     """Each accepted token is learned once, and all of them before drafts."""
-    lattice = random_lattice(0)
-    view = random_view(lattice)
-    inner = Recorder(Paths(HeadsSource(4, 3)), BestFirst(6))
-    gated = GatedDrafter(inner, 1.5, kept=earlier(1.0))
-    features = jnp.zeros((2, 3, 1))
-    memory = gated.start(
-        gated.arrays, Prompts(view.tokens, view.lengths, features, None)
-    )
-    memory = gated.recall(memory)
+    gated = GatedDrafter(Recorder(HEADS, SEARCH), 1.5, kept=earlier(1.0))
+    memory = gated.recall(start(gated, features=jnp.zeros((2, 3, 1))))
+
+    @jax.jit
+    def call(memory, counts, features):
+        seen, memory = gated.look(VIEW, gated.arrays, memory)
+        learned = memory.inner[1]
+        outcome = Outcome(
+            gated.propose(seen, gated.arrays), None, counts, features, None
+        )
+        return seen.opens, learned, gated.learn(gated.arrays, memory, outcome)
+
     texts, calls = [[], []], 0
     rng = np.random.default_rng(0)
     while min(map(len, texts)) < 30:
-        seen, memory = gated.look(view, gated.arrays, memory)
-        if seen.opens:
-            assert memory.inner[1].tolist() == list(map(len, texts))
         counts = rng.integers(0, 2, 2)  # A row that is finished has 0.
         features = rng.random((2, gated.max_depth, 1), np.float32)
+        opens, learned, memory = call(memory, counts, features)
+        if opens:
+            assert learned.tolist() == list(map(len, texts))
         for text, count, row in zip(texts, counts, features, strict=True):
             text += row[:count, 0].tolist()
-        tree = gated.propose(seen, gated.arrays)
-        outcome = Outcome(tree, None, counts, features, None)
-        memory = gated.learn(gated.arrays, memory, outcome)
         calls += 1
     kept, lengths, times, _ = memory.inner
     assert times < calls / 2

@@ -21,7 +21,6 @@ from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
-from bpd_jax.drafting.sources.none import PlainDrafter
 from bpd_jax.drafting.union import UnionDrafter
 from tests.drafting.naive import (
     path_to,
@@ -29,16 +28,6 @@ from tests.drafting.naive import (
     random_lattice,
     random_view,
 )
-
-
-def test_drafts_become_chains():
-    drafts = Drafts(jnp.array([[[1, 2, 3], [1, 2, 4]]]), jnp.array([[-1.0, -jnp.inf]]))
-    tree = from_drafts(drafts)
-    assert tree.tokens.tolist() == [[1, 2, 3, 1, 2, 4]]
-    assert tree.parents.tolist() == [[-1, 0, 1, -1, 3, 4]]
-    assert tree.depths.tolist() == [[0, 1, 2, 0, 1, 2]]
-    assert tree.ranks.tolist() == [[0, 0, 0, 1, 1, 1]]
-    assert tree.valid.tolist() == [[True] * 3 + [False] * 3]
 
 
 def test_a_node_sees_itself_and_its_ancestors_only():
@@ -192,9 +181,3 @@ def test_a_union_has_the_sizes_and_entropies_of_its_parts():
         # The certain token is the root of both, and each prefix is one node.
         assert int(tree.valid[row].sum()) == len(prefixes(tree, row))
         assert ((tree.parents[row] < 0) & tree.valid[row]).sum() == 1
-
-
-def test_without_heads_there_are_no_entropies():
-    union = UnionDrafter(PlainDrafter(), PromptLookup(3))
-    seen = (jnp.zeros(2), None)
-    assert union.entropies(seen) is None

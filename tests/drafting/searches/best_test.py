@@ -34,16 +34,6 @@ VOCAB = 8
 ENGINES = ["viterbi", "device"]
 
 
-def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
-    if engine == "viterbi":
-        pytest.importorskip("numba")
-        drafts = ViterbiEngine(model, alpha).refine(lattice, context, num_drafts)
-    else:
-        search = on_device(NGramRefiner.from_model(model, alpha), num_drafts)
-        drafts = search(lattice, context)
-    return jax.device_get(drafts)
-
-
 def on_device(refiner, num_drafts):
     """The compiled search under an n-gram model."""
     search = functools.partial(best_under_ngram, refiner, num_drafts=num_drafts)
@@ -65,6 +55,18 @@ def assert_all_best(drafts: Drafts, model, alpha, lattice, context) -> None:
         assert_best(tokens[used], paths, count)
         claimed = [paths[tuple(draft)] for draft in tokens[used].tolist()]
         np.testing.assert_allclose(scores[used], claimed, rtol=1e-5, atol=1e-4)
+
+
+def refine(engine, model, num_drafts, alpha, lattice, context) -> Drafts:
+    """The best drafts by an engine, compared with the definition."""
+    if engine == "viterbi":
+        pytest.importorskip("numba")
+        drafts = ViterbiEngine(model, alpha).refine(lattice, context, num_drafts)
+    else:
+        search = on_device(NGramRefiner.from_model(model, alpha), num_drafts)
+        drafts = jax.device_get(search(lattice, context))
+    assert_all_best(drafts, model, alpha, lattice, context)
+    return drafts
 
 
 def context_of(rng, order, batch):
@@ -89,8 +91,7 @@ def test_best_drafts_equal_brute_force(engine, order, end_of_text):
     model = ngram_model(order, end_of_text)
     lattice = random_lattice(order, length=5)
     context = context_of(np.random.default_rng(order), order, 2)
-    drafts = refine(engine, model, 7, 0.4, lattice, context)
-    assert_all_best(drafts, model, 0.4, lattice, context)
+    refine(engine, model, 7, 0.4, lattice, context)
 
 
 @pytest.mark.parametrize("engine", [ViterbiEngine, FstEngine])
@@ -124,7 +125,6 @@ def test_repeated_and_impossible_candidates(engine):
     lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
     context = context_of(np.random.default_rng(5), 3, 2)
     drafts = refine(engine, model, 30, 1.0, lattice, context)
-    assert_all_best(drafts, model, 1.0, lattice, context)
     assert np.isfinite(drafts.scores).sum(1).tolist() == [12, 12]
 
 
@@ -187,8 +187,7 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
     tokens, log_probs = tokens.repeat(3, 0), log_probs.astype(np.float32).repeat(3, 0)
     lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
     context = np.array([[-1], [4], [0]], np.int32)
-    drafts = refine(engine, model, 30, alpha, lattice, context)
-    assert_all_best(drafts, model, alpha, lattice, context)
+    refine(engine, model, 30, alpha, lattice, context)
 
 
 def test_automaton_keeps_backoff_weights_without_extensions(tmp_path):
@@ -217,8 +216,7 @@ def test_histories_with_many_extensions(engine):
         Lattice(tokens, log_probs, np.zeros(tokens.shape[:2])),
         np.array([[7]], np.int32),
     )
-    drafts = refine(engine, model, 20, 1.0, lattice, context)
-    assert_all_best(drafts, model, 1.0, lattice, context)
+    refine(engine, model, 20, 1.0, lattice, context)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -229,7 +227,6 @@ def test_the_smallest_lattices(engine, length, width):
     context = context_of(np.random.default_rng(3), 3, 2)
     drafts = refine(engine, model, 3, 1.0, lattice, context)
     assert np.isfinite(drafts.scores).tolist() == [[True, False, False]] * 2
-    assert_all_best(drafts, model, 1.0, lattice, context)
 
 
 def test_invalid_lattices_and_weights_are_refused():
