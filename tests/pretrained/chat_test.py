@@ -189,10 +189,7 @@ def test_variables_reach_the_template():
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        (
-            {"enable_thinkin": False},
-            "no variable 'enable_thinkin'; it has enable_",
-        ),
+        ({"enable_thinkin": False}, "variable 'enable_thinkin'; it has enable_"),
         ({"messages": []}, "messages is set by the conversation"),
         ({"raise_exception": ""}, "raise_exception is set by"),
         ({"tools": "f"}, "tools of the chat template must be a list of JSON objects"),

@@ -12,6 +12,7 @@ import pytest
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.trunk_layouts import Variant, gpt2_layout, llama_layout
+from tests.decoding.random_models import LLAMA
 
 # Architectures whose rotary positions rotate pairs of neighbours.
 INTERLEAVED = ("llama", "smollm3", "granite")
@@ -48,15 +49,8 @@ class TinyModel:
             config = TransformerConfig(**{**sizes, **changes})
             layout = gpt2_layout(config)
         else:
-            llama_fields = {
-                "num_kv_heads": 1,
-                "activation": "silu",
-                "gated": True,
-                "use_bias": False,
-                "norm": "rms",
-                "rotary": RotaryConfig(5000.0),
-            }
-            config = TransformerConfig(**{**sizes, **llama_fields, **changes})
+            sizes |= {**LLAMA, "num_kv_heads": 1, "rotary": RotaryConfig(5000.0)}
+            config = TransformerConfig(**{**sizes, **changes})
             layout = llama_layout(config, variant=Variant(fused=architecture == "phi3"))
         random = np.random.default_rng(0)
         weights = {

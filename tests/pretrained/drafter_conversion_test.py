@@ -27,7 +27,7 @@ from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import markov_factors, markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.drafter_export import check_exportable, export_drafter
-from bpd_jax.pretrained.drafter_import import import_drafter
+from bpd_jax.pretrained.drafter_import import import_drafter, import_eagle
 from tests.decoding.random_models import random_params
 
 GOLDEN = pathlib.Path(__file__).parent / "golden_drafters"
@@ -68,6 +68,10 @@ def load(folder, name):
     params = target_params(name)
     drafter = import_drafter(folder, MODEL, params, name="tiny")
     return drafter, *attach_drafter(MODEL, params, drafter)
+
+
+def load_eagle(folder, name):
+    return import_eagle(folder, MODEL, target_params(name), "tiny")
 
 
 def drafter_logits(functions, params, name):
@@ -224,6 +228,7 @@ def test_unsupported_drafters_are_not_exported(changes, message):
 
 
 LAYERS = "transformer_layer_config"
+EAGLE_IDS = "eagle_aux_hidden_state_layer_ids"
 WINDOW = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
@@ -263,30 +268,49 @@ def with_tensors(folder, name, changes):
         ("dflash2", {"draft_vocab_size": 9}, "draft_vocab_size"),
         ("dflash", {"layer_types": WINDOW["layer_types"]}, "sliding window"),
         ("dflash", {"dflash_config": {"target_layer_ids": [0, 3]}}, "final norm"),
+        ("eagle3", {"architectures": ["EagleLlama"]}, "EagleLlama"),
+        ("eagle3", {"num_hidden_layers": 2}, "more than one layer"),
+        ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding window"),
+        ("eagle3", {"eagle_config": {EAGLE_IDS: [0, 1, 4]}}, "4 layers"),
+        # Without ids, those of the reference libraries coincide in 4 layers.
+        ("eagle3", {"eagle_config": {EAGLE_IDS: None}}, "different integers"),
+        (
+            "eagle3",
+            {"eagle_config": {EAGLE_IDS: None, "layer_ids": [0, 1, 2]}},
+            "embedding",
+        ),
+        ("eagle3_speculators", {"speculators_model_type": "peagle"}, "peagle"),
+        ("eagle3_speculators", {EAGLE_IDS: [0, 2, 3]}, "embedding"),
     ],
     ids=str,
 )
 def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
     folder = changed_copy(tmp_path / "drafter", name, changes)
+    read = load_eagle if name.startswith("eagle3") else load
     with pytest.raises(UserError, match=message) as refusal:
-        load(folder, name)
+        read(folder, name)
     assert str(folder) in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes", "message"),
     [
-        ({"layers.0.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
-        ({"fc.weight": np.zeros((8, 24), "f")}, "fc.weight"),
-        ({"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
-        ({"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
-        ({"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
-        ({"norm.weight": np.full(8, np.nan, "f")}, "is not finite"),
-        ({"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
+        (RICHEST, {"layers.0.self_attn.sinks": np.zeros(4, "f")}, "sinks"),
+        (RICHEST, {"fc.weight": np.zeros((8, 24), "f")}, "fc.weight"),
+        (RICHEST, {"d2t": np.arange(9, 0, -1)}, "distinct tokens"),
+        (RICHEST, {"t2d": np.arange(24) < 9, "d2t": np.full(9, 3)}, "different tokens"),
+        (RICHEST, {"t2d": None, "d2t": np.arange(9)}, "seems to hold ids of tokens"),
+        (RICHEST, {"norm.weight": np.full(8, np.nan, "f")}, "is not finite"),
+        (RICHEST, {"embed_tokens.weight": np.ones((24, 8), "f")}, "embeddings"),
+        ("eagle3", {"midlayer.hidden_norm.weight": None}, "hidden_norm"),
+        ("eagle3", {"fc.weight": np.full((8, 24), np.nan, "f")}, "is not finite"),
+        ("eagle3", {"d2t": np.full(9, 30)}, "d2t"),
+        ("eagle3", {"t2d": np.array(True)}, "different tokens"),
     ],
     ids=str,
 )
-def test_damaged_tensors_are_refused(tmp_path, changes, message):
-    folder = with_tensors(tmp_path / "drafter", RICHEST, changes)
+def test_damaged_tensors_are_refused(tmp_path, name, changes, message):
+    folder = with_tensors(tmp_path / "drafter", name, changes)
+    read = load_eagle if name.startswith("eagle3") else load
     with pytest.raises(UserError, match=message):
-        load(folder, RICHEST)
+        read(folder, name)

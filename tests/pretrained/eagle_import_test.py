@@ -17,22 +17,22 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KeyValues
 from bpd_jax.pretrained import drafter_import
-from bpd_jax.pretrained.drafter_import import import_eagle
 from bpd_jax.pretrained.json_files import Fields
 from tests.pretrained.drafter_conversion_test import (
+    EAGLE_IDS as IDS,
+)
+from tests.pretrained.drafter_conversion_test import (
     GOLDEN,
-    MODEL,
     changed_copy,
     expected,
     target_params,
     with_tensors,
 )
+from tests.pretrained.drafter_conversion_test import (
+    load_eagle as load,
+)
 
 NAMES = ["eagle3", "eagle3_speculators", "eagle3_1"]
-
-
-def load(folder, name):
-    return import_eagle(folder, MODEL, target_params(name), "tiny")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,47 +84,6 @@ def test_logits_are_those_of_the_reference(name):
     for lengths, found in zip((prompts, prompts + counts), run(params), strict=True):
         reference = arrays["logits"][:, lengths - 1].swapaxes(0, 1)
         np.testing.assert_allclose(found, reference, atol=1e-4, rtol=1e-4)
-
-
-IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("eagle3", {"architectures": ["EagleLlama"]}, "EagleLlama"),
-        ("eagle3", {"num_hidden_layers": 2}, "more than one layer"),
-        ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding window"),
-        ("eagle3", {"eagle_config": {IDS: [0, 1, 4]}}, "4 layers"),
-        # Without ids, those of the reference libraries coincide in 4 layers.
-        ("eagle3", {"eagle_config": {IDS: None}}, "different integers"),
-        ("eagle3", {"eagle_config": {IDS: None, "layer_ids": [0, 1, 2]}}, "embedding"),
-        ("eagle3_speculators", {"speculators_model_type": "peagle"}, "peagle"),
-        ("eagle3_speculators", {IDS: [0, 2, 3]}, "embedding"),
-    ],
-    ids=str,
-)
-def test_unsupported_drafters_are_refused(tmp_path, name, changes, message):
-    folder = changed_copy(tmp_path / "drafter", name, changes)
-    with pytest.raises(UserError, match=message) as refusal:
-        load(folder, name)
-    assert str(folder) in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"midlayer.hidden_norm.weight": None}, "hidden_norm"),
-        ({"fc.weight": np.full((8, 24), np.nan, "f")}, "is not finite"),
-        ({"d2t": np.full(9, 30)}, "d2t"),
-        ({"t2d": np.array(True)}, "different tokens"),
-    ],
-    ids=str,
-)
-def test_damaged_tensors_are_refused(tmp_path, changes, message):
-    folder = with_tensors(tmp_path / "drafter", "eagle3", changes)
-    with pytest.raises(UserError, match=message):
-        load(folder, "eagle3")
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,27 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.pretrained.gguf_blocks import quantized_matrix
 from bpd_jax.pretrained.gguf_file import GGUFFile
 
 KIND = gguf.GGMLQuantizationType
-NAMES = [
-    "F32", "BF16", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
-]  # fmt: skip
+# Types by the bits and the size of blocks of their quantized matrices.
+STORAGES = {
+    (4, 32): ("Q4_0", "Q4_1", "Q4_K"),
+    (8, 32): ("Q8_0", "Q5_0", "Q5_1", "Q5_K"),
+    (8, 16): ("Q6_K",),
+    None: ("F32", "F16", "BF16", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"),
+}
 
 
 def with_tensors(tiny, path, tensors, kinds):
     return GGUFFile(tiny.make("llama").write(path, tensors=tensors, kinds=kinds))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
+@pytest.mark.parametrize(
+    "storage, name", [(key, name) for key, names in STORAGES.items() for name in names]
+)
+def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, storage, name):
     kind = KIND[name]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     # More rows than one block of dequantisation.
@@ -32,6 +39,13 @@ def test_blocks_are_dequantised_as_gguf_does(tiny, tmp_path, name):
     expected = gguf.quants.dequantize(raw, kind)
     assert (weights.shape, weights.dtype) == ((2, 1100, 512), np.float32)
     np.testing.assert_array_equal(weights, expected)
+    matrix = quantized_matrix(raw[0], kind)
+    if storage is None:
+        assert matrix is None
+        return
+    assert (matrix.bits, matrix.block) == storage
+    np.testing.assert_array_equal(matrix.values(), expected[0])
+    assert not np.shares_memory(matrix.integers, raw)
 
 
 @pytest.mark.parametrize("read", ["read", "quantized"])

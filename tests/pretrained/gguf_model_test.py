@@ -25,11 +25,12 @@ GEMMA = {
     "window": 16,
 }
 
+GEMMA3 = {**GEMMA, "query_key_norm": True}
 GEMMA2 = {**GEMMA, "windowed_layers": (0,), "attention_softcap": 50.0}
 
-# Architecture, options, and the values of the file that say so.
+# Architecture, options, and the values of the file that say so, without its prefix.
 CASES = {
-    "llama": ("llama", {"window": 48}, {"llama.attention.sliding_window": 48}),
+    "llama": ("llama", {"window": 48}, {"attention.sliding_window": 48}),
     "llama, biases": (
         "llama",
         {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
@@ -41,10 +42,7 @@ CASES = {
     "gemma2": (
         "gemma2",
         {**GEMMA2, "logit_softcap": 20.0},
-        {
-            "gemma2.attention.sliding_window": 16,
-            "gemma2.final_logit_softcapping": 20.0,
-        },
+        {"attention.sliding_window": 16, "final_logit_softcapping": 20.0},
     ),
     "gemma2, usual window": (
         "gemma2",
@@ -54,56 +52,46 @@ CASES = {
     "gemma3": (
         "gemma3",
         {
-            **GEMMA,
+            **GEMMA3,
             "num_layers": 7,
             "windowed_layers": (0, 1, 2, 3, 4, 6),
             "window_rotary": RotaryConfig(10000.0),
-            "query_key_norm": True,
         },
-        {"gemma3.attention.sliding_window": 16},
+        {"attention.sliding_window": 16},
     ),
     "gemma3, pattern": (
         "gemma3",
+        {**GEMMA3, "windowed_layers": (0,), "window_rotary": RotaryConfig(500.0)},
         {
-            **GEMMA,
-            "windowed_layers": (0,),
-            "window_rotary": RotaryConfig(500.0),
-            "query_key_norm": True,
-        },
-        {
-            "gemma3.attention.sliding_window": 16,
-            "gemma3.attention.sliding_window_pattern": [True, False],
-            "gemma3.rope.freq_base_swa": 500.0,
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": [True, False],
+            "rope.freq_base_swa": 500.0,
         },
     ),
     "smollm3": ("smollm3", {"num_layers": 4, "unrotated_layers": (3,)}, {}),
     "phi3": (
         "phi3",
         {"rotary": RotaryConfig(5000.0, 0.5), "window": 9},
-        {"phi3.rope.dimension_count": 4, "phi3.attention.sliding_window": 9},
+        {"rope.dimension_count": 4, "attention.sliding_window": 9},
     ),
     "granite": (
         "granite",
         {"embedding_scale": 12.0, "attention_scale": 0.5, "residual_scale": 0.25},
         {
-            "granite.embedding_scale": 12.0,
-            "granite.attention.scale": 0.5,
-            "granite.residual_scale": 0.25,
-            "granite.logit_scale": 8.0,
+            "embedding_scale": 12.0,
+            "attention.scale": 0.5,
+            "residual_scale": 0.25,
+            "logit_scale": 8.0,
         },
     ),
     "granite, no positions": (
         "granite",
         {"unrotated_layers": (0, 1)},
-        {"granite.logit_scale": 1.0, "granite.rope.scaling.finetuned": False},
+        {"logit_scale": 1.0, "rope.scaling.finetuned": False},
     ),
     "olmo2": (
         "olmo2",
-        {
-            "norm_place": "after",
-            "query_key_norm": True,
-            "joint_query_key_norm": True,
-        },
+        {"norm_place": "after", "query_key_norm": True, "joint_query_key_norm": True},
         {},
     ),
 }
@@ -114,6 +102,7 @@ def test_a_gguf_model_equals_the_original(
     tiny, tmp_path, architecture, changes, values
 ):
     model = tiny.make(architecture, **changes)
+    values = {f"{architecture}.{key}": value for key, value in values.items()}
     checkpoint = open_gguf(model.write(tmp_path / "tiny.F32.gguf", values))
     assert checkpoint.config == model.config
     assert len(checkpoint.tokenizer.encode("hehe").ids) == 2

@@ -7,11 +7,11 @@ import weakref
 import jax
 import numpy as np
 
-from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.pretrained.huggingface import open_folder
 from bpd_jax.pretrained.pretrained_checkpoint import load_trunk
 from bpd_jax.pretrained.trunk_layouts import llama_layout
+from tests.decoding.random_models import LLAMA
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -35,22 +35,8 @@ class CountingTensors:
         return tensor
 
 
-def llama(**changes):
-    sizes = {"vocab_size": 3000, "num_layers": 2, "d_model": 96, "d_ff": 256}
-    return TransformerConfig(
-        **{**sizes, **changes},
-        num_heads=4,
-        num_kv_heads=2,
-        use_bias=False,
-        gated=True,
-        tied_softmax=False,
-        norm="rms",
-        rotary=RotaryConfig(),
-    )
-
-
 def test_one_tensor_is_loaded_at_a_time():
-    config = llama()
+    config = TransformerConfig(3000, 2, 96, 256, 4, 2, tied_softmax=False, **LLAMA)
     layout = llama_layout(config)
     load_trunk(config, layout, CountingTensors(layout))  # imports, caches
     tensors = CountingTensors(layout)
