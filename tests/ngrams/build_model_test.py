@@ -219,7 +219,6 @@ def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):
     [
         ({}, "--tokens, --generations, --counts and --model: found none"),
         ({"task": "stdlib", "tokens": "x"}, "found --task and --tokens"),
-        ({"tokens": "x", "order": 65}, "--order must be"),
         ({"tokens": "x", "min_counts": (1, 2)}, "--min_counts has 2 numbers"),
         ({"tokens": "x", "min_counts": (2, 2, 2, 2)}, "--min_counts must begin with 1"),
         ({"tokens": "x", "memory": 10}, "--memory must be a number of bytes.*1MB"),

@@ -94,48 +94,33 @@ def test_missing_pynini_is_one_sentence(trigrams, tmp_path, monkeypatch):
         model_from_fst(tmp_path / "model.fst")
 
 
-def changed(model, **changes):
-    automaton = openfst.automaton_of(model)
-    return automaton._replace(
-        **{name: change(automaton) for name, change in changes.items()}
-    )
-
-
-def put(field, select, value):
-    """Replaces the first entry of an array that `select` marks."""
-
-    def change(automaton):
-        array = getattr(automaton, field).copy()
-        array[np.flatnonzero(select(automaton))[0]] = value
-        return array
-
-    return {field: change}
-
-
-def backoff(automaton):
-    return (automaton.labels == 0) & (automaton.sources == automaton.start)
-
-
-def ordinary(automaton):
-    return (automaton.labels > 0) & (automaton.sources == automaton.start)
+MISPLACED = "longest history|its suffix is missing"
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "field, backs_off, value, message",
     [
-        (put("weights", ordinary, np.nan), "a weight is NaN"),
-        (put("weights", backoff, -np.inf), "back-off arc is NaN or -inf"),
-        (put("weights", ordinary, -0.5), "a probability exceeds 1"),
-        (put("labels", ordinary, 0), "exactly one back-off arc"),
-        (put("labels", ordinary, 12), "a label is outside 0 ... 10"),
-        (put("targets", backoff, 2), "longest history|its suffix is missing"),
-        (put("targets", ordinary, 0), "longest history|its suffix is missing"),
-        ({"start": lambda automaton: 0}, "longest history|its suffix is missing"),
+        ("weights", False, np.nan, "a weight is NaN"),
+        ("weights", True, -np.inf, "back-off arc is NaN or -inf"),
+        ("weights", False, -0.5, "a probability exceeds 1"),
+        ("labels", False, 0, "exactly one back-off arc"),
+        ("labels", False, 12, "a label is outside 0 ... 10"),
+        ("targets", True, 2, MISPLACED),
+        ("targets", False, 0, MISPLACED),
     ],
 )
-def test_other_automata_are_refused(trigrams, changes, message):
+def test_other_automata_are_refused(trigrams, field, backs_off, value, message):
+    """An arc of the first state is changed: its back-off arc, or one with a token."""
+    automaton = openfst.automaton_of(trigrams)
+    arcs = (automaton.sources == automaton.start) & (
+        (automaton.labels == 0) == backs_off
+    )
+    array = getattr(automaton, field).copy()
+    array[np.flatnonzero(arcs)[0]] = value
     with pytest.raises(ValueError, match=message):
-        model_of(changed(trigrams, **changes), vocab_size=10)
+        model_of(automaton._replace(**{field: array}), vocab_size=10)
+    with pytest.raises(ValueError, match=MISPLACED):
+        model_of(automaton._replace(start=0), vocab_size=10)
 
 
 def test_cycle_of_back_off_arcs_is_refused(trigrams):
