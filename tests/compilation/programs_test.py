@@ -116,45 +116,24 @@ def test_methods_that_draft_on_the_host_are_refused():
 
 
 @pytest.mark.parametrize(
-    "mesh, make, message",
+    "mesh, change, message",
     [
+        (MeshConfig(data=8), {}, "--batch_size = 4 is not a multiple"),
         (
-            {"data": 8},
-            lambda mesh: decode_programs(MODEL, SHAPES, mesh),
-            r"--batch_size = 4 is not a multiple",
+            MeshConfig(model=8),
+            {"prompt_tokens": 512},
+            "--prompt_tokens=512 and --max_new_tokens=8 are more than",
         ),
         (
-            {"model": 8},
-            lambda mesh: decode_programs(MODEL, DecodeShapes(batch_size=4), mesh),
-            r"--prompt_tokens=512 and --max_new_tokens=128 are more than",
-        ),
-        (
-            {"model": 8},
-            lambda mesh: decode_programs(
-                MODEL, replace(SHAPES, lattice_width=273), mesh
-            ),
-            r"ngram_device:4 would keep lattice_width = 273 .* only 272 tokens",
-        ),
-        (
-            {"model": 8},
-            lambda mesh: replace(SHAPES, prompt_tokens=0),
-            "--prompt_tokens must be a positive",
-        ),
-        (
-            {"model": 8},
-            lambda mesh: decode_programs(BlockwiseConfig(MODEL.trunk), SHAPES, mesh),
-            "no block heads",
-        ),
-        (
-            {"model": 8},
-            lambda mesh: ngram_table(MODEL, DecodeShapes(num_ngrams=100), mesh),
-            r"--num_ngrams=100 and --ngram_order=4: .* the 274 unigrams",
+            MeshConfig(model=8),
+            {"num_ngrams": 100},
+            "--num_ngrams=100 and --ngram_order=3: .* the 274 unigrams",
         ),
     ],
 )
-def test_incompatible_settings_are_refused(mesh, make, message):
+def test_incompatible_settings_are_refused(mesh, change, message):
     with pytest.raises(UserError, match=message):
-        make(make_mesh(MeshConfig(**mesh)))
+        decode_programs(MODEL, replace(SHAPES, **change), make_mesh(mesh))
 
 
 _DRAFTER = BlockDrafterConfig(
