@@ -49,7 +49,7 @@ def loss(params, batch):
 
 
 PASSES = {
-    "prefill": lambda: run_prompts.lower(MODEL, (), ROWS, np.array([T]), None),
+    "prefill": lambda: run_prompts.lower(MODEL, (), ROWS, None),
     "scoring": lambda: _score_targets.lower(MODEL, ROWS, np.zeros((3, 128), np.int32)),
     "recording": lambda: record.lower(
         MODEL, jax.ShapeDtypeStruct((T,), jnp.int32), jnp.int32(0), 2, CHUNK, ()

@@ -86,7 +86,7 @@ def measured(
       ms_by_tokens: milliseconds of passes by their number of tokens.
       ms_drafting: milliseconds of drafting for one call.
     """
-    passes = PassCosts(1, {int(m): ms for m, ms in ms_by_tokens.items()})
+    passes = PassCosts({int(m): ms for m, ms in ms_by_tokens.items()})
     result = {}
     for each in RECORDED:
         if each.drafting == drafting:

@@ -102,7 +102,7 @@ def decode_programs(
     placed = jax.tree.map(
         lambda x, spec: spread(x, mesh, spec), state, decode_state.specs(state, mesh)
     )
-    prompts, rows = (spread(x, mesh, BATCH_SPEC) for x in (prompts, rows))
+    prompts = spread(prompts, mesh, BATCH_SPEC)
     max_calls = spread(np.int32(0), mesh, PartitionSpec())
     return [
         Program(
@@ -110,7 +110,7 @@ def decode_programs(
             about=f"{shapes.batch_size} prompts of {shapes.prompt_tokens} tokens",
             mesh=mesh,
             lower=lambda: run_prompts.lower(
-                model, drafter.feature_layers, prompts, rows, None
+                model, drafter.feature_layers, prompts, None
             ),
             model_flops=forward_flops(config, shapes.batch_size, shapes.prompt_tokens),
             reads=bytes_on_device(model.params),

@@ -34,11 +34,9 @@ class PassCosts:
     """Seconds of one forward pass over M draft tokens in each of B rows.
 
     Attributes:
-      batch_size: B.
       seconds: seconds by M, increasing in M.
     """
 
-    batch_size: int
     seconds: dict[int, float]
 
     def at(self, nodes: int) -> float:
@@ -91,7 +89,7 @@ def measure_passes(
     ascending = sorted(sizes)
     # Decreasing times are noise: a pass over more tokens is never faster.
     seconds = itertools.accumulate((times[size] for size in ascending), max)
-    return PassCosts(batch_size, dict(zip(ascending, seconds, strict=True)))
+    return PassCosts(dict(zip(ascending, seconds, strict=True)))
 
 
 def measure_drafting(

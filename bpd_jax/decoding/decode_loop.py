@@ -83,7 +83,7 @@ def prefill(
       read: columns of `prompts` that the model runs, at least the longest of `lengths`;
         None for all.
     """
-    outputs = run_prompts(model, drafter.feature_layers, prompts, lengths, read)
+    outputs = run_prompts(model, drafter.feature_layers, prompts, read)
     rows = (prompts, lengths, limits, keys, reference)
     static = without_arrays(drafter)
     return _first_state(
@@ -98,7 +98,6 @@ def run_prompts(
     model: Model,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
-    lengths: Int[Array, " B"],
     read: int | None,
 ) -> tuple[Num[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
     """The forward pass over the prompts, compiled once for all methods.

@@ -181,10 +181,6 @@ class LanguageModel:
                 return path
         return None
 
-    def token_bytes(self) -> list[bytes]:
-        """The bytes of all V tokens."""
-        return _token_bytes(self.tokenizer, self.vocab_size)
-
     def for_decoding(
         self, precision: str | None = None, *, rounds: bool = False
     ) -> "LanguageModel":

@@ -36,7 +36,7 @@ from bpd_jax.drafting.parts import (
 from bpd_jax.drafting.path_drafter import PathDrafter
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.drafting.sources.none import Auto, NoSource
-from bpd_jax.drafting.union import UnionDrafter
+from bpd_jax.drafting.union import WithLookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Method:
                     "cannot be combined with lookup: remove it, or use exact "
                     "acceptance or a best-first tree."
                 )
-            drafter = UnionDrafter(first, second)
+            drafter = WithLookup(first, second)
         # All drafts cost time, those of prompt lookup too.
         price: float | None = getattr(self.search, "price", None)
         if price is None:

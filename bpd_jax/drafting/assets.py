@@ -211,8 +211,6 @@ class AssetPaths(Validated):
       eagle: folder of a published EAGLE-3 drafter, for the source eagle.
     """
 
-    prefix = "--"
-
     ngram: str | None = None
     rescorer: str | None = None
     draft_model: str | None = None

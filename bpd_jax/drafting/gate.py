@@ -125,10 +125,7 @@ class GatedDrafter(WrappedDrafter):
 
     def start(self, arrays: PyTree, prompts: Prompts) -> GateMemory:
         """Begins with drafts, as if there were no earlier texts; see `recall`."""
-        rows = prompts.lengths.shape
-        width, dtype = 0, jnp.dtype("float32")
-        if prompts.features is not None:
-            width, dtype = prompts.features.shape[-1], prompts.features.dtype
+        rows, features = prompts.lengths.shape, prompts.features
         return GateMemory(
             inner=self.inner.start(arrays, prompts),
             usual=jnp.full(rows, self.price + _CREDIT, jnp.float32),
@@ -140,7 +137,9 @@ class GatedDrafter(WrappedDrafter):
             drafted=jnp.zeros(rows, jnp.int32),
             clock=jnp.zeros(rows, jnp.uint32),
             costs=jnp.zeros((*rows, 2), jnp.float32),
-            pending=jnp.zeros((*rows, self.max_depth, width), dtype),
+            pending=jnp.zeros(
+                (*rows, self.max_depth, features.shape[-1]), features.dtype
+            ),
             fill=jnp.zeros(rows, jnp.int32),
         )
 

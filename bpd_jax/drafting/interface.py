@@ -32,7 +32,7 @@ one compiled program serves all weights of equal shapes.
 import abc
 import copy
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
@@ -111,21 +111,28 @@ class Outcome:
     hidden: Float[Array, "B L D"]
 
 
-class Drafter(Protocol):
-    """A complete drafting method, as the decode loop calls it."""
+class Drafter(abc.ABC):
+    """A complete drafting method, as the decode loop calls it.
+
+    By default it has no memory and no heads, and drafts on the device one path of
+    `max_depth` tokens.
+    """
 
     # ---- Sizes, which are known before anything is compiled ----
     @property
     def on_device(self) -> bool:
         """Whether `propose` runs on the device and can be traced."""
+        return True
 
     @property
     def max_depth(self) -> int:
         """Upper bound of the tokens on a path, including the certain token."""
+        return 1
 
     @property
     def max_nodes(self) -> int:
         """Upper bound of the distinct prefixes in a tree."""
+        return self.max_depth
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
@@ -133,26 +140,33 @@ class Drafter(Protocol):
 
         M is `max_nodes`. The smallest pass that holds all valid nodes is run.
         """
+        return (self.max_nodes,)
 
     @property
     def max_drafts(self) -> int:
         """Upper bound of the leaves of a tree."""
+        return 1
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """Layers of the model whose outputs it reads; usually none."""
+        return ()
 
     @property
     def arrays(self) -> PyTree:
         """Weights and tables on the device, or None."""
+        return None
 
     # ---- What the decode loop calls, in this order ----
     def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
         """The memory before the first serial call."""
+        return None
 
+    @abc.abstractmethod
     def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """Runs on the device; returns the argument of `propose`, and the memory."""
 
+    @abc.abstractmethod
     def propose(self, seen: PyTree, arrays: PyTree) -> DraftTree:
         """Returns the drafts that the next serial call verifies.
 
@@ -161,9 +175,11 @@ class Drafter(Protocol):
 
     def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
         """The memory after a serial call."""
+        return memory
 
     def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
         """Entropies of the heads, in nats; None without heads."""
+        return None
 
 
 def without_arrays(part: Any) -> Any:
@@ -338,46 +354,3 @@ class Search(abc.ABC):
           first: the certain token.
           key: one random key per row, for drafts that are sampled.
         """
-
-
-class Stateless:
-    """Base of drafters without memory and heads.
-
-    By default they draft on the device, one path of `max_depth` tokens.
-    """
-
-    on_device: bool = True
-    arrays: PyTree = None
-    feature_layers: tuple[int, ...] = ()
-
-    @property
-    def max_depth(self) -> int:
-        """The certain token alone."""
-        return 1
-
-    @property
-    def max_nodes(self) -> int:
-        """The nodes of a single draft."""
-        return self.max_depth
-
-    @property
-    def pass_sizes(self) -> tuple[int, ...]:
-        """A single size."""
-        return (self.max_nodes,)
-
-    @property
-    def max_drafts(self) -> int:
-        """A single draft."""
-        return 1
-
-    def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
-        """No memory."""
-        return None
-
-    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
-        """The memory is unchanged."""
-        return memory
-
-    def entropies(self, seen: PyTree) -> Float[Array, "B L"] | None:
-        """None, because there are no heads."""
-        return None

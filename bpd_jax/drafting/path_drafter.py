@@ -14,6 +14,7 @@ from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import (
     Candidates,
+    Drafter,
     Extension,
     Outcome,
     Prompts,
@@ -167,12 +168,11 @@ PathStart = tuple[PathState, Int[Array, " B"], Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class PathDrafter:
+class PathDrafter(Drafter):
     """A drafter that runs a search on paths."""
 
     paths: Paths
     search: Search
-    on_device: bool = dataclasses.field(default=True, init=False)
 
     @property
     def max_depth(self) -> int:

@@ -1,4 +1,4 @@
-"""Drafters made of others: the base of those that change one, and the union of two."""
+"""Drafters made of another one: the base of them, and one that adds prompt lookup."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
 
 
 @dataclasses.dataclass(frozen=True)
-class WrappedDrafter:
-    """Drafts as `inner` does; subclasses have a memory of their own. See `Drafter`."""
+class WrappedDrafter(Drafter):
+    """Drafts as `inner` does, with the memory of a subclass."""
 
     inner: Drafter
 
@@ -54,94 +54,61 @@ class WrappedDrafter:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnionDrafter:
-    """Verifies the drafts of two methods in one serial call.
+class WithLookup(WrappedDrafter):
+    """Verifies the drafts of `inner` and a copy from the text in one serial call.
 
-    Common prefixes are verified once. Drafts of `first` rank before those of `second`.
-    Neither method may sample drafts or use node indices in `learn`, because the outcome
-    refers to the merged tree.
+    Common prefixes are verified once; the drafts of `inner` rank first. It may neither
+    sample drafts nor use node indices in `learn`, because the outcome refers to the
+    merged tree.
 
     Attributes:
-      first: a method on the device or on the host.
-      second: a method on the device.
+      lookup: a drafter on the device without memory, arrays and feature layers.
     """
 
-    first: Drafter
-    second: Drafter
-
-    @property
-    def on_device(self) -> bool:
-        """Whether both run on the device."""
-        return self.first.on_device and self.second.on_device
+    lookup: Drafter
 
     @property
     def max_depth(self) -> int:
         """The larger depth."""
-        return max(self.first.max_depth, self.second.max_depth)
+        return max(self.inner.max_depth, self.lookup.max_depth)
 
     @property
     def max_nodes(self) -> int:
         """The sum, with a single root."""
-        return self.first.max_nodes + self.second.max_nodes - 1
+        return self.inner.max_nodes + self.lookup.max_nodes - 1
 
     @property
     def pass_sizes(self) -> tuple[int, ...]:
-        """Those of `first`, because the second tree may be empty, and the sum."""
-        return (*self.first.pass_sizes, self.max_nodes)
+        """Those of `inner`, because there may be no copy, and the sum."""
+        return (*self.inner.pass_sizes, self.max_nodes)
 
     @property
     def max_drafts(self) -> int:
         """The sum."""
-        return self.first.max_drafts + self.second.max_drafts
+        return self.inner.max_drafts + self.lookup.max_drafts
 
-    @property
-    def arrays(self) -> tuple[PyTree, PyTree]:
-        """The arrays of both."""
-        return self.first.arrays, self.second.arrays
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The layers of `first`; prompt lookup reads none."""
-        assert not self.second.feature_layers
-        return self.first.feature_layers
-
-    def start(
-        self, arrays: tuple[PyTree, PyTree], prompts: Prompts
-    ) -> tuple[PyTree, PyTree]:
-        """The memories of both."""
-        first = self.first.start(arrays[0], prompts)
-        return first, self.second.start(arrays[1], prompts)
+    def start(self, arrays: PyTree, prompts: Prompts) -> PyTree:
+        return self.inner.start(arrays, prompts)
 
     def look(
-        self, view: View, arrays: tuple[PyTree, PyTree], memory: tuple[PyTree, PyTree]
-    ) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, PyTree]]:
+        self, view: View, arrays: PyTree, memory: PyTree
+    ) -> tuple[tuple[PyTree, PyTree], PyTree]:
         """Calls `look` of both."""
-        first, first_memory = self.first.look(view, arrays[0], memory[0])
-        second, second_memory = self.second.look(view, arrays[1], memory[1])
-        return (first, second), (first_memory, second_memory)
+        seen, memory = self.inner.look(view, arrays, memory)
+        return (seen, self.lookup.look(view, None, None)[0]), memory
 
-    def propose(
-        self, seen: tuple[PyTree, PyTree], arrays: tuple[PyTree, PyTree] | None
-    ) -> DraftTree:
+    def propose(self, seen: tuple[PyTree, PyTree], arrays: PyTree) -> DraftTree:
         """Returns the merged tree."""
-        arrays = arrays or (None, None)
-        first = self.first.propose(seen[0], arrays[0])
-        second = self.second.propose(seen[1], arrays[1])
-        return _merged(first, second, self.max_nodes, self.max_depth)
+        drafts = self.inner.propose(seen[0], arrays)
+        copied = self.lookup.propose(seen[1], None)
+        return _merged(drafts, copied, self.max_nodes, self.max_depth)
 
-    def learn(
-        self,
-        arrays: tuple[PyTree, PyTree],
-        memory: tuple[PyTree, PyTree],
-        outcome: Outcome,
-    ) -> tuple[PyTree, PyTree]:
-        """Calls `learn` of both."""
-        first = self.first.learn(arrays[0], memory[0], outcome)
-        return first, self.second.learn(arrays[1], memory[1], outcome)
+    def learn(self, arrays: PyTree, memory: PyTree, outcome: Outcome) -> PyTree:
+        return self.inner.learn(arrays, memory, outcome)
 
     def entropies(self, seen: tuple[PyTree, PyTree]) -> Float[Array, "B L"] | None:
-        """Entropies of `first`, padded with NaN to the common depth."""
-        entropies = self.first.entropies(seen[0])
+        """Entropies of `inner`, padded with NaN to the common depth."""
+        entropies = self.inner.entropies(seen[0])
         if entropies is None:
             return None
         missing = self.max_depth - entropies.shape[1]

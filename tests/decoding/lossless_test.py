@@ -348,9 +348,9 @@ def test_drafts_do_not_depend_on_the_columns_that_are_read(
     monkeypatch.setattr(generate, "_SHORTEST_READ", 8)
     read, run = [], decode_loop.run_prompts
 
-    def counted(model, layers, prompts, lengths, columns):
+    def counted(model, layers, prompts, columns):
         read.append(columns)
-        return run(model, layers, prompts, lengths, columns)
+        return run(model, layers, prompts, columns)
 
     monkeypatch.setattr(decode_loop, "run_prompts", counted)
     parts = decoder.decode(method, prompts, options)

@@ -62,7 +62,7 @@ def costs(monkeypatch):
 
         def measure_passes(decoder, batch_size, text_length, sizes):
             requests.append((batch_size, text_length, list(sizes)))
-            return PassCosts(batch_size, {size: passes(size) for size in sizes})
+            return PassCosts({size: passes(size) for size in sizes})
 
         monkeypatch.setattr(speedup, "measure_passes", measure_passes)
         monkeypatch.setattr(
@@ -81,10 +81,10 @@ def predicted(decoder, replay, methods, batch_size):
 
 def test_costs_are_interpolated_and_extrapolated_linearly():
     """Measured at 1, 2 and 4, with slope 1/2, and at 8, with slope 1."""
-    costs = PassCosts(1, {1: 1.0, 2: 1.5, 4: 2.5, 8: 6.5})
+    costs = PassCosts({1: 1.0, 2: 1.5, 4: 2.5, 8: 6.5})
     found = [costs.at(nodes) for nodes in (1, 2, 4, 5, 8, 12)]
     assert found == pytest.approx([1.0, 1.5, 2.5, 3.5, 6.5, 10.5])
-    assert PassCosts(1, {4: 2.5}).at(9) == 2.5
+    assert PassCosts({4: 2.5}).at(9) == 2.5
 
 
 def test_speedup_follows_the_formula(decoder, replay, costs):

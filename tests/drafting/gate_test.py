@@ -24,6 +24,8 @@ HEADS, SEARCH = Paths(HeadsSource(4, 3)), BestFirst(6)
 def start(gated, rows=2, features=None):
     """The memory after the first prompts of the view."""
     texts = VIEW.tokens[:rows], VIEW.lengths[:rows]
+    if features is None:
+        features = jnp.zeros((*texts[0].shape, 0))
     return gated.start(gated.arrays, Prompts(*texts, features, None))
 
 

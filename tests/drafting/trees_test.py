@@ -21,7 +21,7 @@ from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
-from bpd_jax.drafting.union import UnionDrafter
+from bpd_jax.drafting.union import WithLookup
 from tests.drafting.naive import (
     path_to,
     prefixes,
@@ -162,7 +162,7 @@ def test_a_union_has_the_sizes_and_entropies_of_its_parts():
     lattice = random_lattice(0, batch=3)
     view = random_view(lattice)
     first = PathDrafter(Paths(HeadsSource(4, 3)), ExactBest(4))
-    drafter = UnionDrafter(first, PromptLookup(7))
+    drafter = WithLookup(first, PromptLookup(7))
     memory = drafter.start(
         drafter.arrays, Prompts(view.tokens, view.lengths, None, None)
     )

@@ -110,7 +110,11 @@ class HostDrafter(PathDrafter):
     search: ChainSearch
     context_length: int
     engine: HostEngine = dataclasses.field(compare=False)
-    on_device: bool = dataclasses.field(default=False, init=False)
+
+    @property
+    def on_device(self) -> bool:
+        """False: the engine runs on the host."""
+        return False
 
     def look(self, view: View, arrays: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
         """Returns the lattice and the text before it."""

@@ -13,7 +13,7 @@ from bpd_jax.drafting.refiners.transitions import (
     ALPHA,
     SLOPE,
     TRAINED_ALPHA,
-    InputFree,
+    FiniteRefiner,
     Transitions,
     Weight,
     WeightedParams,
@@ -24,7 +24,7 @@ from bpd_jax.models.trained_refiners import markov_scores
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkovRefiner(InputFree):
+class MarkovRefiner(FiniteRefiner):
     """α times corrections of the logits that depend on the previous token."""
 
     arrays: WeightedParams = dataclasses.field(compare=False)

@@ -20,6 +20,7 @@ from bpd_jax.drafting.parts import BuildContext, RefinerPart, register
 from bpd_jax.drafting.refiners.transitions import (
     DEFAULT_ALPHA,
     SLOPE,
+    FiniteRefiner,
     Transitions,
     Weight,
     WeightedParams,
@@ -94,8 +95,8 @@ class NeuralRefiner(_SmallLMRefiner, Refiner):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelNeuralRefiner(_SmallLMRefiner):
-    """α · log r(y | text, unrefined draft), a `FiniteRefiner`.
+class ParallelNeuralRefiner(_SmallLMRefiner, FiniteRefiner):
+    """α · log r(y | text, unrefined draft).
 
     Its scores do not depend on the path, so that the exact search can be used.
     """

@@ -15,7 +15,7 @@ from bpd_jax.drafting.refiners.lattice_graph import Columns, Room, build_graph
 from bpd_jax.drafting.refiners.transitions import (
     DEFAULT_ALPHA,
     SLOPE,
-    InputFree,
+    FiniteRefiner,
     Transitions,
     Weight,
     WeightedParams,
@@ -47,7 +47,7 @@ class NGramInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramRefiner(InputFree):
+class NGramRefiner(FiniteRefiner):
     """α · log p_ngram, where p_ngram may be mixed with the bigrams of the text.
 
     Rows of a batch that need more slots than `Room.for_width` provides lack some

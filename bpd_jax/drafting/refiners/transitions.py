@@ -8,9 +8,10 @@ exactly (`searches.best`). Greedy walks, beams and trees are supported too.
 The weight α, here too, is that of all refiners.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import flax.struct
 import jax
@@ -83,21 +84,28 @@ class Transitions:
     overflow: Bool[Array, " B"] | None = None
 
 
-class FiniteRefiner(Protocol):
-    """A refiner whose scores are `Transitions` of a lattice."""
+class FiniteRefiner(abc.ABC):
+    """A refiner whose scores are `Transitions` of a lattice.
 
-    @property
-    def arrays(self) -> PyTree:
-        """Arrays on the device, or None."""
+    By default it has no memory, and no inputs besides the lattice.
+
+    Attributes:
+      arrays: arrays on the device, or None; passed to the other methods.
+    """
+
+    arrays: PyTree
 
     def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
         """The memory before the first serial call."""
+        return None
 
     def inputs(
         self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Its inputs besides the lattice, with an entry per row; and the memory."""
+        return None, memory
 
+    @abc.abstractmethod
     def transitions(
         self,
         arrays: PyTree,
@@ -115,20 +123,6 @@ class FiniteRefiner(Protocol):
             scores of other refiners are added.
           all_room: whether to use enough memory for all nodes.
         """
-
-
-class InputFree:
-    """Base of a `FiniteRefiner` without memory, by default without other inputs."""
-
-    def remember(self, arrays: PyTree, prompts: Any) -> PyTree:
-        """No memory."""
-        return None
-
-    def inputs(
-        self, view: View, lattice: Lattice, arrays: PyTree, memory: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """No inputs besides the lattice."""
-        return None, memory
 
 
 def between_candidates(scores: Float[Array, "B L-1 W W"]) -> Transitions:

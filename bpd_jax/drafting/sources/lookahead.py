@@ -29,7 +29,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import integer, setting
 from bpd_jax.base.typing import Array, Bool, Int
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.drafting.interface import Outcome, Prompts, Stateless, View
+from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View
 from bpd_jax.drafting.parts import (
     COUNT,
     MOST_DRAFTS,
@@ -64,7 +64,7 @@ class CallInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadDrafter(Stateless):
+class LookaheadDrafter(Drafter):
     """Verifies n-grams of the pool, and generates new ones with the window.
 
     When several tokens are accepted, the columns are shifted accordingly, and the

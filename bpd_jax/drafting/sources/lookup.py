@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bpd_jax.base.settings import integer, setting
 from bpd_jax.base.typing import PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
-from bpd_jax.drafting.interface import Stateless, View
+from bpd_jax.drafting.interface import Drafter, View
 from bpd_jax.drafting.parts import (
     COUNT,
     BuildContext,
@@ -17,7 +17,7 @@ from bpd_jax.drafting.parts import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup(Stateless):
+class PromptLookup(Drafter):
     """Drafts the tokens after the last earlier occurrence of the end of the text.
 
     The last n tokens, the certain one included, are searched for in the text before

@@ -5,12 +5,12 @@ import dataclasses
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, from_chain
-from bpd_jax.drafting.interface import Drafter, Stateless, View
+from bpd_jax.drafting.interface import Drafter, View
 from bpd_jax.drafting.parts import BuildContext, StandalonePart, register
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainDrafter(Stateless):
+class PlainDrafter(Drafter):
     """Plain decoding: the reference that every other method must reproduce."""
 
     def look(
