@@ -9,11 +9,11 @@ import functools
 import graphlib
 import pathlib
 import re
-import subprocess
-import sys
 from fnmatch import fnmatch
 
 import pytest
+
+from tests.commands import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted((ROOT / "bpd_jax").rglob("*.py"))
@@ -224,11 +224,5 @@ def import_without(absent: list[str], modules: list[str]) -> None:
         f"sys.modules.update(dict.fromkeys({absent}))\n"
         f"for name in {modules}: importlib.import_module(name)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python("-c", program)
     assert result.returncode == 0, result.stderr

@@ -55,8 +55,7 @@ def run(storage, tmp_path_factory):
     storage.before_upload = lambda name: None
     assert whole_steps(as_path(RUN) / "checkpoints") == [3]
     for workdir in (RUN, "local"):
-        result = train(folder, workdir)
-        assert result.returncode == 0, result.stderr
+        assert train(folder, workdir).returncode == 0
     return folder
 
 

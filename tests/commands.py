@@ -85,6 +85,24 @@ def call(module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT) ->
     return result
 
 
+def succeed_all(
+    module: str, *commands: list[str], folder: str | os.PathLike[str] = ROOT
+) -> list[Done]:
+    """Runs an entry point as `start`, where it must succeed each time."""
+    results = start(module, *commands, folder=folder)
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    return results
+
+
+def succeed(
+    module: str, *arguments: str, folder: str | os.PathLike[str] = ROOT
+) -> Done:
+    """Runs an entry point with these arguments, in a folder, where it must succeed."""
+    [result] = succeed_all(module, list(arguments), folder=folder)
+    return result
+
+
 def assert_refused(
     result: Done | subprocess.CompletedProcess[str], message: str
 ) -> None:

@@ -27,7 +27,7 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.refiner_sources import RefinerTrainConfig
 from experiments.catalog import STUDIES
-from tests.commands import call, start
+from tests.commands import succeed, succeed_all
 from tests.experiments.configurations import gin_arguments
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -189,8 +189,7 @@ def check_methods(value: str, page: pathlib.Path) -> None:
 def test_runs_resolve(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     if "--dry_run" in words:
-        result = call(*words)
-        assert result.returncode == 0, result.stderr
+        result = succeed(*words)
         assert "tokens per step: " in result.stdout
         return
     files, bindings = gin_arguments(words[1:])
@@ -210,8 +209,7 @@ def test_launches_and_sweeps_pass_dry_run(module: str) -> None:
         if words[0] == module
     ]
     assert launches
-    for result in start(module, *launches):
-        assert result.returncode == 0, result.stderr
+    succeed_all(module, *launches)
 
 
 @functools.cache

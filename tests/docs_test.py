@@ -16,7 +16,7 @@ from bpd_jax.drafting.parts import RefinerPart, SourcePart, StandalonePart, part
 from bpd_jax.studies.run_files import read_records
 from bpd_jax.studies.study_records import REPORT, DraftRecord
 from bpd_jax.studies.tasks import PAPER_TASKS
-from tests.commands import call, python
+from tests.commands import python, succeed
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Entry points are left out: two of them in one process define the same flags.
@@ -49,8 +49,7 @@ def test_the_tour_of_ngrams_runs(tmp_path: pathlib.Path) -> None:
     (command,) = blocks(NGRAMS, "bash")
     arguments = shlex.split(command.replace("\\\n", "").partition("\npython ")[2])
     assert arguments[:2] == ["-m", "bpd_jax.build_ngram"]
-    built = call("bpd_jax.build_ngram", *arguments[2:], folder=tmp_path)
-    assert built.returncode == 0, built.stderr
+    built = succeed("bpd_jax.build_ngram", *arguments[2:], folder=tmp_path)
     assert "before pruning" in built.stdout
     printed = run(tmp_path, "-c", "\n".join(blocks(NGRAMS, "python")))
     scores = [float(score) for score in re.findall(r"^refined +(\S+)", printed, re.M)]

@@ -19,7 +19,7 @@ from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.pretrained.medusa_export import VLLM, check_exportable
 from bpd_jax.pretrained.safetensors_files import vllm_command
-from tests.commands import assert_all_refused, call
+from tests.commands import assert_all_refused, succeed
 from tests.decoding.random_models import save_random_drafter, save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -28,9 +28,7 @@ BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
 
 def run(folder, module, arguments):
     """The output of a command, which succeeds."""
-    result = call(f"bpd_jax.{module}", *arguments, folder=folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return succeed(f"bpd_jax.{module}", *arguments, folder=folder).stdout
 
 
 def vllm_settings(printed):

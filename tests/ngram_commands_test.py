@@ -7,7 +7,7 @@ import pytest
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams
 from bpd_jax.ngrams.evaluation import evaluate
 from bpd_jax.ngrams.model import NGramModel
-from tests.commands import assert_all_refused, call, python
+from tests.commands import assert_all_refused, python, succeed
 
 SEQUENCES = [[0, 1, 2, 0, 1], [1, 2, 0, 1, 2]] * 5
 
@@ -21,9 +21,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_token_files_to_counts(folder: pathlib.Path) -> None:
-    arguments = ["--tokens=*.txt", "--order=3", "--min_counts=1,1,6", "--memory=1MB"]
-    result = call("bpd_jax.count_ngrams", *arguments, "--output=counts", folder=folder)
-    assert result.returncode == 0, result.stderr
+    flags = ["--order=3", "--min_counts=1,1,6", "--memory=1MB", "--output=counts"]
+    result = succeed("bpd_jax.count_ngrams", "--tokens=*.txt", *flags, folder=folder)
     assert "after min counts" in result.stdout
     counts = NGramCounts.load(folder / "counts")
     expected = count_ngrams(SEQUENCES, order=3)
@@ -35,8 +34,7 @@ def test_token_files_to_counts(folder: pathlib.Path) -> None:
 def test_token_files_to_model(folder: pathlib.Path) -> None:
     flags = ["--min_counts=1,1,2", "--vocab_size=5", "--end_of_text=4", "--bins=3"]
     arguments = ["--tokens=*.txt", "--order=3", *flags, "--output=model"]
-    result = call("bpd_jax.build_ngram", *arguments, folder=folder)
-    assert result.returncode == 0, result.stderr
+    result = succeed("bpd_jax.build_ngram", *arguments, folder=folder)
     assert "50 tokens in 10 sequences" in result.stdout
     assert (folder / "model" / "model.arpa.gz").is_file()
     model = NGramModel.load(folder / "model")

@@ -5,14 +5,9 @@ import json
 import pytest
 
 from bpd_jax.data.rows import open_rows
-from tests.commands import assert_all_refused, start
+from tests.commands import assert_all_refused, succeed_all
 
 pytest.importorskip("seqio")
-
-
-def prepare(folder, *commands):
-    """Status, output and errors of each list of arguments."""
-    return start("bpd_jax.prepare", *commands, folder=folder)
 
 
 @pytest.fixture
@@ -36,16 +31,15 @@ def test_rows_shards_and_gin_files(folder):
         "--gin.ExampleTask.files='{split}.jsonl'",
     ]
     shard = ["--length=64", "--output=parts", "--num_shards=2"]
-    results = prepare(
-        folder,
+    results = succeed_all(
+        "bpd_jax.prepare",
         [*task, *rows],
         [*gin_task, *rows],
         [*gin_task, *shard, "--shard=1"],
         [*task, *shard, "--shard=0"],
         [*task, "--split=validation", "--length=16", "--output=short"],
+        folder=folder,
     )
-    for status, _, err in results:
-        assert status == 0, err
     assert " rows of 64 tokens: " in results[0][1]
     assert "of 12 texts" in results[0][1]
     assert "the inputs of 0 and the targets of 0 examples" in results[1][1]

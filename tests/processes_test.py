@@ -8,7 +8,7 @@ import pytest
 from bpd_jax.data.generations import open_generations
 from bpd_jax.studies.run_files import open_run
 from tests import commands
-from tests.commands import ROOT, call
+from tests.commands import ROOT, succeed
 from tests.experiments.small_studies import bindings
 
 MESH = ["--gin.MeshConfig.data=4", "--gin.MeshConfig.model=2"]
@@ -33,12 +33,6 @@ def on_two(folder, module, *arguments):
     return first.stdout
 
 
-def on_one(module, *arguments, **options):
-    result = call(module, *arguments, **options)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def model(trained):
     return [f"--model={trained / 'run'}", "--max_new_tokens=12"]
@@ -56,7 +50,7 @@ def prompts(tmp_path_factory):
 def test_evaluate(model, prompts, tmp_path):
     options = [*model, "--methods=bpd,ngram:4,auto", "--batch_size=2", prompts]
     one, two = tmp_path / "one", tmp_path / "two"
-    on_one("bpd_jax.evaluate", *options, f"--output={one}")
+    succeed("bpd_jax.evaluate", *options, f"--output={one}")
     printed = on_two(tmp_path, "bpd_jax.evaluate", *options, f"--output={two}")
     assert "Fastest: " in printed
     columns = ("method", "prompt_index", "text", "output_ids", "serial_calls")
@@ -74,7 +68,7 @@ def test_evaluate(model, prompts, tmp_path):
 def test_distill_resumes_with_another_number_of_processes(model, prompts, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     options = [*model, "--batch_size=3", "--nochat", f"--states={tmp_path / 'states'}"]
-    on_one("bpd_jax.distill", *options[:-1], prompts, f"--output={one}")
+    succeed("bpd_jax.distill", *options[:-1], prompts, f"--output={one}")
     on_two(tmp_path, "bpd_jax.distill", *options, prompts, f"--output={two}")
     texts = [open_generations(folder) for folder in (one, two)]
     by_prompt = [
@@ -82,8 +76,8 @@ def test_distill_resumes_with_another_number_of_processes(model, prompts, tmp_pa
     ]
     assert len(by_prompt[0]) == 5
     assert by_prompt[0] == by_prompt[1]
-    printed = on_one("bpd_jax.distill", *options, prompts, f"--output={two}")
-    assert "5 of 5 texts exist already" in printed
+    printed = succeed("bpd_jax.distill", *options, prompts, f"--output={two}")
+    assert "5 of 5 texts exist already" in printed.stdout
 
 
 @pytest.mark.exhaustive
@@ -95,7 +89,7 @@ def test_a_study(trained, tmp_path):
         command = ["experiments.run", "table4", *options, f"--workdir={folder}"]
         command.append("--limit=2")
         if name == "one":
-            on_one(*command)
+            succeed(*command)
         else:
             assert "results: " in on_two(tmp_path, *command)
         records.append(open_run(folder / "table4").records)

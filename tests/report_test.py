@@ -19,15 +19,10 @@ from bpd_jax.studies.study_records import (
     OracleRecord,
     Trace,
 )
-from tests.commands import assert_all_refused, assert_refused, start
+from tests.commands import assert_all_refused, succeed
 
 ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"squad": "SQuAD", "xsum": "XSum"}
-
-
-def call(folder, *arguments):
-    [result] = start("bpd_jax.report", list(arguments), folder=folder)
-    return result
 
 
 def drafts(contender, accepted):
@@ -101,8 +96,8 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(results, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
-    result = call(
-        folder,
+    result = succeed(
+        "bpd_jax.report",
         str(results),
         str(results / "table4"),
         "--output=page/report.html",
@@ -110,8 +105,8 @@ def written(results, tmp_path_factory):
         "--csv=csv",
         "--svg=svg",
         "--title=Of <two> tasks",
+        folder=folder,
     )
-    assert result.returncode == 0, result.stderr
     assert "report: page/report.html (4 studies)" in result.stdout
     return folder
 
@@ -180,8 +175,7 @@ def test_a_study_without_reported_texts_is_a_page(tmp_path):
         for record in drafts(name, "21212121")
     ]
     write(tmp_path / "results", "figure7", "tiny", records)
-    result = call(tmp_path, "results", "--svg=svg")
-    assert result.returncode == 0, result.stderr
+    succeed("bpd_jax.report", "results", "--svg=svg", folder=tmp_path)
     assert "Fewer than three values of p" in (tmp_path / "report.html").read_text()
     assert not (tmp_path / "svg").exists()
 
@@ -189,8 +183,8 @@ def test_a_study_without_reported_texts_is_a_page(tmp_path):
 def test_unwritable_folders_are_refused_first(results, tmp_path):
     (tmp_path / "taken").write_text("mine")
     flags = ["--latex=files/latex", "--csv=files/csv", "--svg=taken"]
-    refused = call(tmp_path, str(results), *flags)
-    assert_refused(refused, "cannot write taken: it is a file; name a folder.")
+    cases = [([str(results), *flags], "write taken: it is a file; name a folder.")]
+    assert_all_refused("bpd_jax.report", cases, tmp_path)
     assert not any(path.is_file() for path in (tmp_path / "files").rglob("*"))
     assert not (tmp_path / "report.html").exists()
     assert (tmp_path / "taken").read_text() == "mine"
@@ -199,7 +193,6 @@ def test_unwritable_folders_are_refused_first(results, tmp_path):
 def test_picture_in_the_docs_matches_the_committed_records(tmp_path):
     picture = tmp_path / "drafts.svg"
     figure = str(ROOT / "experiments" / "figure4")
-    result = call(tmp_path, figure, f"--picture={picture}")
-    assert result.returncode == 0, result.stderr
+    succeed("bpd_jax.report", figure, f"--picture={picture}", folder=tmp_path)
     committed = ROOT / "docs" / "images" / "drafts.svg"
     assert picture.read_text() == committed.read_text()

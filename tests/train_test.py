@@ -10,7 +10,13 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachment_files import check_fits, load_refiner
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.training.checkpoints import load_parameters
-from tests.commands import assert_all_refused, assert_refused, call, start
+from tests.commands import (
+    assert_all_refused,
+    assert_refused,
+    call,
+    succeed,
+    succeed_all,
+)
 
 MODEL = """
 include 'gin_configs/tasks/text_files.gin'
@@ -38,7 +44,12 @@ VOCABULARY = 'bpe:270'
 
 
 def run(folder, *arguments):
-    return call("bpd_jax.train", "--gin_file=run.gin", *arguments, folder=folder)
+    return succeed("bpd_jax.train", "--gin_file=run.gin", *arguments, folder=folder)
+
+
+def refuse(folder, message, *arguments):
+    result = call("bpd_jax.train", "--gin_file=run.gin", *arguments, folder=folder)
+    assert_refused(result, message)
 
 
 def write_run(folder):
@@ -59,7 +70,6 @@ def folder(tmp_path):
 def test_dry_run_describes_the_run_and_writes_nothing(folder):
     before = sorted(folder.rglob("*"))
     result = run(folder, "--dry_run", "--gin.TEXT_FILES='texts/*.txt'", "--gin.STEPS=5")
-    assert result.returncode == 0, result.stderr
     for expected in (
         "gin_configs/runs/train.gin\n",
         "STEPS = 2   (overridden, --gin.STEPS=5)",
@@ -77,37 +87,33 @@ def test_dry_run_for_a_slice_reports_what_is_missing_here(folder):
     flags = ["--dry_run", "--topology=v4:4x4x4", "--gin.TEXT_FILES='none/*.txt'"]
     mesh = ["--gin.MeshConfig.fsdp=2", "--gin.BATCH_SIZE=128"]
     result = run(folder, *flags, *mesh, "--gin.TrainConfig.start='runs/none'")
-    assert result.returncode == 0, result.stderr
     assert "missing here: text_files='none/*.txt' matches no file" in result.stdout
     assert "missing here: TrainConfig.start = 'runs/none' is not" in result.stdout
-    result = run(folder, *flags, "--gin.MeshConfig.data=64")
-    assert_refused(
-        result, "data × fsdp × model = 64 × 1 × 1, but there are 128 devices"
-    )
-    assert_refused(run(folder, *flags[1:]), "--topology is for --dry_run")
+    message = "data × fsdp × model = 64 × 1 × 1, but there are 128 devices"
+    refuse(folder, message, *flags, "--gin.MeshConfig.data=64")
+    refuse(folder, "--topology is for --dry_run", *flags[1:])
 
 
 def test_dry_run_of_heads_uses_the_mesh(trained, tmp_path):
     """Each of eight devices loads an eighth of the model, which has 0.03 MB."""
     run_folder, mesh = trained / "run", "--gin.HeadsTrainConfig.mesh=@MeshConfig()"
 
-    def preview(model, *flags):
+    def preview(model, *flags, command=succeed):
         file = "--gin_file=gin_configs/runs/heads.gin"
         names = [f"--gin.MODEL='{model}'", f"--gin.DATA='{tmp_path}'"]
         sizes = ["--gin.HIDDEN=8", "--gin.DRAFT_VOCABULARY=None"]
         more = ["--dry_run", "--topology=v5e:2x4", *flags]
-        return call("bpd_jax.train", file, *names, *sizes, *more)
+        return command("bpd_jax.train", file, *names, *sizes, *more)
 
-    assert_refused(preview(run_folder), "v5e:2x4 has 8 devices, of which the run would")
+    refused = preview(run_folder, command=call)
+    assert_refused(refused, "v5e:2x4 has 8 devices, of which the run would")
     result = preview("runs/none", mesh, "--gin.MeshConfig.fsdp=8")
-    assert result.returncode == 0, result.stderr
     assert "missing here: HeadsTrainConfig.model = 'runs/none' is not" in result.stdout
     assert f"missing here: {tmp_path} " in result.stdout
     write_header(tmp_path, base="", vocab_size=270, facts={})
     texts = [np.arange(20) for _ in range(100)]
     write_shard(tmp_path, 0, texts, [1] * len(texts))
     result = preview(run_folder, mesh, "--gin.MeshConfig.fsdp=8")
-    assert result.returncode == 0, result.stderr
     assert "'fsdp': 8, 'model': 1}, 0.00 MB of the model each" in result.stdout
     assert "states: 1,900 of width 16 in float16" in result.stdout
 
@@ -128,11 +134,10 @@ def test_a_refiner_is_trained_for_a_run(trained, tmp_path):
     assert_all_refused("bpd_jax.train", cases, tmp_path)
     words = [file, model, kind, "--gin.STEPS=2", f"{setting}.rank=8"]
     workdir = "--workdir=run/refiners/recurrent"
-    dry, done = start(
+    dry, done = succeed_all(
         "bpd_jax.train", [*words, "--dry_run"], [*words, workdir], folder=tmp_path
     )
     assert "recurrent refiner, " in dry.stdout
-    assert done.returncode == 0, done.stderr
     assert "model: plain" in done.stdout
     folder = tmp_path / "run" / "refiners" / "recurrent" / "recurrent"
     loaded = load_refiner(folder)
@@ -146,10 +151,9 @@ def test_a_refiner_is_trained_for_a_run(trained, tmp_path):
 
 def test_trains_and_starts_from_what_was_trained(folder):
     texts = "--gin.TEXT_FILES='texts/*.txt'"
-    assert_refused(run(folder, "--workdir=w"), "TEXT_FILES has no value: add --gin.TEX")
-    assert_refused(run(folder, texts), "--workdir is missing")
+    refuse(folder, "TEXT_FILES has no value: add --gin.TEXT_FILES", "--workdir=w")
+    refuse(folder, "--workdir is missing", texts)
     result = run(folder, "--workdir=w", texts)
-    assert result.returncode == 0, result.stderr
     assert "finished: validation loss per head" in result.stdout
     assert "Traceback" not in result.stderr
     model = load_config(folder / "w" / "model.json")
@@ -162,9 +166,8 @@ def test_trains_and_starts_from_what_was_trained(folder):
     longer = "--gin.TransformerConfig.max_length=64"
     heads = "--gin.BlockHeadsConfig.num_heads=2"
     result = run(folder, "--workdir=fewer", *start, longer, heads)
-    assert result.returncode == 0, result.stderr
     assert "start: trunk of w, with new block heads" in result.stdout
-    result = run(folder, "--workdir=wide", *start, "--gin.TransformerConfig.d_ff=16")
-    assert_refused(result, "TransformerConfig.d_ff is 16, but 32 in w: give the sizes")
-    result = run(folder, "--workdir=other", *start[:2], "--gin.VOCABULARY='bpe:271'")
-    assert_refused(result, "the vocabulary bpe:271 is trained on the task's text")
+    wide = "--workdir=wide", *start, "--gin.TransformerConfig.d_ff=16"
+    refuse(folder, "TransformerConfig.d_ff is 16, but 32 in w: give the sizes", *wide)
+    other = "--workdir=other", *start[:2], "--gin.VOCABULARY='bpe:271'"
+    refuse(folder, "the vocabulary bpe:271 is trained on the task's text", *other)

@@ -10,7 +10,7 @@ from bpd_jax.decoding.asset_files import find_tuning, load_assets
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
-from tests.commands import call
+from tests.commands import succeed
 from tests.decoding.random_models import save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -31,8 +31,7 @@ def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
         "--model=tiny --prompts_file=prompts.txt --methods=bpd "
         "--lattice_width=4 --max_new_tokens=24"
     )
-    result = call("bpd_jax.tune", *command.split(), folder=tmp_path)
-    assert result.returncode == 0, result.stderr
+    succeed("bpd_jax.tune", *command.split(), folder=tmp_path)
     loaded, with_other_heads = load_model("tiny"), load_model("tiny", "other")
     path, facts = find_tuning(loaded)
     assert path == "runs/tiny/drafting.json"

@@ -21,7 +21,7 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.storage.paths import as_path
-from tests.commands import ROOT, assert_all_refused, call, python
+from tests.commands import ROOT, assert_all_refused, python, succeed
 from tests.decoding.random_models import make_drafter, make_model, make_ngram
 
 COMMAND = "benchmarks.accelerator"
@@ -59,7 +59,7 @@ def bundle(tmp_path_factory):
         with zipfile.ZipFile(folder / "wheels" / f"{name}-1-py3.whl", "w") as wheel:
             for file in pathlib.Path(package).rglob("*.py"):
                 wheel.write(file, file.relative_to(pathlib.Path(package).parent))
-    result = call(
+    result = succeed(
         "benchmarks.bundle",
         "--noweights",
         "--text_bytes=400000",
@@ -68,7 +68,6 @@ def bundle(tmp_path_factory):
         f"--wheels={folder / 'wheels'}",
         f"--output={folder / 'bundle'}",
     )
-    assert result.returncode == 0, result.stderr
     assert "MiB; run there: sh run.sh" in result.stdout
     return folder / "bundle"
 
@@ -163,8 +162,7 @@ def test_training_is_timed_and_a_model_is_trained_on_the_rows_of_the_bundle(rows
 def test_only_missing_jobs_are_run(measured, tmp_path):
     shutil.copytree(measured, tmp_path / "copy")
     flags = *SMALL, "--part=plain", "--missing", f"--output={tmp_path / 'copy'}"
-    result = call(COMMAND, *flags)
-    assert result.returncode == 0, result.stderr
+    succeed(COMMAND, *flags)
     content = (measured / results.FILE).read_bytes()
     assert (tmp_path / "copy" / results.FILE).read_bytes() == content
 
@@ -208,14 +206,8 @@ def test_invalid_flags_are_refused(tmp_path):
 
 
 def test_missing_files_are_results_that_say_so(tmp_path):
-    result = call(
-        COMMAND,
-        *SMALL,
-        "--part=smollm2,joint",
-        f"--weights={tmp_path}",
-        f"--output={tmp_path}",
-    )
-    assert result.returncode == 0, result.stderr
+    flags = f"--weights={tmp_path}", f"--output={tmp_path}"
+    succeed(COMMAND, *SMALL, "--part=smollm2,joint", *flags)
     failed = {row["part"]: row["failed"] for row in results.read(tmp_path)}
     assert "parts.json" in failed["smollm2"]
     assert "no folder corpus" in failed["joint"]
@@ -223,10 +215,9 @@ def test_missing_files_are_results_that_say_so(tmp_path):
 
 def test_a_part_ends_at_its_time_limit(tmp_path):
     """Its process is killed before it has a result."""
-    result = call(
+    result = succeed(
         COMMAND, *SMALL, "--part=plain,costs", "--minutes=1e-3", f"--output={tmp_path}"
     )
-    assert result.returncode == 0, result.stderr
     assert "not finished: plain, costs" in result.stdout
     assert results.read(tmp_path) == []
 

@@ -1,7 +1,6 @@
 """Modules that must be importable on hosts without heavy libraries."""
 
-import subprocess
-import sys
+from tests.commands import python
 
 HEAVY = ["tensorflow", "seqio", "tensorflow_datasets", "jax", "flax", "pynini"]
 
@@ -10,12 +9,7 @@ def run(program, blocked=()):
     """Output and errors of a program that cannot import some libraries."""
     # None in sys.modules makes the import of that name fail.
     block = f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
-    result = subprocess.run(
-        [sys.executable, "-c", block + program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = python("-c", block + program)
     return result.stdout, result.stderr
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.commands import call
+from tests.commands import call, succeed
 
 
 def write_run(folder, kind, config, positions, tokens):
@@ -50,8 +50,7 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
     write_decoding(runs / "drafter_4000")
     output = runs / "results" / "scaling.json"
     command = ["benchmarks.drafter_scaling", f"--runs={runs}", f"--output={output}"]
-    result = call(*command)
-    assert result.returncode == 0, result.stderr
+    result = succeed(*command)
     rows = json.loads(output.read_text())["runs"]
     drafter = "block drafter of 2 layers"
     arms = [(row["arm"], row["positions"]) for row in rows]

@@ -12,7 +12,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
 from experiments.launch.command import TRAIN, Program, check, check_travels
-from tests.commands import assert_refused, start, wait_for
+from tests.commands import assert_refused, start, succeed, succeed_all, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
@@ -32,12 +32,11 @@ def refuse(module, cases):
 def test_slurm_dry_run():
     mesh = "--gin_file=gin_configs/meshes/gpu_8.gin"
     train = ["--", "train", PRETRAIN, mesh]
-    valid, evaluate = start(
+    valid, evaluate = succeed_all(
         "experiments.launch.slurm",
         ["--nodes=4", "--sbatch=-p long", "--dry_run", *train, "--workdir=/w"],
         ["--per=node", "--dry_run", "--", "evaluate", "--model=/w"],
     )
-    assert valid.returncode == 0, valid.stderr
     assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n" in valid.stdout
     assert "#SBATCH -p long\n" in valid.stdout
     assert "#SBATCH --signal=B:USR1@300\n" in valid.stdout
@@ -70,7 +69,7 @@ SHARE = "--share=10.0.0.2:/runs"
 def test_tpu_dry_run_prints_the_commands():
     several = ["--slices=2", "--gcloud=--spot", "--gcloud=--runtime-version=x"]
     copied = ["--data=gs://BUCKET/rows", "--ssh=--internal-ip", SHARE]
-    shared, bucket, evaluate, study, stop = start(
+    shared, bucket, evaluate, study, stop = succeed_all(
         "experiments.launch.tpu",
         [*TPU, *several, *copied, *RUN],
         [*TPU, "--", "train", PRETRAIN, "--workdir=gs://B/w"],
@@ -78,7 +77,6 @@ def test_tpu_dry_run_prints_the_commands():
         [*TPU, SHARE, "--", "experiments.run", *STUDY, "--distributed", "table4"],
         [*TPU, "--stop"],
     )
-    assert shared.returncode == 0, shared.stderr
     lines = [line for line in shared.stdout.splitlines() if line.startswith("gcloud")]
     verbs = [line.split()[4] for line in lines]
     describes = ["describe"] * 3
@@ -189,9 +187,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def script_of(*words, module="experiments.launch.slurm"):
-    [result] = start(module, ["--per=node", "--grace=60", "--dry_run", *words])
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return succeed(module, "--per=node", "--grace=60", "--dry_run", *words).stdout
 
 
 SINGLE = ("--python=python", "--", "tune", "--prompt=x y")

@@ -19,7 +19,7 @@ from bpd_jax.studies.run_files import open_run
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.studies.study_records import DraftRecord
 from experiments.sweeps import catalog
-from tests.commands import call
+from tests.commands import succeed
 from tests.experiments.configurations import folders_read, gin_arguments
 from tests.json_lines import write_json_lines
 
@@ -167,8 +167,8 @@ def test_the_sequence_runs_at_the_size_of_a_laptop(tmp_path, monkeypatch):
             (tmp_path / step.words[3]).symlink_to(step.words[2])
             continue
         words = [word.replace("FOLDER", str(data)) for word in step.words]
-        result = call(words[0], *words[1:], *SMALLER.get(words[0], []), folder=tmp_path)
-        assert result.returncode == 0, (step.words, result.stderr)
+        words += SMALLER.get(words[0], [])
+        result = succeed(*words, folder=tmp_path)
         outputs[step.makes] = result.stdout + result.stderr
         assert (tmp_path / step.makes).exists()
     assert "runs/finetune/base" in outputs["runs/finetune/squad"]
