@@ -53,12 +53,6 @@ def test_help_exits_with_status_0(capsys):
     assert captured.err == ""
 
 
-def test_positional_arguments_are_passed_to_main_on_request():
-    received = []
-    assert not status_of(received.append, "one", "two", positional=True)
-    assert received == [["one", "two"]]
-
-
 def test_a_missing_flag_is_named(monkeypatch):
     values = flags.FlagValues()
     flags.DEFINE_string("model", None, "a run folder.", flag_values=values)

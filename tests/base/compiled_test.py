@@ -23,10 +23,9 @@ print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((3, 3)))[0, 0])
 
 def run(tmp_path: pathlib.Path, **variables: str) -> list[pathlib.Path]:
     """The cache files after a program that compiles something has run."""
-    inherited = {
-        k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"
-    }
-    environment = {**inherited, "XDG_CACHE_HOME": str(tmp_path), **variables}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    environment |= variables
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment)
     return sorted(tmp_path.rglob("*-cache"))
 

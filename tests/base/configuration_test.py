@@ -98,12 +98,6 @@ def test_saved_text_builds_the_same_objects(write):
     assert "OptimizerConfig.beta2 = 0.98" in first.operative
 
 
-def test_parse_clears_gin_bindings(write):
-    with pytest.raises(UserError):
-        parse([write(RUN + "X = 1\n")], [], TrainConfig)
-    assert gin.config_str() == ""
-
-
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -130,13 +124,13 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
     with pytest.raises(UserError, match=message) as error:
         parse([write(text, "bad.gin")], [], TrainConfig)
     assert "\n" not in str(error.value)
+    assert gin.config_str() == ""
 
 
 @pytest.mark.parametrize(
     "binding, message",
     [
         ("STEP = 3", r"--gin.STEP=3: nothing uses STEP; did you mean STEPS"),
-        ("TrainConfig.stepz = 3", r"--gin.TrainConfig.stepz=3: TrainConfig has no"),
         ("STEPS = true", r"--gin.STEPS=true: .* constants are True"),
         ("STEPS = [1, 2", r"--gin.STEPS=\[1, 2: a bracket"),
         ("STEPS = 'a", r"--gin.STEPS='a: "),
@@ -147,7 +141,6 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
         ("DecodeOptions.seed = 5", r"nothing uses DecodeOptions: .* @DecodeOptions"),
         ("STEPS = '\udcff'", r"--gin.STEPS=.* is not a gin value"),
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+: x+ … x+ is not a gin value"),
-        ("RotaryConfig.base = 5.0", r"base=5.0: nothing uses RotaryConfig: .*@Rotary"),
         ("BlockwiseConfig.heads = 5", r"heads must be @BlockHeadsConfig\(\)"),
         ("STEPS = %STEPS", "cycle of macros"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
@@ -342,6 +335,9 @@ def test_parse_builds_the_kind_that_the_file_sets(write):
         # 2·768·3072 + 3072 + 768 = 4,722,432; norms 4·768 = 3,072: 9,449,472.
         # Final norm 1,536; embeddings (50257 + 2048) · 768 = 40,170,240.
         ("rescorer_94m", 6 * 9_449_472 + 1_536 + 40_170_240),
+        # Embeddings and softmax 2 · 32000 · 768; per layer 4·768² + 3·768·3072 + 2·768;
+        # final norm 768.
+        ("rescorer_vicuna", 49_152_000 + 2 * 9_438_720 + 768),
         # Width 128: embeddings 49152 · 128 = 6,291,456; per layer 4·128² + 9·128² +
         # 2·128 = 213,248; final norm 128. Width 64: 3,145,728; 53,376; 64.
         ("rescorer_smollm2", 6_291_456 + 2 * 213_248 + 128),
@@ -355,7 +351,7 @@ def test_parameter_counts(name, expected):
     assert count_parameters(config)["total"] == expected
     # The header of the file and docs/training.md state the same number.
     assert f"{expected:,} parameters" in FILES[path]
-    if "smollm2" in name:
+    if "smollm2" in name or "vicuna" in name:
         return
     page = (ROOT / "docs" / "training.md").read_text()
     assert re.search(rf"^\| `{name}` \|.*\| {expected:,} \|$", page, re.MULTILINE)

@@ -68,12 +68,6 @@ def test_lines_and_bar_are_written_to_files(tmp_path):
     assert "3/3" in (tmp_path / "err").read_text()
 
 
-def test_a_stream_need_not_be_a_file():
-    stream = io.StringIO()
-    progress.say("text", stream)
-    assert stream.getvalue() == "text\n"
-
-
 def test_what_is_going_on_is_said_after_a_while(monkeypatch):
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)

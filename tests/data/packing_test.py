@@ -7,11 +7,7 @@ from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import packing
-from bpd_jax.data.packing import (
-    join_examples,
-    pack,
-    pad,
-)
+from bpd_jax.data.packing import join_examples, pack, pad
 
 
 def segments(tokens, segment_ids):

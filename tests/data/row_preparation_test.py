@@ -141,10 +141,10 @@ def test_host_without_text_or_seqio_uses_prepared_rows(
             prepare_rows(task, "train", LENGTH + 1, rows.folder)
 
 
-@pytest.mark.parametrize("length", [1, 65536])
-def test_invalid_lengths_are_refused(text_task, tmp_path, length):
-    with pytest.raises(UserError, match=f"length is {length}"):
-        prepare_rows(text_task, "train", length, tmp_path / "rows")
+def test_invalid_lengths_are_refused(text_task, tmp_path):
+    for length in (1, 65536):
+        with pytest.raises(UserError, match=f"length is {length}"):
+            prepare_rows(text_task, "train", length, tmp_path / "rows")
 
 
 def expected_segments(task, split, length):

@@ -126,16 +126,14 @@ def test_max_examples_applies_to_all_shards_together(squad_task):
 
 
 def test_validation_may_be_the_end_of_train():
-    source = tfds_source.TfdsSource(
-        ExampleTask("squad", validation_from="train", validation_fraction=0.05)
-    )
-    splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
-    assert splits == ["train[:95%]", "train[95%:]"]
-    limited = tfds_source.TfdsSource(
-        ExampleTask("squad", validation_from="train", max_examples=7)
-    )
-    splits = [limited.tfds_dataset._map_split(s) for s in ("train", "validation")]
-    assert splits == ["train[:7]", "train[-7:]"]
+    for changes, expected in (
+        ({"validation_fraction": 0.05}, ["train[:95%]", "train[95%:]"]),
+        ({"max_examples": 7}, ["train[:7]", "train[-7:]"]),
+    ):
+        task = ExampleTask("squad", validation_from="train", **changes)
+        source = tfds_source.TfdsSource(task)
+        splits = [source.tfds_dataset._map_split(s) for s in ("train", "validation")]
+        assert splits == expected
 
 
 def test_user_errors_pass_through_tensorflow(tmp_path):
@@ -218,12 +216,13 @@ def test_nothing_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds.core.utils.gcs_utils, "exists", lambda path: False)
     task = ExampleTask("squad", data_dir=str(tmp_path))
     message = rf"split of squad/v1.1:3.0.0 in {tmp_path}.*tfds build squad/v1.1.*files"
-    with pytest.raises(UserError, match=message):
-        read(seqio_tasks.get_task(task))
-    with pytest.raises(UserError, match=message):
-        list(read_examples(task, "validation"))
-    with pytest.raises(UserError, match=message):
-        read(seqio_tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2))
+    for attempt in (
+        lambda: read(seqio_tasks.get_task(task)),
+        lambda: list(read_examples(task, "validation")),
+        lambda: read(seqio_tasks.get_task(task), shard_info=seqio.ShardInfo(0, 2)),
+    ):
+        with pytest.raises(UserError, match=message):
+            attempt()
     assert not list(tmp_path.iterdir())
 
 

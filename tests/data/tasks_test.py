@@ -4,45 +4,32 @@ import json
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.data.example_task import (
-    DATASETS,
-    ExampleTask,
-    task_from_json,
-)
+from bpd_jax.data.example_task import DATASETS, ExampleTask, task_from_json
 from bpd_jax.data.text_task import TextTask
 
 
 @pytest.mark.parametrize(
-    "name, texts, inputs",
+    "name, prompt",
     [
-        (
-            "squad",
-            {"question": "Who {x}?", "context": "C"},
-            "question: Who {x}? context: C",
-        ),
-        ("cnn_dailymail", {"article": "A"}, "summarize: A"),
-        (
-            "samsum",
-            {"dialogue": "A: hi\r\nB: ho"},
-            "Here is a dialogue: A: hi\r\nB: ho\nWrite a short summary!",
-        ),
-        (
-            "multi_news",
-            {"document": "D"},
-            "Write a summary based on this article: D",
-        ),
-        ("xsum", {"document": "D"}, "Summarize: D"),
+        ("squad", "question: {question} context: {context}"),
+        ("cnn_dailymail", "summarize: {article}"),
+        ("samsum", "Here is a dialogue: {dialogue}\nWrite a short summary!"),
+        ("multi_news", "Write a summary based on this article: {document}"),
+        ("xsum", "Summarize: {document}"),
         (
             "newsroom",
-            {"title": "T", "text": "X"},
-            "Please write a short summary for the following article: T X",
+            "Please write a short summary for the following article: {title} {text}",
         ),
-        ("c4", {"text": "X"}, None),
-        ("lambada", {"passage": "X"}, None),
+        ("c4", None),
+        ("lambada", None),
     ],
 )
-def test_prompts_are_those_of_the_paper(name, texts, inputs):
-    assert DATASETS[name].inputs(texts) == inputs
+def test_prompts_are_those_of_the_paper(name, prompt):
+    """Braces and line ends in the texts stay as they are."""
+    fields = ("question", "context", "article", "dialogue", "document", "title", "text")
+    texts = {field: f"{{{field}}}\r\n" for field in fields} | {"passage": ""}
+    expected = None if prompt is None else prompt.format(**texts)
+    assert DATASETS[name].inputs(texts) == expected
 
 
 def test_tasks_round_trip_through_json():

@@ -90,10 +90,7 @@ def test_speedup_is_the_median_of_ratios_within_a_round():
     assert fastest([plain, bpd]) == parse_method("bpd")
     untimed = MethodResult(parse_method("bpd"), "", [], [])
     assert untimed.speedup(plain) is None
-
-
-def test_speedup_of_some_prompts():
-    """Twice as fast on the first prompt, half as fast on the others."""
+    # Of some prompts: twice as fast on the first, half as fast on the others.
     plain = MethodResult(parse_method("greedy"), "", [], [], ((2.0, 1.0, 1.0),) * 2)
     bpd = MethodResult(parse_method("bpd"), "", [], [], ((1.0, 2.0, 2.0),) * 2)
     assert bpd.speedup_of(plain, slice(0, 1)) == 2.0
@@ -121,17 +118,11 @@ def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch
         )
 
 
-@pytest.mark.parametrize(
-    "refined, label",
-    [
-        ("ngram:3", "3-best 3-gram"),
-        (None, None),
-    ],
-)
-def test_block_is_a_serial_call_of_bpd(decoder, results, refined, label):
+@pytest.mark.parametrize("refined", [["ngram:3"], []])
+def test_block_is_a_serial_call_of_bpd(decoder, results, refined):
     bpd = results["bpd"]
-    view = most_improved_block(decoder, [bpd, *([results[refined]] if refined else [])])
-    labels = ["BPD", label, "Oracle"] if refined else ["BPD", "Oracle"]
+    view = most_improved_block(decoder, [bpd, *(results[name] for name in refined)])
+    labels = ["BPD", *(["3-best 3-gram"] if refined else []), "Oracle"]
     assert [path.label for path in view.paths] == labels
     assert view.tokens.shape == view.log_probs.shape == (4, 6)
 
@@ -210,12 +201,10 @@ def test_differences_and_near_ties_are_distinguished(make_generation, gap, dtype
     assert result.errors == ([] if near else [difference])
 
 
-@pytest.mark.parametrize("wanted, got", [(2, 1), (1, 2), (3, 0)])
-def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got):
+@pytest.mark.parametrize("wanted, got, gap", [(2, 1, 6.0), (1, 2, 6.0), (3, 0, 5.0)])
+def test_tie_of_other_tokens_is_not_a_near_tie(make_generation, wanted, got, gap):
     texts = [make_generation([2, wanted])], [make_generation([2, got])]
-    [difference] = differences(FlatModel(0.0), *texts)
-    assert difference.gap == (6.0 if 1 in (wanted, got) else 5.0)
-    assert not difference.near_tie
+    assert differences(FlatModel(0.0), *texts) == [Difference(0, 1, gap, False)]
 
 
 def test_text_that_stops_early_is_not_a_near_tie(make_generation):

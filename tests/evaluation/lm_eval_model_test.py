@@ -105,6 +105,12 @@ def test_pairs_are_split_between_context_and_continuation(harness, without_bos):
         assert pair(model, " \n", "8.") == (True, " \n8.")
         assert model.encode_pair("", "")[1] == 0
         assert model.encode_pair("4", "")[1] == 0
+    # Without a begin token in the text, an empty context is that of the model, if any.
+    loaded, ends = without_bos.lm, (harness.lm.tokenizer.end_of_text,)
+    for begin, want in ((None, ends[0]), (7, 7)):
+        lm = dataclasses.replace(loaded, begin_token=begin, end_tokens=ends)
+        ids, count = with_loaded(without_bos, lm).encode_pair("", "8.")
+        assert (ids[0], count) == (want, len(ids) - 1)
 
 
 def test_answers_are_cached_unless_sampled(harness):
@@ -212,14 +218,3 @@ def test_chats_are_rendered_with_the_models_template(harness):
         chat_model.chat_template("tools")
     with pytest.raises(UserError, match="has no chat template: leave out"):
         harness.apply_chat_template(messages)
-
-
-def test_empty_contexts_are_the_begin_token_and_else_the_end_token(without_bos):
-    loaded = without_bos.lm
-    ends = (loaded.tokenizer.end_of_text,)
-    for begin, want in ((None, ends[0]), (7, 7)):
-        model = with_loaded(
-            without_bos, dataclasses.replace(loaded, begin_token=begin, end_tokens=ends)
-        )
-        ids, count = model.encode_pair("", "8.")
-        assert (ids[0], count) == (want, len(ids) - 1)

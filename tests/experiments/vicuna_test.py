@@ -5,15 +5,12 @@ import pathlib
 import pytest
 
 from bpd_jax.base import configuration
-from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / "experiments" / "vicuna"
-TEXTS = "TEXT_FILES='texts'"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +20,7 @@ def test_the_trunk_has_the_sizes_of_llama(size, trunk, width):
     """The counts of LLaMA's checkpoints, whose softmax is not the embedding."""
     parsed = configuration.parse(
         [FOLDER / "joint.gin", f"gin_configs/models/vicuna_{size}.gin"],
-        ["START='vicuna'", TEXTS],
+        ["START='vicuna'", "TEXT_FILES='texts'"],
         TrainConfig,
     )
     model = parsed.value.model
@@ -34,18 +31,6 @@ def test_the_trunk_has_the_sizes_of_llama(size, trunk, width):
     layer = width * 2 * width
     assert counts["heads"] == 4 * (2 * layer + 2 * width + width)
     assert model.trunk.max_length == 2048
-
-
-def test_the_recipes_resolve():
-    heads = configuration.parse(
-        [FOLDER / "heads.gin"], ["MODEL='vicuna'", "DATA='texts'"], HeadsTrainConfig
-    ).value
-    assert heads.heads.num_heads == 5
-    assert heads.soft_targets > 0  # distillation
-    rescorer = configuration.parse([FOLDER / "rescorer.gin"], [TEXTS], TrainConfig)
-    assert count_parameters(rescorer.value.model)["total"] == 68_030_208
-    decode = configuration.parse([FOLDER / "decode.gin"], [], DecodeConfig).value
-    assert decode.method == "medusa_neural:64:order=block"
 
 
 def test_chat_template_is_vicunas():

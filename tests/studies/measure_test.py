@@ -192,15 +192,9 @@ def test_contenders_alternate_and_produce_the_same_text(bench, monkeypatch):
     )
     parts = list(timing_records(context))
     jax.monitoring.unregister_event_duration_listener(listen)
+    names = ("greedy", "bpd", "bpd (batched)", "bpd (speculative)")
     assert [part[0].key[:-1] for part in parts] == [
-        ("qa", name, 0.7, turn)
-        for turn in (0, 1)
-        for name in (
-            "greedy",
-            "bpd",
-            "bpd (batched)",
-            "bpd (speculative)",
-        )
+        ("qa", name, 0.7, turn) for turn in (0, 1) for name in names
     ]
     # Held-out examples only, as many as requested, one at a time.
     assert all([record.example for record in part] == [1, 2] for part in parts)

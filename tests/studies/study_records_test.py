@@ -19,6 +19,7 @@ from bpd_jax.studies.study_records import (
     TimingRecord,
     Trace,
 )
+from tests.json_lines import write_json_lines
 
 
 def config(**changes):
@@ -62,28 +63,16 @@ def test_invalid_settings_are_refused(changes, message):
 
 
 def draft(accepted="21321", example=0, contender="bpd", part="report", **changes):
-    fields = {
-        "task": "squad",
-        "length": "33333",
-        "equal": "01002",
-        "longest": "12113",
-        "nodes": 9,
-    }
-    return DraftRecord(
-        example=example,
-        part=part,
-        contender=contender,
-        accepted=accepted,
-        **{**fields, **changes},
-    )
+    fields = {"task": "squad", "length": "33333", "equal": "01002", "longest": "12113"}
+    fields |= {"example": example, "part": part, "contender": contender, "nodes": 9}
+    return DraftRecord(accepted=accepted, **{**fields, **changes})
 
 
 def test_a_gain_is_in_percent():
     """9 tokens in 6 calls against 9 in 9."""
     base = [draft("11111"), draft("1111")]
-    cell = ContenderDrafts([draft(), draft("1111")]).gain(
-        ContenderDrafts(base), paper=7.0
-    )
+    drafts = ContenderDrafts([draft(), draft("1111")])
+    cell = drafts.gain(ContenderDrafts(base), paper=7.0)
     assert cell.value == pytest.approx(50.0)
     assert cell.paper == 7.0
     low, high = cell.interval
@@ -96,12 +85,8 @@ def test_repetition_counts_the_drafts_at_all_positions():
     assert ContenderDrafts([draft()]).repetition == (0.3, 1.6)
     assert ContenderDrafts([draft("11111")]).repetition == (0.3, 1.6)
     # A draft of one token has no neighbours.
-    assert ContenderDrafts(
-        [draft("11111", length="13311", longest="12111")]
-    ).repetition == (
-        3 / 4,
-        1.5,
-    )
+    short = draft("11111", length="13311", longest="12111")
+    assert ContenderDrafts([short]).repetition == (3 / 4, 1.5)
     assert ContenderDrafts([draft("11", length="11")]).repetition == (None, None)
 
 
@@ -187,21 +172,17 @@ LINE = {**dataclasses.asdict(draft()), "kind": "draft"}
 @pytest.mark.parametrize(
     "line",
     [
-        "[]",
-        '{"kind": "none"}',
-        *map(
-            json.dumps,
-            (
-                {**LINE, "task": 3},
-                {**LINE, "nodes": 2**64},
-                {**LINE, "entropy_counts": [3]},
-            ),
-        ),
+        [],
+        {"kind": "none"},
+        {**LINE, "task": 3},
+        {**LINE, "nodes": 2**64},
+        {**LINE, "entropy_counts": [3]},
     ],
+    ids=str,
 )
 def test_damaged_records_are_refused(line, tmp_path):
     run_files.write_header(tmp_path, "table4", {})
-    (tmp_path / run_files.RECORDS).write_text(json.dumps(LINE) + "\n" + line + "\n")
+    write_json_lines(tmp_path / run_files.RECORDS, [LINE, line])
     with pytest.raises(UserError, match=r"records\.jsonl:2 is not a study record"):
         run_files.open_run(tmp_path)
 
