@@ -135,6 +135,13 @@ def wait_for(condition: Callable[[], object]) -> None:
     raise AssertionError("nothing happened")
 
 
+def commit_all(folder: pathlib.Path) -> None:
+    """Makes a folder a git repository with one commit of all its files."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(folder)]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+
+
 def free_port() -> int:
     """A port of this host that is free, and that no outgoing connection is given."""
     while True:

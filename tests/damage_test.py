@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import pathlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from bpd_jax.base.errors import UserError
-from tests.damage_examples import FORMATS
+from tests.damage_examples import FORMATS, Format
 
 NAMES = (
     *("model", "heads", "drafter", "refiner", "texts"),
@@ -39,13 +40,19 @@ def mutated(value: Any) -> Iterator[Any]:
             yield changed
 
 
-@pytest.fixture(params=[*(f"json_{name}" for name in NAMES), "ngram_model"])
-def artifact(request, tmp_path):
-    """The folder of an artifact, the path of its header, and its format."""
-    example, folder = FORMATS[request.param], tmp_path / "folder"
+def made(name: str, tmp_path: pathlib.Path) -> tuple[pathlib.Path, Format]:
+    """A folder with a valid example of a format, and the format."""
+    example, folder = FORMATS[name], tmp_path / "folder"
     folder.mkdir()
     example.make(folder)
     example.read(folder)
+    return folder, example
+
+
+@pytest.fixture(params=[*(f"json_{name}" for name in NAMES), "ngram_model"])
+def artifact(request, tmp_path):
+    """The folder of an artifact, the path of its header, and its format."""
+    folder, example = made(request.param, tmp_path)
     [header] = (p for p in folder.glob(example.files) if p.suffix == ".json")
     return folder, header, example
 
@@ -85,9 +92,7 @@ CHECKED = ("ngram_model", "ngram_counts", "parts")
 @pytest.mark.parametrize("name", [*ARRAYS, *CHECKED, "arpa"])
 def test_incomplete_files_are_refused(name, tmp_path):
     """Missing, empty or cut; with another byte, too, where there are checksums."""
-    example, folder = FORMATS[name], tmp_path / "folder"
-    folder.mkdir()
-    example.make(folder)
+    folder, example = made(name, tmp_path)
     for path in sorted(path for path in folder.glob(example.files) if path.is_file()):
         data = path.read_bytes()
         changes = [b"", data[: len(data) // 2], data[:-9]]
@@ -123,10 +128,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_damage_is_read_or_refused(name, tmp_path):
-    example, folder = FORMATS[name], tmp_path / "folder"
-    folder.mkdir()
-    example.make(folder)
-    example.read(folder)
+    folder, example = made(name, tmp_path)
     original = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     targets = sorted(path for path in folder.glob(example.files) if path in original)
     for number in range(10 if name == "checkpoint" else 20):

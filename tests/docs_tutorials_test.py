@@ -4,15 +4,15 @@ Their files are written, their patches applied, their code and commands run in o
 """
 
 import ast
-import os
 import pathlib
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
+
+from tests.commands import python
 
 ROOT = pathlib.Path(__file__).parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -33,7 +33,8 @@ class Reader:
         if title:
             (self.folder / title).write_text(code)
         elif language == "diff":
-            self._run(["git", "apply", "-"], code)
+            apply = ["git", "apply", "-"]
+            subprocess.run(apply, cwd=self.folder, input=code, text=True, check=True)
         return bool(title) or language == "diff"
 
     def follow(self) -> str:
@@ -45,26 +46,15 @@ class Reader:
             if language == "python":
                 script += code
             elif language == "bash":
-                printed += self._python(script)
+                printed += self._python("-c", script)
                 script = ""
                 for line in code.replace("\\\n", " ").splitlines():
-                    printed += self._run([sys.executable, *shlex.split(line)[1:]])
-        return printed + self._python(script)
+                    printed += self._python(*shlex.split(line)[1:])
+        return printed + self._python("-c", script)
 
-    def _python(self, script: str) -> str:
-        return self._run([sys.executable, "-c", script]) if script.strip() else ""
-
-    def _run(self, command: list[str], text: str | None = None) -> str:
-        result = subprocess.run(
-            command,
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder)},
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    def _python(self, *arguments: str) -> str:
+        result = python(*arguments, folder=self.folder, PYTHONPATH=str(self.folder))
+        assert result.returncode == 0, f"{arguments}\n{result.stdout}\n{result.stderr}"
         return result.stdout
 
 

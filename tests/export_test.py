@@ -97,7 +97,6 @@ def test_what_cannot_be_exported_or_imported_is_refused(folder, tmp_path):
     base, output = f"--model={BASE}", "--output=never"
     speculators = [base, output, "--format=speculators"]
     cases = [
-        ([base, output], "no block heads to export: give a folder with --heads"),
         (speculators, "no folder with a block drafter"),
         ([*speculators, "--heads=some"], "--format=speculators is for block drafters"),
         ([base, output, f"--drafter={folder / 'drafter'}"], "--format=speculators"),

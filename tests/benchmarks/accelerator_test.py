@@ -235,9 +235,9 @@ def test_tables_are_generated_from_the_results(tmp_path):
     write(tmp_path, "plain", a={"failed": "the first time"}, b={"failed": "no room"})
     write(tmp_path, "plain", a=plain | {"tokens_per_second": 500.0})
     job = "blockwise_1b5, batch 1, bpd"
-    write(tmp_path, "costs", **{"m, passes": {"ms_by_tokens": {"1": 1.25, "8": 1.5}}})
     drafting = {"ms_drafting": 0.5, "speedups": {"BPD": 1.25}}
-    write(tmp_path, "costs", **{job: drafting})
+    passes = {"ms_by_tokens": {"1": 1.25, "8": 1.5}}
+    write(tmp_path, "costs", **{"m, passes": passes, job: drafting})
     write(tmp_path, "training", step=step)
     kernel = {"errors": {"output": 0.5}, "passed": False, "ms_forward": 3.0}
     write(tmp_path, "attention", kernel=kernel)

@@ -5,11 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.refiner_gains import (
-    names_of_files,
-    refinement,
-    share_of_tokens,
-)
+from benchmarks.refiner_gains import names_of_files, refinement, share_of_tokens
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.method_text import parse_method
 

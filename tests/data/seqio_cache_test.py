@@ -120,23 +120,25 @@ def test_only_interrupted_caches_are_removed_on_other_file_systems(squad_task):
     folder = seqio_cache.cache_folder(squad_task, "ram://bucket")
     other_file, cache_file = f"{folder}/precious", f"{folder}/train.tfrecord-00000"
     tf.io.gfile.makedirs(folder)
-    with tf.io.gfile.GFile(other_file, "w") as file:
-        file.write("x")
-    with pytest.raises(UserError, match="exists and is not a cache"):
-        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
-    assert tf.io.gfile.exists(other_file)
+
+    def write(name):
+        with tf.io.gfile.GFile(name, "w") as file:
+            file.write("x")
+
+    def check_refused():
+        with pytest.raises(UserError, match="exists and is not a cache"):
+            cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+
+    write(other_file)
+    check_refused()
     tf.io.gfile.rename(other_file, f"{folder}/BEGUN")
-    with pytest.raises(UserError, match="exists and is not a cache"):
-        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    check_refused()
     tf.io.gfile.remove(f"{folder}/BEGUN")
     # An interrupted pipeline, which has not written COMPLETED.
-    with cache_pipeline._output(folder), tf.io.gfile.GFile(cache_file, "w") as file:
-        file.write("x")
-    assert tf.io.gfile.exists(cache_file)
-    with tf.io.gfile.GFile(other_file, "w") as file:
-        file.write("x")
-    with pytest.raises(UserError, match="exists and is not a cache"):
-        cache_task(squad_task, "ram://bucket", ["--runner=DirectRunner"])
+    with cache_pipeline._output(folder):
+        write(cache_file)
+    write(other_file)
+    check_refused()
     tf.io.gfile.remove(other_file)
     with cache_pipeline._output(folder) as output:
         assert output == folder

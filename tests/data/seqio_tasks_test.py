@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.resources
+import itertools
 import json
 import sys
 
@@ -34,6 +35,11 @@ def read(task, split="train", **options):
         {name: tokens.tolist() for name, tokens in example.items()}
         for example in seqio_tasks.examples(dataset, task.source)
     ]
+
+
+def assert_same(left, right):
+    """Compares examples in any order."""
+    assert sorted(map(str, left)) == sorted(map(str, right))
 
 
 def mock_records(records):
@@ -114,8 +120,7 @@ def test_shards_partition_the_examples(squad_task, count):
         read(task, shard_info=seqio.ShardInfo(index, count)) for index in range(count)
     ]
     assert all(parts)
-    joined = [str(example) for part in parts for example in part]
-    assert sorted(joined) == sorted(str(example) for example in read(task))
+    assert_same(itertools.chain(*parts), read(task))
 
 
 def test_max_examples_applies_to_all_shards_together(squad_task):
@@ -179,9 +184,7 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
     task = seqio_tasks.get_task(work_place)
     examples = read(task, "validation")
     from_files = ExampleTask("xsum", files=str(tmp_path / "{split}.jsonl"))
-    assert sorted(map(str, examples)) == sorted(
-        map(str, read(seqio_tasks.get_task(from_files), "validation"))
-    )
+    assert_same(examples, read(seqio_tasks.get_task(from_files), "validation"))
     assert len(task.source.list_shards("validation")) == 4
     assert task.source.num_input_examples("validation") == 30
     for count in (2, 5):
@@ -190,16 +193,11 @@ def test_data_set_on_disk_is_read(tmp_path, monkeypatch):
             for index in range(count)
         ]
         assert all(parts)
-        joined = [str(example) for part in parts for example in part]
-        assert sorted(joined) == sorted(map(str, examples))
-    assert sorted(map(str, tfds_source.tfds_records(work_place, "validation"))) == (
-        sorted(map(str, lines))
-    )
+        assert_same(itertools.chain(*parts), examples)
+    assert_same(tfds_source.tfds_records(work_place, "validation"), lines)
     # Studies read the records of both sources; JSON Lines take precedence.
-    sources = [*read_sources(tmp_path, "xsum")]
-    assert sorted((s.document, *s.references) for s in sources) == sorted(
-        tuple(line.values()) for line in lines
-    )
+    sources = [(s.document, *s.references) for s in read_sources(tmp_path, "xsum")]
+    assert_same(sources, [tuple(line.values()) for line in lines])
     (tmp_path / "xsum" / "test.jsonl").write_text(json.dumps(lines[0]))
     assert len([*read_sources(tmp_path, "xsum")]) == 1
     limited = seqio_tasks.get_task(dataclasses.replace(work_place, max_examples=5))

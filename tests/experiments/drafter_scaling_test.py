@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.commands import call, succeed
 
 
@@ -25,31 +23,27 @@ def write_run(folder, kind, config, positions, tokens):
     (path / f"{kind}.json").write_text(header)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    drafter = {"block_size": 4, "num_layers": 2, "markov_rank": 0}
-    write_run(tmp_path, "drafter", drafter, 4000, 1.9)
-    write_run(tmp_path, "drafter", drafter, 1000, 1.5)
-    write_run(tmp_path, "heads", {"num_heads": 4}, 1000, 1.25)
-    (tmp_path / "unfinished").mkdir()
-    return tmp_path
-
-
-def write_decoding(folder):
+def write_decoding(folder, near_ties=1):
     row = {"block_efficiency": 1.5, "ms_per_serial_call": 20.25, "speedup": 1.3}
     row |= {"ms_drafting_alone": 2.0, "nodes_per_call": 8}
     row |= {"texts_that_differ": 1, "of_them_near_ties": 1}
-    methods = {"greedy": row, "block/greedy": row, "block/tree:8": row}
+    tree = row | {"of_them_near_ties": near_ties}
+    methods = {"greedy": row, "block/greedy": row, "block/tree:8": tree}
     about = {"device": "cpu", "date": "2026-01-01", "prompts": 8, "new_tokens": 48}
     path = folder / "decoding.json"
     path.write_text(json.dumps({**about, "methods": methods}))
 
 
-def test_finished_runs_make_a_table_and_a_chart(runs):
-    (runs / "results").mkdir()
-    write_decoding(runs / "drafter_4000")
-    output = runs / "results" / "scaling.json"
-    command = ["benchmarks.drafter_scaling", f"--runs={runs}", f"--output={output}"]
+def test_finished_runs_make_a_table_and_a_chart(tmp_path):
+    drafter = {"block_size": 4, "num_layers": 2, "markov_rank": 0}
+    write_run(tmp_path, "drafter", drafter, 4000, 1.9)
+    write_run(tmp_path, "drafter", drafter, 1000, 1.5)
+    write_run(tmp_path, "heads", {"num_heads": 4}, 1000, 1.25)
+    for name in ("unfinished", "results"):
+        (tmp_path / name).mkdir()
+    write_decoding(tmp_path / "drafter_4000")
+    output = tmp_path / "results" / "scaling.json"
+    command = ["benchmarks.drafter_scaling", f"--runs={tmp_path}", f"--output={output}"]
     result = succeed(*command)
     rows = json.loads(output.read_text())["runs"]
     drafter = "block drafter of 2 layers"
@@ -68,10 +62,7 @@ def test_finished_runs_make_a_table_and_a_chart(runs):
     assert "tree:8: tokens per call, ms per call, speed-up" in title
     assert lines[1].endswith("| 1.50, 20.2, 1.30 | 1.50, 20.2, 1.30")
     assert lines[0].endswith("| not measured | not measured")
-    path = runs / "drafter_4000" / "decoding.json"
-    lossy = json.loads(path.read_text())
-    lossy["methods"]["block/tree:8"]["of_them_near_ties"] = 0
-    path.write_text(json.dumps(lossy))
+    write_decoding(tmp_path / "drafter_4000", near_ties=0)
     result = call(*command)
     assert result.returncode
     assert "texts differ from plain decoding by block/tree:8" in result.stderr

@@ -122,8 +122,7 @@ def test_figure7_has_diminishing_returns():
         for p, accepted in {1: "1" * 10, 2: "21" * 5, 4: "5432132132"[:10]}.items()
     ]
     exhibit = exhibit_of("figure7", drafts)
-    chart_of_all = next(chart for chart in exhibit.charts if chart.name == "figure7")
-    (series,) = chart_of_all.series
+    (series,) = {chart.name: chart for chart in exhibit.charts}["figure7"].series
     assert series.x == [1.0, 2.0, 4.0]
     # 5 + 3 + 2 tokens in three calls.
     assert series.y == [1.0, 2.0, pytest.approx(10 / 3)]

@@ -1,16 +1,8 @@
-import pathlib
-
-from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import Call, ExplorerRecord, Trace
-from experiments.catalog import find_study
 from experiments.figure4.study import blocks_of, refined_contender
+from tests.experiments.builders import exhibit_of
 
-STUDY = find_study("figure4")
 A, B, C, D, X, Y = range(6)
-FACTS = {
-    "tasks": {"qa": "QA", "squad": "SQuAD"},
-    "labels": {"bpd": "BPD", "ngram:2@own": "2-best 2-gram"},
-}
 
 
 def trace(contender, *calls):
@@ -49,10 +41,9 @@ def text(task="squad", example=0, output=(A, B, C, D), second=(X, B), third=(C, 
     )
 
 
-def build_exhibit(*records, facts=FACTS):
-    return STUDY.exhibit(
-        StudyRun(pathlib.Path("runs"), "figure4", facts, list(records))
-    )
+def build_exhibit(*records):
+    labels = {"bpd": "BPD", "ngram:2@own": "2-best 2-gram"}
+    return exhibit_of("figure4", records, ("qa", "squad"), labels=labels)
 
 
 def paths(*arguments, **changes):
@@ -94,7 +85,7 @@ def test_blocks_are_chosen_by_gain_then_by_the_order_of_tasks():
         text("qa", 1, output=(A, B, D, C)),
     )
     # SQuAD gains two tokens, in example 4 first; QA's best gains one.
-    blocks = "SQuAD, example 4, token 1; QA, example 1, token 1."
+    blocks = "SQUAD, example 4, token 1; QA, example 1, token 1."
     assert f"The lattices are those of {blocks}" in exhibit.notes
     picture = exhibit.lattices[0]
     pieces = ["".join(c.piece for c in column) for column in picture.positions]

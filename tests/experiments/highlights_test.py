@@ -1,8 +1,5 @@
 """The key figures, from two texts with values computed by hand."""
 
-import pathlib
-
-from bpd_jax.studies.results import StudyRun
 from experiments.highlights import highlights
 from tests.experiments import builders
 
@@ -12,8 +9,8 @@ def draft(contender, example, accepted):
 
 
 def run(study, records, **facts):
-    facts["tasks"], facts["labels"] = {"squad": "SQuAD"}, {"ngram:4": "4-best 4-gram"}
-    return StudyRun(pathlib.Path(study), study, facts, records)
+    labels = {"ngram:4": "4-best 4-gram"}
+    return builders.run_of(study, records, ("squad",), labels=labels, **facts)
 
 
 # 8 tokens in all: BPD calls 4 + 2 times, the n-grams 2 + 2, the oracle 1 + 1.

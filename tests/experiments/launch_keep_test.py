@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from bpd_jax.base.errors import UserError
 from experiments.launch.command import Program, run
 from experiments.launch.tpu_keep import Keeper, RunFailedError
 from experiments.launch.tpu_slice import BUSY, FAILED, STOPPED, TpuSlice
+from tests.commands import commit_all, wait_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SLICE = TpuSlice("paper", "zone", "v5e:4x4", "10.0.0.2:/runs")
@@ -85,15 +85,9 @@ def cloud(tmp_path, monkeypatch):
     python = source / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(source)]
-    bundle = str(tmp_path / "x.bundle")
-    for arguments in (
-        ["init", "-q"],
-        ["add", "."],
-        ["commit", "-qm", "one"],
-        ["bundle", "create", "-q", bundle, "HEAD"],
-    ):
-        subprocess.run([*git, *arguments], check=True)
+    commit_all(source)
+    bundle = ["git", "bundle", "create", "-q", str(tmp_path / "x.bundle"), "HEAD"]
+    subprocess.run(bundle, cwd=source, check=True)
     (home / "share").mkdir(parents=True)
     tools.mkdir()
     gcloud = GCLOUD.format(python=sys.executable, cloud=str(tmp_path))
@@ -151,14 +145,12 @@ def test_second_launcher_of_the_same_command_follows_the_run(cloud):
     (cloud / "home" / "wait").touch()
     first = threading.Thread(target=keep, args=(cloud,), daemon=True)
     first.start()
-    while not (cloud / "log").exists() or "follow" not in requests_of(cloud):
-        time.sleep(0.02)
+    wait_for(lambda: (cloud / "log").exists() and "follow" in requests_of(cloud))
     other = SLICE.start(Program("other", ()), "two")
     assert run(other) == BUSY
     second = threading.Thread(target=keep, args=(cloud, 0, "two"), daemon=True)
     second.start()
-    while requests_of(cloud).count("follow") < 2:
-        time.sleep(0.02)
+    wait_for(lambda: requests_of(cloud).count("follow") == 2)
     (cloud / "home" / "wait").unlink()
     for thread in (first, second):
         thread.join(30)

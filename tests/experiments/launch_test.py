@@ -12,7 +12,14 @@ import pytest
 from bpd_jax.base.errors import UserError
 from experiments.launch import command
 from experiments.launch.command import TRAIN, Program, check, check_travels
-from tests.commands import assert_refused, start, succeed, succeed_all, wait_for
+from tests.commands import (
+    assert_refused,
+    commit_all,
+    start,
+    succeed,
+    succeed_all,
+    wait_for,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PRETRAIN = "--gin_file=gin_configs/runs/pretrain.gin"
@@ -44,21 +51,15 @@ def test_slurm_dry_run():
     assert "#SBATCH --requeue\n" in valid.stdout
     assert "#SBATCH --no-requeue\n" in evaluate.stdout
     assert "--signal=B" not in evaluate.stdout  # It would begin again.
-    refuse(
-        "experiments.launch.slurm",
-        {
-            "MeshConfig asks for data × fsdp × model = -1 × 8 × 1, but there are 6": [
-                *("--gpus=6", *train, "--workdir=/w"),
-            ],
-            "TrainConfig.batch_size = 2048 is not a multiple of": [
-                *("--nodes=3", *train, "--workdir=/w"),
-            ],
-            "--workdir of bpd_jax.train is missing": train,
-            "bpd_jax.report runs as one process, not as 8: give --nodes=1": [
-                *("--", "report", "/w"),
-            ],
-        },
-    )
+    several = "bpd_jax.report runs as one process, not as 8: give --nodes=1"
+    cases = {
+        "data × fsdp × model = -1 × 8 × 1, but there are 6": ["--gpus=6", *train],
+        "TrainConfig.batch_size = 2048 is not a multiple of": ["--nodes=3", *train],
+    }
+    cases = {message: [*words, "--workdir=/w"] for message, words in cases.items()}
+    cases["--workdir of bpd_jax.train is missing"] = train
+    cases[several] = ["--", "report", "/w"]
+    refuse("experiments.launch.slurm", cases)
 
 
 STUDY = ["--size", "paper", "--limit", "8", "--heartbeat_timeout", "8"]
@@ -103,54 +104,44 @@ def test_tpu_dry_run_prints_the_commands():
 
 
 def test_invalid_tpu_launches_are_refused():
-    refuse(
-        "experiments.launch.tpu",
-        {
-            "must give the 2 dimensions": [*TPU, "--topology=v5e:4", *RUN],
-            "--workdir=../share/w is not shared by the workers": [*TPU, *RUN],
-            "TrainConfig.start=mine/a is not shared": [
-                *(*TPU, SHARE, *RUN, "--gin.TrainConfig.start='mine/a'"),
-            ],
-            "drafter runs as one process, not as 4: give --slices=1": [
-                *(*TPU, SHARE, "--", *HEADS, "--workdir=gs://B/w"),
-            ],
-            "--output=/local is not shared by the workers": [
-                *(*TPU, SHARE, "--", "evaluate", "--model", "../share/x"),
-                *("--output", "/local"),
-            ],
-            "--output=runs/smollm2 is not shared by the workers": [
-                *(*TPU, "--", "evaluate", "--model=smollm2"),
-            ],
-            "--prompts_file=p.txt is not shared by the workers": [
-                *(*TPU, SHARE, "--", "decode", "--model=smollm2"),
-                *("--prompts_file=README.md", "--prompts_file=p.txt"),
-            ],
-            "--workdir=runs/paper/paper is not shared by the workers": [
-                *(*TPU, "--", "experiments.run", "--publish", "table4"),
-                *("--size", "paper"),
-            ],
-            "--workdir=gs://B/w: studies work in a folder on a disk": [
-                *(*TPU, "--", "experiments.run", "table4", "--workdir=gs://B/w"),
-            ],
-            "--data is copied to a run": [
-                *(*TPU, "--data=gs://B/r", "--", "evaluate", "--model=gs://B/w"),
-            ],
-            "-1 × 1 × 3, but there are 4 devices": [
-                *(*TPU, "--topology=v4:2x2x1", "--", "evaluate", "--model=gs://B/w"),
-                "--gin.MeshConfig.model=3",
-            ],
-            "table4 has no size 'huge'": [
-                *(*TPU, "--", "experiments.run", "table4", "--size=huge"),
-            ],
-            "StudyConfig has no parameter example": [
-                *(*TPU, "--", "experiments.run", "all"),
-                "--gin.StudyConfig.example=3",
-            ],
-            "nofile.gin, which does not exist": [
-                *(*TPU, "--", "tune", "--model=gs://B/w", "--gin_file=nofile.gin"),
-            ],
-        },
-    )
+    study, evaluate = ["--", "experiments.run"], ["--", "evaluate", "--model=gs://B/w"]
+    prompts = ["--prompts_file=README.md", "--prompts_file=p.txt"]
+    cases = {
+        "--workdir=../share/w is not shared by the workers": RUN,
+        "TrainConfig.start=mine/a is not shared": [
+            *(SHARE, *RUN, "--gin.TrainConfig.start='mine/a'"),
+        ],
+        "drafter runs as one process, not as 4: give --slices=1": [
+            *(SHARE, "--", *HEADS, "--workdir=gs://B/w"),
+        ],
+        "--output=/local is not shared by the workers": [
+            *(SHARE, "--", "evaluate", "--model", "../share/x", "--output", "/local"),
+        ],
+        "--output=runs/smollm2 is not shared by the workers": [
+            *("--", "evaluate", "--model=smollm2"),
+        ],
+        "--prompts_file=p.txt is not shared by the workers": [
+            *(SHARE, "--", "decode", "--model=smollm2", *prompts),
+        ],
+        "--workdir=runs/paper/paper is not shared by the workers": [
+            *(*study, "--publish", "table4", "--size", "paper"),
+        ],
+        "--workdir=gs://B/w: studies work in a folder on a disk": [
+            *(*study, "table4", "--workdir=gs://B/w"),
+        ],
+        "--data is copied to a run": ["--data=gs://B/r", *evaluate],
+        "-1 × 1 × 3, but there are 4 devices": [
+            *("--topology=v4:2x2x1", *evaluate, "--gin.MeshConfig.model=3"),
+        ],
+        "StudyConfig has no parameter example": [
+            *(*study, "all", "--gin.StudyConfig.example=3"),
+        ],
+        "nofile.gin, which does not exist": [
+            *("--", "tune", "--model=gs://B/w", "--gin_file=nofile.gin"),
+        ],
+    }
+    cases = {message: [*TPU, *words] for message, words in cases.items()}
+    refuse("experiments.launch.tpu", cases)
 
 
 # Trains until it is told to stop, and takes a moment to save.
@@ -258,10 +249,8 @@ def test_shell_scripts_are_well_formed():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A checkout with a gin file that includes one that is not committed."""
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     (tmp_path / "mine.gin").write_text("include 'other.gin'\nBATCH_SIZE = 1024\n")
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *arguments], check=True)
+    commit_all(tmp_path)
     (tmp_path / "other.gin").write_text("STEPS = 5\n")
     monkeypatch.setattr(command, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)

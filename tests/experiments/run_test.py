@@ -46,18 +46,6 @@ def context(trained, tmp_path_factory):
     return StudyContext(config, tmp_path_factory.mktemp("context"))
 
 
-@pytest.fixture(scope="module")
-def with_drafter(context, trained, tmp_path_factory):
-    """The same study with a random block drafter as the source of drafts."""
-    folder = tmp_path_factory.mktemp("with_drafter") / "run"
-    shutil.copytree(trained / "run", folder)
-    loaded = context.loaded("held_out")
-    drafter = BlockDrafterConfig((0,), block_size=5, draft_vocabulary=32)
-    save_random_drafter(folder / "drafter", loaded, drafter)
-    config = dataclasses.replace(context.config, model=str(folder), source="block")
-    return StudyContext(config, tmp_path_factory.mktemp("with_drafter_texts"))
-
-
 def test_studies_and_other_commands_decode_with_the_same_parameters(context, trained):
     """Otherwise studies and `evaluate` would time different kernels on a CPU."""
     lm = api.load(str(trained / "run"))
@@ -65,12 +53,17 @@ def test_studies_and_other_commands_decode_with_the_same_parameters(context, tra
     assert jax.tree.structure(decoder.model) == jax.tree.structure(lm.model)
 
 
-def test_header_describes_the_source_that_drafts(context, with_drafter):
-    model = context.loaded("held_out").config
+def test_header_describes_the_source_that_drafts(context, trained, tmp_path):
+    loaded = context.loaded("held_out")
     facts = facts_of(context)
-    assert facts["heads"] == model.block_size != 5
-    assert facts["draft_vocabulary"] == model.draft_vocab_size
-    facts = facts_of(with_drafter)
+    assert facts["heads"] == loaded.config.block_size != 5
+    assert facts["draft_vocabulary"] == loaded.config.draft_vocab_size
+    # The same study with a random block drafter.
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    drafter = BlockDrafterConfig((0,), block_size=5, draft_vocabulary=32)
+    save_random_drafter(folder / "drafter", loaded, drafter)
+    config = dataclasses.replace(context.config, model=str(folder), source="block")
+    facts = facts_of(StudyContext(config, tmp_path))
     assert (facts["heads"], facts["draft_vocabulary"]) == (5, 32)
     assert facts["vocabulary"] > 32
 
@@ -265,13 +258,8 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
         for n in range(3)
     ]
     write_json_lines(tmp_path / "spec_bench" / "test.jsonl", records)
-    config = config_of(
-        trained,
-        data=str(tmp_path),
-        tasks=["math"],
-        turns=2,
-        longest_prompt=384,
-    )
+    settings = {"tasks": ["math"], "turns": 2, "longest_prompt": 384}
+    config = config_of(trained, data=str(tmp_path), **settings)
     context = StudyContext(config, tmp_path)
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}|{% endfor %}"
     chat_model = dataclasses.replace(context.loaded("math"), chat=Chat(template))
@@ -281,12 +269,11 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
     decoder, _ = context.contender("greedy", "math")
     inputs = [example.input_ids for example in examples[:3]]
     answers = decoder.decode(GREEDY, inputs, context.options("math"))
-    turns = zip(examples[:3], examples[3:], answers, strict=True)
-    for first_turn, second_turn, answer in turns:
-        answer_text = plain_text(chat_model, answer.output_ids)
-        assert answer_text
-        assert chat_model.tokenizer.decode(second_turn.input_ids) == (
-            f"user {first_turn.prompt}|assistant {answer_text}|user and then?|"
+    for first, second, answer in zip(examples[:3], examples[3:], answers, strict=True):
+        text = plain_text(chat_model, answer.output_ids)
+        assert text
+        assert chat_model.tokenizer.decode(second.input_ids) == (
+            f"user {first.prompt}|assistant {text}|user and then?|"
         )
     # Records without `turns`, of earlier versions, are of first turns.
     settings = {k: v for k, v in config.settings.items() if k != "turns"}
@@ -294,13 +281,9 @@ def test_second_turns_follow_the_models_answers(trained, tmp_path):
 
 
 def test_decode_lengths_per_task_are_limited_by_the_positions(trained, tmp_path):
-    config = config_of(
-        trained,
-        examples=1,
-        tune=0,
-        decode_lengths={"held_out": 9, "squad": 3},
-        longest_prompt=100_000,
-    )
+    lengths = {"held_out": 9, "squad": 3}
+    settings = {"examples": 1, "tune": 0, "longest_prompt": 100_000}
+    config = config_of(trained, decode_lengths=lengths, **settings)
     context = StudyContext(config, tmp_path)
     model = context.loaded("held_out").config
     (example,) = context.examples("held_out")

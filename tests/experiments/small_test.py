@@ -19,11 +19,6 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 RECIPE = "experiments/small/recipe.sh"
 TRAINED = ("cnn_dailymail", "squad", "samsum")
 
-PRETRAINING = [
-    *("-m", "bpd_jax.train", "--gin_file=experiments/small/pretrain.gin"),
-    *("--gin.TEXT_FILES='text/*.txt'", "--workdir=runs/small/training/base"),
-]
-
 # Replaces Python: logs its arguments and creates the outputs of the command.
 STUB = """#!/usr/bin/env bash
 echo "$*" >> commands.txt
@@ -138,7 +133,9 @@ def test_the_committed_model_replaces_pretraining(tmp_path):
     assert run_recipe(tmp_path, "pretrained") == []
     base = tmp_path / "runs/small/training/base"
     config = load_config(base / "model.json")
-    assert config == trainings([PRETRAINING])["base"].model
+    bindings = ["TransformerConfig.vocab_size=8192", "TEXT_FILES='text/*.txt'"]
+    files = ["experiments/small/pretrain.gin"]
+    assert config == configuration.parse(files, bindings, TrainConfig).value.model
     params = load_run_parameters(base, config)
     assert params["trunk"]["embedding"].shape == (8192, 256)
     shutil.rmtree(tmp_path / "runs/small/lambada")

@@ -1,12 +1,8 @@
-import pathlib
-
 import pytest
 
-from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_records import TimingRecord
-from experiments.catalog import find_study
+from tests.experiments.builders import exhibit_of, rows_of
 
-STUDY = find_study("table_e")
 LABELS = {
     "medusa:8": "Medusa",
     "ngram:1@general_2": "1-best 2-gram",
@@ -24,9 +20,7 @@ def record(contender, task="qa", example=0, *, calls, seconds, **fields):
 
 
 def build_exhibit(*records):
-    facts = {"labels": LABELS, "tasks": {"math": "Math", "qa": "QA", "rag": "RAG"}}
-    run = StudyRun(pathlib.Path("runs"), "table_e", facts, list(records))
-    return STUDY.exhibit(run)
+    return exhibit_of("table_e", records, ("math", "qa", "rag"), labels=LABELS)
 
 
 def measured(exhibit):
@@ -34,10 +28,6 @@ def measured(exhibit):
     tables = [t for t in exhibit.tables if not t.name.startswith("table_e_vicuna")]
     findings = [f for f in exhibit.findings if not f.statement.startswith("Table E as")]
     return tables, findings
-
-
-def cells(table, label):
-    return next(row.cells for row in table.rows if row.label == label)
 
 
 def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
@@ -53,8 +43,9 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
     )
     table = measured(exhibit)[0][0]
     groups = [column.group for column in table.columns]
-    assert groups == ["Math", "Math", "QA", "QA", "All", "All"]
-    math_tokens, math_speed, tokens, speed, all_tokens, all_speed = cells(table, "BPD")
+    assert groups == ["MATH", "MATH", "QA", "QA", "All", "All"]
+    rows = rows_of(table)
+    math_tokens, math_speed, tokens, speed, all_tokens, all_speed = rows["BPD"]
     assert math_tokens.text == math_speed.text == "not measured"
     # 36 tokens in 6 + 4 + 6 calls; 4 + 2 seconds against 2 + 1.
     assert tokens.value == 36 / 16
@@ -63,8 +54,7 @@ def test_speedups_are_ratios_of_sums_over_the_same_prompts_and_rounds():
     assert speed.interval == pytest.approx((2, 2))
     # One category is missing, so that there is no value for all.
     assert all_tokens.text == all_speed.text == "not measured"
-    greedy = cells(table, "Greedy")
-    assert [cell.value for cell in greedy] == [1.0] * 6
+    assert [cell.value for cell in rows["Greedy"]] == [1.0] * 6
 
 
 def test_texts_of_different_lengths_are_compared_per_token():
@@ -75,7 +65,7 @@ def test_texts_of_different_lengths_are_compared_per_token():
     )
     table = measured(exhibit)[0][0]
     assert table.name == "table_e_t1"
-    tokens, speed, *_ = cells(table, "BPD, speculative sampling")
+    tokens, speed, *_ = rows_of(table)["BPD, speculative sampling"]
     assert tokens.value == 24 / 8
     assert speed.value == pytest.approx((6 / 12) / (4 / 24))
 
@@ -124,7 +114,7 @@ def test_the_printed_table_e_is_shown_with_our_values():
     )
     small, large = [t for t in exhibit.tables if t.name.startswith("table_e_vicuna")]
     assert [column.label for column in small.columns][2] == "QA"
-    rows = {row.label: row.cells for row in small.rows}
+    rows = rows_of(small)
     assert len(rows) == 7
     assert (rows["BPD"][2].value, rows["BPD"][2].paper) == (2.0, 1.489)
     assert rows["Medusa"][2].value == 3.0
@@ -151,12 +141,13 @@ def test_categories_of_mt_bench_are_shown_separately_and_together():
     table = measured(exhibit)[0][0]
     groups = [column.group for column in table.columns[::2]]
     assert groups == ["QA", "coding", "writing", "MT-Bench, all", "All"]
-    values = [cell.value for cell in cells(table, "BPD")]
+    rows = rows_of(table)
+    values = [cell.value for cell in rows["BPD"]]
     assert values[4:] == pytest.approx([12 / 6, 3, 24 / 10, 4, 36 / 22, 2])
     # Measured in one category of two.
-    assert cells(table, "Medusa")[6].text == "not measured"
+    assert rows["Medusa"][6].text == "not measured"
     printed = next(t for t in exhibit.tables if t.name == "table_e_vicuna_7b")
-    rows = {row.label: row.cells for row in printed.rows}
+    rows = rows_of(printed)
     assert rows["BPD"][0].value == 4
     assert rows["BPD"][2].value == 1
     assert rows["Medusa"][0].text == "not measured"

@@ -10,6 +10,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
+from tests.training.runs import with_trunk
 
 HEADS = HeadsTrainConfig(
     model="model",
@@ -18,6 +19,7 @@ HEADS = HeadsTrainConfig(
     optimizer=OptimizerConfig(1),
 )
 DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4))
+BY_ENTROPY = {"order": "entropy"}
 
 
 @pytest.mark.parametrize(
@@ -31,19 +33,6 @@ DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4
 def test_invalid_runs_are_refused(train_config, changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(train_config, **changes)
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"waiting": 0.1}, "set HeadSchedule.add_every or start_after"),
-        ({"order": "entropy", "waiting": 0.1}, "set HeadSchedule.add_every too"),
-        ({"order": "entropy", "add_every": 5}, "waiting above 0"),
-    ],
-)
-def test_invalid_head_schedules_are_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        HeadSchedule(**fields)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +59,12 @@ def test_invalid_head_schedules_are_refused(fields, message):
             "head_weights has no effect",
         ),
         (DRAFTER, {"head_weights": (1.0,)}, "must hold 3 numbers"),
+        (HeadSchedule(), {"waiting": 0.1}, "set HeadSchedule.add_every or start_after"),
+        (HeadSchedule(), {**BY_ENTROPY, "waiting": 0.1}, "set HeadSchedule.add_every"),
+        (HeadSchedule(), {**BY_ENTROPY, "add_every": 5}, "waiting above 0"),
     ],
 )
-def test_invalid_trainings_of_heads_are_refused(config, changes, message):
+def test_invalid_trainings_and_schedules_of_heads_are_refused(config, changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(config, **changes)
 
@@ -84,11 +76,10 @@ def test_a_list_of_head_weights_is_kept_as_a_tuple(train_config):
 
 @pytest.mark.parametrize("name", ["dtype", "param_dtype"])
 def test_half_precision_is_bfloat16(train_config, name):
-    def with_dtype(dtype):
-        trunk = dataclasses.replace(train_config.model.trunk, **{name: dtype})
-        model = dataclasses.replace(train_config.model, trunk=trunk)
-        return dataclasses.replace(train_config, model=model)
-
+    half, bfloat16 = (
+        with_trunk(train_config.model, **{name: dtype})
+        for dtype in ("float16", "bfloat16")
+    )
     with pytest.raises(UserError, match=f"{name} = 'float16' rounds most gradients"):
-        with_dtype("float16")
-    with_dtype("bfloat16")
+        dataclasses.replace(train_config, model=half)
+    dataclasses.replace(train_config, model=bfloat16)

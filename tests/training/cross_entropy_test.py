@@ -1,6 +1,5 @@
 """The loss of the heads: exactness, memory, and sharding over a mesh."""
 
-import dataclasses
 import re
 
 import jax
@@ -15,6 +14,7 @@ from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.cross_entropy import Head
 from bpd_jax.training.loss import BlockwiseLoss, head_targets
+from tests.training.runs import assert_close, with_trunk
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
@@ -90,14 +90,9 @@ def test_logits_exist_for_one_chunk_of_one_head_only(chunk, model, params, batch
     assert str(jaxpr).count("log ") == 2
 
 
-def with_vocabulary(model, size):
-    trunk = dataclasses.replace(model.trunk, vocab_size=size)
-    return dataclasses.replace(model, trunk=trunk)
-
-
 def test_no_device_holds_logits_of_the_whole_vocabulary(model, batch):
     size = 281
-    model = with_vocabulary(model, size)
+    model = with_trunk(model, vocab_size=size)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
     compute = ComputeConfig(loss_chunk=6)
 
@@ -126,9 +121,8 @@ def test_vocabulary_is_padded_to_a_multiple_of_the_mesh(
     model, make_parameters, batch, one_device
 ):
     """Loss, gradients and entropies of 281 tokens on two devices equal those on one."""
-    model = with_vocabulary(model, 281)
-    params = make_parameters(model, one_device)
-    params = jax.device_get(params)
+    model = with_trunk(model, vocab_size=281)
+    params = jax.device_get(make_parameters(model, one_device))
 
     def results_on(mesh):
         def loss(params, rows):
@@ -146,8 +140,4 @@ def test_vocabulary_is_padded_to_a_multiple_of_the_mesh(
         return jax.device_get((loss_and_gradients, jax.jit(sums)(*arguments)))
 
     sharded = results_on(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        sharded,
-        results_on(one_device),
-    )
+    assert_close(sharded, results_on(one_device), rtol=1e-4, atol=1e-6)

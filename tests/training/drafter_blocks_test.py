@@ -13,10 +13,7 @@ import bpd_jax
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.blockwise_config import (
-    BlockwiseConfig,
-    load_config,
-)
+from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
@@ -27,7 +24,7 @@ from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 from bpd_jax.training.state import abstract_state, init_state
 from bpd_jax.training.step import make_train_step
 from bpd_jax.training.trainer import train
-from tests.training.runs import parameters
+from tests.training.runs import assert_close, parameters
 
 TRUNK = TransformerConfig(
     280, 2, 16, 32, 4, max_length=64, rotary=RotaryConfig(100.0), norm="rms"
@@ -73,11 +70,8 @@ def plain_losses(model, params, batch, step):
             context[0, : len(read)] = features[row, read]
             lengths = np.array([len(read)], np.int32)
             anchor = embedding[batch.tokens[row, last + 1]][None]
-            log_probs = np.asarray(
-                block_log_probs(
-                    functions, params["drafter"], context, lengths, anchor, embedding
-                )
-            )
+            inputs = params["drafter"], context, lengths, anchor, embedding
+            log_probs = np.asarray(block_log_probs(functions, *inputs))
             for level, level_losses in enumerate(losses):
                 if (target := last + 2 + level) in document:
                     level_losses.append(-log_probs[level, batch.tokens[row, target]])
@@ -150,9 +144,7 @@ def test_a_mesh_and_another_layout_equal_one_device(batch, one_device):
         for _ in range(2):
             state, metrics = step(state, from_own_rows(batch, devices), LAMBDAS)
         results.append(jax.device_get((state.params["drafter"], metrics)))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), *results
-    )
+    assert_close(*results, rtol=2e-4, atol=1e-6)
 
 
 def test_a_trained_run_is_loaded_with_its_drafter(train_config, tmp_path):

@@ -1,4 +1,3 @@
-import dataclasses
 import lzma
 import shutil
 
@@ -14,6 +13,7 @@ from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
+from tests.training.runs import with_trunk
 
 OPTIMIZER = make_optimizer(OptimizerConfig(1e-2), 10)
 
@@ -96,8 +96,7 @@ def test_a_model_is_exported_in_another_precision(run, model, tmp_path):
     folder, params = run
     write_exported(folder, tmp_path / "slim", "float32", "bfloat16")
     exported = load_config(tmp_path / "slim" / "model.json")
-    trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
-    assert exported == dataclasses.replace(model, trunk=trunk) != model
+    assert exported == with_trunk(model, dtype="bfloat16") != model
     loaded = load_run_parameters(tmp_path / "slim", exported)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 

@@ -18,7 +18,7 @@ from bpd_jax.training.exported_params import load_run_parameters
 from bpd_jax.training.run_names import whole_steps
 from bpd_jax.training.trainer import train
 from tests.commands import Script, assert_refused, free_port, on_two
-from tests.training.runs import logged, parameters
+from tests.training.runs import assert_close, logged, parameters, with_trunk
 
 CHILD = pathlib.Path(__file__).with_name("hosts_process.py")
 
@@ -56,13 +56,9 @@ def train_alone(config, run):
     )
 
 
-def assert_close(left, right, first_step=1):
+def assert_same_run(left, right, first_step=1):
     """Equal parameters and metrics, up to the rounding of sums in another order."""
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-        parameters(left),
-        parameters(right),
-    )
+    assert_close(parameters(left), parameters(right), rtol=1e-3, atol=1e-4)
     rows = [
         [row for row in logged(run) if row["step"] >= first_step]
         for run in (left, right)
@@ -78,8 +74,7 @@ def config(train_config, tmp_path_factory):
 
     The gradient of a key's bias is 0 but for rounding, which AdamW would amplify.
     """
-    trunk = dataclasses.replace(train_config.model.trunk, use_bias=False)
-    model = dataclasses.replace(train_config.model, trunk=trunk)
+    model = with_trunk(train_config.model, use_bias=False)
     config = dataclasses.replace(train_config, model=model)
     start = tmp_path_factory.mktemp("start")
     train(dataclasses.replace(config, seed=1, steps=1), start)
@@ -102,7 +97,7 @@ def test_two_processes_equal_one(config, alone, tmp_path):
     run = tmp_path / "run"
     statuses, printed, rows = train_on_two(config, run, tmp_path / "out")
     assert statuses == [0, 0], printed
-    assert_close(run, alone)
+    assert_same_run(run, alone)
     # Each read its own half of every batch.
     batches = RowIterator(open_rows(run / "data" / "train"), 8, config.seed)
     for step, parts in enumerate(zip(*rows, strict=True)):
@@ -136,7 +131,7 @@ def test_two_processes_resume_one_and_one_resumes_two(config, alone, tmp_path):
     assert [len(read) for read in rows] == [int(saved[1]) - 2] * 2
     mesh = MeshConfig(data=4, fsdp=2)
     train_alone(dataclasses.replace(config, mesh=mesh), run)
-    assert_close(run, alone, first_step=3)
+    assert_same_run(run, alone, first_step=3)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.training import levels_loss as module
-from bpd_jax.training.levels_loss import (
-    levels_loss,
-)
+from bpd_jax.training.levels_loss import levels_loss
 
 N, LEVELS, WIDTH, VOCAB = 12, 3, 10, 31
 

@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import jax
@@ -12,11 +11,8 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.drafter_blocks import draw_positions
-from bpd_jax.training.loss import (
-    BlockwiseLoss,
-    LossSettings,
-    head_targets,
-)
+from bpd_jax.training.loss import BlockwiseLoss, LossSettings, head_targets
+from tests.training.runs import assert_close, with_trunk
 
 LAMBDAS = (1.0, 0.5, 2.0)
 
@@ -109,11 +105,7 @@ def test_equals_the_naive_loss_and_its_gradients(
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.loss / sums.valid, losses, rtol=1e-5)
     np.testing.assert_array_equal(sums.correct, correct)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        gradients,
-        expected_gradients,
-    )
+    assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
 
 
 def test_gradient_is_scaled_by_the_outer_function(model, params, batch):
@@ -121,10 +113,8 @@ def test_gradient_is_scaled_by_the_outer_function(model, params, batch):
         return factor * BlockwiseLoss(model)(p, batch, LAMBDAS)[0]
 
     gradient = jax.jit(jax.grad(loss))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(3 * a, b, rtol=1e-4, atol=1e-6),
-        *jax.device_get([gradient(params, factor) for factor in (1.0, 3.0)]),
-    )
+    once, thrice = (jax.device_get(gradient(params, factor)) for factor in (1.0, 3.0))
+    assert_close(jax.tree.map(lambda x: 3 * x, once), thrice, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +128,6 @@ def test_targets_of_a_full_row(loss_mask, valid):
     tokens, mask = np.array([[5, 6, 7, 8]]), np.array([loss_mask], bool)
     _, found = targets_of(tokens, np.ones((1, 4), int), mask, 2)
     np.testing.assert_array_equal(found[:, 0], valid)
-
-
-def test_padding_and_other_documents_change_nothing(model, params, batch):
-    loss = jax.jit(lambda p, rows: BlockwiseLoss(model)(p, rows, LAMBDAS)[0])
-    filled = np.where(batch.segment_ids == 0, 7, batch.tokens)
-    assert loss(params, batch) == loss(params, batch._replace(tokens=filled))
 
 
 def test_batch_without_targets_has_zero_loss(model, params):
@@ -172,8 +156,7 @@ def test_evaluation_equals_training_and_adds_entropies(model, params, batch):
 
 
 def test_half_precision_model_has_float32_losses_and_gradients(model, params, batch):
-    trunk = dataclasses.replace(model.trunk, dtype="bfloat16")
-    half = dataclasses.replace(model, trunk=trunk)
+    half = with_trunk(model, dtype="bfloat16")
     compute = ComputeConfig(loss_chunk=5)
     (loss, _), gradients = jax.device_get(
         differentiate(half, compute=compute)(params, batch, LAMBDAS)

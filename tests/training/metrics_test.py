@@ -6,12 +6,7 @@ import struct
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.training.metrics import (
-    FILE_NAME,
-    MetricsWriter,
-    finite,
-    read_rows,
-)
+from bpd_jax.training.metrics import FILE_NAME, MetricsWriter, finite, read_rows
 
 
 def test_resumed_run_drops_rows_after_its_checkpoint(tmp_path):

@@ -4,7 +4,6 @@ import re
 import jax
 import numpy as np
 import optax
-import pytest
 
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.layers import is_stacked, unstack_layers
@@ -13,10 +12,8 @@ from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import BlockwiseLoss
 from bpd_jax.training.state import abstract_state, init_state, make_optimizer
-from bpd_jax.training.step import (
-    make_train_step,
-    split_rows,
-)
+from bpd_jax.training.step import make_train_step, split_rows
+from tests.training.runs import assert_close
 
 LAMBDAS = np.ones(3, np.float32)
 DEFAULT = ComputeConfig()
@@ -55,37 +52,13 @@ def split(tree):
     return tree
 
 
-@pytest.fixture(scope="module")
-def alone(model, batch, one_device):
-    return run(model, batch, one_device)
-
-
-@pytest.mark.parametrize(
-    "compute, config",
-    [
-        (
-            ComputeConfig("pallas", "full", 4, scan_layers=True, accumulate=2),
-            MeshConfig(2, 2, 2),
-        ),
-        pytest.param(
-            ComputeConfig(remat="dots", accumulate=4),
-            MeshConfig(data=2, model=4),
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-    ids=["everything", "dots"],
-)
-def test_meshes_and_compute_settings_equal_one_device(
-    model, batch, alone, compute, config
-):
-    state, metrics = run(model, batch, make_mesh(config), compute=compute)
-    for name, expected in alone[1].items():
-        np.testing.assert_allclose(metrics[name], expected, rtol=1e-4, err_msg=name)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        state,
-        alone[0],
-    )
+def test_a_mesh_and_compute_settings_equal_one_device(model, batch, one_device):
+    expected_state, expected = run(model, batch, one_device)
+    compute = ComputeConfig("pallas", "full", 4, scan_layers=True, accumulate=2)
+    state, metrics = run(model, batch, make_mesh(MeshConfig(2, 2, 2)), compute=compute)
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
+    assert_close(state, expected_state, rtol=1e-4, atol=1e-6)
 
 
 def test_accumulated_parts_are_weighted_by_their_targets(model, one_device):
@@ -97,11 +70,7 @@ def test_accumulated_parts_are_weighted_by_their_targets(model, one_device):
     compute = ComputeConfig(accumulate=2)
     state, metrics = run(model, batch, one_device, steps=1, compute=compute)
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-        state.params,
-        expected.params,
-    )
+    assert_close(state.params, expected.params, rtol=1e-5, atol=1e-7)
 
 
 def test_splitting_a_batch_moves_no_row_between_devices():

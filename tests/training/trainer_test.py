@@ -16,7 +16,7 @@ from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import trainer
 from bpd_jax.training.metrics import read_rows
 from bpd_jax.training.trainer import train
-from tests.training.runs import logged, parameters
+from tests.training.runs import logged, parameters, with_trunk
 
 
 class Killed(Exception):
@@ -144,19 +144,14 @@ def test_damaged_or_missing_descriptions_are_reported(
     assert (file.read_text() if file.exists() else None) == text
 
 
-def test_vocabulary_mismatch_is_reported_with_both_sizes(train_config, tmp_path):
-    trunk = dataclasses.replace(train_config.model.trunk, vocab_size=300)
-    model = dataclasses.replace(train_config.model, trunk=trunk)
-    config = dataclasses.replace(train_config, model=model)
-    with pytest.raises(UserError, match=r"has 280 tokens but .*vocab_size is 300"):
-        train(config, tmp_path)
-
-
-def test_batch_size_not_divisible_by_the_mesh_is_refused(train_config, tmp_path):
+def test_settings_that_do_not_fit_each_other_are_refused(train_config, tmp_path):
     config = dataclasses.replace(train_config, batch_size=6)
     with pytest.raises(UserError, match=r"batch_size = 6 is not a multiple of .* = 8"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    model = with_trunk(train_config.model, vocab_size=300)
+    with pytest.raises(UserError, match=r"has 280 tokens but .*vocab_size is 300"):
+        train(dataclasses.replace(train_config, model=model), tmp_path)
 
 
 def test_start_parameters_are_loaded_once_trained_and_freed(

@@ -21,7 +21,6 @@ LAMBDAS = (1.0, 0.5)
 DRAFT = 13
 CONFIGS = {
     "feed_forward": BlockHeadsConfig(3, 7, draft_vocabulary=DRAFT),
-    "whole vocabulary": BlockHeadsConfig(3, 7, residual=False),
     "medusa": BlockHeadsConfig(3, kind="medusa", layers=2, draft_vocabulary=DRAFT),
     "own softmax": BlockHeadsConfig(3, kind="medusa", own_softmax=True),
 }

@@ -2,11 +2,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.data.generations import Generations
-from bpd_jax.training.heads.positions import (
-    epoch_order,
-    positions_of,
-    split_texts,
-)
+from bpd_jax.training.heads.positions import epoch_order, positions_of, split_texts
 
 # a b|c d e, f|g, h| (empty answer), |i j k: | ends the prompt.
 TEXTS = Generations(

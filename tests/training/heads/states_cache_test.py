@@ -182,12 +182,16 @@ def test_states_of_another_model_are_refused(tmp_path, base_key, make):
         open_states(tmp_path, "other")
 
 
+def change_header(folder, **changes):
+    header = json.loads((folder / HEADER).read_text())
+    (folder / HEADER).write_text(json.dumps(header | changes))
+
+
 @pytest.mark.parametrize("products", ["float32", "int8"])
 def test_products_of_another_precision_serve_runs_in_bfloat16(tmp_path, make, products):
     """`distill --precision=int8` writes integers; what is missing is computed."""
     make(tmp_path)
-    header = json.loads((tmp_path / HEADER).read_text())
-    (tmp_path / HEADER).write_text(json.dumps(header | {"products": products}))
+    change_header(tmp_path, products=products)
     first, *others = sorted(tmp_path.glob("states-*.npy"))
     times = [path.stat().st_mtime_ns for path in others]
     first.unlink()
@@ -200,8 +204,7 @@ def test_products_of_another_precision_serve_runs_in_bfloat16(tmp_path, make, pr
 @pytest.mark.parametrize("products", ["bfloat16", "int8"])
 def test_rounded_products_do_not_serve_runs_in_float32(tmp_path, make, products):
     make(tmp_path)
-    header = json.loads((tmp_path / HEADER).read_text())
-    (tmp_path / HEADER).write_text(json.dumps(header | {"products": products}))
+    change_header(tmp_path, products=products)
     with pytest.raises(UserError, match=rf"products = '{products}'.*needs 'float32'"):
         make(tmp_path)
 

@@ -11,7 +11,7 @@ from bpd_jax.training import hosts
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.train_heads import train_heads
 from bpd_jax.training.metrics import read_rows
-from tests.training.runs import logged
+from tests.training.runs import logged, with_trunk
 
 
 def test_heads_are_trained_on_states_in_memory(tmp_path, config, model, params):
@@ -90,15 +90,9 @@ def test_conditioned_heads_are_trained(tmp_path, config, model, params):
     assert load_heads(tmp_path / "heads").config == heads
 
 
-def test_invalid_settings_are_reported(config, tmp_path, model, params):
-    too_large = dataclasses.replace(config.heads, draft_vocabulary=62)
-    with pytest.raises(UserError, match="draft_vocabulary = 62 exceeds"):
-        train_heads(
-            dataclasses.replace(config, heads=too_large), model, params, tmp_path
-        )
-    trunk = dataclasses.replace(model.trunk, vocab_size=70)
+def test_texts_of_another_vocabulary_are_refused(config, tmp_path, model, params):
     with pytest.raises(UserError, match="vocabulary of 61 tokens"):
-        train_heads(config, dataclasses.replace(model, trunk=trunk), params, tmp_path)
+        train_heads(config, with_trunk(model, vocab_size=70), params, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
