@@ -25,13 +25,13 @@ from bpd_jax.evaluation.compare import (
 
 pytest.importorskip("pynini")
 METHODS = ["bpd", "ngram:3", "oracle"]
+OPTIONS = DecodeOptions(max_new_tokens=16, batch_size=3)
 
 
 @pytest.fixture(scope="module")
 def results(decoder, prompts):
     """Every kind of method on the prompts, by name."""
-    options = DecodeOptions(max_new_tokens=16, batch_size=3)
-    compared = compare(decoder, list(map(parse_method, METHODS)), prompts, options)
+    compared = compare(decoder, list(map(parse_method, METHODS)), prompts, OPTIONS)
     return {result.method.name: result for result in compared}
 
 
@@ -48,9 +48,7 @@ def test_wrong_method_is_detected_and_raises(
 
     monkeypatch.setattr(decoder, "decode", decode)
     methods = [parse_method("ngram:3"), parse_method("bpd")]
-    _, ngram, bpd = compared = compare(
-        decoder, methods, prompts, DecodeOptions(max_new_tokens=16)
-    )
+    _, ngram, bpd = compared = compare(decoder, methods, prompts, OPTIONS)
     assert ngram.differences == []
     [error] = bpd.errors
     assert (error.prompt_index, error.position) == (1, 2)
@@ -59,13 +57,12 @@ def test_wrong_method_is_detected_and_raises(
 
 
 def test_methods_alternate_in_rounds(decoder, prompts):
-    options = DecodeOptions(max_new_tokens=8, end_of_text=0, batch_size=2)
     turns = []
     results = compare(
         decoder,
         [parse_method("bpd")],
         prompts,
-        options,
+        OPTIONS,
         lambda label, tokens: turns.append((label, tokens)),
         rounds=2,
     )
@@ -113,9 +110,7 @@ def test_invalid_method_is_refused_before_decoding(decoder, prompts, monkeypatch
     plain = Decoder(decoder.model, width=6)
     monkeypatch.setattr(plain, "decode", lambda *args, **kwargs: pytest.fail("decoded"))
     with pytest.raises(UserError, match="ngram:2 needs an n-gram model"):
-        compare(
-            plain, [parse_method("ngram:2")], prompts, DecodeOptions(max_new_tokens=4)
-        )
+        compare(plain, [parse_method("ngram:2")], prompts, OPTIONS)
 
 
 @pytest.mark.parametrize("refined", [["ngram:3"], []])
