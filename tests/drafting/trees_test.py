@@ -21,6 +21,7 @@ from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.drafting.sources.lookup import PromptLookup
+from bpd_jax.drafting.sources.none import PlainDrafter
 from bpd_jax.drafting.union import WithLookup
 from tests.drafting.naive import (
     path_to,
@@ -181,3 +182,8 @@ def test_a_union_has_the_sizes_and_entropies_of_its_parts():
         # The certain token is the root of both, and each prefix is one node.
         assert int(tree.valid[row].sum()) == len(prefixes(tree, row))
         assert ((tree.parents[row] < 0) & tree.valid[row]).sum() == 1
+
+
+def test_without_heads_there_are_no_entropies():
+    drafter = WithLookup(PlainDrafter(), PromptLookup(3))
+    assert drafter.entropies((jnp.zeros(2), None)) is None

@@ -9,6 +9,7 @@ import numpy as np
 from bpd_jax.ngrams.counting.counts import NGramCounts
 from bpd_jax.ngrams.counting.sources import TokenSource
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
+from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import NGramArrays
 
 
@@ -72,6 +73,17 @@ def same_folders(first: pathlib.Path, second: pathlib.Path) -> bool:
     names = sorted(path.name for path in first.iterdir())
     equal, _, _ = filecmp.cmpfiles(first, second, names, shallow=False)
     return sorted(equal) == names == sorted(path.name for path in second.iterdir())
+
+
+def tables_of(model: NGramModel) -> tuple[dict, dict]:
+    """Log-probabilities and back-off weights by n-gram."""
+    scores, weights = {}, {}
+    for order in range(1, model.order + 1):
+        grams = list(map(tuple, model.ngrams(order).tolist()))
+        scores |= zip(grams, model.log_probs[order - 1], strict=True)
+        if order < model.order:
+            weights |= zip(grams, model.log_backoffs[order - 1], strict=True)
+    return scores, weights
 
 
 def ngram_set(arrays: NGramArrays) -> set[tuple[int, ...]]:

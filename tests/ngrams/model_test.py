@@ -7,16 +7,11 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.evaluation import Evaluation, evaluate
 from bpd_jax.ngrams.model import NGramModel
-from tests.ngrams.helpers import assert_same
+from tests.ngrams.helpers import assert_same, tables_of
 
 
 def slow_log_prob(model, context, token):
-    scores, weights = {}, {}
-    for order in range(1, model.order + 1):
-        for index, row in enumerate(model.ngrams(order).tolist()):
-            scores[tuple(row)] = model.log_probs[order - 1][index]
-            if order < model.order:
-                weights[tuple(row)] = model.log_backoffs[order - 1][index]
+    scores, weights = tables_of(model)
     history = tuple(context[max(0, len(context) - model.order + 1) :])
     total = 0.0
     while (*history, token) not in scores:

@@ -9,6 +9,7 @@ from bpd_jax.base.errors import UserError
 pytest.importorskip("pynini")
 from bpd_jax.drafting.engines.fst import FstEngine
 from tests.drafting.naive import ngram_model, random_lattice
+from tests.ngrams.helpers import tables_of
 
 END = 0
 
@@ -19,13 +20,7 @@ def best_with_free_backoff(model, history, tokens):
     Follows histories through the arrays of the model: a history is kept down to what
     the model extends, and each step takes any suffix of it, paying its weights.
     """
-    ngrams = {}
-    backoffs = {(): 0.0}
-    for order in range(1, model.order + 1):
-        for i, gram in enumerate(model.ngrams(order).tolist()):
-            ngrams[tuple(gram)] = model.log_probs[order - 1][i]
-            if order < model.order:
-                backoffs[tuple(gram)] = model.log_backoffs[order - 1][i]
+    ngrams, backoffs = tables_of(model)
     histories = {gram[:-1] for gram in ngrams} | {(model.bos,)}
 
     def reduce(history):

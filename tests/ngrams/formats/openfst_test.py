@@ -9,6 +9,7 @@ from bpd_jax.ngrams.formats.openfst import StateTable, automaton_of, encode
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
+from tests.ngrams.helpers import tables_of
 
 pynini = pytest.importorskip("pynini")
 
@@ -19,23 +20,14 @@ def built(model, *, continuous=False):
 
 
 def histories(model):
-    known = {()}
-    for order in range(2, model.order + 1):
-        known.update(tuple(row[:-1]) for row in model.ngrams(order).tolist())
+    known = {gram[:-1] for gram in tables_of(model)[0]}
     if model.order > 1:
         known.add((model.bos,))
     return sorted(known, key=lambda history: (len(history), history))
 
 
 def arc_by_arc(model):
-    grams = {
-        tuple(row): (
-            model.log_probs[order - 1][index],
-            model.log_backoffs[order - 1][index] if order < model.order else 0.0,
-        )
-        for order in range(1, model.order + 1)
-        for index, row in enumerate(model.ngrams(order).tolist())
-    }
+    scores, weights = tables_of(model)
     states = histories(model)
 
     def longest(history):
@@ -48,16 +40,16 @@ def arc_by_arc(model):
     automaton.set_start(states.index((model.bos,)) if model.order > 1 else 0)
     for state, history in enumerate(states):
         if history:
-            weight = pynini.Weight("tropical", -grams[history][1])
+            weight = pynini.Weight("tropical", -weights[history])
             automaton.add_arc(state, pynini.Arc(0, 0, weight, longest(history[1:])))
         for token in range(model.vocab_size):
-            if (*history, token) in grams:
-                weight = pynini.Weight("tropical", -grams[(*history, token)][0])
+            if (*history, token) in scores:
+                weight = pynini.Weight("tropical", -scores[(*history, token)])
                 target = longest((*history, token))
                 arc = pynini.Arc(token + 1, token + 1, weight, target)
                 automaton.add_arc(state, arc)
-        if (*history, model.eos) in grams:
-            automaton.set_final(state, -grams[(*history, model.eos)][0])
+        if (*history, model.eos) in scores:
+            automaton.set_final(state, -scores[(*history, model.eos)])
     return automaton
 
 
