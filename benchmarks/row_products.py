@@ -61,7 +61,7 @@ def matrices_of(model: Model) -> list[Array | QuantizedMatrix]:
     trunk = model.params["trunk"]
     leaves = jax.tree.leaves(trunk, is_leaf=lambda x: isinstance(x, Packed))
     packed = [leaf.rows for leaf in leaves if isinstance(leaf, Packed)]
-    return [*packed, trunk[SOFTMAX]]
+    return [*packed, trunk[SOFTMAX].rows]
 
 
 def products_of(

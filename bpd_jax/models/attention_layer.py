@@ -60,7 +60,8 @@ class Attention(nn.Module):
     @property
     def operations(self) -> Operations:
         """Those of a layer whose matrices are stored as these are."""
-        return cpu.operations(self.query.get_variable("params", "kernel"))
+        kernel = self.query.get_variable("params", "kernel")
+        return cpu.operations(kernel, self.config.dtype)
 
     def keys_values(
         self, x: Float[Array, "B T I"], positions: Int[Array, "B T"], layer: int = 0

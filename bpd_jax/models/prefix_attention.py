@@ -4,7 +4,7 @@ The queries are those of a pass over drafts. They see every slot that holds a to
 the last ones within a sliding window; other slots are not read:
 
 - on a GPU, `prefix_kernel` reads the visible slots of each row;
-- on a CPU, so does `cpu.attention_kernel`, in layers without a window or a soft cap;
+- on a CPU, `cpu.attention_kernel` does so, where there is one;
 - XLA reads blocks of all rows, from the first to the last that any row of the batch
   needs, in a loop whose length is known at run time only.
 

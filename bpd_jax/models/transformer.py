@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
             return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
         output = self.get_variable("params", "output", {})
-        operations = cpu.operations(output.get("kernel"))
+        operations = cpu.operations(output.get("kernel"), config.dtype)
         hidden = project("input")
         gate = project("gate") if config.gated else None
         hidden = operations.activation(config.activation, hidden, gate)
@@ -319,7 +319,8 @@ class Transformer(nn.Module):
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
         # ---- What is read of the blocks, and the final norm ----
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
-        hidden = cpu.operations(self.softmax_matrix).norm(self.final_norm, x)
+        softmax = self.variables["params"].get(cpu.SOFTMAX)
+        hidden = cpu.operations(softmax, config.dtype).norm(self.final_norm, x)
         return hidden, new, jnp.concatenate(features, axis=-1)
 
     @property

@@ -8,7 +8,8 @@ the same in the plain way, or return what they were given.
   `multiplies_quantized` says whether quantized matrices may stay so.
 - The kind of the stored matrices then decides what happens, so that modules do not ask:
   `product` and `logits` multiply with them, `operations` are the norms, activations and
-  attention that go with them, and `loop_over_layers` runs all layers with one body.
+  attention that go with them, in the same order for any number of tokens, and
+  `loop_over_layers` runs all layers with one body.
 - `index_of_largest` and `largest` choose tokens, and `in_order` saves a copy.
 - Training: `float32_sums` and `summed_rows`, for products in bfloat16.
 
@@ -18,7 +19,12 @@ their programs are compiled and kept, and `host`, the memory and clock of the pr
 
 from bpd_jax.models.cpu.largest import index_of_largest, largest
 from bpd_jax.models.cpu.layer_loop import loop_over_layers
-from bpd_jax.models.cpu.layout import decoding_layout, multiplies_quantized, prepared
+from bpd_jax.models.cpu.layout import (
+    SOFTMAX,
+    decoding_layout,
+    multiplies_quantized,
+    prepared,
+)
 from bpd_jax.models.cpu.ordered_functions import operations
 from bpd_jax.models.cpu.products import (
     float32_sums,
@@ -29,6 +35,7 @@ from bpd_jax.models.cpu.products import (
 )
 
 __all__ = [
+    "SOFTMAX",
     "decoding_layout",
     "float32_sums",
     "in_order",

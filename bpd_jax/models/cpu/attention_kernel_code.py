@@ -1,29 +1,27 @@
 """The machine code of `attention_kernel`, as LLVM's intermediate representation.
 
-A tile of queries meets the slots of the cache in groups that fit in registers: their
-scores, the exponentials, and the sum of the values so far, rescaled when a greater
-score appears (Milakov and Gimelshein 2018, "Online normalizer calculation for
-softmax"). Rows of queries do not influence each other.
+A tile of queries gets the scores of all slots and new keys, then their exponentials and
+sums, then the weighted values. Rows of queries do not influence each other.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
 from bpd_jax.models.cpu.llvm_code import (
-    FLOAT,
     FLOATS,
-    HALF,
+    HALVES,
     INT,
     POINTER,
+    Repeated,
     accumulate,
     add_function,
     call_for,
     even_part,
     for_each,
-    load_floats,
+    intrinsic,
     reduce_vector,
     smaller,
     whole_parts,
@@ -32,159 +30,294 @@ from bpd_jax.models.cpu.tile import Tile
 from bpd_jax.models.cpu.vector_code import VectorCode
 from bpd_jax.models.cpu.xla_kernel import Buffers, Split, kernel_module
 
-_WORD = ir.IntType(32)
+_WORD, _BYTE = ir.IntType(32), ir.IntType(8)
+_WORDS = _WORD.as_pointer()
 _SINGLE = 1 << 15  # A call of fewer products is processed by one thread.
 
 
-def attention_module(tile: Tile, width: int, half: bool) -> ir.Module:
+def attention_module(
+    tile: Tile, width: int, softcap: float | None, half: bool
+) -> ir.Module:
     """The kernel as LLVM's intermediate representation.
 
-    Arguments of `handler`: queries, keys and values, bfloat16 if `half`, and lengths;
-    its results: mixed values, peaks and totals; see `prefix_attention`. A tile is of
+    Arguments of `handler`: queries `[B, K, M, H]`, new keys `[B, K, H, U]` and values
+    `[B, K, U, H]`, which of them a query sees, int8 `[B, M, U]`, keys `[B, K, H, S]`
+    and values `[B, K, S, H]` of the cache, its lengths, and the first visible slots
+    `[B, M]`; its result: `[B, K, M, H]`. If `half`, the cache is bfloat16. A tile is of
     rows of queries and vectors of slots; its width divides `width`, H.
     """
-    stored = HALF if half else FLOAT
-    kinds = [FLOATS, *[POINTER] * 2, _WORD.as_pointer(), *[FLOATS] * 3, *[INT] * 4]
+    stored = HALVES if half else FLOATS
+    kinds = [FLOATS, FLOATS, FLOATS, POINTER, stored, stored, _WORDS, _WORDS, FLOATS]
 
     def split(b: ir.IRBuilder, buffers: Buffers) -> Split:
         batch, heads, rows = (buffers.size(0, axis) for axis in range(3))
-        slots = buffers.size(1, 3)
+        new, slots = buffers.size(1, 3), buffers.size(4, 3)
         tiles = whole_parts(b, rows, tile.rows)
         chunks = b.mul(b.mul(batch, heads), tiles)
-        products = b.mul(b.mul(chunks, slots), INT(width))
+        products = b.mul(b.mul(chunks, b.add(slots, new)), INT(width))
         return Split(
-            values=[*map(buffers.data, range(7), kinds), heads, rows, slots, tiles],
+            values=[
+                *map(buffers.data, range(9), kinds),
+                heads,
+                rows,
+                new,
+                slots,
+                tiles,
+            ],
             chunks=chunks,
             alone=b.icmp_signed("<", products, INT(_SINGLE)),
         )
 
     def run(b: ir.IRBuilder, values: Sequence[ir.Value], chunk: ir.Value) -> None:
-        queries, keys, cached, lengths, mixed, peaks, totals = values[:7]
-        heads, rows, slots, tiles = values[7:]
+        queries, keys, added, seen, cached_keys, cached, lengths, *sizes = values
+        starts, out, heads, rows, new, slots, tiles = sizes
         item, index = b.sdiv(chunk, tiles), b.srem(chunk, tiles)
+        text = b.sdiv(item, heads)
         first, count = even_part(b, index, rows, tiles)
-        length = b.load(b.gep(lengths, [b.sdiv(item, heads)]))
-        visible = smaller(b, b.sext(length, INT), slots)
-        row = b.add(b.mul(item, rows), first)
-        begin = b.mul(b.mul(item, slots), INT(width))
-        keys, cached = (
-            b.gep(b.bitcast(array, stored.as_pointer()), [begin])
-            for array in (keys, cached)
+        visible = smaller(b, b.sext(b.load(b.gep(lengths, [text])), INT), slots)
+        row = b.mul(b.add(b.mul(item, rows), first), INT(width))
+        in_text = b.add(b.mul(text, rows), first)
+        of_new, of_cache = (
+            b.mul(b.mul(item, size), INT(width)) for size in (new, slots)
         )
-        queries, mixed = (
-            b.gep(array, [b.mul(row, INT(width))]) for array in (queries, mixed)
-        )
-        peaks, totals = (b.gep(array, [row]) for array in (peaks, totals))
-        arguments = [queries, keys, cached, mixed, peaks, totals, slots, visible]
+        arguments = [
+            b.gep(queries, [row]),
+            b.gep(keys, [of_new]),
+            b.gep(added, [of_new]),
+            b.gep(seen, [b.mul(in_text, new)]),
+            b.gep(cached_keys, [of_cache]),
+            b.gep(cached, [of_cache]),
+            b.gep(starts, [in_text]),
+            b.gep(out, [row]),
+            *(new, slots, visible),
+        ]
 
         def function_of(rows: int) -> ir.Function:
             size = Tile(tile.width, tile.outputs, rows)
-            return _Rows(b.module, size, width, stored).function
+            return _Rows(b.module, size, width, stored, softcap).function
 
         call_for(b, count, tile.rows, function_of, arguments)
 
-    return kernel_module("attention_kernel", 4, 3, split, kinds, run, [1, 2])
+    kinds += [INT] * 5
+    return kernel_module("attention_kernel", 8, 1, split, kinds, run, [4, 5])
 
 
 class _Rows(VectorCode):
-    """The function for a fixed number of rows of queries, over all visible slots.
+    """The function for a fixed number of rows of queries of a head.
 
-    Its arguments: queries, keys, values, mixed values, peaks, totals, S, and the number
-    of visible slots.
+    Its arguments: queries, new keys and values, those that are seen, keys and values of
+    the cache, the first visible slots, the result, U, S, and the number of slots that
+    hold tokens.
     """
 
-    def __init__(self, module: ir.Module, tile: Tile, width: int, stored: ir.Type):
+    def __init__(
+        self,
+        module: ir.Module,
+        tile: Tile,
+        width: int,
+        stored: ir.Type,
+        softcap: float | None,
+    ) -> None:
         super().__init__(module, tile, width)
-        arrays = [stored.as_pointer()] * 2
-        kinds = [FLOATS, *arrays, FLOATS, FLOATS, FLOATS, INT, INT]
-        self.function, self.b = add_function(module, f"rows_{tile.rows}", kinds)
-        self.queries, self.keys, self.values, self.mixed, peaks, totals, *sizes = (
-            self.function.args
+        self.softcap = softcap
+        kinds = [FLOATS, FLOATS, FLOATS, POINTER, stored, stored, _WORDS, FLOATS]
+        self.function, self.b = add_function(
+            module, f"rows_{tile.rows}", [*kinds, *[INT] * 3]
         )
-        for pointer in self.function.args[:6]:
+        for pointer in self.function.args[:8]:
             pointer.add_attribute("noalias")
-        self.slots, self.visible = sizes
-        self._emit(peaks, totals)
+        self.queries, self.keys, self.added, self.seen = self.function.args[:4]
+        self.cached_keys, self.cached, self.starts, self.out = self.function.args[4:8]
+        self.new, self.slots, self.visible = self.function.args[8:]
+        self._emit()
 
-    def _emit(self, peaks: ir.Value, totals: ir.Value) -> None:
-        b, size = self.b, self.tile.width * self.tile.outputs
-        kind = ir.ArrayType(FLOAT, self.tile.rows * size)
-        self.weights = b.bitcast(b.alloca(kind), FLOATS)
-        count = self.tile.rows * self.width
-        zero = self._constant(0.0)
-        for i in range(0, count, self.tile.width):
-            self._store(zero, self.mixed, INT(i))
-        state = [FLOAT(-math.inf)] * self.tile.rows + [FLOAT(0.0)] * self.tile.rows
-        state = self._by_vectors(self.visible, state, self._group)
-        for m in self.rows:
-            b.store(state[m], b.gep(peaks, [INT(m)])).align = 4
-            total = state[self.tile.rows + m]
-            b.store(total, b.gep(totals, [INT(m)])).align = 4
+    def _emit(self) -> None:
+        b, wide = self.b, self.tile.width
+        padded, more = (self._up(size) for size in (self.visible, self.new))
+        # Scores, later weights, of each row: those of slots, then those of new keys.
+        self.stride = b.add(padded, more)
+        malloc = intrinsic(self.module, "malloc", POINTER, [INT])
+        rows = b.mul(self.stride, INT(self.tile.rows))
+        # After them the weights of visible new keys of one row, behind those slots
+        # that do not fill a vector.
+        self.size = b.add(rows, b.add(more, INT(2 * wide)))
+        memory = b.call(malloc, [b.mul(self.size, INT(4))])
+        self.weights = b.bitcast(memory, FLOATS)
+        self.packed = b.gep(self.weights, [rows])
+        self.behind = padded
+        none = [self._constant(-math.inf)] * self.tile.rows
+        peaks = self._all_scores(
+            self.cached_keys, self.slots, self.visible, INT(0), self._in_window, none
+        )
+        peaks = self._all_scores(
+            self.keys, self.new, self.new, padded, self._is_seen, peaks
+        )
+        totals = []
+        for m, peak in zip(self.rows, peaks, strict=True):
+            greatest = self._spread(reduce_vector(b, peak, self._greater))
+            totals.append(self._spread(self._weigh(m, greatest)))
+        self._mix(totals)
+        b.call(intrinsic(self.module, "free", ir.VoidType(), [POINTER]), [memory])
         b.ret_void()
 
-    def _group(
-        self, slot: ir.Value, state: list[ir.Value], *, vectors: int, masked: bool
-    ) -> list[ir.Value]:
-        """Adds some vectors of slots to the state: peaks, then totals."""
-        b, wide = self.b, self.tile.width
-        mask = self._mask(slot, self.visible) if masked else None
-        keys = self.keys, self.slots, slot
-        scores = self._scores(self.queries, *keys, vectors, mask)
-        if mask is not None:
-            least = self._constant(-math.inf)
-            scores = [b.select(mask, score, least) for score in scores]
-        peaks, totals, scales = [], [], []
-        for m in self.rows:
-            row = [scores[m * vectors + v] for v in range(vectors)]
-            top = functools.reduce(self._greater, row)
-            peak = self._greater(state[m], reduce_vector(b, top, self._greater))
-            shift = self._spread(peak)
-            scale = self._exp(b.fsub(self._spread(state[m]), shift))
-            total = self._constant(0.0)
-            for v, score in enumerate(row):
-                weight = self._exp(b.fsub(score, shift))
-                if mask is not None:
-                    weight = b.select(mask, weight, self._constant(0.0))
-                self._store(weight, self.weights, INT((m * vectors + v) * wide))
-                total = b.fadd(total, weight)
-            first = b.extract_element(scale, _WORD(0))
-            total = reduce_vector(b, total, b.fadd)
-            before = b.fmul(state[self.tile.rows + m], first)
-            peaks.append(peak)
-            totals.append(b.fadd(before, total))
-            scales.append(scale)
-        count = b.sub(self.visible, slot) if masked else INT(vectors * wide)
-        self._mix(slot, scales, vectors * wide, count)
-        return peaks + totals
+    def _up(self, size: ir.Value) -> ir.Value:
+        """A size in whole vectors."""
+        wide = self.tile.width
+        return self.b.and_(self.b.add(size, INT(wide - 1)), INT(-wide))
 
-    def _mix(
-        self, slot: ir.Value, scales: list[ir.Value], stride: int, count: ir.Value
-    ) -> None:
+    def _all_scores(
+        self,
+        keys: ir.Value,
+        stride: ir.Value,
+        size: ir.Value,
+        place: ir.Value,
+        visible: Callable[[ir.Value, int], ir.Value],
+        peaks: list[ir.Value],
+    ) -> list[ir.Value]:
+        """Writes the scores of some keys at `place`; returns the greatest by lane."""
         b, wide = self.b, self.tile.width
-        most = self.width // wide
-        vectors = math.gcd(most, self.tile.outputs)
+
+        def scores(
+            first: ir.Value,
+            state: list[ir.Value],
+            *,
+            vectors: int,
+            masked: bool,
+        ) -> list[ir.Value]:
+            exist = self._mask(first, size) if masked else None
+            of_keys = keys, stride, first
+            rows = self._scores(self.queries, *of_keys, vectors, exist)
+            state = list(state)
+            for m in self.rows:
+                for v in range(vectors):
+                    at = b.add(first, INT(v * wide))
+                    score = self._capped(rows[m * vectors + v])
+                    shown = visible(at, m)
+                    if exist is not None:
+                        shown = b.and_(shown, exist)
+                    score = b.select(shown, score, self._constant(-math.inf))
+                    self._store(score, self.weights, self._at(m, b.add(place, at)))
+                    state[m] = self._greater(state[m], score)
+            return state
+
+        return self._by_vectors(size, peaks, scores)
+
+    def _capped(self, score: ir.Value) -> ir.Value:
+        if self.softcap is None:
+            return score
+        b, number = self.b, self._constant
+        words = ir.VectorType(_WORD, self.tile.width)
+        bits = b.bitcast(score, words)
+        size = b.and_(bits, Repeated(words, 0x7FFFFFFF))
+        sign = b.and_(bits, Repeated(words, 0x80000000))
+        power = b.fmul(b.bitcast(size, self.vector), number(-2 / self.softcap))
+        power = self._exp(power)
+        tanh = b.fdiv(b.fsub(number(1.0), power), b.fadd(number(1.0), power))
+        tanh = b.bitcast(b.fmul(tanh, number(self.softcap)), words)
+        return b.bitcast(b.or_(tanh, sign), self.vector)
+
+    def _in_window(self, at: ir.Value, m: int) -> ir.Value:
+        """Which slots of a vector are not before the first visible one."""
+        b = self.b
+        words = ir.VectorType(_WORD, self.tile.width)
+        lanes = ir.Constant(words, list(range(self.tile.width)))
+        start = b.load(b.gep(self.starts, [INT(m)]))
+        start = b.sub(start, b.trunc(at, _WORD))
+        return b.icmp_signed(">=", lanes, self._spread(start))
+
+    def _is_seen(self, at: ir.Value, m: int) -> ir.Value:
+        """Which new keys of a vector a row sees."""
+        b, wide = self.b, self.tile.width
+        zeros = Repeated(ir.VectorType(_BYTE, wide), 0)
+        place = b.gep(self.seen, [b.add(b.mul(self.new, INT(m)), at)])
+        exist = self._mask(at, self.new)
+        loaded = self._masked(place, "i8", 1, exist, zeros)
+        return b.icmp_signed("!=", loaded, zeros)
+
+    def _weigh(self, m: int, peak: ir.Value) -> ir.Value:
+        """Turns the scores of a row into weights; returns their sum.
+
+        Weights are added as if the visible new keys were the next slots.
+        """
+        b, wide = self.b, self.tile.width
+
+        def weigh(at: ir.Value) -> tuple[ir.Value, ir.Value]:
+            place = self._at(m, at)
+            score = self._load(self.weights, place)
+            # NaN counts, so that it shows in the result.
+            shown = b.fcmp_unordered(">", score, self._constant(-math.inf))
+            weight = self._exp(b.fsub(score, peak))
+            weight = b.select(shown, weight, self._constant(0.0))
+            self._store(weight, self.weights, place)
+            return weight, shown
+
+        full, sums = accumulate(
+            b,
+            INT(0),
+            self.visible,
+            wide,
+            [self._constant(0.0)],
+            lambda at, sums: [b.fadd(sums[0], weigh(at)[0])],
+        )
+        count = b.sub(self.visible, full)
+        with b.if_then(b.icmp_signed(">", count, INT(0))):
+            self._store(weigh(full)[0], self.packed, INT(0))
+        bits = ir.VectorType(ir.IntType(1), wide)
+        kinds = [self.vector, FLOATS, bits]
+        name = f"llvm.masked.compressstore.v{wide}f32"
+        store = intrinsic(self.module, name, ir.VoidType(), kinds)
+        of_bits = ir.IntType(wide)
+        ones = intrinsic(self.module, f"llvm.ctpop.i{wide}", of_bits, [of_bits])
+
+        def pack(at: ir.Value, count: list[ir.Value]) -> list[ir.Value]:
+            weight, shown = weigh(b.add(self.behind, at))
+            b.call(store, [weight, b.gep(self.packed, count), shown])
+            number = b.call(ones, [b.bitcast(shown, of_bits)])
+            return [b.add(count[0], b.zext(number, INT))]
+
+        more = self._up(self.new)
+        _, counts = accumulate(b, INT(0), more, wide, [count], pack)
+
+        def last(at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            exist = self._mask(at, counts[0])
+            weight = self._load(self.packed, at)
+            weight = b.select(exist, weight, self._constant(0.0))
+            return [b.fadd(sums[0], weight)]
+
+        stop = self._up(counts[0])
+        _, sums = accumulate(b, INT(0), stop, wide, sums, last)
+        return reduce_vector(b, sums[0], b.fadd)
+
+    def _mix(self, totals: list[ir.Value]) -> None:
+        """Adds the weighted values of slots, then of new keys."""
+        b, wide = self.b, self.tile.width
+        vectors = math.gcd(self.width // wide, self.tile.outputs)
 
         def part(first: ir.Value) -> None:
-            places = [
-                (m, b.add(first, INT(m * self.width + v * wide)))
-                for m in self.rows
-                for v in range(vectors)
-            ]
-
-            def one(j: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-                start = b.add(b.mul(b.add(slot, j), INT(self.width)), first)
-
+            def add(
+                values: ir.Value, behind: ir.Value, j: ir.Value, sums: list[ir.Value]
+            ) -> list[ir.Value]:
                 def weight(m: int) -> ir.Value:
-                    return b.gep(self.weights, [b.add(j, INT(m * stride))])
+                    return b.gep(self.weights, [self._at(m, b.add(behind, j))])
 
-                return self._add_products(self.values, start, sums, weight)
+                start = b.add(b.mul(j, INT(self.width)), first)
+                return self._add_products(values, start, sums, weight)
 
-            before = [
-                b.fmul(load_floats(b, b.gep(self.mixed, [place]), wide), scales[m])
-                for m, place in places
-            ]
-            _, sums = accumulate(b, INT(0), count, 1, before, one)
-            for (_, place), value in zip(places, sums, strict=True):
-                self._store(value, self.mixed, place)
+            sums = [self._constant(0.0)] * (self.tile.rows * vectors)
+            for values, behind, count in (
+                (self.cached, INT(0), self.visible),
+                (self.added, self.behind, self.new),
+            ):
+                one = functools.partial(add, values, behind)
+                _, sums = accumulate(b, INT(0), count, 1, sums, one)
+            for m in self.rows:
+                for v in range(vectors):
+                    place = b.add(first, INT(m * self.width + v * wide))
+                    mixed = b.fdiv(sums[m * vectors + v], totals[m])
+                    self._store(mixed, self.out, place)
 
         for_each(b, INT(0), INT(self.width), vectors * wide, part)
+
+    def _at(self, m: int, place: ir.Value) -> ir.Value:
+        """Where the weight of a row is."""
+        return self.b.add(self.b.mul(self.stride, INT(m)), place)

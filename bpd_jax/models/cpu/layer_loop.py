@@ -16,7 +16,6 @@ from bpd_jax.base.typing import Array, Float, Params, PyTree
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.cpu.attention_kernel import reads
 from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.ordered_functions import OrderedOperations, operations
 from bpd_jax.models.cpu.row_kernel import applies
 from bpd_jax.models.quantized import OneOf, Packed, TiledMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -73,10 +72,7 @@ def loop_over_layers(
     """
     if layers is None or not config.has_equal_layers:
         return None
-    plain = config.window_of(0) is None and config.attention_softcap is None
-    used = operations(layers[0]["attention"]["query"].get("kernel"))
-    reads_cache = plain or isinstance(used, OrderedOperations)
-    if not reads_cache or not has_kernels(layers, x, cache):
+    if not has_kernels(layers, x, cache):
         return None
     structure: Any = jax.tree.structure(layers[0], is_leaf=_is_packed)
     leaves = (jax.tree.leaves(layer, is_leaf=_is_packed) for layer in layers)

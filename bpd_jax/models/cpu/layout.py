@@ -151,7 +151,7 @@ def decoding_layout(
     layout = packed(params, "")
     if SOFTMAX not in params:
         softmax = params.get("softmax", params.get("embedding"))
-        layout[SOFTMAX] = stored(softmax, SOFTMAX)
+        layout[SOFTMAX] = Packed(stored(softmax, SOFTMAX), softmax.shape[::-1])
     return layout
 
 
@@ -205,7 +205,8 @@ def integer_layout(params: Params) -> Params:
 
     name = "softmax" if "softmax" in params else "embedding"
     softmax = tiles(params[name])
-    return {**arranged(params), name: softmax, SOFTMAX: softmax}
+    packed = Packed(softmax, softmax.shape[::-1])
+    return {**arranged(params), name: softmax, SOFTMAX: packed}
 
 
 def _cast(params: Params, dtype: str) -> Params:

@@ -79,7 +79,7 @@ def logits(
 ) -> Float[Array, "... V"]:
     """Products, float32, with the matrix for decoding in `params`, or `softmax`."""
     if SOFTMAX in params:
-        return times_packed(x, params[SOFTMAX], dtype).astype(jnp.float32)
+        return times_packed(x, params[SOFTMAX].rows, dtype).astype(jnp.float32)
     assert not isinstance(softmax, TiledMatrix)
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 

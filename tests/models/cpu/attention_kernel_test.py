@@ -1,4 +1,4 @@
-"""The kernel for attention to the cache: exact sums, fixed order, visible slots."""
+"""The kernel of attention: the bits of single tokens, visible slots, threads."""
 
 import concurrent.futures
 
@@ -7,93 +7,153 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.models.cache import BITS, KVCache
+from bpd_jax.models.attention import attention, near
+from bpd_jax.models.cache import BITS, KVCache, numbers
 from bpd_jax.models.cpu import ordered_functions
-from bpd_jax.models.cpu.attention_kernel import cache_dtype, prefix_attention
-from bpd_jax.models.cpu.ordered_functions import KernelOperations
+from bpd_jax.models.cpu.attention_kernel import cache_dtype, ordered_attention
+from bpd_jax.models.cpu.ordered_functions import KernelAttention
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.operations import Before, Operations
+from bpd_jax.models.prefix_attention import of_mask
 
 pytestmark = pytest.mark.skipif(
     tile_of_processor() is None, reason="no kernel for this processor"
 )
 
 
-def inputs(batch, heads, rows, width, slots, dtype="float32", seed=0):
-    """Queries, keys, values and lengths; the first row sees all, the last one none."""
-    rng = np.random.default_rng(seed)
-    shapes = (
-        (batch, heads, rows, width),
-        (batch, heads, width, slots),
-        (batch, heads, slots, width),
-    )
-    queries, keys, values = (
-        jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes
-    )
-    lengths = rng.integers(0, slots + 1, batch).astype(np.int32)
-    lengths[-1], lengths[0] = 0, slots
-    return queries, keys.astype(dtype), values.astype(dtype), jnp.asarray(lengths)
+def tree_mask(rng, batch, length):
+    """Random trees: a node sees itself and its ancestors."""
+    mask = np.zeros((batch, length, length), bool)
+    for b in range(batch):
+        for t in range(length):
+            parent = int(rng.integers(-1, t)) if t else -1
+            mask[b, t, t] = True
+            if parent >= 0:
+                mask[b, t] |= mask[b, parent]
+    return mask
 
 
-def exact(queries, keys, values, lengths):
-    """Mixed values, peaks and totals in float64."""
-    queries, keys, values = (
-        np.asarray(array.astype(jnp.float32), np.float64)
-        for array in (queries, keys, values)
-    )
-    visible = np.arange(keys.shape[-1]) < np.asarray(lengths)[:, None, None, None]
-    scores = np.where(visible, queries @ keys, -np.inf)
-    peaks = scores.max(-1)
-    shifts = np.where(np.isinf(peaks), 0, peaks)[..., None]
-    weights = np.exp(scores - shifts)
-    return weights @ values, peaks, weights.sum(-1)
-
-
-def assert_same(results, others):
-    for one, other in zip(results, others, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-# Full groups of slots and remainders, full tiles of queries and remainders, and heads
-# whose features do not fill a group of vectors.
+# Batch, tokens, heads, heads of keys, features, slots, cap and window.
 SIZES = [
-    ((3, 3, 3, 64, 385), "float32"),
-    ((4, 2, 7, 48, 64), "bfloat16"),
-    ((2, 1, 13, 128, 77), "float32"),
-    ((2, 2, 5, 16, 5), "bfloat16"),
+    (2, 9, 4, 2, 32, 130, None, None),
+    (1, 1, 3, 3, 64, 40, None, None),
+    (1, 7, 4, 2, 32, 100, 3.0, None),
+    (2, 6, 2, 1, 16, 60, None, 9),
 ]
-TILES = {"this": None, "avx2": (8, 2, 4), "arm": (4, 4, 4)}
+AVX2 = Tile(8, 2, 4)
 
 
 @pytest.mark.parametrize(
-    "sizes, dtype, tile",
+    "sizes, tile, dtype",
     [
-        pytest.param(
-            *case,
-            tile,
-            id=f"{'_'.join(map(str, case[0]))}-{name}",
-            # Each of these cases compiles a kernel.
-            marks=pytest.mark.exhaustive if tile and number > 1 else (),
-        )
-        for number, case in enumerate(SIZES)
-        for name, tile in TILES.items()
+        *((sizes, None, "float32") for sizes in SIZES),
+        (SIZES[0], AVX2, "float32"),
+        (SIZES[0], None, BITS),
+        (SIZES[0], None, "bfloat16"),
+        (SIZES[0], AVX2, BITS),
+        *(
+            pytest.param(sizes, tile, dtype, marks=pytest.mark.exhaustive)
+            for sizes in SIZES[1:]
+            for tile, dtype in ((AVX2, "float32"), (None, BITS))
+        ),
     ],
 )
-def test_attention_equals_that_in_float64(sizes, dtype, tile):
-    arrays = inputs(*sizes, dtype)
-    results = prefix_attention(*arrays, tile and Tile(*tile))
-    for result, expected in zip(results, exact(*arrays), strict=True):
-        assert result.dtype == jnp.float32
-        np.testing.assert_allclose(result, expected, rtol=3e-5, atol=3e-5)
+def test_trees_give_the_bits_of_single_tokens(sizes, tile, dtype):
+    batch, length, heads, kv_heads, width, slots, softcap, window = sizes
+    rng = np.random.default_rng(0)
+
+    def random(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    queries = random(batch, length, heads, width)
+    keys, values = random(2, batch, length, kv_heads, width)
+
+    def stored(array):
+        array = jnp.asarray(array)
+        if dtype != BITS:
+            return array.astype(dtype)
+        return jax.lax.bitcast_convert_type(array.astype(jnp.bfloat16), BITS)
+
+    def read(array):
+        return numbers(array).astype(jnp.float32)
+
+    cached = (
+        stored(random(batch, kv_heads, width, slots)),
+        stored(random(batch, kv_heads, slots, width)),
+    )
+    lengths = jnp.asarray(rng.integers(slots // 2, slots - 9, batch), jnp.int32)
+    mask = tree_mask(rng, batch, length)
+    depths = mask.sum(-1) - 1
+    positions = jnp.asarray(lengths[:, None] + depths)
+    first = None
+    if window is not None:
+        first = positions - window + 1
+        mask &= np.asarray(near(positions, positions, window))
+    attend = jax.jit(lambda *arrays: ordered_attention(*arrays, softcap, tile))
+    together = attend(queries, keys, values, jnp.asarray(mask), *cached, lengths, first)
+
+    def prefix(folded):
+        group = folded.shape[2] // length
+        seen = (jnp.arange(slots) < lengths[:, None])[:, None]
+        if first is not None:
+            seen = seen & (jnp.arange(slots) >= first[:, :, None])
+            seen = jnp.repeat(seen, group, axis=1)
+        return of_mask(folded, *map(read, cached), seen, softcap)
+
+    new = [read(stored(array)) for array in (keys, values)]
+    other = attention(queries, *new, jnp.asarray(mask), prefix, softcap)
+    np.testing.assert_allclose(together, other, atol=2e-6)
+
+    extended = [
+        np.concatenate([array, np.zeros_like(array)], axis=axis)
+        for array, axis in zip(cached, (3, 2), strict=True)
+    ]
+    for b in range(batch):
+        for t in range(length):
+            ancestors = [u for u in range(t) if mask[b, t, u]]
+            # Before those that a window hides, all ancestors are in the cache.
+            if len(ancestors) < depths[b, t]:
+                continue
+            n = int(lengths[b])
+            own_keys, own_values = (array[b : b + 1].copy() for array in extended)
+            for i, u in enumerate(ancestors):
+                own_keys[0, :, :, n + i] = stored(keys[b, u])
+                own_values[0, :, n + i] = stored(values[b, u])
+            at = slice(b, b + 1), slice(t, t + 1)
+            alone = attend(
+                *(array[at] for array in (queries, keys, values)),
+                jnp.ones((1, 1, 1), bool),
+                *(own_keys, own_values, jnp.asarray([n + len(ancestors)], jnp.int32)),
+                None if first is None else first[at],
+            )
+            np.testing.assert_array_equal(alone[0, 0], together[b, t])
 
 
-def test_results_do_not_depend_on_other_queries():
-    queries, *context = inputs(2, 2, 20, 64, 150)
-    all_queries = [np.asarray(array) for array in prefix_attention(queries, *context)]
-    for rows in (1, 2, 5, 6, 7, 13):
-        for rows_slice in (slice(rows), slice(-rows, None)):
-            some_queries = prefix_attention(queries[:, :, rows_slice], *context)
-            assert_same(some_queries, [x[:, :, rows_slice] for x in all_queries])
+def test_drafts_side_by_side_do_not_see_each_other():
+    rng = np.random.default_rng(1)
+    queries, keys, values = jnp.asarray(rng.normal(size=(3, 1, 6, 2, 16)), jnp.float32)
+    cached = jnp.zeros((1, 2, 16, 8)), jnp.zeros((1, 2, 8, 16))
+    lengths = jnp.zeros((1,), jnp.int32)
+    chains = jnp.broadcast_to(jnp.tril(jnp.ones((3, 3), bool)), (1, 2, 3, 3))
+    both = ordered_attention(queries, keys, values, chains, *cached, lengths)
+    for part in (slice(3), slice(3, 6)):
+        arrays = (array[:, part] for array in (queries, keys, values))
+        alone = ordered_attention(*arrays, chains[:, 0], *cached, lengths)
+        np.testing.assert_array_equal(both[:, part], alone)
+
+
+def inputs(batch=2, tokens=3, heads=2, width=16, slots=40, seed=0):
+    """Queries, keys and values of a chain, and those of the cache."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    queries, keys, values = (normal(batch, tokens, heads, width) for _ in range(3))
+    chain = jnp.tril(jnp.ones((tokens, tokens), bool))
+    mask = jnp.broadcast_to(chain, (batch, tokens, tokens))
+    cached = normal(batch, heads, width, slots), normal(batch, heads, slots, width)
+    return queries, keys, values, mask, *cached
 
 
 def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
@@ -109,10 +169,10 @@ def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
         return build(*sizes)
 
     monkeypatch.setattr(attention_kernel_code, "attention_module", counted)
-    arrays = inputs(1, 1, 2, 80, 5)
+    arrays = *inputs(width=80), jnp.array([1, 2])
 
     def trace(_):
-        return jax.eval_shape(lambda *x: prefix_attention(*x), *arrays)
+        return jax.eval_shape(lambda *x: ordered_attention(*x), *arrays)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(trace, range(2)))
@@ -120,77 +180,67 @@ def test_threads_that_need_a_new_kernel_compile_it_once(monkeypatch):
 
 
 def test_slots_past_the_length_are_not_read():
-    queries, keys, values, _ = inputs(2, 1, 3, 16, 40)
+    *new, keys, values = inputs()
     lengths = jnp.array([17, 0], jnp.int32)
     hidden = jnp.arange(40) >= 17
     with_nans = (
         jnp.where(hidden, jnp.nan, keys),
         jnp.where(hidden[:, None], jnp.nan, values),
     )
-    without_nans = prefix_attention(queries, keys, values, lengths)
-    assert_same(prefix_attention(queries, *with_nans, lengths), without_nans)
-    # A length past the end, as of a ring of slots, means all of them.
-    full_length, excess_length = (
-        prefix_attention(queries, keys, values, jnp.array(lengths, jnp.int32))
-        for lengths in ([40, 40], [99, 41])
+    np.testing.assert_array_equal(
+        ordered_attention(*new, *with_nans, lengths),
+        ordered_attention(*new, keys, values, lengths),
     )
-    assert_same(excess_length, full_length)
+    # A length past the end, as of a ring of slots, means all of them.
+    full, excess = (
+        ordered_attention(*new, keys, values, jnp.array(some, jnp.int32))
+        for some in ([40, 40], [99, 41])
+    )
+    np.testing.assert_array_equal(excess, full)
 
 
 def test_extreme_scores():
     """Scores far below the maximum have no weight; NaNs are propagated."""
-    queries = jnp.full((1, 1, 1, 16), 10.0)
+    queries = jnp.full((1, 1, 1, 16), 40.0)
+    mask, lengths = jnp.ones((1, 1, 1), bool), jnp.array([3], jnp.int32)
+    new = queries, jnp.full((1, 1, 1, 16), -1e30), jnp.full((1, 1, 1, 16), 7.0), mask
     keys = jnp.zeros((1, 1, 16, 3)).at[..., 0].set(1.0).at[..., 2].set(-1e30)
     values = jnp.arange(3.0)[None, None, :, None] * jnp.ones(16)
-    lengths = jnp.array([3], jnp.int32)
-    mixed, peak, total = prefix_attention(queries, keys, values, lengths)
-    assert float(peak[0, 0, 0]) == 160.0
-    np.testing.assert_allclose(total, [[[1.0]]])
+    mixed = ordered_attention(*new, keys, values, lengths)
     np.testing.assert_allclose(mixed, jnp.zeros((1, 1, 1, 16)), atol=1e-30)
-    broken = prefix_attention(queries, keys.at[..., 0].set(jnp.nan), values, lengths)
-    assert np.isnan(broken[0]).all()
+    broken = ordered_attention(*new, keys.at[..., 0].set(jnp.nan), values, lengths)
+    assert np.isnan(broken).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bits"])
-def test_attention_for_decoding_equals_that_by_xla(dtype, monkeypatch):
-    rng = np.random.default_rng(1)
-    queries, keys, values = (
-        jnp.asarray(rng.standard_normal(shape), jnp.float32)
-        for shape in ((2, 3, 5, 16), (2, 3, 16, 21), (2, 3, 21, 16))
+def test_caches_without_a_kernel_are_left_to_xla(monkeypatch):
+    queries, keys, values, mask, *cached = inputs()
+    lengths, calls = jnp.array([21, 0]), []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return ordered_attention(*arguments)
+
+    monkeypatch.setattr(ordered_functions, "ordered_attention", counted)
+
+    def attend(operations, new, cached, lengths=lengths):
+        cache = KVCache(*((array,) for array in cached), lengths)
+        before = Before(cache, jnp.zeros((2, 3), jnp.int32))
+        return operations.attention(*new, mask, before)
+
+    new = queries, keys, values
+    expected = attend(Operations(), new, cached)
+    assert not calls
+    np.testing.assert_allclose(
+        attend(KernelAttention(), new, cached), expected, rtol=1e-5, atol=1e-5
     )
-    if dtype != "float32":
-        keys, values = keys.astype(jnp.bfloat16), values.astype(jnp.bfloat16)
-    lengths, positions = jnp.array([21, 0]), jnp.zeros((2, 5), jnp.int32)
-    cached = keys.astype(jnp.float32), values.astype(jnp.float32)
-    cache = KVCache(*((array,) for array in cached), lengths)
-    expected = Operations().read(queries, Before(cache, positions))
-    if dtype == "bits":
-        keys, values = (
-            jax.lax.bitcast_convert_type(array, BITS) for array in (keys, values)
-        )
-    calls = []
-
-    def counted(*operands):
-        calls.append(operands)
-        return prefix_attention(*operands)
-
-    monkeypatch.setattr(ordered_functions, "prefix_attention", counted)
-    cache = KVCache((keys,), (values,), lengths)
-    for operations, tolerance in ((KernelOperations(), 1e-5), (Operations(), 0.02)):
-        # Without the kernel, XLA reads the same cache.
-        result = operations.read(queries, Before(cache, positions))
-        assert len(calls) == 1
-        for got, want in zip(result, expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
-
-
-def test_other_caches_are_left_to_xla():
-    keys, values = jnp.ones((1, 1, 16, 3)), jnp.ones((1, 1, 3, 16))
-    queries, lengths = jnp.ones((1, 1, 2, 16)), jnp.array([3])
-    assert prefix_attention(queries, keys, values, lengths) is not None
-    assert prefix_attention(queries, keys.astype("float16"), values, lengths) is None
-    narrow = queries[..., :9], keys[:, :, :9], values[..., :9]
-    assert prefix_attention(*narrow, lengths) is None
+    assert len(calls) == 1
+    halves = [array.astype("float16") for array in cached]
+    narrow = [array[..., :9] for array in new]
+    slim = [cached[0][:, :, :9], cached[1][..., :9]]
+    seen = jnp.ones((2, 3, 40), bool)  # Lengths in training.
+    for case in ((new, halves), (narrow, slim), (new, cached, seen)):
+        attend(KernelAttention(), *case)
+    assert len(calls) == 1
     assert cache_dtype("bfloat16", 16) == "uint16"
     assert cache_dtype("bfloat16", 9) == "float32"
     assert cache_dtype("float32", 16) is None

@@ -1,4 +1,4 @@
-"""A loop over layers computes what the layers compute one after the other."""
+"""Passes by kernels: a loop computes what layers in turn do, trees what tokens do."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models import cpu
+from bpd_jax.models.attention import near
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
@@ -82,6 +83,52 @@ def test_same_numbers_in_a_loop(precision, monkeypatch):
         np.testing.assert_array_equal(one, other)
     assert "stablehlo.while" in text
     assert "stablehlo.while" not in unrolled
+
+
+OTHER = {
+    "activation": "gelu",
+    "rotary": LLAMA["rotary"],
+    "query_key_norm": True,
+    "window": 7,
+    "attention_softcap": 4.0,
+    "residual_scale": 0.7,
+}
+
+
+@pytest.mark.parametrize(
+    "precision, trunk",
+    [
+        ("float32", TRUNK),
+        ("stored", TRUNK),
+        ("int8", TRUNK),
+        ("float32", TransformerConfig(24, 2, 64, 96, 4, 2, head_dim=32, **OTHER)),
+    ],
+    ids=["float32", "stored", "int8", "windows"],
+)
+def test_a_pass_has_the_bits_of_single_tokens(precision, trunk):
+    """However many tokens a draft has, decoding computes the same numbers."""
+    if precision == "int8" and lanes() is None:
+        pytest.skip("this processor has no integer products")
+    model = model_of(trunk, precision)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (1, 40)))
+
+    @jax.jit
+    def run(model, tokens, cache):
+        count = tokens.shape[1]
+        positions = cache.lengths[:, None] + jnp.arange(count)
+        mask = jnp.tril(jnp.ones((1, count, count), bool))
+        if trunk.window is not None:
+            mask &= near(positions, positions, trunk.window)
+        hidden, new, _ = model.forward(tokens, positions, mask, cache)
+        return model.next_token_logits(hidden), commit(cache, new, jnp.array([count]))
+
+    _, start = run(model, tokens[:, :19], model.empty_cache(1, 64))
+    together, _ = run(model, tokens[:, 19:], start)
+    alone, cache = [], start
+    for token in range(19, 40):
+        logits, cache = run(model, tokens[:, token : token + 1], cache)
+        alone.append(logits)
+    np.testing.assert_array_equal(jnp.concatenate(alone, 1), together)
 
 
 def test_layers_that_differ_run_in_turn():

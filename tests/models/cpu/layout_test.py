@@ -43,20 +43,20 @@ def test_layout_for_decoding_names_the_softmax():
     kernel = jnp.ones((16, 6))
     params = {"embedding": embedding, "mlp_0": {"input": {"kernel": kernel}}}
     layout = decoding_layout(params)
-    np.testing.assert_array_equal(layout[SOFTMAX], embedding)
+    np.testing.assert_array_equal(layout[SOFTMAX].rows, embedding)
     assert layout["mlp_0"]["input"]["kernel"].rows.shape == (6, 16)
     untied = decoding_layout({**params, "softmax": 2 * embedding})
-    np.testing.assert_array_equal(untied[SOFTMAX], 2 * embedding)
+    np.testing.assert_array_equal(untied[SOFTMAX].rows, 2 * embedding)
     # Ones are exact.
     assert layout["mlp_0"]["input"]["kernel"].rows.dtype == "bfloat16"
     precise = jnp.full((7, 16), 1.0).at[6, 3].set(0.1)
     layout = decoding_layout({**params, "embedding": precise})
-    assert layout[SOFTMAX].dtype == "float32"
+    assert layout[SOFTMAX].rows.dtype == "float32"
     rounded = decoding_layout({**params, "embedding": precise}, exact=False)
-    assert rounded[SOFTMAX].dtype == "bfloat16"
+    assert rounded[SOFTMAX].rows.dtype == "bfloat16"
     # The kernel does not read rows of 5 numbers, nor blocks of 32 in 16.
     short = decoding_layout({"embedding": jnp.ones((7, 5))}, exact=False)
-    assert short[SOFTMAX].dtype == "float32"
+    assert short[SOFTMAX].rows.dtype == "float32"
     repeated = decoding_layout(layout)
     assert jax.tree.structure(repeated) == jax.tree.structure(layout)
 
@@ -70,7 +70,7 @@ def test_matrices_of_drafters_are_rounded_except_in_layers():
         "softmax": kernel.T,
     }
     layout = decoding_layout(params, exact=False)
-    for matrix in (layout["fusion"]["kernel"].rows, layout[SOFTMAX]):
+    for matrix in (layout["fusion"]["kernel"].rows, layout[SOFTMAX].rows):
         assert isinstance(matrix, TiledMatrix)
         values = matrix[np.arange(32)]
         np.testing.assert_allclose(values, kernel.T, atol=0.5 * abs(kernel).max() / 127)
