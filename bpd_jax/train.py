@@ -173,6 +173,11 @@ def _train_refiner(parsed: Parsed[RefinerTrainConfig]) -> None:
         if not missing:
             loaded = load_model(config.model, config.heads)
             print(refiners.describe(config, loaded.config))
+            if config.data is None:
+                try:
+                    default_data(loaded.folder)
+                except UserError as error:
+                    missing.append(str(error))
         _print_missing(missing)
         return
     workdir = cli.required("workdir")

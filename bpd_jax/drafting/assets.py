@@ -184,7 +184,8 @@ HOW_TO_MAKE = {
     "-m bpd_jax.train and pass its run folder as --draft_model.",
     **{
         kind: f"a trained {kind} refiner: train one with python -m bpd_jax.train and "
-        f"gin_configs/runs/refiner.gin, and pass its folder as --{kind}."
+        f"gin_configs/runs/refiner.gin, and pass the folder {kind} of its run folder "
+        f"as --{kind}."
         for kind in REFINERS
     },
     "drafter": "a block drafter: train one with python -m bpd_jax.train and a "

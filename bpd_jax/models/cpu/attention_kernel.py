@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Num
 from bpd_jax.models.cache import BITS
-from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.device import kernel_name, on_cpu
 from bpd_jax.models.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.quantized import OneOf, operands
 from bpd_jax.models.transformer_config import INT8
@@ -69,7 +69,7 @@ def ordered_attention(
         # A conversion there and back would be removed by XLA.
         keys, values = (jax.lax.reduce_precision(x, 8, 7) for x in (keys, values))
     sizes = (tile.width, tile.outputs, tile.rows, width, softcap or 0.0, int(half))
-    name = "_".join(["bpd_jax_attention", *map(str, sizes)])
+    name = kernel_name("attention", *sizes)
     register(name, lambda: attention_module(tile, width, softcap, half))
     result = jax.ShapeDtypeStruct(folded.shape, jnp.float32)
     mixed = jax.ffi.ffi_call(name, result)(

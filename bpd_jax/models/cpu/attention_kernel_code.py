@@ -145,12 +145,19 @@ class _Rows(VectorCode):
         self.weights = b.bitcast(memory, FLOATS)
         self.packed = b.gep(self.weights, [rows])
         self.behind = padded
+        self.begin = self._first_vector()
         none = [self._constant(-math.inf)] * self.tile.rows
         peaks = self._all_scores(
-            self.cached_keys, self.slots, self.visible, INT(0), self._in_window, none
+            self.cached_keys,
+            self.slots,
+            self.visible,
+            INT(0),
+            self._in_window,
+            none,
+            self.begin,
         )
         peaks = self._all_scores(
-            self.keys, self.new, self.new, padded, self._is_seen, peaks
+            self.keys, self.new, self.new, padded, self._is_seen, peaks, INT(0)
         )
         totals = []
         for m, peak in zip(self.rows, peaks, strict=True):
@@ -159,6 +166,19 @@ class _Rows(VectorCode):
         self._mix(totals)
         b.call(intrinsic(self.module, "free", ir.VoidType(), [POINTER]), [memory])
         b.ret_void()
+
+    def _first_vector(self) -> ir.Value:
+        """The first slot of the first vector that has a visible one of some row.
+
+        Of the slots before it nothing is read; their weights would be 0.
+        """
+        b = self.b
+        starts = [b.load(b.gep(self.starts, [INT(m)])) for m in self.rows]
+        first = functools.reduce(functools.partial(smaller, b), starts)
+        first = smaller(b, b.sext(first, INT), self.visible)
+        negative = b.icmp_signed("<", first, INT(0))
+        first = b.select(negative, INT(0), first)
+        return b.and_(first, INT(-self.tile.width))
 
     def _up(self, size: ir.Value) -> ir.Value:
         """A size in whole vectors."""
@@ -173,8 +193,9 @@ class _Rows(VectorCode):
         place: ir.Value,
         visible: Callable[[ir.Value, int], ir.Value],
         peaks: list[ir.Value],
+        begin: ir.Value,
     ) -> list[ir.Value]:
-        """Writes the scores of some keys at `place`; returns the greatest by lane."""
+        """Writes scores of keys from `begin` on at `place`; the greatest by lane."""
         b, wide = self.b, self.tile.width
 
         def scores(
@@ -200,7 +221,7 @@ class _Rows(VectorCode):
                     state[m] = self._greater(state[m], score)
             return state
 
-        return self._by_vectors(size, peaks, scores)
+        return self._by_vectors(begin, size, peaks, scores)
 
     def _capped(self, score: ir.Value) -> ir.Value:
         if self.softcap is None:
@@ -253,7 +274,7 @@ class _Rows(VectorCode):
 
         full, sums = accumulate(
             b,
-            INT(0),
+            self.begin,
             self.visible,
             wide,
             [self._constant(0.0)],
@@ -304,12 +325,12 @@ class _Rows(VectorCode):
                 return self._add_products(values, start, sums, weight)
 
             sums = [self._constant(0.0)] * (self.tile.rows * vectors)
-            for values, behind, count in (
-                (self.cached, INT(0), self.visible),
-                (self.added, self.behind, self.new),
+            for values, behind, begin, count in (
+                (self.cached, INT(0), self.begin, self.visible),
+                (self.added, self.behind, INT(0), self.new),
             ):
                 one = functools.partial(add, values, behind)
-                _, sums = accumulate(b, INT(0), count, 1, sums, one)
+                _, sums = accumulate(b, begin, count, 1, sums, one)
             for m in self.rows:
                 for v in range(vectors):
                     place = b.add(first, INT(m * self.width + v * wide))

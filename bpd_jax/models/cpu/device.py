@@ -55,6 +55,11 @@ def _has(option: str, value: Any) -> bool:
     return True
 
 
+def kernel_name(*parts: Any) -> str:
+    """A name of letters, digits and underscores, which `kernels_of` finds."""
+    return "bpd_jax_" + re.sub(r"\W", "_", "_".join(map(str, parts)))
+
+
 def kernels_of(program: str) -> list[str]:
     """Names of the kernels that a lowered program calls."""
     module = sys.modules.get("bpd_jax.models.cpu.xla_kernel")

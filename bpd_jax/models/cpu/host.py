@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Num, UInt
-from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.device import kernel_name, on_cpu
 from bpd_jax.models.cpu.tile import tile_of_processor
 
 # Parameters of `mallopt`, from <malloc.h>.
@@ -81,7 +81,7 @@ def microseconds(after: Num[Array, "..."]) -> UInt[Array, ""] | None:
         return None
     from bpd_jax.models.cpu.xla_kernel import register
 
-    name = f"bpd_jax_clock_{clock}"
+    name = kernel_name("clock", clock)
     register(name, lambda: _clock_module(clock))
     result = jax.ShapeDtypeStruct((1,), jnp.uint32)
     return jax.ffi.ffi_call(name, result, has_side_effect=True)(after)[0]

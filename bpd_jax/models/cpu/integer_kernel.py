@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Float
+from bpd_jax.models.cpu.device import kernel_name
 from bpd_jax.models.cpu.tile import ARM, processor_features
 from bpd_jax.models.quantized import (
     OneOf,
@@ -90,7 +91,7 @@ def integer_rows(
     matrix: TiledMatrix = example(tiles)
     rows, width = x.shape[0], matrix.words.shape[-1]
     sizes = (width, matrix.bits, matrix.block, matrix.offset, int(matrix.minima))
-    name = "_".join(["bpd_jax_integer_rows", *map(str, sizes)])
+    name = kernel_name("integer_rows", *sizes)
     register(name, lambda: integer_module(*sizes))
     result = jax.ShapeDtypeStruct((rows, matrix.shape[0]), jnp.float32)
     # The rounded rows.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float
 from bpd_jax.models.cpu.attention_kernel import ordered_attention, reads
+from bpd_jax.models.cpu.device import kernel_name, on_cpu
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.operations import Before, Operations
 from bpd_jax.models.quantized import Packed
@@ -35,10 +36,14 @@ def row_norm(
     from bpd_jax.models.cpu.row_functions_code import norm_module
 
     rows = x.astype(jnp.float32).reshape(-1, scale.size)
-    vectors = [scale.ravel()] if bias is None else [scale.ravel(), bias.ravel()]
+    vectors = [
+        vector.ravel().astype(jnp.float32)
+        for vector in (scale, bias)
+        if vector is not None
+    ]
     width = _width()
     sizes = (width, len(vectors) - 1, int(centred), epsilon)
-    name = "_".join(["bpd_jax_norm", *map(str, sizes)])
+    name = kernel_name("norm", *sizes)
     norm = _call(name, lambda: norm_module(*sizes), rows, *vectors)
     return norm.reshape(x.shape)
 
@@ -54,7 +59,7 @@ def row_activation(
         array.reshape(-1, x.shape[-1]) for array in (x, gate) if array is not None
     ]
     gated = len(arrays) == 2
-    target = f"bpd_jax_activation_{name}_{width}_{int(gated)}"
+    target = kernel_name("activation", name, width, int(gated))
     result = _call(target, lambda: activation_module(name, width, gated), *arrays)
     return result.reshape(x.shape)
 
@@ -96,6 +101,8 @@ class OrderedOperations(KernelAttention):
 
     def norm(self, norm: nn.LayerNorm | nn.RMSNorm, x: Array) -> Array:
         params = norm.variables["params"]
+        if params["scale"].size % _width():  # A kernel takes whole vectors.
+            return super().norm(norm, x)
         return row_norm(
             x,
             params["scale"],
@@ -105,6 +112,8 @@ class OrderedOperations(KernelAttention):
         )
 
     def activation(self, name: str, x: Array, gate: Array | None) -> Array:
+        if x.shape[-1] % _width():
+            return super().activation(name, x, gate)
         return row_activation(name, x, gate)
 
     def rotate(self, x: Array, positions: Array, by: RotaryConfig) -> Array:
@@ -124,6 +133,6 @@ def operations(kernel: Any, dtype: str) -> Operations:
 
     `dtype` is that of activations.
     """
-    if not isinstance(kernel, Packed) or tile_of_processor() is None:
+    if not (isinstance(kernel, Packed) and on_cpu() and tile_of_processor()):
         return _PLAIN
     return _ORDERED if dtype == "float32" else _ATTENTION

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array
-from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.models.cpu.device import kernel_name, on_cpu
 from bpd_jax.models.cpu.tile import Storage, Tile, tile_of_processor
 from bpd_jax.models.quantized import OneOf, QuantizedMatrix, example, operands
 
@@ -86,6 +86,6 @@ def _register(kind: str, tile: Tile, stored: Storage) -> str:
 
     build = {"product": product_module, "expansion": expansion_module}[kind]
     sizes = (*dataclasses.astuple(tile), *dataclasses.astuple(stored))
-    name = "_".join([f"bpd_jax_rows_{kind}", *(str(int(size)) for size in sizes)])
+    name = kernel_name("rows", kind, *map(int, sizes))
     register(name, lambda: build(tile, stored))
     return name

@@ -58,15 +58,16 @@ class VectorCode:
 
     def _by_vectors(
         self,
+        begin: ir.Value,
         size: ir.Value,
         state: list[ir.Value],
         group: Callable[..., list[ir.Value]],
     ) -> list[ir.Value]:
-        """Accumulates `size` numbers by groups of vectors, then one by one.
+        """Accumulates numbers from `begin` to `size` by groups of vectors.
 
         `group` gets the first number, the state, `vectors`, and whether it is `masked`.
         """
-        b, at = self.b, INT(0)
+        b, at = self.b, begin
         for vectors in sorted({self.tile.outputs, 1}, reverse=True):
             whole = functools.partial(group, vectors=vectors, masked=False)
             step = vectors * self.tile.width

@@ -1,6 +1,7 @@
 """Passes by kernels: a loop computes what layers in turn do, trees what tokens do."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,15 @@ from bpd_jax.models.attention import near
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
+from bpd_jax.models.cpu import ordered_functions
 from bpd_jax.models.cpu.attention_kernel import cache_dtype
+from bpd_jax.models.cpu.device import kernels_of
 from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.cpu.layer_loop import has_kernels
 from bpd_jax.models.cpu.layout import integer_layout
 from bpd_jax.models.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
+from bpd_jax.models.operations import Operations
 from bpd_jax.models.quantized import rounded
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import LLAMA, random_params
@@ -82,6 +86,8 @@ def test_same_numbers_in_a_loop(precision, monkeypatch):
     for one, other in zip(*map(jax.tree.leaves, (looped, in_turn)), strict=True):
         np.testing.assert_array_equal(one, other)
     assert "stablehlo.while" in text
+    # A kept program registers them before it is loaded.
+    assert kernels_of(text) == sorted(set(re.findall(r"bpd_jax_[^\"\s(]+", text)))
     assert "stablehlo.while" not in unrolled
 
 
@@ -129,6 +135,30 @@ def test_a_pass_has_the_bits_of_single_tokens(precision, trunk):
         logits, cache = run(model, tokens[:, token : token + 1], cache)
         alone.append(logits)
     np.testing.assert_array_equal(jnp.concatenate(alone, 1), together)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"d_ff": 100}, {"d_model": 40}, {"query_key_norm": True, "head_dim": 8}],
+    ids=str,
+)
+def test_sizes_that_are_no_whole_vectors(sizes):
+    trunk = dataclasses.replace(TRUNK, param_dtype="bfloat16", **sizes)
+    model = model_of(trunk, "float32")
+    plain = dataclasses.replace(
+        model, params=random_params(parameter_shapes(model.config), 0.3, 0)
+    )
+    for got, want in zip(
+        *(jax.tree.leaves(passes(each)) for each in (model, plain)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_other_devices_call_no_kernel_of_a_cpu(monkeypatch):
+    kernel = model_of(TRUNK, "stored").params["trunk"]["mlp_0"]["input"]["kernel"]
+    assert type(cpu.operations(kernel, "float32")) is not Operations
+    monkeypatch.setattr(ordered_functions, "on_cpu", lambda: False)
+    assert type(cpu.operations(kernel, "float32")) is Operations
 
 
 def test_layers_that_differ_run_in_turn():
