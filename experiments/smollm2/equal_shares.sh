@@ -4,14 +4,14 @@
 #
 #   experiments/smollm2/equal_shares.sh CORPUS [DATA]
 #
-# CORPUS is a glob of JSON Lines with the field `text`. The texts, 5,538 answers of
-# SmolLM2, are in experiments/smollm2/texts; with DATA, a folder of public data sets as
-# JSON Lines (training_prompts.py), they are written again. The rescorer is of these and of
-# experiments/smollm2/more_texts.
+# CORPUS is a glob of JSON Lines with the field `text`. The texts, 32,001 answers of
+# SmolLM2, are in experiments/smollm2/{texts,more_texts,further_texts}; with DATA, a folder of
+# public data sets as JSON Lines (training_prompts.py), those of the first are written again.
+# The heads are of all three, the rescorer of the first two, the n-grams of the first.
 #
-#   needs    two cores, 8 GB of memory and four hours, or a GPU
+#   needs    two cores, 8 GB of memory and eight hours, or a GPU
 #   makes    runs/smollm2/equal/{texts,states,own_2,own_4,all_texts},
-#            runs/smollm2/{heads,rescorer,general_2,general_4}, which `--model=smollm2` and
+#            runs/smollm2/{three,heads,rescorer,general_2,general_4}, which `--model=smollm2` and
 #            the studies use; runs/smollm2/training, the runs of the rescorer
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -39,8 +39,10 @@ if [ $# -gt 1 ]; then
         "$equal"/texts/{greedy,plain,sampled}
 fi
 
+"$python" experiments/smollm2/pack_texts.py --output="$run/three" "$texts" \
+    experiments/smollm2/{more_texts,further_texts}
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
-    --gin.DATA="'$texts'" --gin.HeadsTrainConfig.states="'$equal/states'" \
+    --gin.DATA="'$run/three'" --gin.HeadsTrainConfig.states="'$equal/states'" \
     --workdir="$run"
 
 "$python" experiments/smollm2/pack_texts.py --output="$equal/all_texts" "$texts" \

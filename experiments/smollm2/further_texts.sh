@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes experiments/smollm2/further_texts: 10,429 answers of SmolLM2 (1.03 million tokens),
-# on which nothing that is shipped has been trained yet: samples at temperature 0.7 of the
+# Writes experiments/smollm2/further_texts: 10,429 answers of SmolLM2 (1.03 million tokens):
+# samples at temperature 0.7 of the
 # prompts that more_texts.sh leaves, and greedy, sampled and continued texts of a second draw
 # of prompts. The prompts of the second draw that experiments/smollm2/texts answers are
 # skipped, of those that are not sampled also what more_texts answers.

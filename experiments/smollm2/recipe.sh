@@ -12,7 +12,7 @@
 #            then uses instead of the shipped ones; runs/smollm2/medusa, Medusa heads for
 #            bpd_jax.export; runs/smollm2/training, the run of the rescorer
 #
-# The shipped heads are of 5,538 texts (equal_shares.sh), drafter and n-gram model of
+# The shipped heads are of 32,001 texts (equal_shares.sh), drafter and n-gram model of
 # 25,181, the rescorer of 15,259 others (shipped.sh, bpd_jax/shipped/smollm2/README.md).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
