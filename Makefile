@@ -80,7 +80,8 @@ test: lint ## lint, then the tests on JOBS=3 processes
 
 test-all: lint ## the same with slow tests, every case of each matrix, and shapes checked
 	$(PYTEST)
-	$(PYTEST) --shapes -m "not exhaustive" tests/models tests/drafting tests/decoding
+	$(PYTEST) --shapes -m "not exhaustive" tests/models tests/drafting tests/decoding \
+	  tests/training/{cross_entropy,drafter_blocks,levels_loss,loss,refiner_sources,refiners}_test.py
 
 lint: env ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
