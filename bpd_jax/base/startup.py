@@ -44,7 +44,8 @@ def begin() -> None:
     """Prepares this process; called once, before anything large is imported."""
     global _messages
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        # Otherwise the next opened file would get the number of the closed stream.
+        # Otherwise the next opened file would get the number of the closed stream. What
+        # is opened here stays open.
         if getattr(sys, name) is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             mode = "w" if number else "r"

@@ -67,7 +67,7 @@ def joining() -> Iterator[None]:
     join()
     with hosts.together():
         if not hosts.is_first():
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # It stays open.
             progress.hide()
         yield
 

@@ -97,7 +97,10 @@ class KernelAttention(Operations):
 
 
 class OrderedOperations(KernelAttention):
-    """In float32: no number depends on how many tokens a pass has, to the last bit."""
+    """In float32: no number depends on how many tokens a pass has, to the last bit.
+
+    Rows that are no whole vectors, which the kernels do not take, are left to XLA.
+    """
 
     def norm(self, norm: nn.LayerNorm | nn.RMSNorm, x: Array) -> Array:
         params = norm.variables["params"]
