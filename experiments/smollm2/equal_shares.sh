@@ -7,7 +7,7 @@
 # CORPUS is a glob of JSON Lines with the field `text`. The texts, 32,001 answers of
 # SmolLM2, are in experiments/smollm2/{texts,more_texts,further_texts}; with DATA, a folder of
 # public data sets as JSON Lines (training_prompts.py), those of the first are written again.
-# The heads are of all three, the rescorer of the first two, the n-grams of the first.
+# Heads and n-grams are of all three, the rescorer of the first two.
 #
 #   needs    two cores, 8 GB of memory and eight hours, or a GPU
 #   makes    runs/smollm2/equal/{texts,states,own_2,own_4,all_texts},
@@ -61,7 +61,7 @@ train_rescorer rescorer_stored "$run/rescorer" \
     --gin.WARMUP_STEPS=30
 
 for order in 2 4; do
-    "$python" -m bpd_jax.build_ngram --generations="$texts" --answers_only --split=all \
+    "$python" -m bpd_jax.build_ngram --generations="$run/three" --answers_only --split=all \
         --order=$order --output="$equal/own_$order"
     counts=1,1
     [ $order = 4 ] && counts=1,1,2,4
