@@ -251,7 +251,7 @@ def _facts(
 
 
 def _check_same(output: pathlib.Path, loaded: LanguageModel, facts: dict) -> None:
-    """Raises a `UserError` if the folder contains texts of another model or command."""
+    """Checks that a folder has no texts of another model or command."""
     if not (output / HEADER).exists():
         return
     about = read_header(output)

@@ -184,7 +184,7 @@ class _CheckedParser(flags.ArgumentParser):
         self.syntactic_help = check.description
 
     def parse(self, argument: str) -> Any:
-        """The value; raises a `UserError` if the check fails."""
+        """The value, once it has passed the check."""
         return parse_value(self._name, argument, self._check)
 
 

@@ -242,7 +242,7 @@ def _fault(error: Exception, location: str) -> str:
 
 
 def _check_macros(settings: Sequence[Setting]) -> None:
-    """Raises a `UserError` for a macro that is required, undefined or never used."""
+    """Refuses macros that are required, undefined or never used."""
     for setting in {each.name: each for each in settings}.values():
         if "gin.REQUIRED" in setting.macros:
             raise UserError(
@@ -290,7 +290,7 @@ def _build(kind: type[T]) -> T:
 def _check_effects(
     given: Mapping[str, list[Setting]], settings: Sequence[Setting], used: list[str]
 ) -> None:
-    """Raises a `UserError` for what the command line names without any effect.
+    """Refuses what the command line names without any effect.
 
     A file may also set what another command needs.
     """

@@ -194,7 +194,7 @@ class Validated:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible settings."""
+        """Refuses incompatible settings."""
 
 
 def setting(default: Any, help_: str, check: Check) -> Any:
@@ -274,13 +274,13 @@ def check_settings(settings: Any, prefix: str) -> None:
 
 
 def check_value(name: str, value: object, check: Check) -> None:
-    """Raises a `UserError` unless an argument passes a check."""
+    """Applies a check to an argument."""
     if not check.allows(value):
         raise UserError(f"{name} must be {check.description}, not {value!r}.")
 
 
 def parse_value(name: str, text: str, check: Check) -> Any:
-    """Reads an argument from text; raises a `UserError` unless it passes a check."""
+    """Reads an argument from text and applies a check to it."""
     try:
         value = check.parse(text)
     except ValueError:

@@ -46,7 +46,7 @@ def example_files(task: ExampleTask, split: str) -> list[SourceFile]:
 
 
 def check_source(task: ExampleTask) -> None:
-    """Raises a `UserError` if the data set is not on this machine.
+    """Checks that the data set is on this machine.
 
     A folder under `gs://` is not looked at. TensorFlow is not imported.
     """

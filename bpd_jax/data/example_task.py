@@ -151,7 +151,7 @@ class ExampleTask(Validated):
     packed: bool = True
 
     def check_together(self) -> None:
-        """Raises a `UserError` for two sources, or an invalid vocabulary."""
+        """Refuses two sources, or an invalid vocabulary."""
         if self.files is not None and self.data_dir is not None:
             raise UserError(
                 f"files={self.files!r} and data_dir={self.data_dir!r} are both given: "
@@ -221,7 +221,7 @@ class ExampleTask(Validated):
         return f"{self.name}{source}.{short_vocabulary(self.vocabulary)}"
 
     def check_split(self, split: str) -> None:
-        """Raises a `UserError` unless the task may have this split."""
+        """Checks that the task may have this split."""
         if split in self.splits:
             return
         hint = ""

@@ -104,7 +104,7 @@ def describe(task: ExampleTask) -> dict[str, Any]:
 
 
 def check_fits(task: ExampleTask, folder: str) -> None:
-    """Raises a `UserError` unless the folder is the cache of this task."""
+    """Checks that the folder is the cache of this task."""
     path = os.path.join(folder, DESCRIPTION)
     try:
         with tf.io.gfile.GFile(path, "rb") as file:

@@ -154,7 +154,7 @@ def read_prompts_file(path: str | os.PathLike[str]) -> list[str]:
 
 
 def check_texts(prompts: Sequence[object]) -> None:
-    """Raises a `UserError` if a prompt is an empty text, or is not UTF-8."""
+    """Refuses prompts that are empty texts or not UTF-8."""
     for number, prompt in enumerate(prompts, 1):
         if not isinstance(prompt, str):
             continue

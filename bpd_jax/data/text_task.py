@@ -44,7 +44,7 @@ class TextTask(Validated):
     max_bytes: Count | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that do not match the corpus."""
+        """Refuses settings that do not match the corpus."""
         if self.corpus == "stdlib" and self.text_files:
             raise UserError(
                 f"text_files={self.text_files!r} is given, but corpus is "
@@ -82,7 +82,7 @@ class TextTask(Validated):
         }
 
     def check_split(self, split: str) -> None:
-        """Raises a `UserError` unless `split` is one of `SPLITS`, or `ALL`."""
+        """Checks that `split` is one of `SPLITS`, or `ALL`."""
         if split not in (*SPLITS, ALL):
             raise UserError(
                 f"unknown split {split!r}: use {', '.join(SPLITS)} or {ALL}."

@@ -336,7 +336,7 @@ def check_prompts(
     options: DecodeOptions,
     name: str = "model",
 ) -> None:
-    """Raises a `UserError` for a prompt that cannot be decoded."""
+    """Refuses prompts that cannot be decoded."""
     longest = model.config.trunk.max_length - options.max_new_tokens
     vocab_size = model.config.trunk.vocab_size
     for index, prompt in enumerate(prompts):

@@ -91,7 +91,7 @@ class Method:
             )
 
     def _check_refiners(self) -> None:
-        """Raises a `UserError` if refiners do not fit one another or the source."""
+        """Checks that refiners fit one another and the source."""
         if len(set(self.refiner_names)) < len(self.refiners):
             raise UserError(f"{self.name!r}: a refiner can be used once only.")
         if isinstance(self.source, StandalonePart) or self.source.offers_lattice:

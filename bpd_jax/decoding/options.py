@@ -163,7 +163,7 @@ class DecodeOptions(StepOptions):
     batch_size: Count = 1
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible options and invalid stop texts."""
+        """Refuses incompatible options and invalid stop texts."""
         if 0 < self.temperature < _LEAST_TEMPERATURE:
             raise UserError(
                 f"temperature must be 0, which is greedy, or at least "

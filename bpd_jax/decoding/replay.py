@@ -140,7 +140,7 @@ class Replay:
 
 
 def check_replayable(method: Method) -> None:
-    """Raises a `UserError` for methods that run the model or read its states."""
+    """Refuses methods that run the model or read its states."""
     if method.needs_model:
         raise UserError(
             f"{method.source.name} cannot be replayed, because it runs the model or "

@@ -331,7 +331,7 @@ def check_methods(
     prompts: Sequence[np.ndarray],
     options: DecodeOptions,
 ) -> None:
-    """Raises a `UserError` for a method whose speed-up cannot be predicted."""
+    """Refuses methods whose speed-up cannot be predicted."""
     for method in methods:
         check_replayable(method)
         decoder.drafter(method)

@@ -133,7 +133,7 @@ class Assets:
     same_tokens: bool = False
 
     def check(self, model: BlockwiseConfig) -> None:
-        """Raises a `UserError` if the sizes of an asset differ from the model's."""
+        """Checks that the sizes of all assets are the model's."""
         vocab_size = model.trunk.vocab_size
         sizes = {}
         if self.ngram is not None:

@@ -67,7 +67,7 @@ class BuildContext:
         return self.model.config.trunk.vocab_size
 
     def need(self, asset: str) -> Any:
-        """Returns an asset; raises a `UserError` that explains how to create it."""
+        """Returns an asset; the error for a missing one explains how to create it."""
         return on_mesh(self.assets.need(asset, self.method), self.model.mesh)
 
     def share(self, key: Any, create: Callable[[], Any]) -> Any:

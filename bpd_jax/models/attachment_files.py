@@ -266,7 +266,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
 def check_fits(
     config: RefinerConfig, *, vocab_size: int, d_model: int, block_size: int
 ) -> None:
-    """Raises a `UserError` unless the refiner fits a model of these sizes."""
+    """Checks that the refiner fits a model of these sizes."""
     trained_sizes = (config.vocab_size, config.d_model, config.num_heads)
     if trained_sizes == (vocab_size, d_model, block_size):
         return

@@ -87,7 +87,7 @@ class Attachment(Generic[Config]):
         name: str,
         remedy: str,
     ) -> None:
-        """Raises a `UserError` unless the attachment belongs to the model of `base`.
+        """Checks that the attachment belongs to the model of `base`.
 
         `title`, such as "a block drafter", `name` and `remedy` are for messages.
         """
@@ -113,7 +113,7 @@ class AttachmentFiles(Generic[Config]):
       tensors: name of the safetensors file.
       read_config: creates the configuration from JSON; raises if it is damaged.
       shapes: returns the shapes of the stored tensors by path, from the configuration,
-        D and V; raises a `UserError` for a configuration that is never stored.
+        D and V; configurations that are never stored are refused.
       inputs: returns the axes of a matrix that products sum over, from its path and its
         number of axes; see `lowered`.
     """
@@ -187,7 +187,7 @@ class AttachmentFiles(Generic[Config]):
 def check_finite(
     tensors: Mapping[str, np.ndarray], folder: str | os.PathLike[str]
 ) -> None:
-    """Raises a `UserError` if a number is NaN or infinite."""
+    """Checks that all numbers are finite."""
     for name, tensor in tensors.items():
         if not np.isfinite(np.asarray(tensor)).all():
             raise UserError(

@@ -202,7 +202,7 @@ def constrain(array: jax.Array, mesh: Mesh | None, spec: PartitionSpec) -> jax.A
 
 
 def check_rows(name: str, rows: int, mesh: Mesh) -> None:
-    """Raises a `UserError` unless the mesh divides the rows of a batch evenly."""
+    """Checks that the mesh divides the rows of a batch evenly."""
     parts = row_parts(mesh)
     if rows % parts:
         raise UserError(

@@ -211,7 +211,7 @@ def from_fields(kind: Callable[..., Config], fields: dict[str, Any]) -> Config:
 
 
 def check_token_ids(ids: np.ndarray, vocab_size: int, name: str) -> None:
-    """Raises a `UserError` that names a text with tokens outside a vocabulary."""
+    """Checks that all tokens of the text `name` are in the vocabulary."""
     if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
         raise UserError(
             f"{name} has token ids outside 0 … {vocab_size - 1}: encode it with the "
@@ -220,7 +220,7 @@ def check_token_ids(ids: np.ndarray, vocab_size: int, name: str) -> None:
 
 
 def check_feature_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raises a `UserError` unless `layers` are distinct layers of a trunk."""
+    """Checks that `layers` are distinct layers of a trunk."""
     known = each(integer(0, num_layers - 1), distinct=True)
     if not known.accepts(layers):
         raise UserError(

@@ -170,7 +170,7 @@ def _check_fit(
     order: int,
     vocab_size: int,
 ) -> None:
-    """Raises a `UserError` if settings do not match the order or the vocabulary."""
+    """Checks that settings match the order and the vocabulary."""
     limits = settings.max_per_order or ()
     if len(limits) >= order:
         raise UserError(

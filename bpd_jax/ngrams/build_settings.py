@@ -106,7 +106,7 @@ class CountSettings(Validated):
     memory: Annotated[int, _MEMORY] = DEFAULT_MEMORY
 
     def check_together(self) -> None:
-        """Raises a `UserError` for settings that do not match the source."""
+        """Refuses settings that do not match the source."""
         selected = [name for name in self.sources if getattr(self, name)]
         if len(selected) != 1:
             listed = " and ".join(f"--{name}" for name in selected) or "none"
@@ -182,7 +182,7 @@ class BuildSettings(CountSettings):
     compact: bool = False
 
     def check_together(self) -> None:
-        """Raises a `UserError` for incompatible settings."""
+        """Refuses incompatible settings."""
         super().check_together()
         heldout = ("heldout_split", "heldout_text", "heldout_tokens")
         if sum(getattr(self, name) is not None for name in heldout) > 1:

@@ -56,7 +56,7 @@ def symbol_width(vocab_size: int) -> int:
 
 
 def check_vocab_size(vocab_size: int, name: object = "vocab_size") -> None:
-    """Raises a `UserError` if V is more than `MOST_TOKENS`.
+    """Checks that V is at most `MOST_TOKENS`.
 
     Args:
       name: the file or parameter to name in the error message.

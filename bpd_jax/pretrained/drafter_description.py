@@ -235,7 +235,7 @@ def _heads(
 
 
 def unsupported(fields: Fields, feature: str) -> NoReturn:
-    """Raises a `UserError` for a drafter with a feature that is not supported."""
+    """Refuses a drafter with a feature that is not supported."""
     raise UserError(
         f"{fields.source} requires {feature}, which bpd_jax does not support for "
         "drafters: use another one."

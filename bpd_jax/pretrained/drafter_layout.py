@@ -109,7 +109,7 @@ def check_sizes(
     target: TransformerConfig,
     name: str,
 ) -> None:
-    """Raises a `UserError` unless width and vocabulary are those of the target."""
+    """Checks that width and vocabulary are those of the target."""
     if sizes != (target.d_model, target.vocab_size):
         raise UserError(
             f"{source} is of a drafter for a model of width {sizes[0]} with {sizes[1]} "

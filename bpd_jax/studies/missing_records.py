@@ -77,7 +77,7 @@ def measure(
 
 
 def _check_device(run: StudyRun) -> None:
-    """Raises a `UserError` if times of two devices would be mixed."""
+    """Checks that times of two devices are not mixed."""
     devices = {session["device"] for session in run.facts.get("sessions", [])}
     if devices - {provenance.device()}:
         raise UserError(

@@ -198,7 +198,7 @@ class StudyConfig(Validated):
     mesh: MeshConfig | None = None
 
     def check_together(self) -> None:
-        """Raises a `UserError` for undefined names."""
+        """Refuses undefined names."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
         for kind, name in self.tuners.items():

@@ -190,7 +190,7 @@ class TrainConfig(LossSettings):
         )
 
     def check_mesh(self, mesh: Mesh) -> None:
-        """Raises a `UserError` if the batch cannot be divided over the devices."""
+        """Checks that the devices divide the batch evenly."""
         parts = row_parts(mesh) * self.compute.accumulate
         if self.batch_size % parts:
             raise UserError(

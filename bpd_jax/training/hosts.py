@@ -100,7 +100,7 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
 
 
 def check_joined() -> None:
-    """Raises a `UserError` if jax sees processes that this one has not joined."""
+    """Checks that this process has joined all that jax sees."""
     if jax.process_count() != count():
         raise UserError(
             f"jax sees {jax.process_count()} processes, which have not joined each "

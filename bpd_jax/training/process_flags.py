@@ -46,7 +46,7 @@ def join() -> None:
 def with_mesh_if_set(parsed: Parsed[T]) -> T:
     """The configuration, whose `mesh` is None unless a setting or a process needs it.
 
-    Starts jax, and raises a `UserError` if it sees processes that have not joined.
+    Starts jax, and checks that this process has joined all that it sees.
 
     Args:
       parsed: a configuration whose field `mesh` is `@MeshConfig()` by default.

@@ -47,7 +47,7 @@ _KNOWN = {
 
 
 def check_usable(folder: pathlib.Path, config: TrainConfig) -> None:
-    """Raises a `UserError` unless the run can start or resume in `folder`.
+    """Checks that the run can start or resume in `folder`.
 
     The folder may be missing, empty, hold only prepared rows or exported parameters,
     or hold an earlier part of a run of the same model on the same task. Nothing is
@@ -104,7 +104,7 @@ def initial_rows(folder: pathlib.Path) -> dict[str, dict[str, Any]] | None:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object; raises a `UserError` if it cannot be read or is none."""
+    """Reads a JSON object."""
     try:
         content = files.read_json(path)
         if not isinstance(content, dict):

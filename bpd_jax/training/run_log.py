@@ -168,9 +168,8 @@ class RunLog:
     def add(self, step: int, metrics: Metrics, *, read: bool) -> None:
         """Adds the metrics of a step, which may still be being computed.
 
-        It raises a `UserError` if the loss of this or of an earlier step is not finite.
         The host waits for it if it must `read` the state now, to log, evaluate or save
-        it.
+        it. A loss that is not finite ends the run.
         """
         self.meter.add(metrics)
         self._unread.append((step, metrics["finite"]))

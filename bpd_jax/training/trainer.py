@@ -1,7 +1,13 @@
 """The training of a whole model, from top to bottom.
 
-`loss` is what a step minimizes, `step` the step, `run_log` the log; a run that was
-stopped or killed resumes exactly (`checkpoints`), in one process or several (`hosts`).
+What is here:
+
+- one process or several, on any mesh: each reads the rows of its own devices;
+- pretraining, or a start from the parameters of another model;
+- the loss of all heads (`loss`), with λ that may follow the validation;
+- a log of means, speed and validation (`run_log`), for which the devices seldom wait;
+- the best checkpoint, and an early stop (`validation`);
+- an exact resumption of a run that was stopped or killed (`checkpoints`).
 """
 
 import os

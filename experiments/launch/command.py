@@ -117,8 +117,8 @@ def check(
       slices: number of TPU slices.
       processes: number of processes that are started.
       alone: what the user does to start a single process.
-      check_folder: raises a `UserError` unless the machines can use a folder; None if
-        they have the files of this machine.
+      check_folder: checks that the machines can use a folder; None if they have the
+        files of this machine.
 
     Returns:
       The gin files that the command reads, with those that they include.
@@ -203,7 +203,7 @@ def _travels(path: str) -> bool:
 
 
 def check_travels(gin_files: Collection[str]) -> None:
-    """Raises a `UserError` unless a checkout of HEAD elsewhere has the gin files."""
+    """Checks that a checkout of HEAD elsewhere has the gin files."""
     for file in gin_files:
         if pathlib.Path(file).is_absolute() or git("ls-files", "--", file) != file:
             raise UserError(

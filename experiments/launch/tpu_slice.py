@@ -62,7 +62,7 @@ class TpuSlice(Validated):
     ssh: tuple[str, ...] = ()
 
     def check_together(self) -> None:
-        """Raises a `UserError` unless Cloud accepts the fields."""
+        """Checks that Cloud accepts the fields."""
         sides_of(self.topology)
         if self.chip not in KINDS:
             raise UserError(
@@ -111,7 +111,7 @@ class TpuSlice(Validated):
         return tuple(f"{self.name}-{number}" for number in several) or (self.name,)
 
     def check_folder(self, flag: str, folder: str) -> None:
-        """Raises a `UserError` unless the workers share a folder."""
+        """Checks that the workers share a folder."""
         if folder.startswith("gs://"):
             return
         # On the workers `runs` is a link to the share.

@@ -183,7 +183,7 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
 def check_paths(
     context: BuildContext, block: int, width: int, search: SearchPart
 ) -> None:
-    """Raises a `UserError` if the lattice has fewer paths than the search returns."""
+    """Checks that the lattice has as many paths as the search returns."""
     paths = width ** (block - 1)
     if search.drafts > paths:
         raise UserError(

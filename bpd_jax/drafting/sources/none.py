@@ -48,7 +48,7 @@ class Auto(StandalonePart):
     help = "the fastest method on this device, by measurement"
 
     def build(self, context: BuildContext) -> Drafter:
-        """Raises a `UserError`: it has to be replaced by its choice."""
+        """Refuses to draft: it has to be replaced by its choice."""
         raise UserError(
             "auto is not a method by itself: name a method, or let decode or generate "
             "measure which method is fastest (choose_method)."

@@ -165,7 +165,7 @@ def multiplies_quantized(precision: str | None, mesh: Mesh | None) -> bool:
 
 
 def check_integers(head_width: int) -> None:
-    """Raises a `UserError` if integers cannot be multiplied here or in this model.
+    """Checks that integers can be multiplied here and in this model.
 
     `head_width` is H, the number of features of a head.
     """

@@ -107,7 +107,7 @@ class FrozenModel:
 
 
 def check_finite(states: np.ndarray) -> None:
-    """Raises a `UserError` if states are too large for their dtype."""
+    """Checks that no state exceeds the range of its dtype."""
     if not np.isfinite(states).all():
         raise UserError(
             f"the model's states exceed the range of {states.dtype.name}: store them "

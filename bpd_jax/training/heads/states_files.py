@@ -55,7 +55,7 @@ def describe_states(
 
 
 def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None:
-    """Raises a `UserError` if a folder holds other files or states than `header`."""
+    """Checks that a folder holds nothing but states with this `header`."""
     folder = as_path(folder)
     if in_bucket(folder):
         raise UserError(
@@ -67,7 +67,7 @@ def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None
 
 
 def check_header(folder: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """Reads the header of a cache; raises a `UserError` if it has other values."""
+    """Reads the header of a cache, whose values must be those of `expected`."""
     header = read_header(folder)
     for name, value in expected.items():
         if header.get(name) != value:
@@ -79,7 +79,7 @@ def check_header(folder: pathlib.Path, expected: dict[str, Any]) -> dict[str, An
 
 
 def read_header(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the header of a cache; raises a `UserError` if a value has another type."""
+    """Reads the header of a cache and checks the types of its values."""
     fields = {"base": str, "d_model": int, "dtype": str}
     header = {"layers": [], **KIND.read_header(folder, fields)}
     with KIND.reading(folder / HEADER):
@@ -102,7 +102,7 @@ def stored_header(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_texts(folder: pathlib.Path, base: str) -> Generations:
-    """Reads the texts of a complete cache; raises a `UserError` if there are none."""
+    """Reads the texts of a complete cache."""
     with KIND.reading(folder / TEXTS):
         arrays = read_npz(
             local_copy(folder / TEXTS), specs_of_texts(None), optional=("indices",)
