@@ -53,7 +53,7 @@ from experiments.catalog import choose, configure, find_study, results_folder
 from experiments.table7.in_domain import build_in_domain
 
 SIZE = flags.DEFINE_string(
-    "size", "tiny", "tiny, small, smollm2 or paper: the gin file of this name."
+    "size", "tiny", "tiny, small, smollm2_heads, smollm2, …: the gin file of this name."
 )
 DATA = flags.DEFINE_string(
     "data",

@@ -9,8 +9,9 @@ hides files whose names end with `~`: `folders` must see every file.
 - Writing: `files` and `folders` write on the local disk and upload the result.
 
 Temporary files and folders are beside the result and are called
-`.bpd_jax-NAME.RANDOM.part`. A process that is killed leaves its own; `make clean`
-removes them.
+`.bpd_jax-NAME.RANDOM.part`. A process that is killed leaves its own, which `make clean`
+removes. It leaves `.older`, which may hold the only copy of a replaced folder, and what
+is kept of buckets in `~/.cache/bpd_jax`.
 """
 
 import base64
@@ -35,7 +36,7 @@ from bpd_jax.base.errors import UserError
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 PREFIX, SUFFIX = ".bpd_jax-", ".part"
-# The older one of two folders while it is replaced, which may be the only one.
+# Of the folder that holds an older one while that is replaced.
 OLDER = ".older"
 
 

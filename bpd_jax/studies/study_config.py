@@ -56,10 +56,16 @@ _TEXT_SETTINGS = (
     "lattice_width",
     "trained_prompts",
     "turns",
+    "text_temperature",
     "source",
 )
 # Settings that headers of earlier versions lack, with the values that they imply.
-_ADDED_SETTINGS: dict[str, Any] = {"decode_lengths": {}, "source": "heads", "turns": 1}
+_ADDED_SETTINGS: dict[str, Any] = {
+    "decode_lengths": {},
+    "source": "heads",
+    "text_temperature": 0.0,
+    "turns": 1,
+}
 TASK_FIELD = "{task}"
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
@@ -149,6 +155,9 @@ class StudyConfig(Validated):
       alphas: values of α to choose from: by default the grid that the paper prints.
         α = 0, which it does not print, is tried as well, and where it would win this is
         said, but it is not chosen unless it is listed here.
+      text_temperature: temperature at which replayed texts are sampled; 0 is greedy.
+        All methods sample the same text, and accept a draft token if it is the token
+        of this text (acceptance `exact`), so that replay counts their calls.
       trained_prompts: file of prompts that block heads were trained on; examples whose
         documents they contain are left out.
       in_domain: number of texts of each task, neither reported nor tuned on, from which
@@ -187,6 +196,7 @@ class StudyConfig(Validated):
     lattice_width: Count = DecodeConfig.lattice_width
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
     alphas: Sequence[Annotated[float, number(0, 1e6)]] = ALPHAS
+    text_temperature: Annotated[float, number(0, 1e6)] = 0.0
     trained_prompts: str | None = None
     in_domain: Natural = 0
     shown: Natural = 0

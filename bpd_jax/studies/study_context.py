@@ -1,10 +1,11 @@
 """The context of all measurements of a study: model, examples and decoded texts.
 
-Texts are decoded greedily once per task and stored with the model's predictions along
-them (`WORKDIR/texts/TASK.npz`). Studies with the same model, tasks and lengths share
-them.
+Texts are decoded once per task, greedily unless they are to be sampled, and stored with
+the model's predictions along them (`WORKDIR/texts/TASK.npz`). Studies with the same
+model, tasks and lengths share them.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -89,7 +90,7 @@ class StudyContext:
         return self._models[name]
 
     def options(self, task: str) -> DecodeOptions:
-        """The options of greedy decoding for a task."""
+        """The options of greedy decoding for a task; those of replay, too."""
         return DecodeOptions(
             max_new_tokens=self.config.new_tokens(task),
             end_of_text=self.loaded(task).end_of_text,
@@ -316,6 +317,8 @@ class StudyContext:
         if loaded.config.draft_vocab_size < loaded.vocab_size:
             # Earlier texts have the entropy of head 1 over the whole vocabulary.
             facts.append("entropies over the draft vocabulary")
+        if config.text_temperature:
+            facts.append(f"sampled at {config.text_temperature}")
         drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
         if config.source == "block" and drafter is not None:
             facts.append(content_digest(drafter))
@@ -332,9 +335,10 @@ class StudyContext:
         total = 2 * len(examples) * self.config.new_tokens(task)
         with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
             bar.set_postfix_str(task, refresh=False)
-            decoded = decoder.decode(
-                GREEDY, prompts, self.options(task), on_progress=bar.update
+            options = dataclasses.replace(
+                self.options(task), temperature=self.config.text_temperature
             )
+            decoded = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
             slots, positions = padded_sizes(decoded)
             width = min(decoder.width, decoder.model.config.draft_vocab_size)
             recorded: dict[int, RecordedText] = {}

@@ -135,10 +135,33 @@ def test_openfst_is_compared_with_the_exact_search(context):
         assert record.milliseconds > 0 < record.exact_milliseconds
 
 
+@pytest.mark.parametrize("contender", ["bpd", "ngram:2"])
+def test_records_of_sampled_texts_equal_those_of_sampling(context, contender):
+    config = dataclasses.replace(context.config, text_temperature=0.7)
+    sampled = StudyContext(config, context.workdir)
+    # Random numbers are those of a place in the batch, which begins with the longest.
+    examples = sorted(sampled.examples("held_out"), key=lambda x: -len(x.input_ids))
+    options = dataclasses.replace(sampled.options("held_out"), temperature=0.7)
+    decoder, method = sampled.contender(contender, "held_out")
+    generations = decoder.decode(method, [x.input_ids for x in examples], options)
+    texts = sampled.texts("held_out")
+    [records] = draft_records(sampled, contender, ["held_out"])
+    assert {record.contender for record in records} == {contender}
+    by_example = {record.example: record for record in records}
+    for example, generation in zip(examples, generations, strict=True):
+        text = texts[example.index].output_ids
+        assert text.tolist() == generation.output_ids.tolist()
+        record = by_example[example.index]
+        assert (record.tokens, record.calls) == (len(text), generation.serial_calls)
+    greedy = [text.output_ids.tolist() for text in context.texts("held_out")]
+    assert greedy != [text.output_ids.tolist() for text in texts]
+
+
 def test_recorded_texts_are_reused(context, trained):
     first = [text.output_ids.tolist() for text in context.texts("held_out")]
     second = StudyContext(context.config, context.workdir)
-    (path,) = (context.workdir / "texts").glob("held_out-*.npz")
+    digest = context.digest("held_out", context.examples("held_out"))
+    path = context.workdir / "texts" / f"held_out-{digest[:12]}.npz"
     before = path.stat().st_mtime_ns
     assert [text.output_ids.tolist() for text in second.texts("held_out")] == first
     # They are kept beside those of other settings.
