@@ -104,7 +104,8 @@ def _drafts(
         if record.example in examples[record.task]
     }
     yield [*copied.values()]
-    done |= copied.keys()
+    # In place: `measure` leaves out what is done when the others are stored.
+    done.update(copied)
     missing = {
         name: [
             task

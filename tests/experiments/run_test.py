@@ -26,12 +26,14 @@ from bpd_jax.studies.measure_drafts import (
     entropy_records,
 )
 from bpd_jax.studies.measure_texts import explorer_records
+from bpd_jax.studies.missing_records import measure
 from bpd_jax.studies.run_header import check_header, facts_of
 from bpd_jax.studies.study_context import StudyContext
-from bpd_jax.studies.study_records import ENTROPY_STEP, from_digits
+from bpd_jax.studies.study_records import ENTROPY_STEP, REPORT, from_digits
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.studies.text_files import content_digest
 from bpd_jax.studies.tuning import tune
+from experiments.catalog import find_study
 from experiments.table7.in_domain import build_in_domain
 from tests.decoding.random_models import save_random_drafter
 from tests.experiments.small_studies import config_of
@@ -194,6 +196,22 @@ def test_explorer_records_contain_every_call(context):
         assert position == len(pieces)
     bpd = record.traces[0].calls[0]
     assert bpd.draft[1:] == [head[0] for head in record.candidates[0]]
+
+
+def test_drafts_that_another_study_has_are_stored_once(context, tmp_path):
+    """Table 4 has the reported texts, Table 8 needs those of tuning too."""
+    here = StudyContext(context.config, tmp_path)
+    [records] = draft_records(here, "bpd", TASKS, [REPORT])
+    stored = []
+    for study, known in (("table4", records), ("table8", [])):
+        (tmp_path / study).mkdir()
+        run_files.write_header(tmp_path / study, study, facts_of(here))
+        run_files.append_records(tmp_path / study, known, "records.jsonl")
+    run = run_files.open_run(tmp_path / "table8")
+    measure(find_study("table8"), here, run, stored.extend)
+    drafts = [(record.contender, record.part, record.example) for record in stored]
+    assert drafts[:2] == [("bpd", "report", 1), ("bpd", "report", 2)]
+    assert len(drafts) == len(set(drafts)) == 2 * 3
 
 
 def test_in_domain_models_are_counted_from_texts_not_drawn(trained, tmp_path):
