@@ -103,6 +103,11 @@ class Study:
             notes = evaluate(self.notes)
             if DRAFTING & {*self.measures}:
                 notes += _weight_notes(run)
+            if temperature := run.facts.get("settings", {}).get("text_temperature"):
+                notes.append(
+                    f"The texts are sampled at temperature {temperature:g}; a draft "
+                    "token is accepted if it is the token of the text."
+                )
             return Exhibit(
                 self.name,
                 self.title,
