@@ -133,7 +133,7 @@ class Assets:
     same_tokens: bool = False
 
     def check(self, model: BlockwiseConfig) -> None:
-        """Checks that the sizes of all assets are the model's."""
+        """Checks that n-grams, small language models and refiners fit the model."""
         vocab_size = model.trunk.vocab_size
         sizes = {}
         if self.ngram is not None:

@@ -47,7 +47,7 @@ class Origin:
         ]
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Compares a shape with that of the stored tensor."""
+        """Checks that this is the shape of the stored tensor."""
         if shape != self.shape:
             raise UserError(
                 f"tensor {self.name} has shape {list(shape)}, but the configuration "

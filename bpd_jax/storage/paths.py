@@ -10,8 +10,8 @@ hides files whose names end with `~`: `folders` must see every file.
 
 Temporary files and folders are beside the result and are called
 `.bpd_jax-NAME.RANDOM.part`. A process that is killed leaves its own, which `make clean`
-removes. It leaves `.older`, which may hold the only copy of a replaced folder, and what
-is kept of buckets in `~/.cache/bpd_jax`.
+removes; `.older`, which may hold the only copy of a replaced folder, stays, and so does
+what is kept of buckets in `~/.cache/bpd_jax`.
 """
 
 import base64

@@ -103,7 +103,8 @@ class Study:
             notes = evaluate(self.notes)
             if DRAFTING & {*self.measures}:
                 notes += _weight_notes(run)
-            if temperature := run.facts.get("settings", {}).get("text_temperature"):
+            temperature = run.facts.get("settings", {}).get("text_temperature")
+            if temperature and {*self.measures} - self.measurements.keys():
                 notes.append(
                     f"The texts are sampled at temperature {temperature:g}; a draft "
                     "token is accepted if it is the token of the text."

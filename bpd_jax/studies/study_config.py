@@ -19,7 +19,7 @@ from bpd_jax.base.settings import (
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.models.partitioning import MeshConfig
 
 BPD = "bpd"
@@ -211,6 +211,7 @@ class StudyConfig(Validated):
         """Refuses undefined names."""
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
+        DecodeOptions(temperature=self.text_temperature)  # Checks it.
         for kind, name in self.tuners.items():
             method = parse_contender(name).method
             if class_of(method) != kind or method.setting("alpha") is not None:

@@ -1,8 +1,8 @@
 """The context of all measurements of a study: model, examples and decoded texts.
 
-Texts are decoded once per task, greedily unless they are to be sampled, and stored with
-the model's predictions along them (`WORKDIR/texts/TASK.npz`). Studies with the same
-model, tasks and lengths share them.
+Texts are decoded once per task, greedily unless `text_temperature` is above 0, and
+stored with the model's predictions along them (`WORKDIR/texts/TASK-DIGEST.npz`).
+Studies with the same model, tasks, lengths and temperature share them.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,11 @@ class StudyContext:
           workdir: folder of the texts.
           shard: the part of the examples that this program measures.
         """
+        if config.text_temperature and shard != WHOLE:
+            raise UserError(
+                "text_temperature and --shard are both given: a sampled text depends "
+                "on those beside it; leave --shard out."
+            )
         self.config, self.workdir, self.shard = config, workdir, shard
         self._examples: dict[str, list[StudyExample]] = {}
         self._texts: dict[str, list[RecordedText]] = {}
@@ -95,6 +101,17 @@ class StudyContext:
             max_new_tokens=self.config.new_tokens(task),
             end_of_text=self.loaded(task).end_of_text,
             batch_size=self.config.batch_size,
+        )
+
+    def text_options(
+        self, task: str, examples: Sequence[StudyExample]
+    ) -> DecodeOptions:
+        """The options of the texts of one file, which has random numbers of its own."""
+        name = f"{task} {examples[0].index}"
+        return dataclasses.replace(
+            self.options(task),
+            temperature=self.config.text_temperature,
+            seed=zlib.crc32(name.encode()) if self.config.text_temperature else 0,
         )
 
     @functools.cached_property
@@ -318,7 +335,7 @@ class StudyContext:
             # Earlier texts have the entropy of head 1 over the whole vocabulary.
             facts.append("entropies over the draft vocabulary")
         if config.text_temperature:
-            facts.append(f"sampled at {config.text_temperature}")
+            facts.append(f"sampled at {config.text_temperature:g}")
         drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
         if config.source == "block" and drafter is not None:
             facts.append(content_digest(drafter))
@@ -335,10 +352,12 @@ class StudyContext:
         total = 2 * len(examples) * self.config.new_tokens(task)
         with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
             bar.set_postfix_str(task, refresh=False)
-            options = dataclasses.replace(
-                self.options(task), temperature=self.config.text_temperature
+            decoded = decoder.decode(
+                GREEDY,
+                prompts,
+                self.text_options(task, examples),
+                on_progress=bar.update,
             )
-            decoded = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
             slots, positions = padded_sizes(decoded)
             width = min(decoder.width, decoder.model.config.draft_vocab_size)
             recorded: dict[int, RecordedText] = {}

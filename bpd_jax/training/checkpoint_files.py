@@ -137,7 +137,7 @@ def write_digests(checkpoint: pathlib.Path) -> None:
 
 
 def _check_digests(path: pathlib.Path) -> None:
-    """Compares the files of an item with the saved digests."""
+    """Checks that the files of an item have the saved digests."""
     checkpoint = path.parent
     # Earlier versions wrote none.
     if not (checkpoint / DIGESTS).exists():

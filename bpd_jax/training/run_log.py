@@ -169,7 +169,7 @@ class RunLog:
         """Adds the metrics of a step, which may still be being computed.
 
         The host waits for it if it must `read` the state now, to log, evaluate or save
-        it. A loss that is not finite ends the run.
+        it. A loss that is not finite ends the run, at the latest when it is read.
         """
         self.meter.add(metrics)
         self._unread.append((step, metrics["finite"]))

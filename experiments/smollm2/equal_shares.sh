@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains the heads and the rescorer in bpd_jax/shipped/smollm2 and what the studies of size
-# smollm2_heads compare, from about equal numbers of texts for each of the paper's seven tasks.
+# smollm2_heads compare, from texts of a mix with the paper's seven tasks (about equally many
+# of each in the first folder).
 #
 #   experiments/smollm2/equal_shares.sh CORPUS [DATA]
 #

@@ -141,9 +141,11 @@ def test_openfst_is_compared_with_the_exact_search(context):
 def test_records_of_sampled_texts_equal_those_of_sampling(context, contender):
     config = dataclasses.replace(context.config, text_temperature=0.7)
     sampled = StudyContext(config, context.workdir)
+    examples = sampled.examples("held_out")
+    options = sampled.text_options("held_out", examples)
+    assert (options.temperature, sampled.options("held_out").temperature) == (0.7, 0)
     # Random numbers are those of a place in the batch, which begins with the longest.
-    examples = sorted(sampled.examples("held_out"), key=lambda x: -len(x.input_ids))
-    options = dataclasses.replace(sampled.options("held_out"), temperature=0.7)
+    examples = sorted(examples, key=lambda x: -len(x.input_ids))
     decoder, method = sampled.contender(contender, "held_out")
     generations = decoder.decode(method, [x.input_ids for x in examples], options)
     texts = sampled.texts("held_out")
@@ -157,6 +159,12 @@ def test_records_of_sampled_texts_equal_those_of_sampling(context, contender):
         assert (record.tokens, record.calls) == (len(text), generation.serial_calls)
     greedy = [text.output_ids.tolist() for text in context.texts("held_out")]
     assert greedy != [text.output_ids.tolist() for text in texts]
+    other = sampled.text_options("other", examples)
+    assert other.seed != options.seed
+    with pytest.raises(UserError, match="leave --shard out"):
+        StudyContext(config, context.workdir, Shard(1, 2))
+    with pytest.raises(UserError, match="temperature must be 0"):
+        dataclasses.replace(config, text_temperature=1e-9)
 
 
 def test_recorded_texts_are_reused(context, trained):

@@ -183,7 +183,7 @@ def lattice_width(context: BuildContext, k: int | None, choices: int) -> int:
 def check_paths(
     context: BuildContext, block: int, width: int, search: SearchPart
 ) -> None:
-    """Checks that the lattice has as many paths as the search returns."""
+    """Checks that the lattice has enough paths for the search."""
     paths = width ** (block - 1)
     if search.drafts > paths:
         raise UserError(
