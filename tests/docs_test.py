@@ -117,6 +117,7 @@ def test_pages_have_the_block_efficiencies_of_the_committed_records() -> None:
         ("smollm2", "among them, 168 texts", 168, "@general_4", "@general_neural"),
         ("smollm2_heads", "168 texts of seven tasks", 168, "@own_4", "@own"),
         ("small", "168 texts of seven tasks", 168, "@4gram", "@deep"),
+        ("small_sampled", "at temperature 0.7, 168 texts", 168, "@4gram", "@deep"),
     ):
         drafts = [
             record
