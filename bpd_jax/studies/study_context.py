@@ -111,7 +111,7 @@ class StudyContext:
         return dataclasses.replace(
             self.options(task),
             temperature=self.config.text_temperature,
-            seed=zlib.crc32(name.encode()) if self.config.text_temperature else 0,
+            seed=zlib.crc32(name.encode()),
         )
 
     @functools.cached_property
