@@ -54,7 +54,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import choice, each, integer
 from bpd_jax.decoding.loading import find_packaged
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.pretrained.file_parts import split_file
+from bpd_jax.formats.file_parts import split_file
 from bpd_jax.storage.paths import as_path
 
 PART = cli.DEFINE_checked(

@@ -22,7 +22,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_preparation import prepare_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.loading import find_packaged
-from bpd_jax.pretrained.file_parts import HEADER, split_file
+from bpd_jax.formats.file_parts import HEADER, split_file
 from bpd_jax.storage import files, folders
 
 PART = flags.DEFINE_integer("part", 1, "part of the weights to include, from 1.")

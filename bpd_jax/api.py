@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.cpu.device import on_cpu
+from bpd_jax.cpu.host import return_freed_memory
 from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, with_assets
 from bpd_jax.decoding.decode_state import cut_at_stop
@@ -21,9 +24,6 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.models import cpu
-from bpd_jax.models.cpu.device import on_cpu
-from bpd_jax.models.cpu.host import return_freed_memory
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
 from bpd_jax.training import hosts

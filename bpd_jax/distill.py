@@ -27,6 +27,7 @@ from absl import flags
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import each, integer, parse_value
+from bpd_jax.cpu.host import keep_freed_memory
 from bpd_jax.data.generations import (
     HEADER,
     KIND,
@@ -42,7 +43,6 @@ from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path

@@ -17,11 +17,11 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import read_drafter
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.formats import drafter_export
+from bpd_jax.formats.json_files import CONFIG
+from bpd_jax.formats.medusa_export import KIND, LAYOUTS, VLLM, export_heads
+from bpd_jax.formats.safetensors_files import SINGLE, TENSOR_DTYPES, vllm_command
 from bpd_jax.models.attachment_files import attach_drafter
-from bpd_jax.pretrained import drafter_export
-from bpd_jax.pretrained.json_files import CONFIG
-from bpd_jax.pretrained.medusa_export import KIND, LAYOUTS, VLLM, export_heads
-from bpd_jax.pretrained.safetensors_files import SINGLE, TENSOR_DTYPES, vllm_command
 from bpd_jax.storage import folders
 
 SPECULATORS = "speculators"

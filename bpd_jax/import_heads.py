@@ -13,10 +13,10 @@ from absl import flags
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.formats.medusa_import import import_heads
 from bpd_jax.models.attachment_files import HEADS_KIND, save_heads
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.stored_tensors import STORED_DTYPES
-from bpd_jax.pretrained.medusa_import import import_heads
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path
 

@@ -38,13 +38,13 @@ from bpd_jax.base import cli, configuration
 from bpd_jax.base.chips import device_count
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
+from bpd_jax.cpu.host import keep_freed_memory
 from bpd_jax.data.corpora import matched_files
 from bpd_jax.data.example_readers import check_source
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.generations import read_header
 from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
-from bpd_jax.models.cpu.host import keep_freed_memory
 from bpd_jax.models.partitioning import make_mesh
 from bpd_jax.training import (
     hosts,

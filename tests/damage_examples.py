@@ -20,6 +20,7 @@ from bpd_jax.decoding.asset_files import read_tuning
 from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.drafting.assets import read_accuracies
+from bpd_jax.formats.file_parts import joined_file, split_file
 from bpd_jax.models.attachment_files import DRAFTER_FILES
 from bpd_jax.models.blockwise_config import (
     BlockHeadsConfig,
@@ -37,7 +38,6 @@ from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.storage import _content_checksum
-from bpd_jax.pretrained.file_parts import joined_file, split_file
 from bpd_jax.studies import run_files
 from bpd_jax.training.checkpoint_files import DIGESTS, write_digests
 from bpd_jax.training.checkpoints import Checkpoints, load_parameters

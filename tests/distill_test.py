@@ -12,7 +12,7 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachments import fingerprint
 from tests.commands import Done, assert_all_refused, succeed
 
-GOLDEN = pathlib.Path(__file__).parent / "pretrained" / "golden" / "llama"
+GOLDEN = pathlib.Path(__file__).parent / "formats" / "golden" / "llama"
 
 
 def distill(folder: pathlib.Path, *arguments: str) -> Done:

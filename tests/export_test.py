@@ -14,16 +14,16 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.asset_files import load_assets, read_drafter
 from bpd_jax.decoding.loading import SHIPPED, load_model
+from bpd_jax.formats.medusa_export import VLLM, check_exportable
+from bpd_jax.formats.safetensors_files import vllm_command
 from bpd_jax.models.attachment_files import load_drafter, load_heads
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.pretrained.medusa_export import VLLM, check_exportable
-from bpd_jax.pretrained.safetensors_files import vllm_command
 from tests.commands import assert_all_refused, succeed
 from tests.decoding.random_models import save_random_drafter, save_random_heads
 
 ROOT = pathlib.Path(__file__).parent.parent
-BASE = ROOT / "tests" / "pretrained" / "golden" / "llama"
+BASE = ROOT / "tests" / "formats" / "golden" / "llama"
 
 
 def run(folder, module, arguments):

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 
 from bpd_jax import api
+from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.decoding.loading import SHIPPED
 from bpd_jax.models.attachment_files import load_drafter, load_heads
-from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.ngrams.formats.load_model import load_model as load_ngrams
 
 SMOLLM2 = SHIPPED / "smollm2"

@@ -22,7 +22,7 @@ FACTS = {"accuracies": [[0.5], [0.25]]}
 
 def test_accuracies_belong_to_the_measured_heads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "tests" / "pretrained" / "golden" / "llama", "tiny")
+    shutil.copytree(ROOT / "tests" / "formats" / "golden" / "llama", "tiny")
     without_heads = load_model("tiny")
     for seed, folder in enumerate(("runs/tiny/heads", "other")):
         save_random_heads(folder, without_heads, HEADS, seed=seed, facts=FACTS)

@@ -21,7 +21,7 @@ from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
-from bpd_jax.pretrained.file_parts import gather_parts
+from bpd_jax.formats.file_parts import gather_parts
 
 # Methods beside the default one. Those whose assets the model lacks are left out.
 METHODS = (

@@ -17,7 +17,7 @@ from jax.experimental import topologies
 from bpd_jax.base.chips import Chip, chip_of, sides_of
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation.programs import Program
-from bpd_jax.models.cpu import device
+from bpd_jax.cpu import device
 from bpd_jax.storage.files import write_text
 from bpd_jax.storage.paths import as_path
 

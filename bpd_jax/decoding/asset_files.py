@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LanguageModel
@@ -20,7 +21,7 @@ from bpd_jax.drafting.assets import (
     AttachedEagle,
     read_accuracies,
 )
-from bpd_jax.models import cpu
+from bpd_jax.formats.json_files import CONFIG, naming
 from bpd_jax.models.attachment_files import (
     DRAFTER_KIND,
     LoadedDrafter,
@@ -36,7 +37,6 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.ngrams.model import NGramModel
-from bpd_jax.pretrained.json_files import CONFIG, naming
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts
@@ -173,7 +173,7 @@ def _load_asset(loaded: LanguageModel, name: str, path: str) -> NGramModel | obj
         params = cpu.decoding_layout(params, loaded.model.mesh, exact=False)
         return AttachedDrafter.of(functions, params)
     if name == "eagle":
-        from bpd_jax.pretrained.drafter_import import import_eagle
+        from bpd_jax.formats.drafter_import import import_eagle
 
         eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
         weights = cpu.decoding_layout(weights, loaded.model.mesh, exact=False)
@@ -199,7 +199,7 @@ def read_drafter(
     """Reads a block drafter of a model: one trained here, or a published one."""
     folder = as_path(folder)
     if (folder / CONFIG).is_file() and not (folder / DRAFTER_KIND.marker).is_file():
-        from bpd_jax.pretrained.drafter_import import import_drafter
+        from bpd_jax.formats.drafter_import import import_drafter
 
         name, base = loaded.name, loaded.fingerprint
         return import_drafter(

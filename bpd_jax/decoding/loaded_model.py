@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.decoder import Decoder, remembered
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.drafting.assets import REFINERS, Assets
-from bpd_jax.models import cpu
+from bpd_jax.formats.chat import check_variables, render_chat, render_continued
+from bpd_jax.formats.pretrained_checkpoint import Checkpoint
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
-from bpd_jax.pretrained.chat import check_variables, render_chat, render_continued
-from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     # A pretrained model, which has no task, is loaded without the modules of tasks.

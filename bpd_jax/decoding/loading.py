@@ -11,10 +11,10 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LanguageModel
 from bpd_jax.drafting.assets import read_accuracies
+from bpd_jax.formats.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
-from bpd_jax.pretrained.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.storage.paths import as_path
 
 
@@ -64,12 +64,12 @@ def load_model(
       heads: folder of block heads for a pretrained checkpoint; None for those in
         `runs/NAME/heads`, or those that come with bpd_jax, if there are any.
       weights: folder with the file of a known pretrained model in parts (see
-        `pretrained.file_parts`), for hosts without the package that contains it.
+        `formats.file_parts`), for hosts without the package that contains it.
       mesh: devices that share the parameters; None for the first device.
       stored: whether quantized matrices stay so, for decoding; see `load_trunk`.
     """
     if weights is not None:
-        from bpd_jax.pretrained.file_parts import joined_file
+        from bpd_jax.formats.file_parts import joined_file
 
         if name not in PACKAGED:
             raise UserError(
@@ -103,10 +103,10 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
     # Imported here, so that run folders load without the packages of these formats.
     if path.is_dir():
-        from bpd_jax.pretrained.huggingface import open_folder
+        from bpd_jax.formats.huggingface import open_folder
 
         return open_folder(path)
-    from bpd_jax.pretrained.gguf_model import open_gguf
+    from bpd_jax.formats.gguf_model import open_gguf
 
     return open_gguf(path)
 

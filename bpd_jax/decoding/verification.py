@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.decoding.acceptance import Accepted, accept, unchanged
 from bpd_jax.decoding.options import BATCHED, StepOptions
@@ -28,7 +29,6 @@ from bpd_jax.drafting.draft_tree import (
     unroll,
 )
 from bpd_jax.drafting.interface import Drafter
-from bpd_jax.models import cpu
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model
 

@@ -14,8 +14,8 @@ from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
+from bpd_jax.formats.chat import template_variables
 from bpd_jax.models.transformer_config import PRECISIONS
-from bpd_jax.pretrained.chat import template_variables
 from bpd_jax.training import process_flags
 
 MODEL = flags.DEFINE_string(

@@ -22,8 +22,8 @@ from flax import traverse_util
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
+from bpd_jax.cpu.device import on_cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.cpu.device import on_cpu
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
 from bpd_jax.models.stored_tensors import (

@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.layers import Projection, norm

@@ -21,9 +21,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.layers import named_normal, named_zeros
 from bpd_jax.models.operations import ACTIVATIONS

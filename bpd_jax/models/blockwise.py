@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained

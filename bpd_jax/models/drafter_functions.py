@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.block_drafter import BlockDrafter, draft_tokens, with_confidence
 from bpd_jax.models.cache import (
     KeyValues,

@@ -37,8 +37,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.block_drafter import draft_tokens
 from bpd_jax.models.cache import KeyValues, KVCache, append, cache_of_slots

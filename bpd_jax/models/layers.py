@@ -15,9 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
-from bpd_jax.models import cpu
-from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.cpu.device import on_cpu
 from bpd_jax.models.operations import ACTIVATIONS
 from bpd_jax.models.partitioning import EMBED, EXPERT, LAYER, MLP
 from bpd_jax.models.quantized import parameter

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig

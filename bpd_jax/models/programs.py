@@ -35,10 +35,10 @@ from jax.sharding import SingleDeviceSharding
 from jaxlib.mlir.passmanager import PassManager
 
 import bpd_jax
+from bpd_jax import cpu
 from bpd_jax.base import compiled
 from bpd_jax.base.typing import PyTree
-from bpd_jax.models import cpu
-from bpd_jax.models.cpu.device import (
+from bpd_jax.cpu.device import (
     COMPILER_OPTIONS,
     IN_ORDER,
     compiler_options,
@@ -46,7 +46,7 @@ from bpd_jax.models.cpu.device import (
     load_kernels,
     on_cpu,
 )
-from bpd_jax.models.cpu.host import return_freed_memory
+from bpd_jax.cpu.host import return_freed_memory
 
 # Variables that change what compilers do.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models import cpu
-from bpd_jax.models.cpu.device import on_cpu
+from bpd_jax.cpu.device import on_cpu
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
 
 # Computes new weights from the probabilities of the targets and the weights; all `[n]`.

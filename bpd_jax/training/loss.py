@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bpd_jax import cpu
 from bpd_jax.base.settings import Count, Validated, choice
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM

@@ -1,4 +1,4 @@
-"""Writes tests/pretrained/golden_drafters/: tiny random block drafters.
+"""Writes tests/formats/golden_drafters/: tiny random block drafters.
 
 They are run by their authors' code.
 
@@ -32,7 +32,7 @@ import transformers
 from safetensors.torch import save_file
 
 TESTS = pathlib.Path(__file__).parents[2] / "tests"
-GOLDEN = TESTS / "pretrained" / "golden_drafters"
+GOLDEN = TESTS / "formats" / "golden_drafters"
 VOCABULARY, WIDTH, LENGTH, MASK = 24, 8, 12, 21
 ANCHORS = (3, 6, 7)
 

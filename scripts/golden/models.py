@@ -1,4 +1,4 @@
-"""Rewrites tests/pretrained/golden/: tiny random models with logits.
+"""Rewrites tests/formats/golden/: tiny random models with logits.
 
 The logits are those of transformers. It needs an environment with torch and
 transformers, which the tests do not:
@@ -24,7 +24,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "pretrained" / "golden"
+GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "formats" / "golden"
 VOCABULARY = 40
 
 

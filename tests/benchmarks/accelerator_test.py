@@ -25,7 +25,7 @@ from tests.commands import ROOT, assert_all_refused, python, succeed
 from tests.decoding.random_models import make_drafter, make_model, make_ngram
 
 COMMAND = "benchmarks.accelerator"
-GOLDEN = ROOT / "tests" / "pretrained" / "golden" / "llama"
+GOLDEN = ROOT / "tests" / "formats" / "golden" / "llama"
 SMALL = ("--tiny", "--platform=cpu", "--rounds=1", "--batch_sizes=2")
 
 # Runs the check where some libraries are missing, and others are only in wheels.

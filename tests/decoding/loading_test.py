@@ -77,7 +77,7 @@ def test_ngrams_of_the_tokenizer_fit_padded_models(trained, tmp_path):
             load_assets(loaded, {"ngram": str(folder)})
 
 
-MODEL = pathlib.Path(__file__).parent.parent / "pretrained" / "golden" / "llama"
+MODEL = pathlib.Path(__file__).parent.parent / "formats" / "golden" / "llama"
 
 
 def test_training_starts_from_shards_of_a_pretrained_model():

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.decoding import decode_loop, generate
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
@@ -20,7 +21,6 @@ from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.parts import parts
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.evaluation.compare import differences, first_difference
-from bpd_jax.models.cpu.integer_kernel import lanes
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from tests.decoding import random_models

@@ -18,7 +18,7 @@ from bpd_jax.evaluation.scoring import score_texts
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from tests.decoding.random_models import make_assets, make_model, sharded_model
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "pretrained" / "golden"
+GOLDEN = pathlib.Path(__file__).parent.parent / "formats" / "golden"
 
 # Data, fsdp, model. With model = 8 no axis of the cache is even.
 MESHES = [(8, 1, 1), (2, 2, 2), (1, 8, 1), (2, 1, 4), (1, 1, 8)]

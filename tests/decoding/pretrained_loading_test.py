@@ -24,7 +24,7 @@ from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.training import hosts
 from tests.decoding.random_models import save_random_heads
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "pretrained" / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "formats" / "golden"
 HEADS = BlockHeadsConfig(num_heads=4, hidden=8, draft_vocabulary=24)
 
 

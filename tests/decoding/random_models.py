@@ -7,6 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.cpu.attention_kernel import cache_dtype
+from bpd_jax.cpu.layout import (
+    check_integers,
+    decoding_layout,
+    integer_layout,
+)
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter, AttachedEagle
 from bpd_jax.models.attachment_files import LoadedRefiner, save_drafter, save_heads
@@ -15,12 +21,6 @@ from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.cpu.attention_kernel import cache_dtype
-from bpd_jax.models.cpu.layout import (
-    check_integers,
-    decoding_layout,
-    integer_layout,
-)
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from bpd_jax.base import configuration
+from bpd_jax.formats.chat import render_chat
 from bpd_jax.models.blockwise import count_parameters
-from bpd_jax.pretrained.chat import render_chat
 from bpd_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

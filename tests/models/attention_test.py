@@ -1,4 +1,4 @@
-"""Attention against definitions; `tests/pretrained/huggingface_test` has rotations."""
+"""Attention against definitions; `tests/formats/huggingface_test` has rotations."""
 
 import functools
 

@@ -1,6 +1,6 @@
 """The block drafter: dependencies of its states, and its cache against whole texts.
 
-`tests/pretrained/drafter_conversion_test.py` compares it with its authors' code.
+`tests/formats/drafter_conversion_test.py` compares it with its authors' code.
 """
 
 import dataclasses

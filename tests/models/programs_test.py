@@ -16,8 +16,8 @@ import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from bpd_jax.base import compiled
 from bpd_jax.base.compiled import forget_compiled, keep_compiled
-from bpd_jax.models.cpu import row_kernel
-from bpd_jax.models.cpu.tile import tile_of_processor
+from bpd_jax.cpu import row_kernel
+from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
 from bpd_jax.models.programs import Program
 

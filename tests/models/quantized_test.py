@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from bpd_jax.models.cpu import products
+from bpd_jax.cpu import products
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
 from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize, rounded
 from bpd_jax.models.quantized_kernel import gpu_product, in_kernel

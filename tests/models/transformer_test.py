@@ -1,6 +1,6 @@
 """The trunk as a Llama: caches, trees, windows and outputs of layers.
 
-`tests/pretrained/huggingface_test.py` compares it with transformers.
+`tests/formats/huggingface_test.py` compares it with transformers.
 """
 
 import dataclasses
@@ -170,7 +170,7 @@ def read(model, *arguments):
 
 @pytest.mark.parametrize("layers", [None, (1,)])
 def test_windows_hold_with_the_cache(layers):
-    """`tests/pretrained/huggingface_test.py` has windows of whole texts."""
+    """`tests/formats/huggingface_test.py` has windows of whole texts."""
     sizes = {"num_layers": 2, "max_length": 64, "rotary": RotaryConfig()}
     model = make_model(3, 4, 14, window=6, windowed_layers=layers, **sizes)
     text = jnp.asarray(np.random.default_rng(0).integers(1, 14, (1, 20)), jnp.int32)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.attachment_files import save_drafter
 from bpd_jax.models.attachments import About
 from bpd_jax.models.block_drafter import FROZEN, with_softmax

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from bpd_jax import cpu
 from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
-from bpd_jax.models import cpu
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig

@@ -1,0 +1,174 @@
+"""Safetensors files of other engines: tensors read on demand, and written folders."""
+
+import json
+import os
+import pathlib
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from bpd_jax.base.errors import UserError, library_errors
+from bpd_jax.formats.json_files import CONFIG, Fields
+from bpd_jax.formats.trunk_layouts import Origin, Path
+from bpd_jax.storage import files, folders
+from bpd_jax.storage.paths import as_path, local_copy
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# The longest file name in bytes on common systems.
+_LONGEST_NAME = 255
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+_DTYPES: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+}
+TENSOR_DTYPES = tuple(_DTYPES)
+
+
+class SafetensorsFiles:
+    """The tensors of several files of one folder, by name."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], paths: Iterable[pathlib.Path]
+    ) -> None:
+        """Opens the files and checks their headers; reads no tensor."""
+        self._folder = folder
+        self._files = {}
+        for path in paths:
+            with library_errors(f"cannot read {path}, which may be incomplete"):
+                file = safe_open(local_copy(path), "np")
+                self._files.update(dict.fromkeys(file.keys(), file))
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor without reading it."""
+        return tuple(self._file(name).get_slice(name).get_shape())
+
+    def check(self, layout: Mapping[Path, Origin]) -> None:
+        """Checks that all tensors of a layout exist; reads none."""
+        for stacked in layout.values():
+            for origin in stacked.parts or [stacked]:
+                origin.check_shape(self.shape(origin.name))
+                self._check_kind(origin.name, _FLOATS)
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a tensor in its own float type."""
+        return self._read(name, _FLOATS)
+
+    def read_quantized(self, name: str) -> None:
+        """Files of floats have no quantized matrices."""
+
+    def read_integers(self, name: str) -> np.ndarray:
+        """Returns a tensor in its own integer type, or of booleans."""
+        return self._read(name, _INTEGERS)
+
+    def _read(self, name: str, kinds: frozenset[str]) -> np.ndarray:
+        self._check_kind(name, kinds)
+        with library_errors(f"cannot read tensor {name} of {self._folder}"):
+            return self._file(name).get_tensor(name)
+
+    def _check_kind(self, name: str, kinds: frozenset[str]) -> None:
+        kind = self._file(name).get_slice(name).get_dtype()
+        if kind not in kinds:
+            expected = "floats" if kinds is _FLOATS else "integers"
+            raise UserError(
+                f"tensor {name} of {self._folder} is stored as {kind}, not as "
+                f"{expected}: quantised safetensors files cannot be read; download the "
+                "original model."
+            )
+
+    def _file(self, name: str) -> safe_open:
+        if name not in self._files:
+            raise UserError(
+                f"{self._folder} has no tensor {name}: a file is missing, or its "
+                "config.json belongs to another model."
+            )
+        return self._files[name]
+
+
+def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
+    """Opens the tensors of one checkpoint, which are in one file or in several."""
+    folder = as_path(folder)
+    if (folder / SINGLE).is_file():
+        return SafetensorsFiles(folder, [folder / SINGLE])
+    index = folder / INDEX
+    if not index.is_file():
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+            raise UserError(
+                f"{folder} has its tensors as pickled PyTorch files, which can run "
+                f"code and are not read: convert them to {SINGLE}."
+            )
+        raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}.")
+    names = set()
+    for name in Fields.read(index).fields("weight_map").values.values():
+        # The index must not refer to files outside the folder.
+        if (
+            not isinstance(name, str)
+            or pathlib.PurePath(name).name != (name or None)
+            or len(os.fsencode(name)) > _LONGEST_NAME
+        ):
+            raise UserError(
+                f"{index} lists {name!r}, which is not a file name in its folder."
+            )
+        names.add(name)
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
+            )
+    return SafetensorsFiles(folder, [folder / name for name in sorted(names)])
+
+
+def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
+    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host."""
+    # A number too large for float16 is reported below.
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])
+    if dtype == "float16" and not np.isfinite(stored).all():
+        raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
+    return stored
+
+
+def write_folder(
+    folder: str | os.PathLike[str],
+    kind: folders.FolderKind,
+    file: str,
+    tensors: dict[str, np.ndarray],
+    settings: Mapping[str, Any],
+) -> None:
+    """Writes tensors and config.json atomically, in place of an older such folder."""
+    with folders.replacing_folder(folder, kind) as temporary:
+        # Readers of transformers' files expect this entry.
+        save_file(tensors, temporary / file, metadata={"format": "pt"})
+        files.write_json(temporary / CONFIG, settings)
+
+
+def vllm_command(base: str, method: str, folder: str, num_tokens: int) -> str:
+    """Returns the command that starts vLLM with an exported drafter.
+
+    >>> print(vllm_command("base", "medusa", "exported", 8))
+    vllm serve base --speculative-config '{"method": "medusa", "model": "exported", \
+"num_speculative_tokens": 8}'
+    """
+    settings = {
+        "method": method,
+        "model": folder,
+        "num_speculative_tokens": num_tokens,
+    }
+    return shlex.join(
+        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
+    )
