@@ -4,11 +4,15 @@ The folder contains everything that drafting needs, including an embedding (the
 target's, with the mask embedding in the row of the mask token) and the softmax.
 """
 
+import json
 import os
+import shlex
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
+from safetensors.numpy import save_file
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
@@ -21,7 +25,7 @@ from bpd_jax.formats.drafter_layout import (
     drafter_layout,
 )
 from bpd_jax.formats.json_files import CONFIG
-from bpd_jax.formats.safetensors_files import SINGLE, as_stored, write_folder
+from bpd_jax.formats.safetensors_files import SINGLE
 from bpd_jax.models.attachment_files import SOFTMAX as OWN_SOFTMAX
 from bpd_jax.models.attachment_files import LoadedDrafter
 from bpd_jax.models.attachments import VOCABULARY
@@ -29,11 +33,19 @@ from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.storage import folders
+from bpd_jax.storage import files, folders
 
 # The version of speculators that introduced this layout.
 VERSION = "0.9.0"
-KIND = folders.FolderKind("an exported block drafter", CONFIG, (SINGLE,), f'"{TYPE}"')
+# A published drafter has the other files, too; only the header tells which we made.
+KIND = folders.Artifact("an exported block drafter", "exported.json", (CONFIG, SINGLE))
+
+_DTYPES: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+}
+TENSOR_DTYPES = tuple(_DTYPES)
 
 
 def export_drafter(
@@ -56,7 +68,7 @@ def export_drafter(
       base: name or path of the target for the other program.
       mask_token: token whose embedding is replaced by the mask embedding; a token that
         is never followed by another one.
-      dtype: dtype of the stored tensors: bfloat16, float16 or float32.
+      dtype: dtype of the stored tensors, one of `TENSOR_DTYPES`.
     """
     config = drafter.config.resolve(model.trunk)
     check_exportable(config)
@@ -64,7 +76,7 @@ def export_drafter(
     tensors: dict[str, np.ndarray] = {}
 
     def add(name: str, value: Any) -> None:
-        tensors[name] = as_stored(name, value, dtype)
+        tensors[name] = _as_stored(name, value, dtype)
 
     # Speculators has the tokens of a draft vocabulary in ascending order.
     vocabulary = drafter.tensors.get(VOCABULARY)
@@ -88,7 +100,11 @@ def export_drafter(
     elif order is not None:
         softmax = softmax[order]
     add(SOFTMAX, softmax)
-    write_folder(folder, KIND, SINGLE, tensors, settings)
+    with folders.replacing_folder(folder, KIND) as temporary:
+        # Readers of transformers' files expect this entry.
+        save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
+        files.write_json(temporary / CONFIG, settings)
+        KIND.write_header(temporary, {"base": base})
 
 
 def check_exportable(config: BlockDrafterConfig) -> None:
@@ -115,6 +131,33 @@ def served_method(config: BlockDrafterConfig) -> str:
     """The type of a block drafter: dflash if sufficient, otherwise dspark."""
     extra = config.markov_rank or config.confidence or config.guess_at_anchor
     return "dspark" if extra else "dflash"
+
+
+def vllm_command(base: str, method: str, folder: str, num_tokens: int) -> str:
+    """Returns the command that starts vLLM with an exported drafter.
+
+    >>> print(vllm_command("base", "dspark", "exported", 8))
+    vllm serve base --speculative-config '{"method": "dspark", "model": "exported", \
+"num_speculative_tokens": 8}'
+    """
+    settings = {
+        "method": method,
+        "model": folder,
+        "num_speculative_tokens": num_tokens,
+    }
+    return shlex.join(
+        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
+    )
+
+
+def _as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
+    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host."""
+    # A number too large for float16 is reported below.
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])
+    if dtype == "float16" and not np.isfinite(stored).all():
+        raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
+    return stored
 
 
 def _settings(

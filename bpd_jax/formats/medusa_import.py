@@ -1,32 +1,57 @@
-"""Imports Medusa heads as block heads; `medusa_export` describes the layouts."""
+"""Imports Medusa heads as block heads.
+
+In both layouts of Medusa heads (Cai et al. 2024), heads count from 0, and head i
+predicts the token i + 2 steps ahead. In bpd_jax heads count from 1, and head 1 is the
+model itself, so their head i is head i + 2 here. Its state is x after layers x ← x +
+SiLU(W x + b), where W is stored as [out, in], here as [in, out]; its logits are the
+product with the rows of a softmax matrix.
+
+FasterDecoding, who first published such heads, use two versions. In the first every
+head has its own softmax; in the second all heads use the model's softmax, which is not
+stored. Their later checkpoints contain base and heads together, with names that begin
+with `medusa_head.`. vLLM can share one softmax as well, but reads it from the file
+(`original_lm_head` in config.json), and supports draft vocabularies (`token_map`).
+"""
 
 import os
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.formats.json_files import CONFIG, Fields
-from bpd_jax.formats.medusa_export import (
-    LAYOUTS,
-    MEDUSA,
-    TOKEN_MAP,
-    VLLM,
-    Layout,
-)
 from bpd_jax.formats.safetensors_files import SafetensorsFiles
 from bpd_jax.models.attachments import check_finite
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.storage.paths import as_path
 
+
+class Layout(NamedTuple):
+    """Names of one layout, where heads and layers count from 0.
+
+    Attributes:
+      layer: names of a layer's tensors: head, layer, and `weight` or `bias`.
+      softmax: names of a head's softmax: head, and number of layers.
+    """
+
+    layer: str
+    softmax: str
+
+
+VLLM = Layout("blocks.{0}.layers.{1}.{2}", "lm_heads.{0}.weight")
+MEDUSA = Layout("{0}.{1}.linear.{2}", "{0}.{1}.weight")
+LAYOUTS = (VLLM, MEDUSA)
+
+TOKEN_MAP = "token_map"
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _CONVERT = (
     "import torch, safetensors.torch as s; tensors = torch.load('medusa_lm_head.pt', "
     "map_location='cpu', weights_only=True); s.save_file({name: tensor.contiguous() "
-    f"for name, tensor in tensors.items()}}, '{MEDUSA.file}')"
+    "for name, tensor in tensors.items()}, 'medusa_lm_head.safetensors')"
 )
 
 
@@ -100,7 +125,7 @@ class _HeadsFolder:
             if name.startswith(prefix)
         }
         self.names = prefixed or {name: name for name in names}
-        for layout in LAYOUTS.values():
+        for layout in LAYOUTS:
             if numbers := _numbered(layout, self.names):
                 break
         else:
@@ -178,7 +203,7 @@ def _no_heads(folder: pathlib.Path) -> UserError:
             f"{folder} has its heads as pickled PyTorch files, which can run code and "
             f"are not read; convert them where torch is installed: {_CONVERT}"
         )
-    names = [layout.layer.format(0, 0, "weight") for layout in LAYOUTS.values()]
+    names = [layout.layer.format(0, 0, "weight") for layout in LAYOUTS]
     return UserError(
         f"{folder} contains no Medusa heads: no tensor {' or '.join(names)}."
     )

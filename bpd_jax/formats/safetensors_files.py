@@ -1,22 +1,15 @@
-"""Safetensors files of other engines: tensors read on demand, and written folders."""
+"""Safetensors files of other programs, whose tensors are read on demand."""
 
-import json
 import os
 import pathlib
-import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import jax
-import ml_dtypes
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from bpd_jax.base.errors import UserError, library_errors
-from bpd_jax.formats.json_files import CONFIG, Fields
+from bpd_jax.formats.json_files import Fields
 from bpd_jax.formats.trunk_layouts import Origin, Path
-from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path, local_copy
 
 SINGLE = "model.safetensors"
@@ -27,12 +20,6 @@ _LONGEST_NAME = 255
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
-_DTYPES: dict[str, Any] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float16": np.float16,
-    "float32": np.float32,
-}
-TENSOR_DTYPES = tuple(_DTYPES)
 
 
 class SafetensorsFiles:
@@ -131,44 +118,3 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
                 f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
             )
     return SafetensorsFiles(folder, [folder / name for name in sorted(names)])
-
-
-def as_stored(name: str, value: Any, dtype: str) -> np.ndarray:
-    """Returns an array in one of `TENSOR_DTYPES`, contiguous and on the host."""
-    # A number too large for float16 is reported below.
-    with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(jax.device_get(value), _DTYPES[dtype])
-    if dtype == "float16" and not np.isfinite(stored).all():
-        raise UserError(f"{name} has numbers beyond float16: choose bfloat16.")
-    return stored
-
-
-def write_folder(
-    folder: str | os.PathLike[str],
-    kind: folders.FolderKind,
-    file: str,
-    tensors: dict[str, np.ndarray],
-    settings: Mapping[str, Any],
-) -> None:
-    """Writes tensors and config.json atomically, in place of an older such folder."""
-    with folders.replacing_folder(folder, kind) as temporary:
-        # Readers of transformers' files expect this entry.
-        save_file(tensors, temporary / file, metadata={"format": "pt"})
-        files.write_json(temporary / CONFIG, settings)
-
-
-def vllm_command(base: str, method: str, folder: str, num_tokens: int) -> str:
-    """Returns the command that starts vLLM with an exported drafter.
-
-    >>> print(vllm_command("base", "medusa", "exported", 8))
-    vllm serve base --speculative-config '{"method": "medusa", "model": "exported", \
-"num_speculative_tokens": 8}'
-    """
-    settings = {
-        "method": method,
-        "model": folder,
-        "num_speculative_tokens": num_tokens,
-    }
-    return shlex.join(
-        ["vllm", "serve", base, "--speculative-config", json.dumps(settings)]
-    )

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Trains heads, Medusa heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210
-# texts.
+# Trains heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
@@ -9,8 +8,8 @@
 #
 #   needs    two cores and some hours, or a GPU
 #   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer}, which `--model=smollm2`
-#            then uses instead of the shipped ones; runs/smollm2/medusa, Medusa heads for
-#            bpd_jax.export; runs/smollm2/training, the run of the rescorer
+#            then uses instead of the shipped ones; runs/smollm2/training, the run of the
+#            rescorer
 #
 # The shipped heads are of 32,001 texts (equal_shares.sh), drafter and n-gram model of
 # 25,181, the rescorer of 15,259 others (shipped.sh, bpd_jax/shipped/smollm2/README.md).
@@ -38,7 +37,3 @@ fi
     --workdir="$run/training/rescorer"
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" \
     --precision=float32 --output="$run/rescorer"
-"$python" -m bpd_jax.train --gin_file=experiments/smollm2/heads.gin \
-    --workdir="$run/medusa" --gin.DATA="'$run/texts'" --gin.HeadsTrainConfig.states="'$run/states'" \
-    --gin.BlockHeadsConfig.kind="'medusa'" --gin.HIDDEN=None --gin.EPOCHS=4 \
-    --gin.HeadsTrainConfig.soft_targets=0.0 --gin.HeadsTrainConfig.heads_dtype="'bfloat16'"
