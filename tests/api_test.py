@@ -50,7 +50,7 @@ def test_methods_give_the_same_completions(lm):
     [
         ({"precision": "int4"}, "precision is one of float32, .*, int8, not 'int4'"),
         ({"precision": "int8", "mesh": MeshConfig()}, "precision=int8 is for one dev"),
-        ({"precision": "int8"}, "precision=int8 (needs|is for models whose heads)"),
+        ({"precision": "int8"}, "precision=int8 is for models whose matrices"),
     ],
 )
 def test_precisions_that_do_not_exist_are_refused(trained, options, message):

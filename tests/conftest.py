@@ -1,6 +1,8 @@
 """Eight virtual CPU devices for every test, and a trained model for those that decode.
 
-The devices and the cache of compiled programs are set before jax is imported.
+The devices and the cache of compiled programs are set before jax is imported. Programs
+and kernels are those of a processor with AVX2, whatever the machine has, unless a test
+asks for other `instructions`.
 """
 
 import contextlib
@@ -9,6 +11,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import platform
 import shutil
 import signal
 import sys
@@ -23,8 +26,11 @@ from bpd_jax.base.compiled import forget_compiled
 if TYPE_CHECKING:
     from tests.fake_storage import FakeStorage
 
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
 # Tests compile far longer than they compute, so code is compiled quickly, not well.
 _XLA_FLAGS = (
+    *(["--xla_cpu_max_isa=AVX2"] if _IS_X86 else []),
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -37,7 +43,6 @@ _XLA_FLAGS = (
 # On a CPU each compiled program takes a dozen memory mappings, of which Linux allows
 # a process 65,530: past them the compiler dies. A process with 8,000 has 4 to 5 GB.
 _MOST_MAPPINGS = 8_000
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -88,16 +93,66 @@ _LONGEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds an option that checks the shapes in annotations."""
+    """Adds options that check the shapes in annotations, and that compile as users."""
     parser.addoption("--shapes", action="store_true", help="see tests/shapes.py")
+    about = "let XLA compile for this machine as it does for users, on one device"
+    parser.addoption("--xla-defaults", action="store_true", help=about)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Installs the check of shapes before the modules are imported."""
+    """Sets XLA's flags, and installs the check of shapes before imports of modules."""
+    if not config.getoption("--xla-defaults"):
+        flags = [os.environ.get("XLA_FLAGS", ""), *_XLA_FLAGS]
+        os.environ["XLA_FLAGS"] = " ".join(flags)
     if config.getoption("--shapes"):
         from tests import shapes
 
         shapes.install()
+
+
+# Kinds of `instructions`: XLA's limit, and the width of the kernels' tile.
+_INSTRUCTIONS = {
+    "avx2": ("AVX2", 8),
+    "avx512": ("AVX512_VNNI", 16),
+    "no kernels": ("SSE4_2", None),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that asks for `instructions` with each kind of its marker."""
+    if "instructions" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("instructions")
+    kinds = marker.args if marker else ("avx2", "avx512")
+    if metafunc.config.getoption("--xla-defaults") or not _IS_X86:
+        kinds = ("own",)
+    metafunc.parametrize("instructions", kinds, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kind of instructions that kernels use in a test: "avx2" or "avx512".
+
+    `pytest.mark.instructions` names other kinds, such as "no kernels". Other tests
+    have AVX2. On ARM and with `--xla-defaults` it is "own", that of this machine.
+    Parameters in the layout of one kind are not for another: a fixture that makes them
+    asks for this one.
+    """
+    from bpd_jax.cpu.tile import tile_of_processor
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param in _INSTRUCTIONS:
+            limit, width = _INSTRUCTIONS[request.param]
+            flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_max_isa={limit}"
+            patch.setenv("XLA_FLAGS", flags)
+            tile = tile_of_processor()
+            if width != (tile and tile.width):
+                pytest.skip(f"this processor does not have {request.param}")
+        elif tile_of_processor() is None:
+            pytest.skip("this processor has no kernels")
+        forget_compiled()
+        yield request.param
+    forget_compiled()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

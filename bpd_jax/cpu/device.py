@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from bpd_jax.cpu.tile import limit
+
 COMPILER_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 """Without XLA's newer emitters of elementwise code a decode loop compiles sooner."""
 
@@ -56,8 +58,12 @@ def _has(option: str, value: Any) -> bool:
 
 
 def kernel_name(*parts: Any) -> str:
-    """A name of letters, digits and underscores, which `kernels_of` finds."""
-    return "bpd_jax_" + re.sub(r"\W", "_", "_".join(map(str, parts)))
+    """A name of letters, digits and underscores, which `kernels_of` finds.
+
+    Code for other instructions has another name.
+    """
+    name = "_".join(["bpd_jax", *filter(None, [limit()]), *map(str, parts)])
+    return re.sub(r"\W", "_", name)
 
 
 def kernels_of(program: str) -> list[str]:

@@ -10,8 +10,6 @@ is the width of a vector: no sum runs over a vector, and numbers of 4 bits are u
 once for all rows.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,9 +29,11 @@ from bpd_jax.models.quantized import (
 BLOCKS = (16, 32)
 
 
-@functools.cache
 def lanes() -> int | None:
-    """W for this processor; None if it lacks the instructions, or LLVM."""
+    """W for this processor, up to the limit of `XLA_FLAGS`.
+
+    None if it lacks the instructions, or LLVM.
+    """
     try:
         # LLVM is imported late: other devices do not need it.
         features = processor_features()

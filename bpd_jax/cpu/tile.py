@@ -1,9 +1,16 @@
-"""The tile size of the inner loops of the kernels, and storage of their matrices."""
+"""The tile size of the inner loops of the kernels, and storage of their matrices.
+
+Kernels use the widest instructions of the processor. `--xla_cpu_max_isa` in `XLA_FLAGS`
+limits them as it limits XLA, so that all of a process computes as on a smaller machine:
+AVX2 for one without AVX-512, SSE4_2 for one without kernels.
+"""
 
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -52,9 +59,37 @@ class Storage:
         return numbers * self.bits // 8
 
 
+# What each value of the flag adds to the one before it: beginnings of LLVM's names.
+_ADDED = {
+    "SSE4_2": (),
+    "AVX": ("avx", "f16c", "fma4", "xop"),
+    "AVX2": ("avx2", "fma"),
+    "AVX512": ("avx512", "evex512"),
+    "AVX512_VNNI": ("avx512vnni", "avxvnni"),
+    "AVX512_BF16": ("avx512bf16", "avx512fp16", "avx10"),
+    "AMX": ("amx",),
+}
+
+
+def limit() -> str:
+    """The value of `--xla_cpu_max_isa`; without one that bounds x86, an empty text."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    values = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
+    value = values[-1].upper() if values else ""
+    return value if value in _ADDED else ""
+
+
+def processor_features() -> Any:
+    """LLVM's `FeatureMap` of this processor, up to the limit.
+
+    Also says whether ARM multiplies integers, as `dotprod`.
+    """
+    return read_features(limit())
+
+
 @functools.cache
-def processor_features(about: str = "/proc/cpuinfo") -> Any:
-    """LLVM's `FeatureMap` of this processor, and whether ARM multiplies integers.
+def read_features(limit: str, about: str = "/proc/cpuinfo") -> Any:
+    """See `processor_features`.
 
     LLVM does not ask Linux on ARM for `dotprod`, and macOS for nothing; all of Apple's
     processors have it.
@@ -67,6 +102,12 @@ def processor_features(about: str = "/proc/cpuinfo") -> Any:
         with contextlib.suppress(OSError):
             text = pathlib.Path(about).read_text(encoding="utf-8")
             features["dotprod"] |= "asimddp" in text.split()
+    elif limit:
+        levels = list(_ADDED)
+        wider = levels[levels.index(limit) + 1 :]
+        excluded = tuple(name for level in wider for name in _ADDED[level])
+        for name in features:
+            features[name] &= not name.startswith(excluded)
     return features
 
 
@@ -77,9 +118,11 @@ def is_arm() -> bool:
     return triple.startswith(("aarch64", "arm64"))
 
 
-@functools.cache
 def tile_of_processor() -> Tile | None:
-    """The tile for this processor; None if it lacks fused multiply-add, or LLVM."""
+    """The tile for this processor, up to the limit of `XLA_FLAGS`.
+
+    None if it lacks fused multiply-add, or LLVM.
+    """
     try:
         # LLVM is imported late: other devices do not need it.
         features = processor_features()

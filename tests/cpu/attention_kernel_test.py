@@ -10,15 +10,12 @@ import pytest
 from bpd_jax.cpu import ordered_functions
 from bpd_jax.cpu.attention_kernel import cache_dtype, ordered_attention
 from bpd_jax.cpu.ordered_functions import KernelAttention
-from bpd_jax.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.attention import attention, near
 from bpd_jax.models.cache import BITS, KVCache, numbers
 from bpd_jax.models.operations import Before, Operations
 from bpd_jax.models.prefix_attention import of_mask
 
-pytestmark = pytest.mark.skipif(
-    tile_of_processor() is None, reason="no kernel for this processor"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def tree_mask(rng, batch, length):
@@ -40,25 +37,18 @@ SIZES = [
     (1, 7, 4, 2, 32, 100, 3.0, None),
     (2, 6, 2, 1, 16, 60, None, 9),
 ]
-AVX2 = Tile(8, 2, 4)
 
 
 @pytest.mark.parametrize(
-    "sizes, tile, dtype",
+    "sizes, dtype",
     [
-        *((sizes, None, "float32") for sizes in SIZES),
-        (SIZES[0], AVX2, "float32"),
-        (SIZES[0], None, BITS),
-        (SIZES[0], None, "bfloat16"),
-        (SIZES[0], AVX2, BITS),
-        *(
-            pytest.param(sizes, tile, dtype, marks=pytest.mark.exhaustive)
-            for sizes in SIZES[1:]
-            for tile, dtype in ((AVX2, "float32"), (None, BITS))
-        ),
+        *((sizes, "float32") for sizes in SIZES),
+        (SIZES[0], BITS),
+        (SIZES[0], "bfloat16"),
+        *(pytest.param(x, BITS, marks=pytest.mark.exhaustive) for x in SIZES[1:]),
     ],
 )
-def test_trees_give_the_bits_of_single_tokens(sizes, tile, dtype):
+def test_trees_give_the_bits_of_single_tokens(sizes, dtype):
     batch, length, heads, kv_heads, width, slots, softcap, window = sizes
     rng = np.random.default_rng(0)
 
@@ -89,7 +79,7 @@ def test_trees_give_the_bits_of_single_tokens(sizes, tile, dtype):
     if window is not None:
         first = positions - window + 1
         mask &= np.asarray(near(positions, positions, window))
-    attend = jax.jit(lambda *arrays: ordered_attention(*arrays, softcap, tile))
+    attend = jax.jit(lambda *arrays: ordered_attention(*arrays, softcap))
     together = attend(queries, keys, values, jnp.asarray(mask), *cached, lengths, first)
 
     def prefix(folded):

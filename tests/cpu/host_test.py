@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.cpu import host, tile
+from bpd_jax.cpu import host
 
 # Prints the page faults of allocating and filling 64 MB ten times.
 PROGRAM = """
@@ -101,7 +101,8 @@ def test_device_files_of_accelerators_are_known(tmp_path, name, seen):
     assert host._sees_accelerator(tmp_path) == seen
 
 
-@pytest.mark.skipif(tile.tile_of_processor() is None, reason="needs kernels of bpd_jax")
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.instructions("avx2")
 def test_the_clock_is_read_in_every_iteration_of_a_loop():
     @jax.jit
     def run(matrix):
@@ -122,6 +123,7 @@ def test_the_clock_is_read_in_every_iteration_of_a_loop():
     assert abs(times[0] - 1e6 * before % 2**32) < 1e6 * (after - before) + 1
 
 
-def test_other_processors_have_none(monkeypatch):
-    monkeypatch.setattr(host, "tile_of_processor", lambda: None)
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.instructions("no kernels")
+def test_other_processors_have_none():
     assert host.microseconds(jnp.zeros(1)) is None

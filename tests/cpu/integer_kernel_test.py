@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.cpu.integer_kernel import integer_rows, lanes, tiled
+from bpd_jax.cpu.integer_kernel import integer_rows, tiled
 from bpd_jax.models.quantized import QuantizedMatrix, pack
 
-pytestmark = pytest.mark.skipif(
-    lanes() is None, reason="no integer products on this processor"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def quantized(bits, block, kind, length, outputs):
@@ -45,17 +43,14 @@ STORAGES = [(4, 32, "minima"), (8, 32, ""), (8, 32, "minima"), (8, 16, "")]
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
-@pytest.mark.parametrize("width", [8, 16])
-def test_products_are_those_of_rounded_rows_alone_and_together(storage, width):
-    if width > lanes():
-        pytest.skip("no registers of this width")
+def test_products_are_those_of_rounded_rows_alone_and_together(storage):
     multiply = jax.jit(integer_rows)
     # Tiles of rows and remainders; groups of outputs and remainders; several chunks.
     for rows, length, outputs in ((1, 32, 1), (6, 96, 37), (19, 576, 1203)):
         x = np.random.default_rng(1).normal(size=(rows, length)).astype(np.float32)
         x[0, :32] = 0
         matrix = quantized(*storage, length, outputs)
-        tiles = tiled(matrix, width)
+        tiles = tiled(matrix)
         product = np.asarray(multiply(x, tiles))
         exact = rounded(x, storage[1]) @ np.asarray(matrix.values(), np.float64).T
         assert np.abs(product - exact).max() <= 1e-6 * np.abs(exact).max()

@@ -12,10 +12,8 @@ from bpd_jax import cpu
 from bpd_jax.cpu import ordered_functions
 from bpd_jax.cpu.attention_kernel import cache_dtype
 from bpd_jax.cpu.device import kernels_of
-from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.cpu.layer_loop import has_kernels
 from bpd_jax.cpu.layout import integer_layout
-from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.attention import near
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -28,9 +26,7 @@ from tests.decoding.random_models import LLAMA, random_params
 
 TRUNK = TransformerConfig(24, 3, 64, 96, 4, 2, head_dim=32, qkv_bias=True, **LLAMA)
 
-pytestmark = pytest.mark.skipif(
-    tile_of_processor() is None, reason="this processor has no kernels"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def model_of(trunk, precision):
@@ -74,8 +70,6 @@ def passes(model):
 
 @pytest.mark.parametrize("precision", ["float32", "stored", "int8"])
 def test_same_numbers_in_a_loop(precision, monkeypatch):
-    if precision == "int8" and lanes() is None:
-        pytest.skip("this processor has no integer products")
     model = model_of(TRUNK, precision)
     looped = jax.jit(passes)(model)
     text = jax.jit(passes).lower(model).as_text()
@@ -113,8 +107,6 @@ OTHER = {
 )
 def test_a_pass_has_the_bits_of_single_tokens(precision, trunk):
     """However many tokens a draft has, decoding computes the same numbers."""
-    if precision == "int8" and lanes() is None:
-        pytest.skip("this processor has no integer products")
     model = model_of(trunk, precision)
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 24, (1, 40)))
 

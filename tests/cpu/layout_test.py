@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.cpu.layout import SOFTMAX, decoding_layout, prepared
-from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import TiledMatrix
 from tests.decoding.random_models import make_model
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu" or tile_of_processor() is None,
-    reason="no kernel for this processor",
-)
+pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def test_kernels_are_transposed_over_their_summed_axes():
@@ -61,7 +56,6 @@ def test_layout_for_decoding_names_the_softmax():
     assert jax.tree.structure(repeated) == jax.tree.structure(layout)
 
 
-@pytest.mark.skipif(lanes() is None, reason="no integer products")
 def test_matrices_of_drafters_are_rounded_except_in_layers():
     kernel = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
     params = {

@@ -8,12 +8,9 @@ import pytest
 
 from bpd_jax.cpu import index_of_largest, largest
 from bpd_jax.cpu.ordered_functions import row_activation, row_norm
-from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.layers import ACTIVATIONS
 
-pytestmark = pytest.mark.skipif(
-    tile_of_processor() is None, reason="no kernel for this processor"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def rows(count, *widths, seed=0):

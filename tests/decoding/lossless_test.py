@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.decoding import decode_loop, generate
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.decoder import Decoder
@@ -122,7 +121,7 @@ def test_all_parts_and_aliases_are_covered():
 
 
 @pytest.fixture(scope="module")
-def make_decoder():
+def make_decoder(instructions):
     """A function that makes a decoder of a random model with all assets."""
 
     @functools.cache
@@ -277,7 +276,6 @@ def test_other_models(make_decoder, fields, name, devices):
     check_all(lambda seed: make(seed, **fields), name, 2, batch_size=5)
 
 
-@pytest.mark.skipif(lanes() is None, reason="no integer products on this processor")
 @pytest.mark.parametrize(
     "fields, name, verification",
     [
