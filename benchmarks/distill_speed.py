@@ -28,16 +28,14 @@ from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations
 
-MODEL = flags.DEFINE_string("model", "smollm2", "the model.")
-PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSON Lines with prompts.")
+MODEL = cli.DEFINE_path("model", "smollm2", "the model.")
+PROMPTS_FILE = cli.DEFINE_path("prompts_file", None, "JSON Lines with prompts.")
 PROMPTS = flags.DEFINE_integer("prompts", 128, "number of prompts.", lower_bound=1)
-OTHER = flags.DEFINE_string("other", None, "folder of the package of another checkout.")
+OTHER = cli.DEFINE_path("other", None, "folder of the package of another checkout.")
 ROUNDS = flags.DEFINE_integer("rounds", 2, "rounds.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch_size", 64, "rows of a batch.", lower_bound=1)
 TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "of a text.", lower_bound=1)
-OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/distill_speed_cpu.json", "file."
-)
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/distill_speed_cpu.json", "file.")
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "bpd_jax"
 

@@ -19,8 +19,6 @@ import json
 import pathlib
 from typing import Any
 
-from absl import flags
-
 from benchmarks import records
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
@@ -28,8 +26,8 @@ from bpd_jax.reporting import charts
 from bpd_jax.reporting.exhibits import LINES, Chart, Series
 from bpd_jax.storage import files
 
-RUNS = flags.DEFINE_string("runs", None, "parent folder of the runs.")
-OUTPUT = flags.DEFINE_string(
+RUNS = cli.DEFINE_path("runs", None, "parent folder of the runs.")
+OUTPUT = cli.DEFINE_path(
     "output", "benchmarks/results/drafter_scaling.json", "file of the results."
 )
 

@@ -52,7 +52,7 @@ TOKENS = flags.DEFINE_integer(
     "tokens", 1_000_000, "tokens compared in the loop, over all methods.", 1
 )
 PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 64, "tokens of each prompt.", 1)
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/equality_cpu.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/equality_cpu.json", "file.")
 
 # Fields that must be equal for an earlier result to be resumed.
 _SAME = ("model", "device", "versions", "prompts", "max_new_tokens", "batch_size")

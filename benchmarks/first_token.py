@@ -24,14 +24,12 @@ from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 
-OTHER = flags.DEFINE_string("other", None, "folder of the package of another checkout.")
+OTHER = cli.DEFINE_path("other", None, "folder of the package of another checkout.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "starts of each kind.", lower_bound=1)
-MODEL = flags.DEFINE_string("model", "smollm2", "the model.")
+MODEL = cli.DEFINE_path("model", "smollm2", "the model.")
 PRECISION = flags.DEFINE_string("precision", None, "of `bpd decode`.")
 PROMPT = flags.DEFINE_string("prompt", "What is rain?", "the prompt.")
-OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/first_token_cpu.json", "file."
-)
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/first_token_cpu.json", "file.")
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "bpd_jax"
 

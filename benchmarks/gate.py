@@ -30,7 +30,7 @@ from bpd_jax.drafting.gate import GatedDrafter
 from bpd_jax.evaluation import decode_flags
 
 METHOD = flags.DEFINE_string("method", None, "a method without price.")
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/gate_cpu.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/gate_cpu.json", "file.")
 
 PRICES = (1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 2.0, 2.5)
 # Shorter texts say little.

@@ -41,7 +41,7 @@ KILLS = flags.DEFINE_integer("kills", 20, "number of kills.", 1)
 SEED = flags.DEFINE_integer("seed", 0, "of the moments.")
 STEPS = flags.DEFINE_integer("steps", 2000, "of the run.", 4 * 50)
 PROCESSES = flags.DEFINE_integer("processes", 1, "of the run.", 1)
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/kill_cpu.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/kill_cpu.json", "file.")
 
 # Repeated in this order up to the number of kills, then shuffled.
 MOMENTS = ("save", "step", "save", "step", "start")

@@ -32,8 +32,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.loading import PACKAGED, find_packaged, load_model
 
-MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
-LLAMA_PYTHON = flags.DEFINE_string(
+MODEL = cli.DEFINE_path("model", "smollm2", "known name or GGUF file.")
+LLAMA_PYTHON = cli.DEFINE_path(
     "llama_python", None, "Python of an environment with the package xllamacpp."
 )
 PRECISIONS = flags.DEFINE_list(
@@ -42,7 +42,7 @@ PRECISIONS = flags.DEFINE_list(
 METHODS = flags.DEFINE_list(
     "methods", ["greedy", "default"], "methods of bpd_jax; default: without --method."
 )
-PROMPTS_FILE = flags.DEFINE_string(
+PROMPTS_FILE = cli.DEFINE_path(
     "prompts_file",
     "experiments/smollm2/prompts.txt",
     "one prompt per line, or JSON Lines with the field prompt.",
@@ -51,8 +51,8 @@ PROMPTS = flags.DEFINE_integer("prompts", 8, "number of prompts.", 1)
 TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "most new tokens.", 2)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "timed rounds.", 1)
 THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "threads of llama.cpp.", 1)
-DRAFTER = flags.DEFINE_string("drafter", None, "folder of a block drafter of bpd_jax.")
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/llama_cpp.json", "file.")
+DRAFTER = cli.DEFINE_path("drafter", None, "folder of a block drafter of bpd_jax.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/llama_cpp.json", "file.")
 
 _WORKER = pathlib.Path(__file__).with_name("llama_cpp_contender.py")
 

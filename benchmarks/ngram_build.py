@@ -32,8 +32,8 @@ from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
 
-TEXT = flags.DEFINE_string("text", None, "glob of text files.")
-TOKENS = flags.DEFINE_string("tokens", None, "glob of files of token IDs.")
+TEXT = cli.DEFINE_path("text", None, "glob of text files.")
+TOKENS = cli.DEFINE_path("tokens", None, "glob of files of token IDs.")
 VOCAB_SIZE = flags.DEFINE_integer("vocab_size", None, "for --tokens.")
 END_OF_TEXT = flags.DEFINE_integer("end_of_text", None, "for --tokens.")
 ORDER = flags.DEFINE_integer("order", 4, "order of the model.")
@@ -45,9 +45,7 @@ MEMORY = flags.DEFINE_integer(
     "memory", bounded_memory.DEFAULT_MEMORY, "bytes for counting."
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "repetitions of every stage.")
-OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/ngram_build_cpu.json", "file."
-)
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/ngram_build_cpu.json", "file.")
 
 
 class Loaded(TokenSource):

@@ -34,7 +34,7 @@ from experiments.table12.latency import (
     refine_milliseconds,
 )
 
-NGRAM = flags.DEFINE_string("ngram", None, "n-gram model: folder, ARPA file or .fst.")
+NGRAM = cli.DEFINE_path("ngram", None, "n-gram model: folder, ARPA file or .fst.")
 SYNTHETIC = flags.DEFINE_integer(
     "synthetic", None, "size of a synthetic 4-gram model to use instead.", 100_000
 )
@@ -43,7 +43,7 @@ ENGINE_NAMES = cli.DEFINE_checked(
 )
 LATTICES = flags.DEFINE_integer("lattices", 100, "lattices per cell.", 1)
 BATCH = flags.DEFINE_integer("batch", 32, "lattices per call of the engine device.", 1)
-OUTPUT = flags.DEFINE_string("output", None, "JSON file; default: print only.")
+OUTPUT = cli.DEFINE_path("output", None, "JSON file; default: print only.")
 
 # Steps include the certain token, as positions of a lattice do.
 PAPER_PATHS = {(8, 16, paths): ms for paths, ms in printed.TABLE12.items()}

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 from benchmarks import records
 from bpd_jax.base import cli, progress
@@ -29,8 +28,8 @@ from bpd_jax.evaluation.compare import first_difference
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 
-GOLDEN = flags.DEFINE_string("golden", None, "Results of transformers.")
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/parity.json", "file.")
+GOLDEN = cli.DEFINE_path("golden", None, "Results of transformers.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/parity.json", "file.")
 
 _PADDING, _TOGETHER = 256, 13
 

@@ -36,9 +36,9 @@ from bpd_jax.evaluation.efficiency import (
     ratio_interval,
 )
 
-MODEL = flags.DEFINE_string("model", "smollm2", "known name or GGUF file.")
+MODEL = cli.DEFINE_path("model", "smollm2", "known name or GGUF file.")
 METHOD = flags.DEFINE_string("method", "block/tree:8", "method beside the default.")
-PROMPTS_FILE = flags.DEFINE_multi_string(
+PROMPTS_FILE = cli.DEFINE_path(
     "prompts_file",
     ["experiments/smollm2/prompts.txt"],
     "one prompt per line, or JSON Lines with the field prompt; may be repeated.",
@@ -46,9 +46,7 @@ PROMPTS_FILE = flags.DEFINE_multi_string(
 NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 24, "prompts of each file.", 1)
 TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "most new tokens.", 2)
 ROUNDS = flags.DEFINE_integer("rounds", 2, "times that all is decoded.", 1)
-OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/quantized_targets.json", "file."
-)
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/quantized_targets.json", "file.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ flags.set_default(
     ],
 )
 BASELINE = flags.DEFINE_string("baseline", "bpd", "baseline of the gains.")
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/refiners.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/refiners.json", "file.")
 
 
 def main() -> None:

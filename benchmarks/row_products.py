@@ -33,14 +33,12 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import Packed, QuantizedMatrix
 from bpd_jax.models.transformer_config import INT8
 
-MODEL = flags.DEFINE_string("model", "smollm2", "model whose matrices are used.")
+MODEL = cli.DEFINE_path("model", "smollm2", "model whose matrices are used.")
 TOKENS = flags.DEFINE_list(
     "tokens", ["1", "2", "4", "8", "16", "32", "64"], "tokens of a pass."
 )
 ROUNDS = flags.DEFINE_integer("rounds", 20, "timed runs of each.")
-OUTPUT = flags.DEFINE_string(
-    "output", "benchmarks/results/row_products_cpu.json", "file."
-)
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/row_products_cpu.json", "file.")
 
 # Tokens in the cache.
 _CONTEXT = 256

@@ -29,7 +29,7 @@ from bpd_jax.training.config import TrainConfig
 
 STEPS = flags.DEFINE_integer("steps", 10, "steps of a block.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "blocks of each model.")
-OUTPUT = flags.DEFINE_string("output", "benchmarks/results/training.json", "file.")
+OUTPUT = cli.DEFINE_path("output", "benchmarks/results/training.json", "file.")
 
 
 def main() -> None:

@@ -49,11 +49,11 @@ _PROGRAM = flags.DEFINE_list(
     "prompts and the decode loop; or frozen, which is the training of heads or a block "
     "drafter (HeadsTrainConfig) for the frozen model.",
 )
-_RESCORER = flags.DEFINE_string(
+_RESCORER = cli.DEFINE_path(
     "rescorer", None, "gin file of the small LM of neural methods."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file for all figures.")
-_HLO = flags.DEFINE_string("hlo", None, "Folder for the text of compiled programs.")
+_OUTPUT = cli.DEFINE_path("output", None, "JSON file for all figures.")
+_HLO = cli.DEFINE_path("hlo", None, "Folder for the text of compiled programs.")
 cli.define_flags(DecodeShapes)
 
 

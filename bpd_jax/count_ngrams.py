@@ -38,7 +38,7 @@ _BEAM_OPTIONS = flags.DEFINE_string(
     "Options of the pipeline, separated by spaces: '--direct_num_workers=2 "
     "--direct_running_mode=multi_processing'.",
 )
-_BEAM_FOLDER = flags.DEFINE_string(
+_BEAM_FOLDER = cli.DEFINE_path(
     "beam_folder",
     None,
     "Folder for the results of Beam's workers, such as gs://bucket/x. "

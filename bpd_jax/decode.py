@@ -16,7 +16,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api
-from bpd_jax.base import progress
+from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.generate import (
@@ -50,7 +50,7 @@ SHOW_ACCEPTED = flags.DEFINE_bool(
     "mark accepted draft tokens in the answer to a single prompt: green, or in "
     "brackets without colour.",
 )
-OUTPUT = flags.DEFINE_string(
+OUTPUT = cli.DEFINE_path(
     "output", None, "JSON Lines file for the answers, in the order of the prompts."
 )
 SHOW_STEPS = flags.DEFINE_bool(

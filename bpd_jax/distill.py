@@ -51,7 +51,7 @@ from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.heads.states_files import StatesWriter, describe_states
 
-OUTPUT = flags.DEFINE_string("output", None, "output folder for the texts.")
+OUTPUT = cli.DEFINE_path("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(
     "made_up_prompts",
     0,
@@ -73,13 +73,13 @@ LONGEST = flags.DEFINE_integer(
     "maximum length of a prompt, in tokens; longer ones are skipped.",
     lower_bound=1,
 )
-ANSWERED_FOLDERS = flags.DEFINE_multi_string(
+ANSWERED_FOLDERS = cli.DEFINE_path(
     "answered",
     [],
     "another folder of texts, whose prompts are skipped; may be repeated.",
 )
 
-STATES = flags.DEFINE_string(
+STATES = cli.DEFINE_path(
     "states", None, "folder for the model's states, which training on the texts needs."
 )
 FEATURE_LAYERS = flags.DEFINE_string(

@@ -22,7 +22,7 @@ from absl import flags
 from rich.text import Text
 
 from bpd_jax import api
-from bpd_jax.base import progress, provenance
+from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_prompts, stream
@@ -70,7 +70,7 @@ SHOW = flags.DEFINE_string(
     "method whose answer to the first prompt is printed first, with accepted draft "
     "tokens marked; it need not be one of --methods.",
 )
-OUTPUT = flags.DEFINE_string(
+OUTPUT = cli.DEFINE_path(
     "output",
     None,
     "folder for report.html, report.json, records.jsonl; default: "

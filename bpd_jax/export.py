@@ -25,23 +25,23 @@ from bpd_jax.formats.safetensors_files import SINGLE
 from bpd_jax.models.attachment_files import attach_drafter
 from bpd_jax.storage import folders
 
-_MODEL = flags.DEFINE_string(
+_MODEL = cli.DEFINE_path(
     "model",
     None,
     "the base: Hugging Face folder, GGUF file, run folder, or a known name (smollm2).",
 )
-_DRAFTER = flags.DEFINE_string(
+_DRAFTER = cli.DEFINE_path(
     "drafter",
     None,
     "folder of a block drafter; default: that in the model's folder.",
 )
-_BASE = flags.DEFINE_string(
+_BASE = cli.DEFINE_path(
     "base", None, "name or path of the base for the other engine; default: --model."
 )
 _PRECISION = flags.DEFINE_enum(
     "precision", "bfloat16", TENSOR_DTYPES, "dtype of the stored tensors."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "folder to write.")
+_OUTPUT = cli.DEFINE_path("output", None, "folder to write.")
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.models.transformer_config import DTYPES
 from bpd_jax.training.exported_params import write_exported
 
-_MODEL = flags.DEFINE_string("model", None, "Run folder.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.")
+_MODEL = cli.DEFINE_path("model", None, "Run folder.")
+_OUTPUT = cli.DEFINE_path("output", None, "Folder to write.")
 _DTYPE = flags.DEFINE_enum(
     "dtype",
     "bfloat16",

@@ -20,18 +20,18 @@ from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path
 
-MODEL = flags.DEFINE_string(
+MODEL = cli.DEFINE_path(
     "model",
     None,
     "the base of the heads: Hugging Face folder, GGUF file, or a known name (smollm2).",
 )
-MEDUSA = flags.DEFINE_string(
+MEDUSA = cli.DEFINE_path(
     "medusa", None, "folder with config.json and safetensors files of Medusa heads."
 )
 PRECISION = flags.DEFINE_enum(
     "precision", "bfloat16", STORED_DTYPES, "dtype of the stored tensors."
 )
-OUTPUT = flags.DEFINE_string("output", None, "folder of block heads to write.")
+OUTPUT = cli.DEFINE_path("output", None, "folder of block heads to write.")
 
 
 def main() -> None:

@@ -41,12 +41,12 @@ _TASK = flags.DEFINE_string(
 )
 _SPLIT = flags.DEFINE_string("split", "train", "Split to prepare.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a row.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the rows.")
+_OUTPUT = cli.DEFINE_path("output", None, "Folder for the rows.")
 _NUM_SHARDS = flags.DEFINE_integer(
     "num_shards", 1, "Number of shards of the split, each in a folder in --output."
 )
 _SHARD = flags.DEFINE_integer("shard", None, "Index of the shard to prepare, from 0.")
-_CACHE_DIR = flags.DEFINE_string(
+_CACHE_DIR = cli.DEFINE_path(
     "cache_dir", None, "Folder of seqio's caches; written, or with --output read."
 )
 _BEAM_OPTIONS = flags.DEFINE_string(

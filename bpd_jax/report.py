@@ -34,11 +34,11 @@ from bpd_jax.studies.run_files import HEADER, open_run
 from bpd_jax.studies.study import readable
 from bpd_jax.studies.study_records import ExplorerRecord
 
-OUTPUT = flags.DEFINE_string("output", "report.html", "file of the page.")
-LATEX = flags.DEFINE_string("latex", None, "folder for one .tex file per table.")
-CSV = flags.DEFINE_string("csv", None, "folder for one .csv file per table.")
-SVG = flags.DEFINE_string("svg", None, "folder for one .svg file per chart.")
-PICTURE = flags.DEFINE_string(
+OUTPUT = cli.DEFINE_path("output", "report.html", "file of the page.")
+LATEX = cli.DEFINE_path("latex", None, "folder for one .tex file per table.")
+CSV = cli.DEFINE_path("csv", None, "folder for one .csv file per table.")
+SVG = cli.DEFINE_path("svg", None, "folder for one .svg file per chart.")
+PICTURE = cli.DEFINE_path(
     "picture", None, "SVG file of one block with its plain and its refined draft."
 )
 TITLE = flags.DEFINE_string(

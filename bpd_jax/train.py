@@ -27,7 +27,6 @@ Several processes train one model together if SLURM's `srun` started them, with
 """
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -46,6 +45,7 @@ from bpd_jax.data.generations import read_header
 from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
 from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training import (
     hosts,
     process_flags,
@@ -58,7 +58,7 @@ from bpd_jax.training.heads import train_heads as heads
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from bpd_jax.training.refiner_sources import RefinerTrainConfig, default_data
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_WORKDIR = cli.DEFINE_path("workdir", None, "Folder of the run.")
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the configuration and all shapes without training."
 )
@@ -125,8 +125,8 @@ def _missing(config: TrainConfig) -> list[str]:
 
 
 def _missing_model(setting: str, name: str) -> list[str]:
-    path = pathlib.Path(KNOWN_RUNS.get(name, name))
-    if name in PACKAGED or name.startswith("gs://") or path.exists():
+    path = as_path(KNOWN_RUNS.get(name, name))
+    if name in PACKAGED or in_bucket(path) or path.exists():
         return []
     return [f"{setting} = {name!r} is not a file or folder."]
 

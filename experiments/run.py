@@ -28,7 +28,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from bpd_jax.base import provenance
+from bpd_jax.base import cli, provenance
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.row_sources import WHOLE, Shard
@@ -55,12 +55,12 @@ from experiments.table7.in_domain import build_in_domain
 SIZE = flags.DEFINE_string(
     "size", "tiny", "tiny, small, smollm2_heads, smollm2, …: the gin file of this name."
 )
-DATA = flags.DEFINE_string(
+DATA = cli.DEFINE_path(
     "data",
     None,
     "Folder of the tasks: JSON Lines (NAME/SPLIT.jsonl.gz) or TensorFlow Datasets.",
 )
-WORKDIR = flags.DEFINE_string(
+WORKDIR = cli.DEFINE_path(
     "workdir", None, "Folder of the results; default: runs/paper/SIZE."
 )
 LIMIT = flags.DEFINE_integer(

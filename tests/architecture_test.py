@@ -124,6 +124,51 @@ def module_name(file: pathlib.Path) -> str:
     return name.removesuffix(".__init__")
 
 
+# Flags and settings that are texts and no paths; a new one is here or a path, whose `~`
+# is the home folder: `cli.DEFINE_path`, or the annotation `settings.Path`.
+TEXTS = {
+    *("baseline", "beam_options", "beam_runner", "coordinator_address"),
+    *("feature_layers", "gcloud", "gin_bindings", "heldout_split", "method"),
+    *("methods", "name", "only", "point", "precision", "precisions", "program"),
+    *("prompt", "sbatch", "select_by", "shard", "share", "show", "size", "split"),
+    *("ssh", "study", "sweep", "task", "template_arg", "title", "tokens", "topology"),
+    "zone",
+}
+TEXT_FLAGS = {"DEFINE_string", "DEFINE_multi_string", "DEFINE_list"}
+
+
+def texts_of(file: pathlib.Path) -> set[str]:
+    """Flags, and fields of settings that are one text or several, in a file."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            # `cli.define_flags` gives the name as a variable.
+            if node.func.attr in TEXT_FLAGS and isinstance(node.args[0], ast.Constant):
+                names.add(node.args[0].value)
+        elif isinstance(node, ast.ClassDef):
+            bases = map(ast.unparse, node.bases)
+            if any(re.fullmatch(r"Validated|\w+(Settings|Config)", x) for x in bases):
+                names.update(
+                    ast.unparse(field.target)
+                    for field in node.body
+                    if isinstance(field, ast.AnnAssign)
+                    and re.match(
+                        r"(tuple\[)?(str|Words)\b", ast.unparse(field.annotation)
+                    )
+                )
+    return names
+
+
+def test_every_flag_and_setting_is_a_path_or_a_known_text():
+    texts = set()
+    for folder in ("bpd_jax", "experiments", "benchmarks"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            unknown = texts_of(file) - TEXTS
+            assert not unknown, f"{file}: declare {unknown} as paths, or as TEXTS here"
+            texts |= texts_of(file)
+    assert texts == TEXTS
+
+
 def test_every_package_is_in_a_layer():
     folders = {file.parent.name for file in ROOT.glob("bpd_jax/*/__init__.py")}
     assert folders <= {*LAYERS, "cpu"}

@@ -20,6 +20,7 @@ from bpd_jax.base import startup
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.base.errors import UserError, shortened
 from bpd_jax.base.settings import (
+    PATH,
     REPEATED,
     Check,
     checks_of,
@@ -193,6 +194,20 @@ def DEFINE_checked(
 ) -> flags.FlagHolder[Any]:
     """Defines a flag whose value passes a check, as `flags.DEFINE_integer` does."""
     return flags.DEFINE(_CheckedParser(name, check), name, default, about)
+
+
+def DEFINE_path(
+    name: str, default: str | list[str] | None, about: str
+) -> flags.FlagHolder[Any]:
+    """Defines a flag for a file, a folder or a pattern; see `settings.PATH`.
+
+    A flag whose default is a list may be given several times.
+    """
+    parser = _CheckedParser(name, PATH)
+    if isinstance(default, list):
+        serializer: flags.ArgumentSerializer[Any] = flags.ArgumentSerializer()
+        return flags.DEFINE_multi(parser, serializer, name, default, about)
+    return flags.DEFINE(parser, name, default, about)
 
 
 def define_flags(kind: type, *names: str) -> None:

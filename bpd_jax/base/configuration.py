@@ -20,8 +20,9 @@ from absl import flags
 from gin import config_parser
 from gin.config import ParserDelegate, iterate_references
 
-from bpd_jax.base import settings
+from bpd_jax.base import cli, settings
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import expand_home
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ _COMMAND_LINE = "the command line"
 # What gin raises for malformed statements, unknown names and failed imports.
 _FAULTS = (SyntaxError, ValueError, KeyError, ImportError, RecursionError)
 
-_GIN_FILE = flags.DEFINE_multi_string(
+_GIN_FILE = cli.DEFINE_path(
     "gin_file", [], "Configuration file; later ones override earlier ones."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
@@ -166,7 +167,7 @@ class _Reader:
     ) -> list[Setting]:
         """Reads a file that is named at `location`; returns what it sets."""
         folders = (pathlib.Path(), _ROOT, _ROOT / "gin_configs")
-        path = next((x / name for x in folders if (x / name).is_file()), None)
+        path = next((x / name for x in folders if _is_readable(x / name)), None)
         if path is None:
             raise UserError(
                 f"{location} names the configuration file {name}, which does not "
@@ -196,7 +197,7 @@ class _Reader:
                     location = f"{source}:{statement.location.line_num}"
                 match statement:
                     case config_parser.IncludeStatement():
-                        self.read_file(statement.filename, location, outer)
+                        self.read_file(expand_home(statement.filename), location, outer)
                     case config_parser.ImportStatement():
                         gin.parse_config(statement.format())
                     case config_parser.BindingStatement(scope, owner, key, value, _):
@@ -214,6 +215,11 @@ class _Reader:
             if in_file and (at := getattr(error, "lineno", None)):
                 location = f"{source}:{at}"
             raise UserError(f"{location}: {_fault(error, location)}.") from error
+
+
+def _is_readable(path: pathlib.Path) -> bool:
+    """Whether it is a file, or a pipe, as of a shell's `<(…)`."""
+    return path.exists() and not path.is_dir()
 
 
 def _fault(error: Exception, location: str) -> str:

@@ -23,6 +23,7 @@ import functools
 import inspect
 import math
 import numbers
+import os
 import re
 import types
 import typing
@@ -143,8 +144,10 @@ def each(check: Check, *, distinct: bool = False) -> Check:
             and all(map(check.allows, value))
             and not (distinct and len(set(value)) < len(value))
         ),
-        convert=tuple,
-        flag=REPEATED if check in (TEXT, WORDS) else None,
+        convert=lambda values: tuple(
+            value if value is None else check.convert(value) for value in values
+        ),
+        flag=REPEATED if check in (TEXT, WORDS, PATH) else None,
     )
 
 
@@ -158,6 +161,23 @@ SWITCH = Check("0 or 1", int, lambda value: value in (0, 1))
 TRUTH = Check("True or False", _unreadable, lambda v: isinstance(v, bool), flag=bool)
 TEXT = Check("text, in quotes", str, lambda v: isinstance(v, str))
 WORDS = Check("a non-empty text, in quotes", str, lambda v: TEXT.accepts(v) and v != "")
+
+
+def expand_home(path: str) -> str:
+    """A path with the user's home folder in place of a `~` at its beginning."""
+    expanded = os.path.expanduser(path)
+    if expanded == path and re.match("~(/|$)", path):
+        raise UserError(f"{path}: there is no home folder here: set HOME.")
+    return expanded
+
+
+PATH = Check(
+    "a path, in quotes",
+    expand_home,
+    lambda v: WORDS.accepts(v) and "\0" not in v,
+    convert=expand_home,
+)
+"""A file, a folder or a pattern; names of models and vocabularies are among them."""
 
 
 def _bytes(text: str) -> int:
@@ -176,6 +196,7 @@ Positive = Annotated[float, number(above=0)]
 NonNegative = Annotated[float, number(0)]
 Share = Annotated[float, number(0, most=1)]
 Words = Annotated[str, WORDS]
+Path = Annotated[str, PATH]
 Seed = Annotated[int, integer(0, 2**32 - 1)]
 
 _PLAIN = {bool: TRUTH, int: integer(), float: number(), str: TEXT}
@@ -237,6 +258,11 @@ def _check_of(hint: Any) -> Check | None:
             lambda value: (
                 isinstance(value, Mapping)
                 and (of_value is None or all(map(of_value.allows, value.values())))
+            ),
+            convert=lambda value: (
+                value
+                if of_value is None
+                else {name: of_value.convert(each) for name, each in value.items()}
             ),
         )
     is_kind = isinstance(hint, type) and dataclasses.is_dataclass(hint)

@@ -7,7 +7,6 @@ corpus folder, followed by `:line` for a line of JSON Lines.
 """
 
 import contextlib
-import glob
 import hashlib
 import heapq
 import os
@@ -21,6 +20,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import generations, text_readers
 from bpd_jax.data.text_task import ALL, GENERATIONS, SPLITS, TextTask
 from bpd_jax.storage import files
+from bpd_jax.storage.paths import matching
 
 
 class Document(NamedTuple):
@@ -84,28 +84,13 @@ def corpus_files(task: TextTask) -> list[SourceFile]:
 
 
 def matched_files(pattern: str, parameter: str) -> list[SourceFile]:
-    """Returns the files that match a glob, sorted by name.
+    """Returns the files that match a pattern (`paths.matching`), sorted by name.
 
-    `**` matches nested folders, `~` is the home folder. Names are relative to the
-    folder above the first wildcard: `old/b.txt` for `books/**/*.txt`.
+    Names are relative to the folder above the first wildcard: `old/b.txt` for
+    `books/**/*.txt`.
     """
-    original, pattern = pattern, os.path.expanduser(pattern)
-    root = os.path.dirname(pattern)
-    while glob.has_magic(root):
-        root = os.path.dirname(root)
-    # With several `**`, glob yields a file once for every way to match it.
-    paths = map(pathlib.Path, set(glob.glob(pattern, recursive=True)))
-    matches = [
-        SourceFile(path.relative_to(root).as_posix(), path)
-        for path in paths
-        if path.is_file()
-    ]
-    if not matches:
-        raise UserError(
-            f"{parameter}={original!r} matches no file: check the path; '**' matches "
-            "nested folders."
-        )
-    return sorted(matches)
+    root, paths = matching(pattern, parameter)
+    return sorted(SourceFile(x.relative_to(root).as_posix(), x) for x in paths)
 
 
 def all_documents(

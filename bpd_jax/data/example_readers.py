@@ -6,7 +6,6 @@ examples are read from it.
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from bpd_jax.data import corpora, text_readers
 from bpd_jax.data.corpora import EmptySplitError, SourceFile
 from bpd_jax.data.example_task import ALL_SPLITS, SPLIT, ExampleTask
 from bpd_jax.data.text_task import SPLITS
+from bpd_jax.storage.paths import as_path
 
 
 class Example(NamedTuple):
@@ -55,7 +55,7 @@ def check_source(task: ExampleTask) -> None:
         return
     root = task.data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
     name = task.dataset.tfds
-    folder = pathlib.Path(root).expanduser() / name.replace(":", "/")
+    folder = as_path(root) / name.replace(":", "/")
     if not root.startswith("gs://") and not (folder / "dataset_info.json").is_file():
         raise UserError(
             f"{folder} does not exist or is incomplete: run `tfds build {name}`, set "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Count, Validated, Words, choice, configurable
+from bpd_jax.base.settings import Count, Path, Validated, choice, configurable
 from bpd_jax.data.text_task import (
     GENERATIONS,
     SPLITS,
@@ -142,9 +142,9 @@ class ExampleTask(Validated):
     prefix = ""
 
     name: Annotated[str, choice(*DATASETS)]
-    data_dir: str | None = None
-    files: Words | None = None
-    vocabulary: Words = "gpt3"
+    data_dir: Path | None = None
+    files: Path | None = None
+    vocabulary: Path = "gpt3"
     validation_fraction: Fraction = 0.02
     max_examples: Count | None = None
     validation_from: Annotated[str, choice(*SPLITS)] = "validation"

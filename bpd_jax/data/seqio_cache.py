@@ -18,6 +18,7 @@ from bpd_jax.data.example_readers import existing_splits
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.quiet_tensorflow import seqio, tf
 from bpd_jax.data.task_tokenizer import source_fingerprint, vocabulary_fingerprint
+from bpd_jax.storage.paths import check_plain
 
 # The file that describes the source of the cache.
 DESCRIPTION = "task.json"
@@ -81,6 +82,7 @@ def read_examples(
 
 def cache_folder(task: ExampleTask, cache_dir: str) -> str:
     """The folder of a task's cache."""
+    check_plain(cache_dir, "TensorFlow")
     return os.path.join(cache_dir, seqio.get_task_dir_from_name(task.seqio_name))
 
 

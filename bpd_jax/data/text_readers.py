@@ -11,7 +11,7 @@ from typing import Any
 from bpd_jax.base import reading
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path, local_copy
+from bpd_jax.storage.paths import as_path
 
 Path = str | os.PathLike[str]
 
@@ -40,10 +40,10 @@ def read_lines(path: Path, *, kept: bool = False) -> Iterator[tuple[int, str]]:
 
     For `kept` see `reading.bounded_lines`.
     """
-    opened = gzip.open if str(path).endswith(".gz") else open
     offset = 0
     try:
-        with opened(local_copy(path), "rb") as file:
+        with as_path(path).open("rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if str(path).endswith(".gz") else raw
             lines = reading.bounded_lines(file, path, kept=kept)
             for number, line in enumerate(lines, start=1):
                 yield number, _decode(line, path, offset).rstrip("\r\n")

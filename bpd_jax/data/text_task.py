@@ -6,7 +6,7 @@ from typing import Annotated
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import SMALLEST_VOCABULARY
-from bpd_jax.base.settings import Count, Validated, Words, choice, configurable, number
+from bpd_jax.base.settings import Count, Path, Validated, choice, configurable, number
 
 SPLITS = ("train", "validation")
 ALL = "all"  # Both splits together.
@@ -38,8 +38,8 @@ class TextTask(Validated):
     prefix = ""
 
     corpus: Annotated[str, choice(*CORPORA, GENERATIONS)] = "stdlib"
-    text_files: str | None = None
-    vocabulary: Words = "gpt3"
+    text_files: Path | None = None
+    vocabulary: Path = "gpt3"
     validation_fraction: Fraction = 0.02
     max_bytes: Count | None = None
 

@@ -11,7 +11,7 @@ import tokenizers
 
 from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, check_file
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
@@ -279,7 +279,8 @@ def read_tokenizer_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, byt
 
     The file may be compressed by xz.
     """
-    file = as_path(path).expanduser()
+    file = as_path(path)
+    check_file(file)
     if file.is_dir():
         packed = (file / PACKED_NAME).exists()
         file /= PACKED_NAME if packed else FILE_NAME

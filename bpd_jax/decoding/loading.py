@@ -15,7 +15,7 @@ from bpd_jax.formats.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
-from bpd_jax.storage.paths import as_path
+from bpd_jax.storage.paths import as_path, check_file
 
 
 class Packaged(NamedTuple):
@@ -80,6 +80,7 @@ def load_model(
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads, mesh, stored)
     path = as_path(KNOWN_RUNS.get(name, name))
+    check_file(path)
     if path.is_file() or (path / "config.json").is_file():
         name = path.stem if path.is_file() else path.name
         return _load_pretrained(name, path, heads, mesh, stored)

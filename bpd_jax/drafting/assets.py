@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Validated
+from bpd_jax.base.settings import Path, Validated
 from bpd_jax.base.typing import Params
 from bpd_jax.models.attachment_files import LoadedRefiner, check_fits
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -212,14 +212,14 @@ class AssetPaths(Validated):
       eagle: folder of a published EAGLE-3 drafter, for the source eagle.
     """
 
-    ngram: str | None = None
-    rescorer: str | None = None
-    draft_model: str | None = None
-    markov: str | None = None
-    recurrent: str | None = None
-    hydra: str | None = None
-    drafter: str | None = None
-    eagle: str | None = None
+    ngram: Path | None = None
+    rescorer: Path | None = None
+    draft_model: Path | None = None
+    markov: Path | None = None
+    recurrent: Path | None = None
+    hydra: Path | None = None
+    drafter: Path | None = None
+    eagle: Path | None = None
 
 
 assert [field.name for field in dataclasses.fields(AssetPaths)] == list(HOW_TO_MAKE)

@@ -18,16 +18,16 @@ from bpd_jax.formats.chat import template_variables
 from bpd_jax.models.transformer_config import PRECISIONS
 from bpd_jax.training import process_flags
 
-MODEL = flags.DEFINE_string(
+MODEL = cli.DEFINE_path(
     "model",
     None,
     "run folder, checkpoint folder, Hugging Face folder, GGUF file, or a known name "
     "(smollm2, demo).",
 )
-HEADS = flags.DEFINE_string(
+HEADS = cli.DEFINE_path(
     "heads", None, "folder of block heads for a pretrained model; default: its own."
 )
-WEIGHTS = flags.DEFINE_string(
+WEIGHTS = cli.DEFINE_path(
     "weights",
     None,
     "folder with the file of a known model in parts, on hosts without its package; "
@@ -39,7 +39,7 @@ CHAT = flags.DEFINE_bool(
     "whether a prompt is a user message, if the model has a chat template; with "
     "--nochat the model continues the text of the prompt.",
 )
-PROMPTS_FILE = flags.DEFINE_multi_string(
+PROMPTS_FILE = cli.DEFINE_path(
     "prompts_file",
     [],
     "one prompt per line, or JSON Lines with the field prompt; may be repeated.",

@@ -11,8 +11,8 @@ from bpd_jax.base.settings import (
     Count,
     Natural,
     NonNegative,
+    Path,
     Validated,
-    Words,
     each,
     integer,
     number,
@@ -90,13 +90,13 @@ class CountSettings(Validated):
     prefix = "--"
     sources: ClassVar[tuple[str, ...]] = ("task", "text", "tokens", "generations")
 
-    output: Words
+    output: Path
     task: str | None = None
-    text: str | None = None
-    tokens: str | None = None
-    generations: str | None = None
+    text: Path | None = None
+    tokens: Path | None = None
+    generations: Path | None = None
     answers_only: bool = False
-    vocabulary: Words = "gpt3"
+    vocabulary: Path = "gpt3"
     split: str | None = None
     max_bytes: Count | None = None
     vocab_size: Count | None = None
@@ -165,20 +165,20 @@ class BuildSettings(CountSettings):
 
     sources = ("task", "text", "tokens", "generations", "counts", "model")
 
-    counts: str | None = None
-    model: str | None = None
-    model_symbols: str | None = None
+    counts: Path | None = None
+    model: Path | None = None
+    model_symbols: Path | None = None
     max_ngrams: Count | None = None
     theta: NonNegative | None = None
     max_per_order: Annotated[tuple[int | None, ...], each(_LIMIT)] | None = None
     bins: Annotated[int, integer(1, MOST_BINS)] = DEFAULT_BINS
     heldout_split: str | None = None
-    heldout_text: str | None = None
-    heldout_tokens: str | None = None
+    heldout_text: Path | None = None
+    heldout_tokens: Path | None = None
     unseen_log_prob: Annotated[float, number(most=HIGHEST_UNSEEN)] | None = None
-    unigrams: str | None = None
+    unigrams: Path | None = None
     unigrams_share: Annotated[float, number(above=0, below=1)] = 0.1
-    symbols: str = IDS
+    symbols: Path = IDS
     compact: bool = False
 
     def check_together(self) -> None:

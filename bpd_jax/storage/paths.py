@@ -2,7 +2,8 @@
 
 `as_path` turns a name into a `pathlib.Path`, or under gs:// into a `BucketPath`, which
 is an `etils.epath.Path` above gcsfs. Paths on a disk are not those of `epath`, which
-hides files whose names end with `~`: `folders` must see every file.
+hides files whose names end with `~`: `folders` must see every file. `matching` turns a
+pattern into files; whatever exists is no pattern.
 
 - Reading: an object is opened as a copy on the local disk (`local_copy`), so files of a
   bucket can be mapped into memory, and each is copied once.
@@ -17,12 +18,14 @@ what is kept of buckets in `~/.cache/bpd_jax`.
 import base64
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import pathlib
 import re
 import secrets
 import shutil
+import stat
 import types
 from collections.abc import Iterator
 from typing import IO, Any, cast
@@ -30,6 +33,7 @@ from typing import IO, Any, cast
 from etils.epath import gpath
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.settings import expand_home
 
 # `epath`, also that of Orbax, uses gcsfs; otherwise it would use the client of
 # TensorFlow where that is installed. It reads this when the first path is used.
@@ -41,17 +45,65 @@ OLDER = ".older"
 
 
 def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a name, local or under gs://; other schemes are refused."""
+    """The path of a name, local or under gs://; other schemes are refused.
+
+    `~` at its beginning is the home folder.
+    """
     text = str(path)
     if not text.startswith("gs:/"):
         if re.match(r"[a-z][a-z0-9+.-]*://", text):
             raise UserError(f"{path} is not supported: give a local or a gs:// path.")
-        return pathlib.Path(path)
+        return pathlib.Path(expand_home(os.fspath(path)))
     # `pathlib` turns gs://bucket into gs:/bucket.
     names = text.removeprefix("gs:").strip("/").split("/")
     if not names[0] or ".." in names:
         raise UserError(f"{path} is not a path such as gs://bucket/folder.")
     return cast(pathlib.Path, BucketPath("gs://" + "/".join(names)))
+
+
+def matching(pattern: str, parameter: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
+    """The files that a pattern matches, and the folder that their names begin in.
+
+    `**` matches nested folders, `~` is the home folder. What exists is taken as it is,
+    even if its name has `*`, `?` or brackets: only the rest is a pattern. The files,
+    which may be read several times, are sorted, and there is at least one.
+    """
+    root, rest = pathlib.Path(expand_home(pattern)), ""
+    while not os.path.lexists(root):
+        root, rest = root.parent, os.path.join(root.name, rest)
+    rest = rest.rstrip("/")
+    if not rest:
+        root, rest = root.parent, glob.escape(root.name)
+    # With several `**`, glob yields a file once for every way to match it.
+    found = {root / name for name in glob.glob(rest, root_dir=root, recursive=True)}
+    files = sorted(path for path in found if not path.is_dir())
+    if not files:
+        folder = os.path.isdir(expand_home(pattern))
+        reason = "is a folder" if folder else "matches no file: check the path"
+        words = f"{parameter}={pattern!r} {reason}"
+        raise UserError(f"{words}; '**' matches nested folders.")
+    for path in files:
+        check_file(path)
+    return root, files
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuses a pipe or another stream, which can be read only once and in order."""
+    with contextlib.suppress(OSError, ValueError):
+        if not stat.S_ISDIR(mode := os.stat(path).st_mode) and not stat.S_ISREG(mode):
+            raise UserError(
+                f"{path} is a pipe or a device, but it is not read once from beginning "
+                "to end: write its contents to a file first."
+            )
+
+
+def check_plain(folder: str, library: str) -> None:
+    """Refuses a folder for a library that takes its name for a pattern."""
+    if glob.has_magic(folder) or "\\" in folder:
+        raise UserError(
+            f"{library} would take {folder} for a pattern: name a folder without *, ?, "
+            "[ and backslashes."
+        )
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:
@@ -60,13 +112,14 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
-    """A file on the local disk: the path itself, or a copy of the object.
+    """A regular file on the local disk: the path itself, or a copy of the object.
 
     Copies are kept in `~/.cache/bpd_jax/buckets` by version: a process that has mapped
     one is not disturbed when the object is replaced. (The `filecache` of fsspec writes
     all versions into one file.)
     """
     if not in_bucket(path):
+        check_file(path)
         return pathlib.Path(path)
     with _requests(path) as system:
         facts = system.info(str(path))
@@ -181,7 +234,7 @@ class BucketPath(gpath.PosixGPath):
 
     def glob(self, pattern: str) -> Iterator["BucketPath"]:
         with _requests(self) as system:
-            found = system.glob(f"{self}/{pattern}")
+            found = system.glob(f"{glob.escape(str(self))}/{pattern}")
         return (type(self)(f"gs://{name}") for name in found)
 
     def open(self, mode: str = "r", *args: Any, **options: Any) -> IO[Any]:
@@ -208,6 +261,13 @@ class BucketPath(gpath.PosixGPath):
         return self
 
     absolute = expanduser = resolve
+
+
+class DiskPath(gpath.PosixGPath):
+    """A path on a disk for Orbax; that of `epath` takes brackets for a pattern."""
+
+    def glob(self, pattern: str) -> Iterator["DiskPath"]:
+        return (self / name for name in glob.glob(pattern, root_dir=self))
 
 
 @contextlib.contextmanager

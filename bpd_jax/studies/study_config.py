@@ -10,6 +10,7 @@ from bpd_jax.base.settings import (
     TEXT,
     Count,
     Natural,
+    Path,
     Validated,
     choice,
     configurable,
@@ -176,13 +177,13 @@ class StudyConfig(Validated):
     prefix = ""
 
     study: str
-    model: str
+    model: Path
     size: str = ""
-    data: str | None = None
+    data: Path | None = None
     tasks: Names = ()
     contenders: Names = ()
     source: Annotated[str, choice("heads", "block")] = "heads"
-    assets: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    assets: Mapping[str, Mapping[str, Path]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     printed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -197,7 +198,7 @@ class StudyConfig(Validated):
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
     alphas: Sequence[Annotated[float, number(0, 1e6)]] = ALPHAS
     text_temperature: Annotated[float, number(0, 1e6)] = 0.0
-    trained_prompts: str | None = None
+    trained_prompts: Path | None = None
     in_domain: Natural = 0
     shown: Natural = 0
     batch_size: Count = 12

@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 import re
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from bpd_jax.base.typing import PyTree
 from bpd_jax.models.attachments import by_path
 from bpd_jax.models.layers import is_stacked
 from bpd_jax.storage import files
-from bpd_jax.storage.paths import in_bucket, objects
+from bpd_jax.storage.paths import DiskPath, in_bucket, objects
 from bpd_jax.training.hosts import first
 from bpd_jax.training.run_names import whole_steps
 
@@ -68,9 +69,16 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     )
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, whole))
     arrays = ocp.PyTreeCheckpointHandler
+    by_number = "\\" in str(folder)
+    place = folder if in_bucket(folder) else DiskPath(folder)
+    if by_number:
+        # tensorstore takes a backslash for a slash.
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        place = DiskPath(f"/proc/self/fd/{descriptor}")
     try:
-        return ocp.CheckpointManager(
-            str(folder),
+        manager = ocp.CheckpointManager(
+            place,
             options=ocp.CheckpointManagerOptions(**options),
             # With handlers, metadata can be read before anything is saved.
             item_handlers={
@@ -79,6 +87,9 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
                 "data": ocp.JsonCheckpointHandler(),
             },
         )
+        if by_number:
+            weakref.finalize(manager, os.close, descriptor)
+        return manager
     except Exception:  # Orbax accepts some damage of a description, but not all.
         for step in whole_steps(folder):
             path = folder / str(step) / _DESCRIPTION

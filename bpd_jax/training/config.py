@@ -10,9 +10,9 @@ from bpd_jax.base.settings import (
     Count,
     Natural,
     NonNegative,
+    Path,
     Positive,
     Validated,
-    Words,
     check_value,
     choice,
     configurable,
@@ -143,7 +143,7 @@ class TrainConfig(LossSettings):
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     head_weights: tuple[NonNegative, ...] | None = None
     head_schedule: HeadSchedule | None = None
-    start: Words | None = None
+    start: Path | None = None
     log_every: Count = 50
     evaluate_every: Count = 500
     evaluate_batches: Count | None = None

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Count, Words, choice, configurable
+from bpd_jax.base.settings import Count, Path, choice, configurable
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.models.attachments import fingerprint
@@ -67,9 +67,9 @@ class RefinerTrainConfig(FrozenConfig):
         with cached states, 2 % of the texts are evaluated.
     """
 
-    model: Words
-    heads: Words | None = None
-    data: Words | None = None
+    model: Path
+    heads: Path | None = None
+    data: Path | None = None
     kind: Annotated[str, choice(*REFINER_KINDS)]
     targets: Annotated[str, choice(*TARGETS)] = "model"
     steps: Count = 1000

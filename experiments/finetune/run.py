@@ -48,8 +48,8 @@ from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.state import abstract_state, make_optimizer
 from bpd_jax.training.validation import Evaluator
 
-DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
-OUTPUT = flags.DEFINE_string(
+DATA = cli.DEFINE_path("data", None, "Folder of JSON Lines.")
+OUTPUT = cli.DEFINE_path(
     "output", "benchmarks/results/finetune_cpu.json", "JSON file of the results."
 )
 

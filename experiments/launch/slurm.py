@@ -34,7 +34,7 @@ flags.DEFINE_integer(
 flags.DEFINE_multi_string(
     "sbatch", [], "A further option of sbatch, such as --time=12:00:00."
 )
-flags.DEFINE_string("python", ".venv/bin/python", "Interpreter on the nodes.")
+cli.DEFINE_path("python", ".venv/bin/python", "Interpreter on the nodes.")
 
 
 def batch_script(job: Any, programs: Sequence[Program]) -> str:

@@ -33,9 +33,7 @@ flags.DEFINE_string("name", None, "Name of the request for slices.")
 cli.define_flags(TpuSlice, "zone", "topology", "share", "slices", "gcloud", "ssh")
 flags.DEFINE_integer("retries", 3, "Failed attempts that are retried.")
 flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
-flags.DEFINE_string(
-    "data", "", "Bucket folder of prepared rows, to copy to WORKDIR/data."
-)
+cli.DEFINE_path("data", "", "Bucket folder of prepared rows, to copy to WORKDIR/data.")
 flags.DEFINE_bool("stop", False, "Save and end the runs in progress, nothing else.")
 flags.DEFINE_bool("delete", False, "Delete the slices at the end.")
 

@@ -10,14 +10,12 @@ import lzma
 import pathlib
 from typing import Any
 
-from absl import flags
-
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.generations import open_generations, pack, write_header
 from bpd_jax.data.tokenizer import PACKED_NAME, read_tokenizer_file
 
-OUTPUT = flags.DEFINE_string("output", None, "Output folder.")
+OUTPUT = cli.DEFINE_path("output", None, "Output folder.")
 
 
 def main(names: list[str]) -> None:

@@ -16,15 +16,13 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from absl import flags
-
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.storage import files
 from bpd_jax.studies.tasks import SPEC_BENCH
 
-DATA = flags.DEFINE_string("data", None, "Folder of JSON Lines.")
-OUTPUT = flags.DEFINE_string("output", None, "Folder to write train/ and heldout/ to.")
+DATA = cli.DEFINE_path("data", None, "Folder of JSON Lines.")
+OUTPUT = cli.DEFINE_path("output", None, "Folder to write train/ and heldout/ to.")
 
 SEED = 0
 _HELD_OUT = 12  # prompts of each category

@@ -21,7 +21,6 @@ the task, or `instructions` or `gsm8k`.
 """
 
 import collections
-import glob
 import json
 import pathlib
 import random
@@ -245,7 +244,7 @@ def candidates(draw: random.Random) -> Iterator[PromptCandidate]:
 def documents() -> Iterator[dict]:
     """The documents of the corpus."""
     folder = pathlib.Path(cli.required("data")) / "corpus"
-    paths = sorted(glob.glob(str(folder / "train-*.jsonl.gz")))
+    paths = sorted(folder.glob("train-*.jsonl.gz"))
     if not paths:
         raise UserError(f"{folder} has no corpus: train-*.jsonl.gz are missing.")
     for path in paths:

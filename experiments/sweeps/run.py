@@ -36,7 +36,7 @@ SWEEP = flags.DEFINE_string(
 )
 SIZE = flags.DEFINE_string("size", PAPER, "paper, or tiny for a laptop.")
 POINT = flags.DEFINE_multi_string("point", [], "Only these points; default: all.")
-OUTPUT = flags.DEFINE_string("output", "runs/sweeps", "Parent folder of the sweeps.")
+OUTPUT = cli.DEFINE_path("output", "runs/sweeps", "Parent folder of the sweeps.")
 LAUNCHER = flags.DEFINE_enum(
     "launcher", "local", ["local", "slurm", "tpu"], "Where the points run."
 )

@@ -1,3 +1,4 @@
+import functools
 import pathlib
 import sys
 import types
@@ -51,6 +52,24 @@ def test_help_exits_with_status_0(capsys):
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""
+
+
+def test_flags_for_paths_know_the_home_folder(monkeypatch):
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(
+        flags, "DEFINE", functools.partial(flags.DEFINE, flag_values=values)
+    )
+    monkeypatch.setattr(
+        flags, "DEFINE_multi", functools.partial(flags.DEFINE_multi, flag_values=values)
+    )
+    output = cli.DEFINE_path("output", "~/default", "a file.")
+    several = cli.DEFINE_path("input", [], "files.")
+    values(["program", "--input=~/a", "--input=b~"])
+    assert (output.value, several.value) == ("/home/me/default", ["/home/me/a", "b~"])
+    with pytest.raises(UserError, match="--output must be a path"):
+        values(["program", "--output="])
 
 
 def test_a_missing_flag_is_named(monkeypatch):

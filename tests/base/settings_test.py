@@ -40,6 +40,7 @@ HUGE = 10**400
         (settings.TRUTH, [True, False], [1, "True", None]),
         (settings.TEXT, ["", "a"], [b"a", None]),
         (settings.WORDS, ["a"], ["", 1, None]),
+        (settings.PATH, ["a", "~/[1]*"], ["", "a\0", None]),
         (settings.BYTES, [0, 10**12], [-1, 0.5, True]),
     ],
 )
@@ -61,6 +62,23 @@ def test_annotations_declare_checks():
     assert [checks["rate"].allows(v) for v in (None, 0, -0.1)] == [1, 1, 0]
     assert [checks["lengths"].allows(v) for v in ({"a": 1}, {"a": 0}, [])] == [1, 0, 0]
     assert [checks["words"].allows(v) for v in (["a"], "a", [1])] == [1, 0, 0]
+
+
+def test_paths_in_settings_know_the_home_folder(monkeypatch):
+    @dataclasses.dataclass
+    class Example(settings.Validated):
+        one: settings.Path | None = None
+        several: tuple[settings.Path, ...] = ()
+        named: Mapping[str, Mapping[str, settings.Path]] = dataclasses.field(
+            default_factory=dict
+        )
+
+    monkeypatch.setenv("HOME", "/home/me")
+    example = Example("~/a", ["~/b", "c"], {"d": {"e": "~"}})
+    assert example.one == checks_of(Example)["one"].parse("~/a") == "/home/me/a"
+    assert example.several == ("/home/me/b", "c")
+    assert example.named == {"d": {"e": "/home/me"}}
+    assert Example().one is None
 
 
 @pytest.mark.parametrize(

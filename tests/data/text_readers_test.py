@@ -1,6 +1,7 @@
 """Text files, JSON Lines and prompts."""
 
 import gzip
+import os
 
 import numpy as np
 import pytest
@@ -151,6 +152,15 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
     for name in ("a.jsonl", "a.jsonl.gz"):
         assert read_prompts_file(tmp_path / name) == ["def f():\n  ", "x"]
+
+
+def test_prompts_are_read_from_a_pipe():
+    text = "".join(f"prompt {number}\n" for number in range(1000))  # 12 KB fit in it.
+    reading_end, writing_end = os.pipe()
+    with open(writing_end, "w") as stream:
+        stream.write(text)
+    assert read_prompts_file(f"/dev/fd/{reading_end}") == text.splitlines()
+    os.close(reading_end)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import sys
 from concurrent import futures
 
@@ -53,6 +54,54 @@ def test_only_names_under_gs_are_in_a_bucket(tmp_path):
         with pytest.raises(UserError, match="not supported"):
             as_path(url)
     assert as_path("a:b/c") == pathlib.Path("a:b/c")
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("~/a") == as_path(pathlib.Path("~/a")) == tmp_path / "a"
+    assert as_path("b~/~") == pathlib.Path("b~/~")
+    monkeypatch.delenv("HOME")
+    # Without a name of the user, too.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(UserError, match=r"~/a: there is no home folder .* HOME"):
+        as_path("~/a")
+
+
+@pytest.mark.parametrize(
+    "pattern, names",
+    [
+        ("[v1] a*b?/x\\.txt", ["x\\.txt"]),
+        ("[v1] a*b?/*.txt", ["[1].txt", "x\\.txt"]),
+        ("[v1] a*b?/[1].txt", ["[1].txt"]),
+        ("**/*.txt", ["[v1] a*b?/[1].txt", "[v1] a*b?/x\\.txt"]),
+        ("[[]v*/[[]1].txt", ["[v1] a*b?/[1].txt"]),
+    ],
+)
+def test_what_exists_is_no_pattern(pattern, names, tmp_path):
+    (tmp_path / "[v1] a*b?").mkdir()
+    for name in ("[1].txt", "x\\.txt"):
+        (tmp_path / "[v1] a*b?" / name).touch()
+    root, found = paths.matching(str(tmp_path / pattern), "files")
+    assert [str(path.relative_to(root)) for path in found] == names
+    folder = str(tmp_path / "[v1] a*b?")
+    with pytest.raises(UserError, match=re.escape(f"{folder!r} is a folder")):
+        paths.matching(folder, "files")
+    with pytest.raises(UserError, match="matches no file"):
+        paths.matching(str(tmp_path / "[v2]/*.txt"), "files")
+
+
+def test_libraries_that_take_names_for_patterns_get_none():
+    for folder in ("a[1]", "b*/c", "d\\e", "f?"):
+        with pytest.raises(UserError, match=r"Beam would take .* for a pattern"):
+            paths.check_plain(folder, "Beam")
+    paths.check_plain("a {1} #2", "Beam")
+
+
+def test_a_pipe_is_refused_where_a_file_is_needed(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for read in (paths.local_copy, lambda path: paths.matching(str(path), "tokens")):
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            read(pipe)
 
 
 def test_missing_package_is_reported(monkeypatch):

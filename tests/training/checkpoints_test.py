@@ -33,8 +33,11 @@ def states(model, one_device):
 
 @pytest.fixture(scope="module")
 def saved(states, tmp_path_factory):
-    """A folder with checkpoints 3 and 7, and the state of the latter."""
-    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    """A folder with checkpoints 3 and 7, and the state of the latter.
+
+    Its name is a pattern for `glob`, and an encoded one in a URL.
+    """
+    folder = tmp_path_factory.mktemp("run") / "[v1] 50% #?" / "checkpoints"
     with Checkpoints(folder, keep=2) as checkpoints:
         for step, state in {1: states[7], **states}.items():
             checkpoints.save(step, state, {"given": 10 * step})
@@ -143,20 +146,21 @@ def names(folder):
 
 
 def test_best_checkpoint_is_kept_beyond_the_newest(states, tmp_path):
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    folder = tmp_path / "a\\b"  # For tensorstore it would be a/b.
+    with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.steps() == []
         for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
             checkpoints.save(step, states[3], {}, best)
-        assert checkpoints.steps() == [2, 4, 5] == sorted(whole_steps(tmp_path))
-    assert names(tmp_path) == ["2", "4", "5"]
-    assert best_step(tmp_path) == 2
+        assert checkpoints.steps() == [2, 4, 5] == sorted(whole_steps(folder))
+    assert names(folder) == ["2", "4", "5"]
+    assert best_step(folder) == 2
     # A resumed run passes the best step again; a new best replaces the old one.
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(folder, keep=2) as checkpoints:
         checkpoints.save(6, states[3], {}, 2)
         checkpoints.save(7, states[3], {}, 7)
         checkpoints.save(8, states[3], {}, 7)
-    assert names(tmp_path) == ["7", "8"]
-    assert best_step(tmp_path) == 7
+    assert names(folder) == ["7", "8"]
+    assert best_step(folder) == 7
 
 
 def test_incomplete_checkpoints_of_a_killed_run_are_ignored(

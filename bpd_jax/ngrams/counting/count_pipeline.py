@@ -68,6 +68,7 @@ def count_with_beam(
     output = as_path(output)
     folders.check_folder(output, NGramCounts.kind)
     folder = shared_folder or f"{work_place(output)}.work"
+    paths.check_plain(folder, "Beam")
     if FileSystems.exists(folder):
         raise UserError(
             f"{folder} exists already: remove it, because a killed pipeline cannot be "

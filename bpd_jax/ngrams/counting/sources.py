@@ -6,11 +6,9 @@ interrupted count can resume after any sequence.
 
 import abc
 import copy
-import glob
 import hashlib
 import inspect
 import itertools
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -28,6 +26,7 @@ from bpd_jax.data.text_task import TextTask
 from bpd_jax.ngrams import parallel, trie
 from bpd_jax.ngrams.counting import token_files
 from bpd_jax.ngrams.counting.windows import TokenBatch, join
+from bpd_jax.storage.paths import matching
 
 # Threads that call the tokenizer: while one batch is tokenized, another is converted to
 # arrays and a third is read.
@@ -135,13 +134,7 @@ class TokenFiles(TokenSource):
         cls, pattern: str, vocab_size: int | None, end_of_text: int | None
     ) -> "TokenFiles":
         """Finds the files, and the highest id if V is not given."""
-        pattern = os.path.expanduser(pattern)
-        matches = sorted(set(glob.glob(pattern, recursive=True)))
-        paths = [pathlib.Path(path) for path in matches if not os.path.isdir(path)]
-        if not paths:
-            if glob.has_magic(pattern):
-                raise UserError(f"tokens={pattern!r} matches no file: check the path.")
-            paths = [pathlib.Path(pattern)]  # Reading it raises the error.
+        _, paths = matching(pattern, "tokens")
         if vocab_size is None:
             highest = [token_files.highest_id(path) for path in paths]
             vocab_size = 1 + max(*highest, -1 if end_of_text is None else end_of_text)

@@ -83,13 +83,13 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
     unfinished: list[bytes] = []  # Parts of a line that ends in a later block.
     try:
         with contextlib.ExitStack() as stack:
-            raw = stack.enter_context(open(local_copy(path), "rb"))
+            raw = stack.enter_context(path.open("rb"))
             compressed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=raw) if compressed else raw
             bar = stack.enter_context(
                 progress.bar(
                     label=label or "",
-                    total=None if compressed else path.stat().st_size,
+                    total=None if compressed else path.stat().st_size or None,
                     unit="B",
                     unit_scale=True,
                     disable=label is None,

@@ -10,9 +10,9 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import (
     Count,
     NonNegative,
+    Path,
     Positive,
     Share,
-    Words,
     choice,
     configurable,
     number,
@@ -76,12 +76,12 @@ class HeadsTrainConfig(FrozenConfig):
         about 4 bits per parameter; see `models.stored_tensors`.
     """
 
-    model: str
-    data: str
+    model: Path
+    data: Path
     heads: BlockHeadsConfig | BlockDrafterConfig
     batch_size: Count = 2048
     mesh: MeshConfig | None = None
-    start: Words | None = None
+    start: Path | None = None
     epochs: Positive = 4.0
     head_weights: tuple[NonNegative, ...] | None = None
     position_weights: Annotated[str, choice("equal", "decay", "dpace")] | None = None
@@ -92,7 +92,7 @@ class HeadsTrainConfig(FrozenConfig):
     train_texts: Count | None = None
     soft_targets: Share = 0.0
     mode: Annotated[str, choice("cache", "ring")] = "cache"
-    states: str | None = None
+    states: Path | None = None
     states_dtype: Annotated[str, choice("float16", "bfloat16")] = "float16"
     ring_positions: Count = 262_144
     ring_uses: Positive = 4.0

@@ -149,7 +149,10 @@ def test_generated_texts_count_as_the_same_ids_in_a_file(tmp_path):
     [
         ({"generations": "missing"}, r"distill\.json is missing"),
         ({"tokens": "missing-*"}, "matches no file"),
-        ({"tokens": "x", "vocab_size": 2**24 + 1}, "more than the 16,777,216 that"),
+        (
+            {"tokens": __file__, "vocab_size": 2**24 + 1},
+            "more than the 16,777,216 that",
+        ),
         ({"text": "missing-*", "split": "test"}, "unknown split 'test'"),
         ({"task": "mine", "max_bytes": 5}, "max_bytes applies to the tasks"),
     ],
